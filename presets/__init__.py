@@ -1,0 +1,1 @@
+"""The presets that ltui ships, one YAML file each."""

@@ -1,0 +1,1 @@
+"""LightningDataModules that the presets use."""

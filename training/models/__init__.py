@@ -1,0 +1,1 @@
+"""LightningModules that the presets train."""

@@ -1,0 +1,1 @@
+"""What runs inside a rank: telemetry, agreed stops, checkpoints, the worker entry for presets."""

@@ -1,0 +1,284 @@
+"""The one frozen picture of a run that every front end shows: ``ltui show --json`` and the dashboard alike.
+
+Pure. Missing is ``None``, never zero. Times ending in ``_at`` are unix seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+
+class RunState(str, Enum):
+    """A run's state. ``LIVE`` and ``RESUMABLE`` below group them."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+    """Ended by itself with an error."""
+    CRASHED = "crashed"
+    """Killed from outside: a rank or the engine died by a signal."""
+    LOST = "lost"
+    """Nothing of the run is alive and nobody saw how it ended."""
+
+
+LIVE = frozenset(
+    {
+        RunState.QUEUED,
+        RunState.STARTING,
+        RunState.RUNNING,
+        RunState.PAUSING,
+        RunState.PAUSED,
+        RunState.STOPPING,
+    }
+)
+
+
+class RankState(str, Enum):
+    """How one rank is doing."""
+
+    STARTING = "starting"
+    OK = "ok"
+    WAITING = "waiting"
+    """Still for longer than the budget, but behind another rank that holds it up."""
+    STALLED = "stalled"
+    PAUSED = "paused"
+    DEAD = "dead"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricValue:
+    last: float
+    step: int
+    best_min: float | None = None
+    best_max: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Throughput:
+    samples_per_s: float | None = None
+    """All ranks together, over the last seconds."""
+    best_samples_per_s: float | None = None
+    steps_per_s: float | None = None
+    data_wait_share: float | None = None
+    """Share of the step spent waiting for data, 0 to 1, mean over ranks."""
+    fetch_share: float | None = None
+    forward_share: float | None = None
+    backward_share: float | None = None
+    optimizer_share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSnapshot:
+    rank: int
+    local_rank: int | None = None
+    pid: int | None = None
+    host: str | None = None
+    device: str | None = None
+    """``cpu`` or ``cuda:N``."""
+    gpu_uuid: str | None = None
+    state: RankState = RankState.UNKNOWN
+    phase: str | None = None
+    epoch: int | None = None
+    batch: int | None = None
+    global_step: int | None = None
+    age_s: float | None = None
+    """Seconds since the pulse last changed."""
+    samples_per_s: float | None = None
+    step_s: float | None = None
+    """Median seconds of the recent steps."""
+    data_wait_share: float | None = None
+    recent_step_s: tuple[float, ...] = ()
+    """Step times, oldest first, at most 32."""
+    cpu_percent: float | None = None
+    rss_bytes: int | None = None
+    exit_code: int | None = None
+    note: str | None = None
+    """Why, in a few words: ``killed by SIGKILL``, ``telemetry off: ...``."""
+    missed_records: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSnapshot:
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    utilisation_percent: float | None = None
+    memory_utilisation_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    fan_percent: float | None = None
+    ranks: tuple[int, ...] = ()
+    error: str | None = None
+    sampled_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    kind: str
+    level: str
+    """``dead``, ``stalled``, ``slow`` or ``warning``."""
+    culprits: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    place: str | None = None
+    cause: str
+    remedy: str | None = None
+    confidence: float = 1.0
+    began: float | None = None
+    ended: float | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointInfo:
+    path: str
+    global_step: int
+    epoch: int | None = None
+    ok: bool | None = None
+    """Size and checksum as its manifest says; None where that was not looked at."""
+    reason: str | None = None
+    """``stop``, ``request``, ``periodic``, ``end``."""
+    saved_at: float | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSnapshot:
+    id: str
+    name: str
+    state: RunState
+    detail: str | None = None
+    """The state in a sentence: ``stopped at step 1204, checkpoint verified``."""
+    preset: str | None = None
+    command: tuple[str, ...] | None = None
+    """For ``ltui exec``: the user's command."""
+    attempt: int = 1
+    created_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    supervisor_pid: int | None = None
+    world_size: int | None = None
+    epoch: int | None = None
+    global_step: int | None = None
+    max_steps: int | None = None
+    max_epochs: int | None = None
+    batches_per_epoch: int | None = None
+    elapsed_s: float | None = None
+    """Of this attempt."""
+    eta_s: float | None = None
+    metrics: dict[str, MetricValue] = field(default_factory=dict)
+    throughput: Throughput = Throughput()
+    ranks: tuple[RankSnapshot, ...] = ()
+    gpus: tuple[GpuSnapshot, ...] = ()
+    gpu_note: str | None = None
+    """Why there are no GPU readings: ``no NVIDIA driver on this machine``."""
+    verdicts: tuple[Verdict, ...] = ()
+    checkpoints: tuple[CheckpointInfo, ...] = ()
+    history_note: str | None = None
+    """Set while the history is incomplete: ``disk full since 14:03``, ``records lost: 120``."""
+    log_dir: str | None = None
+    run_dir: str | None = None
+    taken_at: float | None = None
+
+
+HEAD_FIELDS = (
+    "id", "name", "state", "detail", "preset", "command", "attempt", "created_at", "started_at",
+    "ended_at", "exit_code", "supervisor_pid", "world_size", "epoch", "global_step", "max_steps",
+    "max_epochs", "elapsed_s", "eta_s", "metrics", "throughput", "run_dir",
+)  # fmt: skip
+"""What ``ltui runs --json`` gives of each run."""
+
+
+def to_json(value: Any) -> Any:
+    """A snapshot (or any value in one) as plain JSON values; NaN and infinities become ``None``."""
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_json(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def head_json(snapshot: RunSnapshot) -> dict[str, Any]:
+    """The head of a run: ``HEAD_FIELDS`` of ``to_json``."""
+    return {name: to_json(getattr(snapshot, name)) for name in HEAD_FIELDS}
+
+
+def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
+    """The inverse of ``to_json`` for a whole snapshot; unknown keys are ignored.
+
+    Raises ``ValueError`` where a needed field is missing or of the wrong form.
+    """
+    try:
+        return RunSnapshot(
+            **{
+                **_known(RunSnapshot, document),
+                "state": RunState(document["state"]),
+                "command": _tuple_or_none(document.get("command")),
+                "metrics": {
+                    k: MetricValue(**_known(MetricValue, v))
+                    for k, v in (document.get("metrics") or {}).items()
+                    if v.get("last") is not None
+                },
+                "throughput": Throughput(**_known(Throughput, document.get("throughput") or {})),
+                "ranks": tuple(_rank(r) for r in document.get("ranks") or ()),
+                "gpus": tuple(_gpu(g) for g in document.get("gpus") or ()),
+                "verdicts": tuple(_verdict(v) for v in document.get("verdicts") or ()),
+                "checkpoints": tuple(
+                    CheckpointInfo(**_known(CheckpointInfo, c))
+                    for c in document.get("checkpoints") or ()
+                ),
+            }
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a run snapshot: {error}") from error
+
+
+def _known(cls: Any, document: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {k: v for k, v in document.items() if k in names}
+
+
+def _tuple_or_none(value: Any) -> tuple[str, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def _rank(document: dict[str, Any]) -> RankSnapshot:
+    known = _known(RankSnapshot, document)
+    known["state"] = RankState(known.get("state", RankState.UNKNOWN))
+    known["recent_step_s"] = tuple(v for v in known.get("recent_step_s") or () if v is not None)
+    return RankSnapshot(**known)
+
+
+def _gpu(document: dict[str, Any]) -> GpuSnapshot:
+    known = _known(GpuSnapshot, document)
+    known["ranks"] = tuple(known.get("ranks") or ())
+    return GpuSnapshot(**known)
+
+
+def _verdict(document: dict[str, Any]) -> Verdict:
+    known = _known(Verdict, document)
+    known["culprits"] = tuple(known.get("culprits") or ())
+    known["waiting"] = tuple(known.get("waiting") or ())
+    return Verdict(**known)

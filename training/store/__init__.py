@@ -1,0 +1,1 @@
+"""A run's directory and its history: layout, SQLite store, export."""

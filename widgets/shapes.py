@@ -1,0 +1,125 @@
+"""The frozen values that widgets draw. Text is final (units included), numbers are only for drawing.
+
+Pure: no clock, no process, no knowledge of runs. A ``None`` number is a gap or ``n/a``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Tone(str, Enum):
+    """Why a text stands out. Every tone also has words or a sign, so that it can be read without colour."""
+
+    PLAIN = "plain"
+    DIM = "dim"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    ACCENT = "accent"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Series:
+    """One line of a chart. ``x`` ascends; NaN in ``y`` is a gap."""
+
+    name: str
+    x: FloatArray
+    y: FloatArray
+    colour: int = 0
+    """Index into the palette, stable for a series over its life."""
+    dim: bool = False
+    low: FloatArray | None = None
+    high: FloatArray | None = None
+    """Extremes of a decimated window, drawn as a band where given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChartShape:
+    title: str
+    subtitle: str = ""
+    series: tuple[Series, ...] = ()
+    x_label: str = "step"
+    log_y: bool = False
+    note: str | None = None
+    """Shown in the middle where there is nothing to draw: ``no validation yet``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeaderShape:
+    name: str
+    preset: str
+    state: str
+    state_sign: str
+    """One character: ``●`` running, ``!`` stalled, ``‖`` paused, ``■`` stopped, ``✓`` finished, ``✗`` failed."""
+    tone: Tone
+    epoch: str
+    """``epoch 3/30``"""
+    step: str
+    """``step 1 204/2 930``"""
+    share: float | None
+    """0 to 1; None where the end is not known."""
+    eta: str
+    elapsed: str
+    attempt: str
+    banner: str | None = None
+    banner_tone: Tone = Tone.BAD
+    notes: tuple[str, ...] = ()
+    """Short lines that must be seen: ``supervisor lost``, ``history incomplete: disk full``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRow:
+    rank: str
+    pid: str
+    device: str
+    phase: str
+    step: str
+    age: str
+    strip: tuple[float, ...]
+    """Recent step times in seconds, oldest first."""
+    rate: str
+    cpu: str
+    memory: str
+    state: Cell
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuRow:
+    index: str
+    name: str
+    ranks: str
+    utilisation: float | None
+    """0 to 1, for the bar."""
+    utilisation_text: str
+    memory: float | None
+    memory_text: str
+    power_text: str
+    temperature: Cell
+    clock_text: str
+    strip: tuple[float, ...] = ()
+    """Recent utilisation, 0 to 1, oldest first."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine:
+    rank: int | None
+    text: str
+    """Sanitised: no control characters, no markup."""
+    tone: Tone = Tone.PLAIN
+    count: int = 1
+    """How many identical lines in a row this stands for."""
