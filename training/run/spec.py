@@ -1,0 +1,106 @@
+"""What a run is: everything that the supervisor needs to start it, and to start it again.
+
+Pure: reading and writing the file is ``training/store``'s business, finding presets ``run/presets.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from ltui.training.problem import Problem, ProblemError
+
+SPEC_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointPolicy:
+    every_s: float = 300.0
+    """Seconds between periodic checkpoints; 0 for none."""
+    keep: int = 2
+    """Periodic checkpoints kept; those of stops and requests are always kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StallPolicy:
+    floor_s: float = 5.0
+    """A rank that moved less than this long ago is never called stalled."""
+    cap_s: float = 120.0
+    """A training step is called stalled after this long whatever the history says."""
+    factor: float = 5.0
+    """Budget of a training step: this many times the slowest recent one."""
+    slow_phase_s: float = 600.0
+    """Budget of setup, validation, checkpointing and the first steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """A run as launched. ``config`` (a preset) or ``command`` (``ltui exec``) is given, never both."""
+
+    id: str
+    name: str
+    created_at: float
+    cwd: str
+    """Directory that ranks start in: where the user was."""
+    python: str
+    """Interpreter of the ranks."""
+    preset: str | None = None
+    """Preset name or path of the configuration file, for people."""
+    config: Mapping[str, Any] | None = None
+    """What LightningCLI is given: ``seed_everything``, ``trainer``, ``model``, ``data``; resolved."""
+    after_fit: tuple[str, ...] = ()
+    """Trainer methods run after ``fit``: ``("test",)``."""
+    python_path: tuple[str, ...] = ()
+    """Folders put before ``sys.path`` of the ranks: that of the preset's file."""
+    command: tuple[str, ...] | None = None
+    nproc: int = 1
+    """Ranks started on this machine; for a command, 0: the command decides."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the engine."""
+    overrides: tuple[str, ...] = ()
+    """``--set`` as given, for people."""
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    stall: StallPolicy = StallPolicy()
+    tags: tuple[str, ...] = ()
+    about: str | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain values fit for YAML."""
+        document = asdict(self)
+        for key, value in document.items():
+            if isinstance(value, tuple):
+                document[key] = list(value)
+        return {"version": SPEC_VERSION, **document}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], where: str = "spec.yaml") -> RunSpec:
+        """The inverse of ``to_document``. Raises ``ProblemError`` naming ``where``."""
+        version = document.get("version")
+        if not isinstance(version, int):
+            raise ProblemError(Problem(where=where, what="this is not a run's specification."))
+        if version > SPEC_VERSION:
+            raise ProblemError(
+                Problem(
+                    where=where,
+                    what=f"it was written by a newer ltui (layout {version}, this one reads {SPEC_VERSION}).",
+                    remedy="Upgrade ltui to open this run.",
+                )
+            )
+        known = {f.name for f in fields(cls)}
+        values = {k: v for k, v in document.items() if k in known}
+        try:
+            for key in ("after_fit", "python_path", "overrides", "tags"):
+                values[key] = tuple(values.get(key) or ())
+            if values.get("command") is not None:
+                values["command"] = tuple(values["command"])
+            values["checkpoint"] = CheckpointPolicy(**(values.get("checkpoint") or {}))
+            values["stall"] = StallPolicy(**(values.get("stall") or {}))
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise ProblemError(
+                Problem(where=where, what=f"it is damaged ({error}).", remedy="Restore it or delete the run.")
+            ) from error
+
+    def with_changes(self, **changes: Any) -> RunSpec:
+        return replace(self, **changes)
