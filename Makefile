@@ -1,0 +1,70 @@
+# make run    install what is needed, then open ltui with the quickstart run started
+# make test   install what the tests need, then run the gate
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+VENV := .venv
+PY := $(VENV)/bin/python
+LTUI := $(VENV)/bin/ltui
+SOURCES := app training widgets presets tests
+
+.PHONY: help run test bench check format lint types contracts unit zoo chaos lock wheel clean
+
+help:
+	@printf '%s\n' \
+	  'make run      install what is needed, then open ltui with the quickstart run started' \
+	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
+	  'make bench    measure the promised numbers, each beside its bound' \
+	  'make format   rewrite the sources in the house format' \
+	  'make lock     refresh the locked versions from pyproject.toml' \
+	  'make clean    remove everything that make created'
+
+# The stamps say what was installed from which lock; a second call finds them and starts at once.
+$(VENV)/.installed-run: .ci/setup .ci/requirements.txt pyproject.toml
+	@bash .ci/setup run
+	@touch $@
+
+$(VENV)/.installed-test: .ci/setup .ci/requirements.txt pyproject.toml
+	@bash .ci/setup test
+	@touch $(VENV)/.installed-run $@
+
+run: $(VENV)/.installed-run
+	@if [ -t 0 ] && [ -t 1 ]; then \
+	  $(LTUI) run quickstart --detach >/dev/null && exec $(LTUI) attach last; \
+	else exec $(LTUI) run quickstart; fi
+
+test: lint types contracts unit
+
+lint: $(VENV)/.installed-test
+	@echo '== ruff'
+	@$(VENV)/bin/ruff check $(SOURCES)
+	@$(VENV)/bin/ruff format --check $(SOURCES)
+
+# The import names differ from the folders, so the type checker reads the tree through a link.
+build/path/ltui:
+	@mkdir -p build/path && ln -sfn ../.. build/path/ltui
+
+types: $(VENV)/.installed-test build/path/ltui
+	@echo '== mypy --strict'
+	@$(VENV)/bin/mypy -p ltui.app -p ltui.training -p ltui.widgets -p ltui.presets
+
+contracts: $(VENV)/.installed-test
+	@echo '== import contracts'
+	@$(VENV)/bin/lint-imports --no-cache
+
+unit: $(VENV)/.installed-test
+	@echo '== pytest'
+	@$(PY) -m pytest
+
+bench: $(VENV)/.installed-test
+	@$(PY) -m tests.bench
+
+format: $(VENV)/.installed-test
+	@$(VENV)/bin/ruff check --fix $(SOURCES) || true
+	@$(VENV)/bin/ruff format $(SOURCES)
+
+lock:
+	@bash .ci/lock
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

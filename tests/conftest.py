@@ -1,0 +1,90 @@
+"""Hygiene that every test lives under: a private home, and nothing left running behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Pools that asyncio, torch and the resource tracker keep for the life of the process by design.
+_LASTING_THREADS = ("asyncio_", "ThreadPoolExecutor", "pytest_timeout", "QueueFeederThread", "tqdm")
+_LASTING_PROCESSES = ("resource_tracker", "forkserver")
+
+
+def _wait_until_empty(left: Callable[[], list[str]], seconds: float) -> list[str]:
+    deadline = time.monotonic() + seconds
+    while (remaining := left()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return remaining
+
+
+def _processes_of(home: Path) -> list[str]:
+    """Processes whose environment says that they belong to this test's home, and our own children."""
+    found = {}
+    needle = f"LTUI_HOME={home}".encode()
+    for process in psutil.process_iter():
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if needle in environment.split(b"\0") and process.pid != os.getpid():
+            found[process.pid] = process
+    for child in psutil.Process().children(recursive=True):
+        found[child.pid] = child
+    described = []
+    for process in found.values():
+        try:
+            command = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and not any(
+                name in command for name in _LASTING_PROCESSES
+            ):
+                described.append(f"{process.pid} {command[:160]}")
+        except psutil.Error:
+            continue
+    return described
+
+
+def _new_threads(before: set[threading.Thread]) -> list[str]:
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in before
+        and thread.is_alive()
+        and not thread.name.startswith(_LASTING_THREADS)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``$LTUI_HOME`` of this test; no run of the person's own is ever touched."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("LTUI_HOME", str(home))
+    for name in [n for n in os.environ if n.startswith("LTUI_") and n != "LTUI_HOME"]:
+        monkeypatch.delenv(name)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(private_home: Path) -> Iterator[None]:
+    """Fails a test after which a thread, a process or a changed environment remains."""
+    threads = set(threading.enumerate())
+    environment = dict(os.environ)
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    processes = _wait_until_empty(
+        lambda: [p for p in _processes_of(private_home) if int(p.split()[0]) not in children], 10.0
+    )
+    assert not processes, f"the test left processes running: {processes}"
+    left = _wait_until_empty(lambda: _new_threads(threads), 3.0)
+    assert not left, f"the test left threads running: {left}"
+    changed = {
+        name
+        for name in environment.keys() | os.environ.keys()
+        if environment.get(name) != os.environ.get(name) and name != "PYTEST_CURRENT_TEST"
+    }
+    assert not changed, f"the test changed the environment: {sorted(changed)}"
