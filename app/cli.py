@@ -1,0 +1,64 @@
+"""The command ``ltui``: reads the arguments, calls what carries them out, turns errors into words.
+
+Nothing but the standard library is imported before the command is known.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+
+from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_FAILED, build_parser
+from ltui.training.problem import ProblemError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carries out one command line and gives its exit code."""
+    options = _parse(list(sys.argv[1:] if argv is None else argv))
+    try:
+        code = _command(options.do)(options)
+        sys.stdout.flush()
+    except ProblemError as error:
+        for problem in error.problems:
+            _say(str(problem))
+        return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        # The reader of our output has gone; keep the interpreter's exit from complaining about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        _say("Interrupted.")
+        return 130
+    return code
+
+
+def _parse(argv: list[str]) -> Namespace:
+    command: list[str] | None = None
+    if argv[:1] == ["exec"] and "--" in argv:
+        # Split here, because Python versions differ in what argparse does with `--` before a rest.
+        at = argv.index("--")
+        argv, command = argv[:at], argv[at + 1 :]
+    options = build_parser().parse_args(argv)
+    if command is not None:
+        options.command = [*options.command, *command]
+    return options
+
+
+def _command(do: str) -> Callable[[Namespace], int]:
+    module, function = do.split(":")
+    # Imported late: each command pays for its own dependencies alone.
+    found: Callable[[Namespace], int] = getattr(
+        importlib.import_module(f"ltui.app.commands.{module}"), function
+    )
+    return found
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(" ".join(line.splitlines()) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""The command line's grammar: every command, option and help text. Imports argparse and nothing heavy.
+
+A command names the function that carries it out as ``module:function``; ``ltui.app.cli`` imports it
+once the command is known, so that ``ltui --version`` and the help cost nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 3
+
+RUN_HELP = "a run's id, a unique beginning of it, its name, or `last`"
+EXIT_CODES = """\
+exit codes:
+  0  done, or the run finished
+  1  the run failed, or what was asked did not happen
+  2  bad input: nothing was started or changed
+  3  the run stopped and can be resumed
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one line, with the nearest word that would have been right."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {_in_words(message)} See `{self.prog} --help`.\n")
+        raise SystemExit(EXIT_BAD_INPUT)
+
+
+def _in_words(message: str) -> str:
+    choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+    if choice is None:
+        return message.rstrip(".") + "."
+    word, known = choice[1], re.findall(r"[\w-]+", choice[2])
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"Did you mean `{near[0]}`?" if near else f"Known are: {', '.join(known)}."
+    return f"`{word}` is not known here. {hint}"
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a positive number of seconds.")
+    return value
+
+
+def whole(text: str) -> int:
+    """A number that counts from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 0 up.")
+    return int(text)
+
+
+Add = Callable[..., Parser]
+
+
+def build_parser() -> Parser:
+    """The whole grammar. ``parse_args`` gives ``do`` (``module:function``) besides the options."""
+    parser = Parser(prog="ltui", description=_ABOUT, epilog=_EPILOG)
+    parser.add_argument("--version", action=_Version)
+    _add_readonly(parser)
+    parser.set_defaults(do="dashboard:open_dashboard", run=None)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", prog="ltui")
+
+    def add(name: str, do: str, about: str, examples: str = "") -> Parser:
+        command = commands.add_parser(
+            name, help=about, description=about[0].upper() + about[1:] + ".", epilog=examples
+        )
+        command.set_defaults(do=do)
+        return command
+
+    _add_starting(add)
+    _add_looking(add)
+    _add_steering(add)
+    _add_preparing(add)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version; asks the package's metadata for it only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        # Local: reading the metadata costs more than the rest of the start.
+        from importlib.metadata import version
+
+        print(f"ltui {version('ltui-train')}")
+        parser.exit()
+
+
+def _add_readonly(parser: Parser) -> None:
+    parser.add_argument(
+        "--readonly", action="store_true", help="open the dashboard without any control over runs"
+    )
+
+
+def _add_run(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+
+
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
+
+
+def _add_launching(parser: Parser) -> None:
+    parser.add_argument("--name", help="a name for the run; two words are chosen otherwise")
+    _add_detach(parser)
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the interpreter that trains; by default that of the active virtual environment",
+    )
+
+
+def _add_detach(parser: Parser) -> None:
+    parser.add_argument(
+        "--detach", action="store_true", help="start it, say how to watch it, and return at once"
+    )
+
+
+def _add_set(parser: Parser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change a key of the configuration, such as trainer.max_epochs=3; may be repeated",
+    )
+
+
+def _add_preset(parser: Parser) -> None:
+    parser.add_argument(
+        "preset", metavar="PRESET|FILE", help="a preset's name or a LightningCLI configuration file"
+    )
+
+
+def _add_starting(add: Add) -> None:
+    run = add("run", "launch:run", "train a preset or a LightningCLI configuration file", _RUN)
+    _add_preset(run)
+    _add_set(run)
+    _add_launching(run)
+    execute = add("exec", "launch:execute", "run a command of yours as a run", _EXEC)
+    _add_launching(execute)
+    execute.add_argument(
+        "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
+    )
+    resume = add("resume", "launch:resume", "continue a run that ended, from its checkpoint", _RESUME)
+    _add_run(resume)
+    _add_set(resume)
+    _add_detach(resume)
+    attach = add("attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH)
+    attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
+    _add_readonly(attach)
+
+
+def _add_looking(add: Add) -> None:
+    _add_json(add("runs", "runs:list_all", "list the runs, newest first"))
+    show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
+    _add_run(show)
+    _add_json(show)
+    logs = add("logs", "logs:print_logs", "print what the ranks of a run wrote", _LOGS)
+    _add_run(logs)
+    logs.add_argument("--rank", type=whole, metavar="N", help="only this rank")
+    logs.add_argument("--attempt", type=whole, metavar="N", help="that attempt, not the latest")
+    logs.add_argument("--follow", action="store_true", help="go on until the run ends")
+    export = add("export", "export:export", "write a run's metrics as a table", _EXPORT)
+    _add_run(export)
+    export.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
+    export.add_argument(
+        "--metric",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="only metrics whose name fits, such as 'val/*'; may be repeated",
+    )
+    export.add_argument(
+        "-o", dest="output", metavar="FILE", help="write to a file, which appears only once whole"
+    )
+
+
+def _add_steering(add: Add) -> None:
+    stop = add("stop", "control:stop", "stop a run, with a checkpoint that it can resume from", _STOP)
+    _add_run(stop)
+    stop.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds that the ranks have to agree and save before they are interrupted, then "
+        "killed (default: 60)",
+    )
+    stop.add_argument("--kill", action="store_true", help="kill at once, without a checkpoint")
+    _add_run(add("pause", "control:pause", "hold a run between two steps"))
+    _add_run(add("continue", "control:go_on", "let a paused run go on"))
+    _add_run(add("checkpoint", "control:checkpoint", "save a checkpoint now and go on"))
+    _add_run(add("delete", "runs:delete", "delete a run with its history, logs and checkpoints"))
+
+
+def _add_preparing(add: Add) -> None:
+    _add_json(add("presets", "presets:list_all", "list the presets"))
+    check = add("check", "presets:check", "check a configuration without starting a run", _CHECK)
+    _add_preset(check)
+    _add_set(check)
+    check.add_argument(
+        "--python", metavar="PATH", help="the interpreter whose classes the check asks"
+    )
+    check.add_argument(
+        "--quick", action="store_true", help="only what can be told without importing torch"
+    )
+    _add_json(add("doctor", "doctor:examine", "look at this machine and say what is missing", _DOCTOR))
+    completion = add(
+        "completion", "completion:print_script", "print the completion script of a shell", _COMPLETE
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+
+
+_ABOUT = """\
+A terminal dashboard that trains: launch, watch, stop and resume distributed
+PyTorch Lightning runs. Without a command it opens the dashboard.
+
+RUN is a run's id, a unique beginning of it, its name, or `last`."""
+
+_EPILOG = (
+    """\
+examples:
+  ltui run quickstart                         train the handwritten digits, two ranks
+  ltui run my.yaml --set trainer.devices=4    your own LightningCLI configuration
+  ltui exec -- torchrun --nproc-per-node 2 train.py
+  ltui attach last                            the dashboard at the latest run
+  ltui stop last && ltui resume last
+
+"""
+    + EXIT_CODES
+    + """
+Runs are kept in $LTUI_HOME, by default the user's data directory.
+Shell completion: ltui completion bash|zsh|tcsh (`ltui completion --help`)."""
+)
+
+_RUN = (
+    """\
+On a terminal the first Ctrl-C stops the run with a checkpoint and the second
+kills it. Closing the terminal, or ending this process with SIGTERM, leaves the
+run running.
+
+examples:
+  ltui run quickstart
+  ltui run cifar10-cnn --set trainer.max_epochs=2 --name short --detach
+  ltui run conf/my.yaml --python ~/venvs/vision/bin/python
+
+"""
+    + EXIT_CODES
+)
+
+_EXEC = """\
+The command runs unchanged, found as your shell would find it. A Lightning
+script, also under torchrun, shows its ranks, steps and loss; any other command
+gets state, logs and process readings. With --python, the folder of that
+interpreter comes first on the command's PATH.
+
+examples:
+  ltui exec -- python train.py --lr 0.1
+  ltui exec --name sweep-3 --detach -- torchrun --nproc-per-node 2 train.py
+"""
+
+_RESUME = """\
+A resume is a new attempt of the same run: the curves go on.
+
+examples:
+  ltui resume last
+  ltui resume brave-owl --set trainer.max_epochs=60
+"""
+
+_ATTACH = """\
+examples:
+  ltui attach                 the latest run
+  ltui attach brave-owl --readonly
+"""
+
+_LOGS = """\
+Without --rank, lines of several ranks begin with the rank's number. On a
+terminal, control sequences are taken out; into a pipe or file, bytes go as
+they were written.
+
+examples:
+  ltui logs last --follow
+  ltui logs brave-owl --rank 1 --attempt 2
+"""
+
+_EXPORT = """\
+One row for each metric and step: metric,step,epoch,time,rank,value. The time is
+in unix seconds. A step that was redone after a resume stands there once.
+
+examples:
+  ltui export last -o run.csv
+  ltui export last --metric 'train/*' --metric val/acc --format json
+"""
+
+_STOP = """\
+All ranks agree on a step, save a checkpoint there and leave. Where they do not
+within the timeout they are interrupted, then killed, and that is said.
+
+examples:
+  ltui stop last
+  ltui stop brave-owl --timeout 300
+"""
+
+_CHECK = """\
+At once: structure, keys, types and ranges. Then the real classes, in the
+interpreter that would train, which takes some seconds.
+
+examples:
+  ltui check my.yaml
+  ltui check quickstart --set trainer.max_epoch=3
+"""
+
+_DOCTOR = """\
+Looks at the interpreter that would train (packages, GPU), at this process's
+terminal and at the disk, and gives the command that installs what is missing.
+"""
+
+_COMPLETE = """\
+examples:
+  ltui completion bash > ~/.local/share/bash-completion/completions/ltui
+  ltui completion zsh > ~/.zfunc/_ltui          (with ~/.zfunc in $fpath)
+  ltui completion tcsh > ~/.ltui.complete.tcsh  (sourced in ~/.tcshrc)
+"""
