@@ -1,0 +1,197 @@
+"""Numbers, times and sizes as text: right-aligned, with units, never wider than they need to be.
+
+Pure. Missing (``None``, NaN, infinite) is ``n/a``. Spaces inside a number are thin (U+2009): one
+cell wide in a terminal.
+"""
+
+from __future__ import annotations
+
+import math
+
+NA = "n/a"
+THIN = "\N{THIN SPACE}"
+
+_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def fixed(text: str, width: int) -> str:
+    """``text`` right-aligned in ``width`` cells; a longer text is left whole."""
+    return text.rjust(width)
+
+
+def count(value: float | None) -> str:
+    """A whole number in groups of three: ``1 204``."""
+    if value is None or not math.isfinite(value):
+        return NA
+    return f"{round(value):,}".replace(",", THIN)
+
+
+def of(done: float | None, total: float | None) -> str:
+    """``1 204/2 930``; only the first half where the total is not known."""
+    return count(done) if total is None else f"{count(done)}/{count(total)}"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """``value`` with so many digits that count: ``31.4``, ``0.842``, ``1.20e-05``, ``64 200``."""
+    if value is None or not math.isfinite(value):
+        return NA
+    if value == 0:
+        return f"{0:.{digits - 1}f}"
+    size = math.floor(math.log10(abs(value)))
+    # Rounding may carry into the next power of ten: 9.996 is 10.0, not 10.00.
+    size = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}")))) if size < 300 else size
+    if size < -4 or size >= 9:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(0, digits - 1 - size)}f}".replace(",", THIN)
+
+
+def metric(value: float | None) -> str:
+    """A loss, an accuracy, a learning rate: four digits that count."""
+    return significant(value, 4)
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Three digits with a decimal prefix: ``31.4 k img/s``."""
+    if value is None or not math.isfinite(value):
+        return NA
+    for scale, prefix in _SI:
+        # 999.6 would print as "1 000": it is already 1.00 k.
+        if abs(value) >= scale * 0.9995:
+            return f"{significant(value / scale)}{THIN}{prefix} {unit}".rstrip()
+    text = f"{value:.0f}" if float(value).is_integer() else significant(value)
+    return f"{text} {unit}".rstrip()
+
+
+def size(value: float | None) -> str:
+    """Bytes with a binary unit: ``61.2 GiB``."""
+    if value is None or not math.isfinite(value):
+        return NA
+    scale, unit = _byte_unit(value)
+    return f"{_scaled(value, scale)} {unit}"
+
+
+def size_of(used: float | None, total: float | None) -> str:
+    """``61.2 / 141 GiB``: both in the unit of the total."""
+    if total is None or not math.isfinite(total):
+        return size(used)
+    scale, unit = _byte_unit(total)
+    first = NA if used is None or not math.isfinite(used) else _scaled(used, scale)
+    return f"{first} / {_scaled(total, scale)} {unit}"
+
+
+def _byte_unit(value: float) -> tuple[int, str]:
+    return next(((s, u) for s, u in _BINARY if abs(value) >= s * 0.9995), (1, "B"))
+
+
+def _scaled(value: float, scale: int) -> str:
+    return f"{value:.0f}" if scale == 1 else f"{value / scale:.{_decimals(value / scale)}f}"
+
+
+def _decimals(value: float) -> int:
+    if abs(value) < 9.995:
+        return 2
+    return 1 if abs(value) < 99.95 else 0
+
+
+def power(value_w: float | None, limit_w: float | None = None) -> str:
+    """``612 / 700 W``."""
+    return _of_unit(value_w, limit_w, "W")
+
+
+def temperature(value_c: float | None) -> str:
+    """``64 °C``."""
+    return _of_unit(value_c, None, "°C")
+
+
+def clock(value_mhz: float | None) -> str:
+    """``1 980 MHz``."""
+    return _of_unit(value_mhz, None, "MHz")
+
+
+def _of_unit(value: float | None, limit: float | None, unit: str) -> str:
+    if not known(value) and not known(limit):
+        return NA
+    return f"{count(value)} / {count(limit)} {unit}" if known(limit) else f"{count(value)} {unit}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as ``41 %``. Less than all of it is never 100 %, and a little is never 0 %."""
+    if share is None or not math.isfinite(share):
+        return NA
+    whole = round(share * 100)
+    if whole == 100 and share < 1:
+        whole = 99
+    if whole == 0 and share > 0:
+        return "<1 %"
+    return f"{whole} %"
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: ``340 µs``, ``12 ms``, ``8.2 s``, ``12 m 08 s``, ``3 h 04 m``."""
+    if seconds is None or not math.isfinite(seconds):
+        return NA
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 59.95:
+        return _short_duration(seconds)
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    minutes = whole // 60
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} m"
+    return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
+
+
+def _short_duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.0009995:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.{1 if seconds < 0.00995 else 0}f} ms"
+    return f"{seconds:.1f} s"
+
+
+def age(seconds: float | None) -> str:
+    """How long since a change: tenths below ten seconds, then whole units (``8.2 s``, ``42 s``)."""
+    if seconds is None or not math.isfinite(seconds):
+        return NA
+    if seconds < 9.95:
+        return _short_duration(max(0.0, seconds))
+    return f"{round(seconds)} s" if seconds < 59.5 else duration(seconds)
+
+
+def ago(seconds: float | None) -> str:
+    """``just now``, ``42 s ago``, ``2 h ago``, ``3 d ago``: one unit."""
+    if seconds is None or not math.isfinite(seconds):
+        return NA
+    if seconds < 1:
+        return "just now"
+    for scale, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= scale:
+            return f"{int(seconds // scale)} {unit} ago"
+    return f"{int(seconds)} s ago"
+
+
+def ranks(numbers: tuple[int, ...], limit: int = 8) -> str:
+    """``0, 1, 3`` or ``0-7, 12``: three or more in a row are folded; past ``limit`` counted."""
+    parts: list[str] = []
+    ordered = sorted(set(numbers))
+    start = 0
+    while start < len(ordered):
+        end = start
+        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
+            end += 1
+        if end - start >= 2:
+            parts.append(f"{ordered[start]}-{ordered[end]}")
+        else:
+            parts.extend(str(n) for n in ordered[start : end + 1])
+        start = end + 1
+    shown = parts[:limit]
+    return ", ".join(shown) + (f" and {len(parts) - limit} more" if len(parts) > limit else "")
