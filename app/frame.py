@@ -1,0 +1,78 @@
+"""One frozen picture of what the feed knows: posted to the screen four times a second, drawn, forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ltui.training.run.snapshot import RunSnapshot, Verdict
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CurveData:
+    """One metric over a run. All arrays have the same length; steps ascend; NaN is a gap."""
+
+    steps: FloatArray
+    epochs: FloatArray
+    times: FloatArray
+    """Unix seconds."""
+    mean: FloatArray
+    low: FloatArray
+    """Smallest value of the steps that a point stands for."""
+    high: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cleared:
+    """A verdict that ended while the screen was open."""
+
+    verdict: Verdict
+    lasted_s: float
+    at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a run ended, beyond its snapshot: the first exception of each rank."""
+
+    rank: int
+    type: str
+    message: str
+    traceback: str | None
+    at: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Frame:
+    """Everything that a run screen shows, at one moment."""
+
+    snapshot: RunSnapshot
+    now: float
+    """Unix seconds at which the frame was made."""
+    supervisor_answers: bool
+    snapshot_at: float
+    """When the supervisor or the store last gave a snapshot."""
+    last_record_at: float | None = None
+    """When a rank's newest record was written; None where none was read."""
+    curves: Mapping[str, CurveData] = field(default_factory=dict)
+    rates: Mapping[int | None, CurveData] = field(default_factory=dict)
+    """Samples per second; ``None`` is all ranks together."""
+    waits: CurveData | None = None
+    """Share of the step spent waiting for data, 0 to 1."""
+    gpu_strips: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    cleared: tuple[Cleared, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    curves_version: int = 0
+    """Changes when a curve or a rate did, so that charts are left alone otherwise."""
+    error: str | None = None
+    """What the feed could not do, in a sentence."""
+    error_since: float | None = None
