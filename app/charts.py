@@ -1,0 +1,243 @@
+"""From a frame's curves to the charts of loss and throughput. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ltui.app.curves import epoch_places, smooth
+from ltui.app.frame import CurveData, FloatArray, Frame
+from ltui.app.history import TRAIN_LOSS
+from ltui.app.translate import SAMPLES, silence
+from ltui.training.run.snapshot import LIVE
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_name
+from ltui.widgets.shapes import ChartShape, Series
+
+AXES = ("step", "epoch", "time")
+SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+RANK_LINES = 8
+"""Most ranks that get a line of their own."""
+DIFFERENCE = 0.05
+"""Ranks whose rates lie closer together than this share are shown by their total alone."""
+WAITING_TOO_LONG = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChartSettings:
+    """What the keys of a run screen change."""
+
+    axis: str = "step"
+    log_y: bool = False
+    smoothing: float = 0.9
+
+    def next_axis(self) -> str:
+        return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
+
+    def smoother(self, by: int) -> float:
+        place = min(range(len(SMOOTHINGS)), key=lambda i: abs(SMOOTHINGS[i] - self.smoothing))
+        return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + by))]
+
+
+class Axis:
+    """Places steps on the chosen x axis."""
+
+    def __init__(self, settings: ChartSettings, frame: Frame) -> None:
+        self._kind = settings.axis
+        self._reference = reference_curve(frame)
+        self._steps_per_epoch = _steps_per_epoch(frame)
+        self._origin, self._unit_s, unit = _time_scale(frame, self._reference)
+        self.label = f"time ({unit})" if self._kind == "time" else self._kind
+
+    def places(self, curve: CurveData) -> FloatArray:
+        if self._kind == "time":
+            return (curve.times - self._origin) / self._unit_s
+        if self._kind == "epoch":
+            return epoch_places(curve.steps, self._reference or curve, self._steps_per_epoch)
+        return curve.steps
+
+
+def reference_curve(frame: Frame) -> CurveData | None:
+    """The longest curve: it tells which step lies in which epoch, and when."""
+    return max(frame.curves.values(), key=len, default=None)
+
+
+def _steps_per_epoch(frame: Frame) -> float | None:
+    run = frame.snapshot
+    if run.max_steps and run.max_epochs and run.max_epochs > 0:
+        return run.max_steps / run.max_epochs
+    return run.batches_per_epoch
+
+
+def _time_scale(frame: Frame, reference: CurveData | None) -> tuple[float, float, str]:
+    if reference is None or not len(reference):
+        return frame.snapshot.started_at or frame.now, 1.0, "s"
+    begin = frame.snapshot.created_at or float(np.nanmin(reference.times))
+    span = float(np.nanmax(reference.times)) - begin
+    if span > 3 * 3600:
+        return begin, 3600.0, "h"
+    return (begin, 60.0, "min") if span > 300 else (begin, 1.0, "s")
+
+
+def loss_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
+    """Training loss raw and smoothed, and every validation loss."""
+    axis = Axis(settings, frame)
+    series: list[Series] = []
+    train = train_metric(frame.curves)
+    if train is not None:
+        series += _train_series(train, frame.curves[train], axis, settings.smoothing)
+    for i, name in enumerate(validation_metrics(frame.curves)):
+        curve = frame.curves[name]
+        series.append(_series(clean_name(name), axis.places(curve), curve, colour=i + 1))
+    return ChartShape(
+        title="loss",
+        subtitle=_loss_subtitle(frame, settings),
+        series=tuple(series),
+        x_label=axis.label,
+        log_y=settings.log_y,
+        note=None if series else _nothing(frame, "no training step yet"),
+    )
+
+
+def train_metric(curves: Mapping[str, CurveData]) -> str | None:
+    """The training loss: of every step where it is known, else what the user logged as such."""
+    if TRAIN_LOSS in curves and len(curves[TRAIN_LOSS]):
+        return TRAIN_LOSS
+    losses = [n for n in curves if "loss" in n.lower() and not _of_validation(n)]
+    preferred = [n for n in losses if "train" in n.lower() and "epoch" not in n.lower()]
+    return next(iter(sorted(preferred) or sorted(losses)), None)
+
+
+def validation_metrics(curves: Mapping[str, CurveData]) -> list[str]:
+    return sorted(n for n in curves if "loss" in n.lower() and _of_validation(n))[:4]
+
+
+def _of_validation(name: str) -> bool:
+    return "val" in name.lower() or "test" in name.lower()
+
+
+def _train_series(name: str, curve: CurveData, axis: Axis, smoothing: float) -> list[Series]:
+    places = axis.places(curve)
+    shown = clean_name(name)
+    if smoothing <= 0:
+        return [_series(shown, places, curve, colour=0)]
+    smoothed = smooth(curve.mean, smoothing)
+    return [
+        _series(f"{shown} raw", places, curve, colour=0, dim=True),
+        Series(name=f"{shown} smoothed", x=places, y=smoothed, colour=0),
+    ]
+
+
+def _series(
+    name: str, places: FloatArray, curve: CurveData, *, colour: int, dim: bool = False
+) -> Series:
+    banded = bool(np.any(curve.low != curve.high))
+    low, high = (curve.low, curve.high) if banded else (None, None)
+    return Series(name=name, x=places, y=curve.mean, colour=colour, dim=dim, low=low, high=high)
+
+
+def _loss_subtitle(frame: Frame, settings: ChartSettings) -> str:
+    words = []
+    train = train_metric(frame.curves)
+    if train is not None:
+        values = smooth(frame.curves[train].mean[-500:], settings.smoothing)
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            words.append(f"train {formats.metric(float(finite[-1]))}")
+    for name in validation_metrics(frame.curves)[:1]:
+        finite = frame.curves[name].mean[np.isfinite(frame.curves[name].mean)]
+        if len(finite):
+            words.append(f"val {formats.metric(float(finite[-1]))}")
+    words.append(f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw")
+    if settings.log_y:
+        words.append("log")
+    quiet = silence(frame)
+    return " · ".join([quiet, *words] if quiet and words else words)
+
+
+def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
+    """Samples per second of all ranks; a thin line a rank where ranks differ."""
+    axis = Axis(settings, frame)
+    total = frame.rates.get(None)
+    series: list[Series] = []
+    if total is not None and len(total):
+        series += _rank_series(frame.rates, axis)
+        series.append(_series("total", axis.places(total), total, colour=2))
+    return ChartShape(
+        title="throughput",
+        subtitle=throughput_figures(frame),
+        series=tuple(series),
+        x_label=axis.label,
+        note=None if series else _nothing(frame, "no throughput yet"),
+    )
+
+
+def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[Series]:
+    by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
+    if not 1 < len(by_rank) <= RANK_LINES or not _differ(list(by_rank.values())):
+        return []
+    return [
+        _series(f"r{rank}", axis.places(curve), curve, colour=3 + rank, dim=True)
+        for rank, curve in sorted(by_rank.items())
+    ]
+
+
+def _differ(curves: list[CurveData]) -> bool:
+    lately = [float(np.nanmean(c.mean[-20:])) for c in curves]
+    return max(lately) - min(lately) > DIFFERENCE * max(lately)
+
+
+def throughput_figures(frame: Frame) -> str:
+    """``31.4 k samples/s · best 32.0 k``."""
+    throughput = frame.snapshot.throughput
+    now = throughput.samples_per_s
+    best = throughput.best_samples_per_s
+    words = []
+    if frame.snapshot.state in LIVE:
+        words.append(formats.quantity(now, SAMPLES) if now is not None else formats.NA)
+    if best is not None:
+        words.append(f"best {formats.quantity(best, '')}".rstrip())
+    return " · ".join(words)
+
+
+def waiting_line(frame: Frame) -> str:
+    """``waiting for data 4 %``, and what to do where it is much."""
+    share = frame.snapshot.throughput.data_wait_share
+    text = f"waiting for data {formats.percent(share)}"
+    if share is not None and share > WAITING_TOO_LONG:
+        text += " · ranks wait for their data: more workers, or a faster loader"
+    return text
+
+
+def phases_line(frame: Frame) -> str:
+    """``fetch 4 · forward 31 · backward 58 · optimizer 7 %`` of a step."""
+    of = frame.snapshot.throughput
+    shares = (
+        ("fetch", of.fetch_share),
+        ("forward", of.forward_share),
+        ("backward", of.backward_share),
+        ("optimizer", of.optimizer_share),
+    )
+    known = [f"{name} {formats.percent(share)}" for name, share in shares if share is not None]
+    return " · ".join(known)
+
+
+def wait_strip(frame: Frame, points: int = 24) -> tuple[float, ...]:
+    """Recent shares of waiting for data, oldest first."""
+    if frame.waits is None:
+        return ()
+    recent = frame.waits.mean[-points:]
+    return tuple(float(v) for v in recent[np.isfinite(recent)])
+
+
+def _nothing(frame: Frame, otherwise: str) -> str:
+    quiet = silence(frame)
+    if quiet:
+        return quiet
+    if frame.snapshot.state in LIVE:
+        return otherwise
+    return "nothing was recorded"
+
+

@@ -1,0 +1,320 @@
+"""From a frame to what the header, the ranks, the GPUs and the lines above them show. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ltui.app.frame import Cleared, Ending, Frame
+from ltui.training.run.snapshot import (
+    LIVE,
+    CheckpointInfo,
+    GpuSnapshot,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Verdict,
+)
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.shapes import Cell, GpuRow, HeaderShape, RankRow, Tone
+
+CLEARED_SHOWN_S = 10.0
+"""How long a banner goes on saying that something is over."""
+SILENT_AFTER_S = 5.0
+"""Nothing new for this long is said, with its age."""
+HOT_C = 85.0
+SAMPLES = "samples/s"
+
+STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
+    RunState.QUEUED: ("○", Tone.DIM),
+    RunState.STARTING: ("○", Tone.PLAIN),
+    RunState.RUNNING: ("●", Tone.GOOD),
+    RunState.PAUSING: ("‖", Tone.PLAIN),
+    RunState.PAUSED: ("‖", Tone.WARN),
+    RunState.STOPPING: ("■", Tone.PLAIN),
+    RunState.STOPPED: ("■", Tone.PLAIN),
+    RunState.FINISHED: ("✓", Tone.GOOD),
+    RunState.FAILED: ("✗", Tone.BAD),
+    RunState.CRASHED: ("✗", Tone.BAD),
+    RunState.LOST: ("✗", Tone.BAD),
+}
+
+RANK_TONES: dict[RankState, Tone] = {
+    RankState.STARTING: Tone.DIM,
+    RankState.OK: Tone.PLAIN,
+    RankState.WAITING: Tone.WARN,
+    RankState.STALLED: Tone.BAD,
+    RankState.PAUSED: Tone.WARN,
+    RankState.DEAD: Tone.BAD,
+    RankState.ENDED: Tone.DIM,
+    RankState.UNKNOWN: Tone.DIM,
+}
+LOUD = frozenset({RankState.STALLED, RankState.DEAD})
+
+
+def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
+    """Sign, word and tone of a run's state; a live run with a stalled or dead rank says that instead."""
+    if snapshot.state in LIVE:
+        for rank_state in (RankState.DEAD, RankState.STALLED):
+            if any(r.state is rank_state for r in snapshot.ranks):
+                word = "RANK DEAD" if rank_state is RankState.DEAD else "STALLED"
+                return "!", word, Tone.BAD
+    sign, tone = STATE_SIGNS[snapshot.state]
+    return sign, snapshot.state.value, tone
+
+
+def done_share(snapshot: RunSnapshot) -> float | None:
+    """How much of the run is done, 0 to 1; None where its end is not known."""
+    if snapshot.state is RunState.FINISHED:
+        return 1.0
+    if snapshot.global_step is not None and snapshot.max_steps:
+        return min(1.0, snapshot.global_step / snapshot.max_steps)
+    return None
+
+
+def header(frame: Frame) -> HeaderShape:
+    """The first lines of a run screen."""
+    run = frame.snapshot
+    sign, word, tone = state_sign(run)
+    banner, banner_tone = banner_of(frame)
+    live = run.state in LIVE
+    return HeaderShape(
+        name=clean_name(run.name),
+        preset=clean_name(what_runs(run)),
+        state=word,
+        state_sign=sign,
+        tone=tone,
+        epoch=f"epoch {_epoch(run)}",
+        step=f"step {formats.of(run.global_step, run.max_steps)}",
+        share=done_share(run),
+        eta=f"{formats.duration(run.eta_s)} left" if live and run.eta_s is not None else "",
+        elapsed=formats.duration(run.elapsed_s),
+        attempt=f"attempt {run.attempt}",
+        banner=banner,
+        banner_tone=banner_tone,
+        notes=notes(frame),
+    )
+
+
+def what_runs(run: RunSnapshot) -> str:
+    if run.preset:
+        return run.preset
+    return " ".join(run.command) if run.command else ""
+
+
+def _epoch(run: RunSnapshot) -> str:
+    if run.epoch is None:
+        return formats.NA
+    shown = run.epoch + 1
+    if run.max_epochs and run.max_epochs > 0:
+        return formats.of(min(shown, run.max_epochs), run.max_epochs)
+    return formats.count(shown)
+
+
+def banner_of(frame: Frame) -> tuple[str | None, Tone]:
+    """The worst verdict that stands now, or the last one that is just over."""
+    standing = [v for v in frame.snapshot.verdicts if v.ended is None]
+    if standing and frame.snapshot.state in LIVE:
+        worst = min(standing, key=_severity)
+        return _verdict_text(worst, frame.now), _verdict_tone(worst)
+    recent = [c for c in frame.cleared if frame.now - c.at < CLEARED_SHOWN_S]
+    if recent:
+        return _cleared_text(recent[-1]), Tone.GOOD
+    return None, Tone.BAD
+
+
+def _severity(verdict: Verdict) -> int:
+    order = ("dead", "stalled", "slow", "warning")
+    return order.index(verdict.level) if verdict.level in order else len(order)
+
+
+def _verdict_tone(verdict: Verdict) -> Tone:
+    return Tone.BAD if verdict.level in ("dead", "stalled") else Tone.WARN
+
+
+def _verdict_text(verdict: Verdict, now: float) -> str:
+    lasting = "" if verdict.began is None else f" {formats.age(now - verdict.began)}"
+    text = f"{verdict.level.upper()}{lasting}: {clean_line(verdict.cause)}"
+    return f"{text}  {clean_line(verdict.remedy)}" if verdict.remedy else text
+
+
+def _cleared_text(cleared: Cleared) -> str:
+    verdict = cleared.verdict
+    who = f" (rank {formats.ranks(verdict.culprits)})" if verdict.culprits else ""
+    return f"moves again: {verdict.level}{who} for {formats.age(cleared.lasted_s)}"
+
+
+def notes(frame: Frame) -> tuple[str, ...]:
+    """What a person must know to read the rest right."""
+    run = frame.snapshot
+    lines = []
+    if run.history_note:
+        lines.append(f"history incomplete: {clean_line(run.history_note)}")
+    if run.state in LIVE and not frame.supervisor_answers:
+        since = formats.age(frame.now - frame.snapshot_at)
+        lines.append(f"the supervisor does not answer; figures are {since} old")
+    if frame.error is not None:
+        since = "" if frame.error_since is None else formats.age(frame.now - frame.error_since)
+        lines.append(f"reading the run fails since {since}: {clean_line(frame.error)}")
+    return tuple(lines)
+
+
+def silence(frame: Frame) -> str | None:
+    """``nothing received for 12 s``, where ranks should be writing and do not."""
+    if frame.snapshot.state not in (RunState.RUNNING, RunState.STARTING):
+        return None
+    if frame.last_record_at is None:
+        started = frame.snapshot.started_at
+        if started is None or frame.now - started < SILENT_AFTER_S:
+            return None
+        return f"nothing received yet, {formats.age(frame.now - started)} after the start"
+    silent_s = frame.now - frame.last_record_at
+    if silent_s < SILENT_AFTER_S:
+        return None
+    return f"nothing received for {formats.age(silent_s)}"
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
+    """One row a rank, in order of rank, so that rows keep their place."""
+    places = {rank: v for v in reversed(frame.snapshot.verdicts) for rank in v.culprits}
+    ordered = sorted(frame.snapshot.ranks, key=lambda r: r.rank)
+    return tuple(_rank_row(rank, places.get(rank.rank)) for rank in ordered)
+
+
+def _rank_row(rank: RankSnapshot, verdict: Verdict | None) -> RankRow:
+    note = rank.note or ""
+    if not note and verdict is not None and verdict.ended is None and verdict.place:
+        note = verdict.place
+    if not note and rank.missed_records:
+        note = f"{formats.count(rank.missed_records)} records missed"
+    word = rank.state.value.upper() if rank.state in LOUD else rank.state.value
+    return RankRow(
+        rank=f"r{rank.rank}",
+        pid=formats.NA if rank.pid is None else str(rank.pid),
+        device=_device(rank.device),
+        phase=clean_name(rank.phase or formats.NA),
+        step=formats.count(rank.global_step),
+        age=formats.age(rank.age_s),
+        strip=rank.recent_step_s,
+        rate=formats.quantity(rank.samples_per_s, ""),
+        cpu=formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %",
+        memory=formats.size(rank.rss_bytes),
+        state=Cell(word, RANK_TONES[rank.state]),
+        note=clean_name(note),
+    )
+
+
+def _device(device: str | None) -> str:
+    if device is None:
+        return formats.NA
+    return clean_name(device).replace("cuda:", "gpu")
+
+
+def ranks_title(frame: Frame) -> str:
+    """``4 ok`` or ``3 ok, 1 STALLED``."""
+    counts: dict[RankState, int] = {}
+    for rank in frame.snapshot.ranks:
+        counts[rank.state] = counts.get(rank.state, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: item[0] not in LOUD)
+    words = ((s.value.upper() if s in LOUD else s.value, n) for s, n in ordered)
+    return ", ".join(f"{n} {word}" for word, n in words)
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
+    return tuple(
+        _gpu_row(gpu, frame.gpu_strips.get(gpu.index, ()), frame.now)
+        for gpu in sorted(frame.snapshot.gpus, key=lambda g: g.index)
+    )
+
+
+def _gpu_row(gpu: GpuSnapshot, strip: tuple[float, ...], now: float) -> GpuRow:
+    hot = gpu.temperature_c is not None and gpu.temperature_c >= HOT_C
+    temperature = formats.temperature(gpu.temperature_c)
+    return GpuRow(
+        index=str(gpu.index),
+        name=clean_name((gpu.name or formats.NA).removeprefix("NVIDIA ")),
+        ranks=f"r{formats.ranks(gpu.ranks)}" if gpu.ranks else "",
+        utilisation=_share(gpu.utilisation_percent),
+        utilisation_text=formats.percent(_share(gpu.utilisation_percent)),
+        memory=_ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        power_text=formats.power(gpu.power_w, gpu.power_limit_w),
+        temperature=Cell(f"{temperature} hot" if hot else temperature, Tone.WARN if hot else Tone.PLAIN),
+        clock_text=formats.clock(gpu.sm_clock_mhz),
+        strip=strip,
+        note=clean_name(_gpu_note(gpu, now)),
+    )
+
+
+def _gpu_note(gpu: GpuSnapshot, now: float) -> str:
+    if gpu.error:
+        return gpu.error
+    if gpu.sampled_at is not None and now - gpu.sampled_at > SILENT_AFTER_S:
+        return f"{formats.age(now - gpu.sampled_at)} old"
+    return ""
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def gpus_missing(frame: Frame) -> str:
+    """Why there are no GPU rows, in a line."""
+    return clean_line(frame.snapshot.gpu_note or "no GPU readings yet")
+
+
+# -- how it ended ----------------------------------------------------------------------------------
+
+
+def good_checkpoint(checkpoints: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
+    """The furthest checkpoint that is not known to be broken."""
+    usable = [c for c in checkpoints if c.ok is not False]
+    return max(usable, key=lambda c: (c.global_step, c.saved_at or 0.0), default=None)
+
+
+def ending_lines(frame: Frame) -> tuple[Cell, ...]:
+    """How the run ended, the root cause first; empty while it lives."""
+    run = frame.snapshot
+    if run.state in LIVE:
+        return ()
+    bad = run.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
+    lines = [Cell(clean_line(run.detail or run.state.value), Tone.BAD if bad else Tone.PLAIN)]
+    lines += [Cell(_exception_text(e), Tone.BAD) for e in frame.endings[:1]]
+    if len(frame.endings) > 1:
+        others = tuple(e.rank for e in frame.endings[1:])
+        lines.append(Cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
+    elif bad and not frame.endings:
+        lines += [
+            Cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD) for r in run.ranks if r.note
+        ][:2]
+    checkpoint = good_checkpoint(run.checkpoints)
+    if checkpoint is None:
+        lines.append(Cell("no checkpoint was saved", Tone.DIM))
+    else:
+        lines.append(Cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
+    return tuple(lines)
+
+
+def _exception_text(ending: Ending) -> str:
+    message = clean_line(ending.message.strip().split("\n", 1)[0])
+    return f"rank {ending.rank} raised {clean_name(ending.type)}: {message}"
+
+
+def checkpoint_text(checkpoint: CheckpointInfo) -> str:
+    """``step 1 204, verified, 1.2 MiB``."""
+    words = [f"step {formats.count(checkpoint.global_step)}"]
+    words.append({True: "verified", False: "damaged", None: "not verified"}[checkpoint.ok])
+    if checkpoint.size_bytes is not None:
+        words.append(formats.size(checkpoint.size_bytes))
+    return ", ".join(words)
