@@ -27,7 +27,7 @@ _INVISIBLE = re.compile(
     "["
     "\x00-\x08\x0a-\x1f\x7f-\x9f"  # C0 (without tab), delete, C1
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u3164\uffa0"  # invisible letters
-    "\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"  # zero width, bidi
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f"  # zero width, bidi, variants
     "\ufeff\ufff0-\ufffb\ud800-\udfff"  # byte-order mark, interlinear, lone surrogates
     "\U000e0000-\U000e0fff"  # tags, variation selectors supplement
     "]"

@@ -47,6 +47,8 @@ class ChartShape:
     series: tuple[Series, ...] = ()
     x_label: str = "step"
     log_y: bool = False
+    x_time: bool = False
+    """``x`` is in seconds: ticks read ``5 m 00 s``."""
     note: str | None = None
     """Shown in the middle where there is nothing to draw: ``no validation yet``."""
 

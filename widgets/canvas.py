@@ -1,0 +1,62 @@
+"""A grid of characters, each with the number of its ink, which becomes lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+_SPACE = ord(" ")
+
+
+class Canvas:
+    """``chars`` holds code points (0 behind a wide one), ``ink`` indexes into a list of styles."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.chars: npt.NDArray[np.uint32] = np.full((height, width), _SPACE, dtype=np.uint32)
+        self.ink: npt.NDArray[np.int16] = np.zeros((height, width), dtype=np.int16)
+
+    def write(self, x: int, y: int, text: str, ink: int = 0) -> int:
+        """Put ``text`` at ``x``, ``y``, cut at the edges. Returns the column after it."""
+        if not 0 <= y < self.height:
+            return x + cell_len(text)
+        for letter in text:
+            width = cell_len(letter)
+            if width and x >= 0 and x + width <= self.width:
+                self.chars[y, x : x + width] = (ord(letter), 0)[:width]
+                self.ink[y, x : x + width] = ink
+            x += width
+        return x
+
+    def blit(self, x: int, y: int, codes: npt.NDArray[np.uint32], blank: int, ink: int) -> None:
+        """Put a block of code points over what is there; ``blank`` ones leave it."""
+        height, width = codes.shape
+        there = codes != blank
+        self.chars[y : y + height, x : x + width][there] = codes[there]
+        self.ink[y : y + height, x : x + width][there] = ink
+
+    def line(self, y: int) -> str:
+        return self._letters(y).replace("\0", "")
+
+    def _letters(self, y: int) -> str:
+        return str(self.chars[y].astype("<u4").tobytes(), "utf-32-le")
+
+    def text(self) -> str:
+        return "\n".join(self.line(y) for y in range(self.height))
+
+    def strip(self, y: int, styles: Sequence[Style]) -> Strip:
+        """Line ``y`` as segments, one for each stretch of the same ink."""
+        inks = self.ink[y]
+        breaks = [0, *(np.flatnonzero(np.diff(inks)) + 1).tolist(), self.width]
+        letters = self._letters(y)
+        segments = [
+            Segment(letters[a:b].replace("\0", ""), styles[inks[a]]) for a, b in pairwise(breaks)
+        ]
+        return Strip(segments, self.width)

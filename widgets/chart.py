@@ -1,0 +1,266 @@
+"""The chart widget: curves with zoom, pan, a crosshair and a logarithmic scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.plot import Look, Plot, data_range, nearest_x, plot
+from ltui.widgets.scale import Range
+from ltui.widgets.shapes import ChartShape, Tone
+from ltui.widgets.viewport import Viewport, panned, zoomed
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.reactive import reactive
+from textual.strip import Strip
+from textual.widget import Widget
+
+ZOOM = 1.5
+PAN_SHARE = 0.25
+
+
+class Chart(Widget, can_focus=True):
+    """Draws a ``ChartShape``. The part in view and the crosshair survive a new shape."""
+
+    DEFAULT_CSS = """
+    Chart { height: 1fr; width: 1fr; min-height: 3; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "toggle_log", "log scale", id="chart.log", tooltip="Linear or log y axis"),
+        Binding("g", "toggle_grid", "grid", show=False, id="chart.grid"),
+        Binding("up", "zoom(1)", "zoom in", show=False, id="chart.zoom_in"),
+        Binding("down", "zoom(-1)", "zoom out", show=False, id="chart.zoom_out"),
+        Binding("left", "move(-1)", "crosshair left", show=False, id="chart.left"),
+        Binding("right", "move(1)", "crosshair right", show=False, id="chart.right"),
+        Binding("shift+left", "pan(-1)", "pan left", show=False, id="chart.pan_left"),
+        Binding("shift+right", "pan(1)", "pan right", show=False, id="chart.pan_right"),
+        Binding("home", "show_all", "whole curve", show=False, id="chart.all"),
+        Binding("end", "follow", "newest", show=False, id="chart.follow"),
+    ]
+
+    shape: reactive[ChartShape | None] = reactive(None, layout=False)
+    view: reactive[Viewport | None] = reactive(None)
+    """The part of the x axis in view; None for all of it."""
+    crosshair: reactive[float | None] = reactive(None)
+    """Where on the x axis the crosshair stands. Set it to link charts."""
+    log_y: reactive[bool | None] = reactive(None)
+    """None: as the shape says."""
+    grid: reactive[bool] = reactive(True)
+
+    class CrosshairMoved(Message):
+        """The person moved the crosshair; ``x`` is None where it left the chart."""
+
+        def __init__(self, chart: Chart, x: float | None) -> None:
+            super().__init__()
+            self.chart = chart
+            self.x = x
+
+        @property
+        def control(self) -> Chart:
+            return self.chart
+
+        def can_replace(self, message: Message) -> bool:
+            return isinstance(message, Chart.CrosshairMoved) and message.chart is self.chart
+
+    class ViewChanged(Message):
+        """The person zoomed or panned."""
+
+        def __init__(self, chart: Chart, view: Viewport | None) -> None:
+            super().__init__()
+            self.chart = chart
+            self.view = view
+
+        @property
+        def control(self) -> Chart:
+            return self.chart
+
+    def __init__(
+        self,
+        shape: ChartShape | None = None,
+        *,
+        id: str | None = None,  # noqa: A002 - Textual's name for it
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self._plot: Plot | None = None
+        self._key: tuple[object, ...] = ()
+        self._y: dict[bool, Range] = {}
+        self._drag_x: int | None = None
+        self.set_reactive(Chart.shape, shape)
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the y axis is logarithmic now."""
+        if self.log_y is None:
+            return self.shape is not None and self.shape.log_y
+        return self.log_y
+
+    def render_line(self, y: int) -> Strip:
+        picture = self._picture()
+        if y >= picture.canvas.height:
+            return Strip.blank(self.size.width)
+        paint = paint_of(self.app)
+        return picture.canvas.strip(y, _styles(paint))
+
+    def _picture(self) -> Plot:
+        """The picture of this very shape, look and size: drawn once, then shown line by line."""
+        width, height = self.size
+        look = Look(
+            view=self.view,
+            log_y=self.is_log,
+            cursor=self.crosshair,
+            grid=self.grid,
+            dashes=self.app.no_color,
+        )
+        key = (self.shape, look, width, height)
+        if self._plot is None or key != self._key:
+            before = self._y.get(look.log_y)
+            self._plot = plot(self.shape, look, width, height, before)
+            self._key = key
+            if self._plot.y is not None and self._plot.x is not None:
+                self._y[look.log_y] = self._plot.y
+        return self._plot
+
+    def watch_shape(self, old: ChartShape | None, new: ChartShape | None) -> None:
+        if old is not None and new is not None and old.title != new.title:
+            self._y.clear()
+
+    def action_toggle_log(self) -> None:
+        self.log_y = not self.is_log
+
+    def action_toggle_grid(self) -> None:
+        self.grid = not self.grid
+
+    def action_zoom(self, direction: int) -> None:
+        self.zoom(1.0 if self.crosshair is None else self._anchor(), direction)
+
+    def action_pan(self, direction: int) -> None:
+        data = self._data()
+        if data is not None:
+            self._look_at(panned(self.view, data, direction * PAN_SHARE))
+
+    def action_show_all(self) -> None:
+        self._look_at(None)
+
+    def action_follow(self) -> None:
+        """Back to the newest points, with the window as wide as it is."""
+        self._point_at(None)
+        if self.view is not None:
+            self._look_at(replace(self.view, follow=True))
+
+    def action_move(self, direction: int) -> None:
+        """Move the crosshair by one cell; it begins at the newest point."""
+        picture = self._picture()
+        if self.shape is None or picture.x is None or picture.area is None:
+            return
+        if self.crosshair is None:
+            data = self._data()
+            self._point_at(None if data is None else min(data.high, picture.x.high))
+            return
+        cell = picture.x.span / picture.area.width
+        self._point_at(self._beyond(self.crosshair, direction, cell))
+
+    def _beyond(self, now: float, direction: int, cell: float) -> float:
+        """The data point a cell further on, or the next one where points lie further apart."""
+        assert self.shape is not None
+        data = self._data()
+        target = now + direction * cell
+        found = nearest_x(self.shape.series, target)
+        if found is None or data is None:
+            return now
+        if (found - now) * direction > 0:
+            return found
+        return min(max(target, data.low), data.high)
+
+    def key_escape(self, event: events.Key) -> None:
+        if self.crosshair is not None:
+            self._point_at(None)
+        elif self.view is not None:
+            self._look_at(None)
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+
+    def zoom(self, anchor: float, direction: int) -> None:
+        """Zoom in (1) or out (-1) around a share of the width."""
+        data = self._data()
+        if data is not None:
+            self._look_at(zoomed(self.view, data, anchor, ZOOM if direction > 0 else 1 / ZOOM))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._wheel(event, 1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._wheel(event, -1)
+
+    def _wheel(self, event: events.MouseEvent, direction: int) -> None:
+        event.stop()
+        if event.shift:
+            self.action_pan(direction)
+        else:
+            self.zoom(self._share(event.x), direction)
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        if event.button == 1 and self.view is not None:
+            self._drag_x = event.x
+            self.capture_mouse()
+
+    def on_mouse_up(self) -> None:
+        if self._drag_x is not None:
+            self._drag_x = None
+            self.release_mouse()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        picture = self._picture()
+        if picture.x is None or picture.area is None or self.shape is None:
+            return
+        if self._drag_x is not None:
+            data = self._data()
+            moved = (self._drag_x - event.x) / picture.area.width
+            if data is not None and moved:
+                self._look_at(panned(self.view, data, moved))
+                self._drag_x = event.x
+            return
+        place = picture.x.low + self._share(event.x) * picture.x.span
+        self._point_at(nearest_x(self.shape.series, place))
+
+    def on_leave(self, event: events.Leave) -> None:
+        if event.node is self:
+            self._point_at(None)
+
+    def _share(self, x: int) -> float:
+        area = self._picture().area
+        if area is None:
+            return 1.0
+        return min(1.0, max(0.0, (x - area.left + 0.5) / area.width))
+
+    def _anchor(self) -> float:
+        x = self._picture().x
+        if x is None or self.crosshair is None or x.span <= 0:
+            return 1.0
+        return min(1.0, max(0.0, (self.crosshair - x.low) / x.span))
+
+    def _data(self) -> Range | None:
+        return data_range(self.shape.series) if self.shape else None
+
+    def _look_at(self, view: Viewport | None) -> None:
+        if view != self.view:
+            self.view = view
+            self.post_message(self.ViewChanged(self, view))
+
+    def _point_at(self, x: float | None) -> None:
+        if x != self.crosshair:
+            self.crosshair = x
+            self.post_message(self.CrosshairMoved(self, x))
+
+
+def _styles(paint: Paint) -> list[Style]:
+    """Styles in the order of the canvas's inks."""
+    tones = (Tone.PLAIN, Tone.DIM)
+    own = [*(paint.of(t) for t in tones), paint.faint, paint.of(Tone.DIM)]
+    return [*own, *paint.series, *paint.faint_series]

@@ -1,0 +1,229 @@
+"""ltui's themes, and the styles that widgets take from whichever theme is on.
+
+Colours of curves are exact entries of the 256-colour table, so that they look the same there, and
+they fall on different ones of the 16. With NO_COLOR, weight and shape say what colour would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ltui.widgets.shapes import Tone
+from rich.style import Style
+from textual.app import App
+from textual.color import Color, ColorParseError
+from textual.theme import Theme
+
+DARK_SERIES = (
+    "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#afafaf", "#d7d7ff",
+)  # fmt: skip
+LIGHT_SERIES = (
+    "#005fd7", "#af5f00", "#008700", "#8700af", "#008787", "#d70000", "#5f5f5f", "#00005f",
+)  # fmt: skip
+# Okabe and Ito's colours for every kind of colour vision, moved to the nearest of the 256.
+CONTRAST_SERIES = (
+    "#5fd7ff", "#ffaf00", "#00d787", "#ff87d7", "#ff5f00", "#0087ff", "#ffffff", "#afafaf",
+)  # fmt: skip
+
+MARKERS = "●■▲◆○□△◇"
+"""At a curve's end and in the legend: tells curves apart without colour."""
+
+
+def _series_variables(colours: tuple[str, ...]) -> dict[str, str]:
+    return {f"series-{number}": colour for number, colour in enumerate(colours)}
+
+
+LTUI_DARK = Theme(
+    name="ltui-dark",
+    primary="#5fafff",
+    secondary="#87afd7",
+    accent="#87d7ff",
+    warning="#ffaf5f",
+    error="#ff6b6b",
+    success="#87d787",
+    foreground="#d0d4dc",
+    background="#101318",
+    surface="#151920",
+    panel="#1e242e",
+    dark=True,
+    variables={
+        **_series_variables(DARK_SERIES),
+        "ltui-dim": "#7d8694",
+        "ltui-faint": "#333b47",
+        "ltui-selected": "#22303f",
+        "border": "#3a4452",
+        "border-blurred": "#2a323d",
+        "block-cursor-background": "#22303f",
+        "block-cursor-foreground": "#e8ecf2",
+        "footer-background": "#151920",
+        "footer-key-foreground": "#87afd7",
+        "footer-description-foreground": "#7d8694",
+        "input-selection-background": "#5fafff 30%",
+    },
+)
+LTUI_LIGHT = Theme(
+    name="ltui-light",
+    primary="#005faf",
+    secondary="#44617f",
+    accent="#00708f",
+    warning="#9a5200",
+    error="#c01c28",
+    success="#1c7a34",
+    foreground="#22272e",
+    background="#f4f5f7",
+    surface="#fbfbfc",
+    panel="#e6e9ee",
+    dark=False,
+    variables={
+        **_series_variables(LIGHT_SERIES),
+        "ltui-dim": "#66707d",
+        "ltui-faint": "#d3d8df",
+        "ltui-selected": "#dbe7f3",
+        "border": "#9aa5b3",
+        "border-blurred": "#c6ccd5",
+        "block-cursor-background": "#dbe7f3",
+        "block-cursor-foreground": "#11151a",
+        "footer-background": "#e6e9ee",
+        "footer-key-foreground": "#005faf",
+        "footer-description-foreground": "#55606e",
+    },
+)
+LTUI_CONTRAST = Theme(
+    name="ltui-contrast",
+    primary="#5fafff",
+    secondary="#ffffff",
+    accent="#ffff5f",
+    warning="#ffaf00",
+    error="#ff8700",
+    success="#5fafff",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#1c1c1c",
+    dark=True,
+    variables={
+        **_series_variables(CONTRAST_SERIES),
+        "ltui-dim": "#c6c6c6",
+        "ltui-faint": "#585858",
+        "ltui-selected": "#00005f",
+        "border": "#ffffff",
+        "border-blurred": "#a8a8a8",
+        "block-cursor-background": "#00005f",
+        "block-cursor-foreground": "#ffffff",
+    },
+)
+THEMES = (LTUI_DARK, LTUI_LIGHT, LTUI_CONTRAST)
+"""For ``App.register_theme``. The last is for any colour vision, in high contrast."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paint:
+    """Styles for drawing line by line; backgrounds only where they mean something."""
+
+    tones: dict[Tone, Style]
+    series: tuple[Style, ...]
+    faint_series: tuple[Style, ...]
+    """The same colours nearer to the background: raw values behind a smoothed curve, bands."""
+    faint: Style
+    """Grid lines, empty parts of bars."""
+    selected: Style
+    """Added to the row under the cursor."""
+    title: Style
+    """Column titles."""
+    match: Style
+    """What a search found."""
+    colourless: bool
+
+    def of(self, tone: Tone) -> Style:
+        return self.tones[tone]
+
+
+def paint_of(app: App[object]) -> Paint:
+    """The styles of the theme that ``app`` shows now."""
+    theme = app.current_theme
+    if app.no_color:
+        return _colourless()
+    variables = app.theme_variables
+    fallback = DARK_SERIES if theme.dark else LIGHT_SERIES
+    foreground = variables["foreground"]
+    surface = variables["surface"]
+    named = tuple(variables.get(f"series-{n}", fallback[n]) for n in range(len(fallback)))
+    dim = variables.get("ltui-dim") or _mix(foreground, surface, 0.45)
+    return _coloured(
+        (
+            foreground,
+            surface,
+            dim,
+            variables.get("ltui-faint") or _mix(foreground, surface, 0.8),
+            variables.get("ltui-selected") or _mix(variables["primary"], surface, 0.75),
+            variables["success"],
+            variables["warning"],
+            variables["error"],
+            variables["accent"],
+        ),
+        named,
+    )
+
+
+def _mix(colour: str, towards: str, share: float) -> str:
+    return Color.parse(colour).blend(Color.parse(towards), share).hex6
+
+
+@lru_cache(maxsize=16)
+def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> Paint:
+    foreground, surface, dim, faint, selected, good, warn, bad, accent = map(_parse, named)
+    ground = Color.parse("black") if surface is None else surface
+    inks = [_parse(name) for name in series]
+    return Paint(
+        tones={
+            Tone.PLAIN: _ink(foreground),
+            Tone.DIM: _ink(dim),
+            Tone.GOOD: _ink(good),
+            Tone.WARN: _ink(warn),
+            Tone.BAD: _ink(bad, bold=True),
+            Tone.ACCENT: _ink(accent),
+        },
+        series=tuple(_ink(ink) for ink in inks),
+        faint_series=tuple(_ink(ink.blend(ground, 0.55) if ink else None) for ink in inks),
+        faint=_ink(faint),
+        selected=Style(bgcolor=selected.rich_color) if selected else Style(reverse=True),
+        title=_ink(dim),
+        match=Style(color=ground.rich_color, bgcolor=warn.rich_color if warn else None),
+        colourless=False,
+    )
+
+
+def _parse(name: str) -> Color | None:
+    try:
+        return Color.parse(name)
+    except ColorParseError:
+        return None
+
+
+def _ink(colour: Color | None, *, bold: bool = False) -> Style:
+    # Named ANSI colours keep the terminal's own; Textual marks them with an index.
+    return Style(color=colour.rich_color if colour else None, bold=bold or None)
+
+
+@lru_cache(maxsize=1)
+def _colourless() -> Paint:
+    plain, dim = Style(), Style(dim=True)
+    count = len(DARK_SERIES)
+    return Paint(
+        tones={
+            Tone.PLAIN: plain,
+            Tone.DIM: dim,
+            Tone.GOOD: plain,
+            Tone.WARN: Style(bold=True),
+            Tone.BAD: Style(bold=True, reverse=True),
+            Tone.ACCENT: Style(bold=True),
+        },
+        series=(plain,) * count,
+        faint_series=(dim,) * count,
+        faint=dim,
+        selected=Style(reverse=True),
+        title=dim,
+        match=Style(reverse=True),
+        colourless=True,
+    )

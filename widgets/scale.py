@@ -1,0 +1,131 @@
+"""Axes: ranges that change in steps, ticks at round numbers, and their labels.
+
+Pure. A range is kept while the data still fills it: an axis does not jump at every new point.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ltui.widgets.formats import THIN, duration
+
+_KEPT_SHARE = 0.45
+"""A range is kept while the data fills at least this share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    low: float
+    high: float
+
+    @property
+    def span(self) -> float:
+        return self.high - self.low
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    label: str
+
+
+def nice_step(span: float, parts: int) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that cuts ``span`` into at most ``parts``."""
+    if not (span > 0 and math.isfinite(span)):
+        return 1.0
+    rough = span / max(1, parts)
+    power = 10.0 ** math.floor(math.log10(rough))
+    if power == 0:
+        return span
+    return next((m * power for m in (1.0, 2.0, 5.0) if m * power >= rough * (1 - 1e-9)), 10 * power)
+
+
+def calm_range(low: float, high: float, previous: Range | None, *, parts: int = 10) -> Range:
+    """A round range around ``low`` to ``high``: the previous where it still fits and is filled."""
+    if high <= low:
+        room = abs(high) * 0.05 or 0.5
+        low, high = low - room, high + room
+    fits = previous is not None and previous.low <= low and high <= previous.high
+    if previous is not None and fits and high - low >= _KEPT_SHARE * previous.span:
+        return previous
+    step = nice_step(high - low, parts)
+    bottom, top = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return Range(bottom, top) if top > bottom else Range(low, high)
+
+
+def growing_end(low: float, high: float, *, parts: int = 12) -> float:
+    """``high`` rounded up, so that a growing curve moves its axis seldom."""
+    step = nice_step(high - low, parts)
+    return max(high, math.ceil(high / step - 1e-9) * step)
+
+
+def linear_ticks(within: Range, most: int, *, time: bool = False) -> list[Tick]:
+    """Round places inside the range, at most ``most``; with ``time`` they are seconds."""
+    step = _time_step(within.span, most) if time else nice_step(within.span, most)
+    first = math.ceil(within.low / step - 1e-9)
+    last = math.floor(within.high / step + 1e-9)
+    places = [n * step for n in range(first, min(last, first + 4 * most) + 1)]
+    return [Tick(p, duration(p) if time else tick_label(p, step)) for p in places]
+
+
+def _time_step(span: float, most: int) -> float:
+    rough = span / max(1, most)
+    if rough <= 1:
+        return nice_step(span, most)
+    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
+    days = nice_step(span / 86400, most) * 86400
+    return next((float(s) for s in steps if s >= rough), days)
+
+
+def tick_label(value: float, step: float) -> str:
+    """As many digits as ``step`` needs: ``0.25``, ``1 200``, ``20 k``, ``2e-05``."""
+    if value == 0:
+        return "0"
+    if abs(step) < 1e-4:
+        return f"{value:.{_digits(value, step)}e}"
+    for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * scale or (abs(value) >= scale and step >= scale):
+            return f"{_plain(value / scale, step / scale)}{THIN}{prefix}"
+    return _plain(value, step)
+
+
+def _plain(value: float, step: float) -> str:
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step < 1 else 0
+    return f"{value:,.{min(decimals, 9)}f}".replace(",", THIN)
+
+
+def _digits(value: float, step: float) -> int:
+    ratio = abs(value / step)
+    return min(6, max(0, math.floor(math.log10(ratio) + 1e-9))) if ratio > 1 else 0
+
+
+def log_ticks(within: Range, most: int) -> list[Tick]:
+    """Ticks of an axis whose range is in powers of ten: decades, or 1-2-5 within a few of them."""
+    first, last = math.ceil(within.low - 1e-9), math.floor(within.high + 1e-9)
+    decades = list(range(first, last + 1))
+    if len(decades) >= 2:
+        stride = max(1, math.ceil(len(decades) / max(1, most)))
+        sparse = [Tick(float(d), log_label(10.0**d)) for d in decades[::stride]]
+        if len(decades) * 3 > most:
+            return sparse
+    low, high = 10.0**within.low, 10.0**within.high
+    fine = [
+        m * 10.0**d
+        for d in range(math.floor(within.low), math.ceil(within.high) + 1)
+        for m in (1, 2, 5)
+        if low * (1 - 1e-9) <= m * 10.0**d <= high * (1 + 1e-9)
+    ]
+    if len(fine) >= 2 and len(fine) <= max(2, most):
+        return [Tick(math.log10(v), log_label(v)) for v in fine]
+    if len(decades) >= 2:
+        return [Tick(float(d), log_label(10.0**d)) for d in decades]
+    linear = linear_ticks(Range(low, high), most)
+    return [Tick(math.log10(t.at), t.label) for t in linear if t.at > 0]
+
+
+def log_label(value: float) -> str:
+    """``0.001``, ``0.5``, ``100``, ``10 k``, ``1e-06``."""
+    if value < 1e-3 * (1 - 1e-9):
+        return f"{value:.0e}"
+    return tick_label(value, 10.0 ** math.floor(math.log10(value) + 1e-9))
