@@ -9,7 +9,7 @@ import numpy as np
 
 from ltui.app.curves import epoch_places, smooth
 from ltui.app.frame import CurveData, FloatArray, Frame
-from ltui.app.history import TRAIN_LOSS
+from ltui.app.history import RANK_CURVES, TRAIN_LOSS
 from ltui.app.translate import SAMPLES, silence
 from ltui.training.run.snapshot import LIVE
 from ltui.widgets import formats
@@ -18,8 +18,6 @@ from ltui.widgets.shapes import ChartShape, Series
 
 AXES = ("step", "epoch", "time")
 SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
-RANK_LINES = 8
-"""Most ranks that get a line of their own."""
 DIFFERENCE = 0.05
 """Ranks whose rates lie closer together than this share are shown by their total alone."""
 WAITING_TOO_LONG = 0.2
@@ -176,7 +174,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
 
 def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[Series]:
     by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
-    if not 1 < len(by_rank) <= RANK_LINES or not _differ(list(by_rank.values())):
+    if not 1 < len(by_rank) <= RANK_CURVES or not _differ(list(by_rank.values())):
         return []
     return [
         _series(f"r{rank}", axis.places(curve), curve, colour=3 + rank, dim=True)

@@ -92,6 +92,29 @@ def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
     )
 
 
+def rate_curve(amount: CurveData, seconds: CurveData, factor: float = 1.0, points: int = 500) -> CurveData:
+    """``factor * amount / seconds`` in at most ``points`` windows of at least half a second.
+
+    The ratio is taken of sums, so that a short step does not count as much as a long one.
+    """
+    if not len(seconds) or not len(amount):
+        return empty_curve()
+    amounts = np.interp(seconds.steps, amount.steps, amount.mean, left=np.nan, right=np.nan)
+    known = np.isfinite(amounts) & np.isfinite(seconds.mean) & np.isfinite(seconds.times)
+    if not known.any():
+        return empty_curve()
+    times = seconds.times[known]
+    width = max(0.5, float(times.max() - times.min()) / points)
+    window = np.floor((times - times.min()) / width)
+    begins = np.flatnonzero(np.diff(window, prepend=-1.0) != 0)
+    ends = np.append(begins[1:], len(times)) - 1
+    spent = np.add.reduceat(seconds.mean[known], begins)
+    done = np.add.reduceat(amounts[known], begins) * factor
+    mean = np.where(spent > 0, done / np.where(spent > 0, spent, 1.0), np.nan)
+    places = {n: getattr(seconds, n)[known][ends] for n in ("steps", "epochs", "times")}
+    return CurveData(**places, mean=mean, low=mean, high=mean)
+
+
 def smooth(values: FloatArray, weight: float) -> FloatArray:
     """Exponential moving average with the bias of its start removed, as Adam and TensorBoard do.
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ltui.training.run.snapshot import RunSnapshot, Verdict
+from ltui.widgets.shapes import LogLine
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -73,6 +74,9 @@ class Frame:
     endings: tuple[Ending, ...] = ()
     curves_version: int = 0
     """Changes when a curve or a rate did, so that charts are left alone otherwise."""
+    log: tuple[LogLine, ...] = ()
+    """The last lines of all ranks and of the engine, as they were seen to come."""
+    log_version: int = 0
     error: str | None = None
     """What the feed could not do, in a sentence."""
     error_since: float | None = None

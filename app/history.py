@@ -16,6 +16,8 @@ TRAIN_LOSS = "train/loss"
 POINT_S = 0.5
 """A throughput point covers at least this many seconds of training."""
 MAX_PENDING = 4096
+RANK_CURVES = 8
+"""Above so many ranks only the total is kept: nobody reads hundreds of lines in one chart."""
 
 
 class CurveBook:
@@ -64,9 +66,21 @@ class RateBook:
         self._pending: dict[int, deque[FloatArray]] = {}
         self._rates: dict[int | None, GrowingCurve] = {}
         self._waits = GrowingCurve()
+        self._stored: dict[int | None, CurveData] = {}
+        self._stored_waits: CurveData | None = None
+        self._copied: tuple[int, dict[int | None, CurveData], CurveData | None] = (0, {}, None)
 
-    def forget_pending(self) -> None:
+    def load(self, rates: Mapping[int | None, CurveData], waits: CurveData | None) -> None:
+        """Replace the stored history; live points stay."""
+        self._stored, self._stored_waits = dict(rates), waits
+        self.version += 1
+
+    def forget_live(self) -> None:
+        """A new attempt."""
         self._pending.clear()
+        self._rates.clear()
+        self._waits = GrowingCurve()
+        self.version += 1
 
     def add(self, rank: int, step_row: FloatArray) -> None:
         self._pending.setdefault(rank, deque(maxlen=MAX_PENDING)).append(step_row)
@@ -87,10 +101,21 @@ class RateBook:
         self._point(done, seconds, longest)
 
     def rates(self) -> dict[int | None, CurveData]:
-        return {rank: curve.curve() for rank, curve in self._rates.items()}
+        return self._copies()[1]
 
     def waits(self) -> CurveData | None:
-        return self._waits.curve() if len(self._waits) else None
+        return self._copies()[2]
+
+    def _copies(self) -> tuple[int, dict[int | None, CurveData], CurveData | None]:
+        if self._copied[0] != self.version:
+            rates = {
+                rank: join(self._stored.get(rank), live.curve() if live else None)
+                for rank in self._stored.keys() | self._rates.keys()
+                for live in (self._rates.get(rank),)
+            }
+            waits = join(self._stored_waits, self._waits.curve())
+            self._copied = (self.version, rates, waits if len(waits) else None)
+        return self._copied
 
     def _up_to(self, rank: int, step: float) -> list[FloatArray]:
         rows = []
@@ -111,7 +136,7 @@ class RateBook:
         )
         samples = {rank: _total(rows, StepField.SAMPLES) for rank, rows in done.items()}
         self._curve(None).append(*place, sum(samples.values()) / longest)
-        for rank in done:
+        for rank in done if len(done) <= RANK_CURVES else ():
             self._curve(rank).append(*place, samples[rank] / seconds[rank])
         shares = [_total(rows, StepField.FETCH_S) / seconds[rank] for rank, rows in done.items()]
         self._waits.append(*place, min(1.0, math.fsum(shares) / len(shares)))

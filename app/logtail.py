@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
+
+from ltui.widgets.sanitise import clean_line
+from ltui.widgets.shapes import LogLine, Tone
 
 START_BYTES = 256 * 1024
 READ_BYTES = 256 * 1024
@@ -14,12 +17,8 @@ LINE_BYTES = 16 * 1024
 """A line without an end is cut here."""
 
 
-@dataclass(frozen=True, slots=True)
-class RawLine:
-    """One line as written, decoded, not yet made safe for a terminal."""
-
-    rank: int | None
-    text: str
+_ERROR = re.compile(r"\b(Traceback|[A-Z]\w*(Error|Exception|Interrupt)\b.*:|(ERROR|FATAL|CRITICAL)\b)")
+_WARNING = re.compile(r"\b(WARN(ING)?\b|[A-Z]\w*Warning\b)")
 
 
 class FileTail:
@@ -33,7 +32,7 @@ class FileTail:
         self._rest = b""
         self._skip_first = False
 
-    def poll(self) -> list[RawLine]:
+    def poll(self) -> list[LogLine]:
         """Complete lines since the last look. A missing file gives none; other errors are raised."""
         try:
             with self.path.open("rb") as file:
@@ -48,10 +47,10 @@ class FileTail:
         self._offset = (self._offset or 0) + len(data)
         return self._lines(data)
 
-    @property
-    def unfinished(self) -> str:
-        """The text after the last line end: a prompt, or a last line without an end."""
-        return _decode(self._rest)
+    def finish(self) -> list[LogLine]:
+        """The last line of a file that ends without a line end, once nothing more is written."""
+        rest, self._rest = self._rest, b""
+        return [log_line(self.rank, rest)] if rest else []
 
     def _place(self, status: os.stat_result) -> None:
         replaced = self._inode is not None and self._inode != status.st_ino
@@ -63,7 +62,7 @@ class FileTail:
             self._offset, self._rest, self._skip_first = 0, b"", False
         self._inode = status.st_ino
 
-    def _lines(self, data: bytes) -> list[RawLine]:
+    def _lines(self, data: bytes) -> list[LogLine]:
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_BYTES:
             whole.append(self._rest)
@@ -71,11 +70,18 @@ class FileTail:
         if self._skip_first and whole:
             whole.pop(0)
             self._skip_first = False
-        return [RawLine(self.rank, _decode(line[:LINE_BYTES])) for line in whole]
+        return [log_line(self.rank, line[:LINE_BYTES]) for line in whole]
 
 
-def _decode(line: bytes) -> str:
-    return line.rstrip(b"\r").decode("utf-8", "replace")
+def log_line(rank: int | None, line: bytes) -> LogLine:
+    """A line as written, made safe to show."""
+    text = clean_line(line.decode("utf-8", "replace"))
+    tone = Tone.PLAIN
+    if _ERROR.search(text):
+        tone = Tone.BAD
+    elif _WARNING.search(text):
+        tone = Tone.WARN
+    return LogLine(rank=rank, text=text, tone=tone)
 
 
 class LogTail:
@@ -86,7 +92,7 @@ class LogTail:
         self.version = 0
         """Changes when lines were added."""
         self._tails: dict[str, FileTail] = {}
-        self._lines: deque[RawLine] = deque(maxlen=max_lines)
+        self._lines: deque[LogLine] = deque(maxlen=max_lines)
 
     def poll(self) -> bool:
         """Look once; True where something was added."""
@@ -99,7 +105,14 @@ class LogTail:
         self.version += added
         return added
 
-    def lines(self) -> tuple[RawLine, ...]:
+    def finish(self) -> None:
+        """Take what stands without a line end: the run is over."""
+        for tail in self._tails.values():
+            lines = tail.finish()
+            self._lines.extend(lines)
+            self.version += bool(lines)
+
+    def lines(self) -> tuple[LogLine, ...]:
         return tuple(self._lines)
 
     def _find_files(self) -> None:

@@ -1,0 +1,94 @@
+"""The Textual application: themes, the command palette, and which screen stands first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+
+if TYPE_CHECKING:
+    from ltui.training.store.home import RunDir
+
+THEMES = ("textual-dark", "textual-light", "nord", "gruvbox", "solarized-light", "textual-ansi")
+
+
+class LtuiApp(App[None]):
+    """``run`` given: its screen alone; else home, from which runs are opened."""
+
+    CSS_PATH = "ltui.tcss"
+    TITLE = "ltui"
+    BINDINGS = [
+        Binding("t", "next_theme", "theme", id="theme", show=False, tooltip="Next colour theme"),
+        Binding(
+            "question_mark",
+            "help",
+            "help",
+            id="help",
+            key_display="?",
+            tooltip="Every key of this screen",
+        ),
+        Binding(
+            "ctrl+q,ctrl+c",
+            "leave",
+            "quit",
+            id="quit",
+            show=False,
+            priority=True,
+            tooltip="Leave ltui; runs go on",
+        ),
+    ]
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        run: RunDir | None = None,
+        readonly: bool = False,
+        python: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.home, self.first_run = home, run
+        self.readonly, self.python = readonly, python
+
+    def get_default_screen(self) -> Screen[None]:
+        # Imported here, so that a run's screen does not pay for the home screen, nor home for NumPy.
+        if self.first_run is not None:
+            from ltui.app.screens.run import RunScreen
+
+            return RunScreen(self.first_run, readonly=self.readonly, alone=True)
+        from ltui.app.screens.home import HomeScreen
+
+        return HomeScreen(self.home, readonly=self.readonly, python=self.python)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette offers what the keys do."""
+        for active in screen.active_bindings.values():
+            binding = active.binding
+            if binding.description and binding.id and active.enabled:
+                yield SystemCommand(
+                    binding.description[:1].upper() + binding.description[1:],
+                    binding.tooltip or binding.description,
+                    lambda action=binding.action, node=active.node: self.call_later(
+                        self.run_action, action, default_namespace=node
+                    ),
+                )
+
+    def action_next_theme(self) -> None:
+        place = THEMES.index(self.theme) if self.theme in THEMES else -1
+        self.theme = THEMES[(place + 1) % len(THEMES)]
+        self.notify(f"theme {self.theme}", timeout=2)
+
+    def action_help(self) -> None:
+        from ltui.app.screens.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen.of(self.screen))
+
+    def action_leave(self) -> None:
+        """Leave at once, from anywhere; a run's screen says that its run goes on."""
+        farewell = getattr(self.screen, "farewell", None)
+        self.exit(message=farewell() if farewell is not None else None)

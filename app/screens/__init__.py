@@ -1,0 +1,1 @@
+"""The dashboard's screens: each takes frames or lists and hands shapes to widgets."""

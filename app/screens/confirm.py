@@ -1,0 +1,60 @@
+"""One question before something is destroyed, naming what is lost."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """Gives True for ``y`` or Enter, False for anything else that leaves."""
+
+    BINDINGS = [
+        Binding("y,enter", "answer(True)", "yes", id="confirm.yes", tooltip="Do it"),
+        Binding("n,escape,q", "answer(False)", "no", id="confirm.no", tooltip="Leave it"),
+    ]
+
+    def __init__(self, question: str, *, yes: str, no: str = "leave it as it is") -> None:
+        super().__init__()
+        self._question, self._yes, self._no = question, yes, no
+
+    def compose(self) -> ComposeResult:
+        keys = Text()
+        for key, words, value in (("y", self._yes, True), ("n", self._no, False)):
+            start = len(keys)
+            keys.append(key, "bold")
+            keys.append(f" {words}")
+            keys.apply_meta({"@click": f"screen.answer({value})"}, start, len(keys))
+            keys.append("     ")
+        with Vertical(classes="dialog"):
+            yield Static(Text(self._question), id="question")
+            yield Static(keys, id="answers")
+
+    def action_answer(self, value: bool) -> None:
+        self.dismiss(value)
+
+
+class ProblemScreen(ModalScreen[None]):
+    """What could not be done: one sentence a problem, and what to do about it."""
+
+    BINDINGS = [
+        Binding("escape,enter,q,space", "close", "close", id="problem.close", tooltip="Back"),
+    ]
+
+    def __init__(self, title: str, lines: list[str]) -> None:
+        super().__init__()
+        self._title, self._lines = title, lines
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -bad"):
+            yield Static(Text(self._title, "bold"), id="question")
+            for line in self._lines:
+                yield Static(Text(f"✗ {line}"), classes="problem")
+            yield Static(Text("esc back"), id="answers")
+
+    def action_close(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,367 @@
+"""Looks at one run and makes frames of it: queues, supervisor, store and logs, none of them trusted to be there.
+
+No thread here: ``feed.py`` calls ``look`` four times a second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ltui.app.curves import rate_curve
+from ltui.app.frame import Cleared, CurveData, Ending, Frame
+from ltui.app.history import RANK_CURVES, TRAIN_LOSS, CurveBook, RateBook
+from ltui.app.logtail import LogTail
+from ltui.training.queue.reader import QueueFileError, QueueReader
+from ltui.training.queue.records import Kind, Phase, PulseState, StepField
+from ltui.training.run.fold import Fold, fold, step_rows
+from ltui.training.run.progress import metrics as folded_metrics
+from ltui.training.run.progress import progress as folded_progress
+from ltui.training.run.snapshot import LIVE, RankSnapshot, RankState, RunSnapshot, Verdict
+from ltui.training.run.throughput import throughput as folded_throughput
+from ltui.training.store.home import RunDir
+from ltui.training.store.reader import RunStore, StoreError
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.client import ControlClient
+
+STATUS_S = 1.0
+"""Seconds between questions to the supervisor."""
+RELOAD_S = 5.0
+"""Least seconds between loads of the stored history."""
+POLL_RECORDS = 4000
+POLLS_A_LOOK = 4
+STRIP = 32
+CURVE_POINTS = 2000
+_QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
+
+
+class AttemptQueues:
+    """The queue files of one attempt, opened as they appear."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.readers: dict[int, QueueReader] = {}
+
+    def find(self) -> None:
+        try:
+            names = [path.name for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return
+        for name in names:
+            match = _QUEUE_NAME.fullmatch(name)
+            if match and int(match[1]) not in self.readers:
+                # A file that is being made is no queue yet: the next look tries again.
+                try:
+                    self.readers[int(match[1])] = QueueReader(self.folder / name)
+                except QueueFileError:
+                    continue
+
+    def close(self) -> None:
+        for reader in self.readers.values():
+            reader.close()
+        self.readers.clear()
+
+
+class RunWatch:
+    """All that the dashboard knows of one run. Used by one thread."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self._client = ControlClient(run_dir)
+        self._snapshot: RunSnapshot | None = None
+        self._snapshot_at = 0.0
+        self._asked_at = 0.0
+        self._answers = False
+        self._attempt: int | None = None
+        self._queues: AttemptQueues | None = None
+        self._fold = Fold()
+        self._book = CurveBook()
+        self._rate_book = RateBook()
+        self._log: LogTail | None = None
+        self._strips: dict[int, deque[float]] = {}
+        self._sampled: dict[int, float | None] = {}
+        self._standing: dict[tuple[str, tuple[int, ...]], Verdict] = {}
+        self._cleared: deque[Cleared] = deque(maxlen=8)
+        self._endings: tuple[Ending, ...] = ()
+        self._reload_wanted = True
+        self._loaded_at = 0.0
+        self._was_live = False
+        self._history_error: str | None = None
+
+    def close(self) -> None:
+        if self._queues is not None:
+            self._queues.close()
+
+    def look(self, now: float, now_ns: int) -> Frame:
+        """A frame as of ``now`` (unix seconds) and ``now_ns`` (CLOCK_MONOTONIC)."""
+        if self._snapshot is None or now - self._asked_at >= STATUS_S or now < self._asked_at:
+            self._ask(now)
+        base = self._snapshot
+        assert base is not None
+        live = base.state in LIVE
+        if base.attempt != self._attempt:
+            self._begin_attempt(base.attempt)
+        pulses = self._read_queues(now) if live or self._was_live else {}
+        self._follow_end(live)
+        self._load_history(now)
+        if self._log is not None:
+            self._log.poll()
+            if not live:
+                self._log.finish()
+        self._was_live = live
+        return self._frame(self._overlay(base, pulses, now, now_ns), now)
+
+    # -- the supervisor and the store --------------------------------------------------------------
+
+    def _ask(self, now: float) -> None:
+        self._asked_at = now
+        snapshot = self._client.status()
+        self._answers = snapshot is not None
+        if snapshot is None:
+            snapshot = true_snapshot(self.run_dir)
+        if self._answers or self._snapshot is None or snapshot.state not in LIVE:
+            self._snapshot_at = now if self._answers else (snapshot.taken_at or now)
+        self._snapshot = snapshot
+        self._sample_gpus(snapshot)
+        self._follow_verdicts(snapshot, now)
+
+    def _sample_gpus(self, snapshot: RunSnapshot) -> None:
+        for gpu in snapshot.gpus:
+            if gpu.utilisation_percent is None or self._sampled.get(gpu.index) == gpu.sampled_at:
+                continue
+            self._sampled[gpu.index] = gpu.sampled_at
+            strip = self._strips.setdefault(gpu.index, deque(maxlen=STRIP))
+            strip.append(gpu.utilisation_percent / 100)
+
+    def _follow_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
+        standing = {(v.kind, v.culprits): v for v in snapshot.verdicts if v.ended is None}
+        if snapshot.state in LIVE:
+            for key, verdict in self._standing.items():
+                if key not in standing and not any(k[0] == key[0] for k in standing):
+                    began = verdict.began if verdict.began is not None else now
+                    lasted = Cleared(verdict=verdict, lasted_s=max(0.0, now - began), at=now)
+                    self._cleared.append(lasted)
+        self._standing = standing
+
+    def _load_history(self, now: float) -> None:
+        if not self._reload_wanted or now - self._loaded_at < RELOAD_S:
+            return
+        self._loaded_at = now
+        try:
+            self._load_curves()
+            self._reload_wanted = False
+            self._history_error = None
+        except (StoreError, OSError, sqlite3.Error) as error:
+            # A run of this very second has no store yet; anything else is worth a line.
+            if self.run_dir.db_path.exists():
+                self._history_error = f"the history can't be read ({error})"
+
+    def _load_curves(self) -> None:
+        with RunStore(self.run_dir) as store:
+            names = store.metric_names()
+            self._book.load({name: _stored_curve(store, name) for name in names})
+            self._endings = _endings(store, self._attempt or 1)
+            world_size = self._snapshot.world_size if self._snapshot else None
+            self._rate_book.load(*_stored_rates(store, world_size or 1))
+
+    # -- the ranks' queues -------------------------------------------------------------------------
+
+    def _begin_attempt(self, attempt: int) -> None:
+        if self._queues is not None:
+            self._queues.close()
+        self._attempt = attempt
+        self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
+        self._fold = Fold()
+        self._book.forget_live()
+        self._rate_book.forget_live()
+        self._log = LogTail(self.run_dir.logs_dir(attempt))
+        self._endings = ()
+        self._standing = {}
+        self._reload_wanted, self._loaded_at = True, 0.0
+
+    def _read_queues(self, now: float) -> dict[int, PulseState | None]:
+        assert self._queues is not None
+        self._queues.find()
+        pulses: dict[int, PulseState | None] = {}
+        for rank, reader in self._queues.readers.items():
+            for _ in range(POLLS_A_LOOK):
+                poll = reader.poll(POLL_RECORDS)
+                self._take(rank, poll.records, poll.missed)
+                if len(poll.records) < POLL_RECORDS:
+                    break
+            pulses[rank] = reader.pulse()
+        self._rate_book.settle(sorted(self._queues.readers))
+        return pulses
+
+    def _take(self, rank: int, records: Any, missed: int) -> None:
+        if missed and rank == 0:
+            # What was missed stands in the store, or is a gap there: live points begin anew.
+            self._book.forget_live()
+            self._reload_wanted = True
+        self._fold = fold(self._fold, rank, records, missed)
+        _, rows = step_rows(records)
+        for row in rows:
+            self._rate_book.add(rank, row)
+        if rank == 0:
+            self._take_curves(records, rows)
+
+    def _take_curves(self, records: Any, rows: Any) -> None:
+        for row in rows.tolist():
+            self._book.add(
+                TRAIN_LOSS,
+                row[StepField.GLOBAL_STEP],
+                row[StepField.EPOCH],
+                row[StepField.WALL_S],
+                row[StepField.LOSS],
+            )
+        for record in records:
+            if record.kind != Kind.METRICS:
+                continue
+            label = _label(record.label)
+            place = [label.get(key) for key in ("step", "epoch", "t")]
+            if not all(isinstance(v, (int, float)) for v in place):
+                continue
+            step, epoch, time = (float(v) for v in place)  # type: ignore[arg-type]
+            for name, value in zip(label.get("names") or (), record.array.tolist(), strict=False):
+                if name != TRAIN_LOSS:
+                    self._book.add(str(name), step, epoch, time, value)
+
+    def _follow_end(self, live: bool) -> None:
+        if self._was_live and not live:
+            # The supervisor has written all there is: load it once more, with the exceptions.
+            self._reload_wanted, self._loaded_at = True, 0.0
+
+    # -- the frame ---------------------------------------------------------------------------------
+
+    def _overlay(
+        self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now: float, now_ns: int
+    ) -> RunSnapshot:
+        """``base`` with what the ranks said since it was taken."""
+        if base.state not in LIVE or not pulses:
+            return base
+        ahead = folded_progress(self._fold, pulses, now_ns)
+        changes: dict[str, Any] = {
+            "ranks": self._ranks(base, pulses, now_ns),
+            "epoch": _or(ahead.epoch, base.epoch),
+            "global_step": _or(ahead.global_step, base.global_step),
+            "max_steps": _or(ahead.max_steps, base.max_steps),
+            "max_epochs": _or(ahead.max_epochs, base.max_epochs),
+        }
+        if base.started_at is not None:
+            changes["elapsed_s"] = max(0.0, now - base.started_at)
+        if not self._answers:
+            changes["throughput"] = folded_throughput(self._fold, now_ns)
+            changes["eta_s"] = ahead.eta_s
+            changes["metrics"] = {**base.metrics, **folded_metrics(self._fold)}
+        return replace(base, **changes)
+
+    def _ranks(
+        self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now_ns: int
+    ) -> tuple[RankSnapshot, ...]:
+        known = {r.rank: r for r in base.ranks}
+        for rank, pulse in pulses.items():
+            row = known.get(rank) or RankSnapshot(rank=rank, state=RankState.STARTING)
+            known[rank] = self._rank(row, pulse, now_ns)
+        return tuple(known[rank] for rank in sorted(known))
+
+    def _rank(self, row: RankSnapshot, pulse: PulseState | None, now_ns: int) -> RankSnapshot:
+        folded = self._fold.ranks.get(row.rank)
+        if folded is not None and folded.recent_step_s:
+            row = replace(row, recent_step_s=folded.recent_step_s)
+        if pulse is None or pulse.phase is Phase.UNKNOWN or row.state is RankState.DEAD:
+            return row
+        return replace(
+            row,
+            pid=pulse.pid,
+            phase=pulse.phase.label,
+            epoch=pulse.epoch,
+            batch=pulse.batch,
+            global_step=pulse.global_step,
+            age_s=max(0.0, (now_ns - pulse.changed_ns) / 1e9),
+        )
+
+    def _frame(self, snapshot: RunSnapshot, now: float) -> Frame:
+        times = [r.wall_s for r in self._fold.ranks.values() if r.wall_s is not None]
+        log = self._log
+        return Frame(
+            snapshot=snapshot,
+            now=now,
+            supervisor_answers=self._answers,
+            snapshot_at=self._snapshot_at,
+            last_record_at=max(times, default=None),
+            curves=self._book.curves(),
+            rates=self._rate_book.rates(),
+            waits=self._rate_book.waits(),
+            gpu_strips={i: tuple(strip) for i, strip in self._strips.items()},
+            cleared=tuple(self._cleared),
+            endings=self._endings,
+            curves_version=self._book.version + self._rate_book.version,
+            log=log.lines() if log else (),
+            log_version=log.version if log else 0,
+            error=self._history_error,
+        )
+
+
+def _or(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
+
+
+def _label(label: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(label)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stored_rates(
+    store: RunStore, world_size: int
+) -> tuple[dict[int | None, CurveData], CurveData | None]:
+    """Rates in total and per rank, and the share of waiting, as far as steps are stored."""
+    seconds, samples, fetch = (
+        _stored_curve(store, f"step/{name}", None) for name in ("seconds", "samples", "fetch_seconds")
+    )
+    found: dict[int | None, CurveData] = {None: rate_curve(samples, seconds, world_size)}
+    if 1 < world_size <= RANK_CURVES:
+        for rank in range(world_size):
+            own = (_stored_curve(store, f"step/{name}", rank) for name in ("samples", "seconds"))
+            found[rank] = rate_curve(*own)
+    waits = rate_curve(fetch, seconds)
+    return {rank: curve for rank, curve in found.items() if len(curve)}, waits
+
+
+def _stored_curve(store: RunStore, name: str, rank: int | None = 0) -> CurveData:
+    curve = store.curve(name, max_points=CURVE_POINTS, rank=rank)
+    return CurveData(
+        steps=curve.steps,
+        epochs=curve.epochs,
+        times=curve.times,
+        mean=curve.mean,
+        low=curve.low,
+        high=curve.high,
+    )
+
+
+def _endings(store: RunStore, attempt: int) -> tuple[Ending, ...]:
+    """The first exception of each rank in ``attempt``, the earliest first."""
+    found: dict[int, Ending] = {}
+    for event in store.events():
+        if event.kind != "exception" or event.attempt != attempt or event.rank in found:
+            continue
+        if event.rank is None:
+            continue
+        fields = event.data
+        found[event.rank] = Ending(
+            rank=event.rank,
+            type=str(fields.get("type", "an exception")),
+            message=str(fields.get("message") or event.text),
+            traceback=fields.get("traceback"),
+            at=event.t,
+        )
+    return tuple(sorted(found.values(), key=lambda e: e.at or 0.0))
