@@ -10,6 +10,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 
 from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_FAILED, build_parser
 from ltui.training.problem import ProblemError
@@ -17,6 +18,10 @@ from ltui.training.problem import ProblemError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carries out one command line and gives its exit code."""
+    # A terminal that can't show a sign gets another in its place, not an error.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     options = _parse(list(sys.argv[1:] if argv is None else argv))
     try:
         code = _command(options.do)(options)

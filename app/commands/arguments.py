@@ -1,4 +1,4 @@
-"""The command line's grammar: every command, option and help text. Imports argparse and nothing heavy.
+"""The command line's grammar: every command, option and help text. Imports nothing heavy.
 
 A command names the function that carries it out as ``module:function``; ``ltui.app.cli`` imports it
 once the command is known, so that ``ltui --version`` and the help cost nothing else.
@@ -165,7 +165,7 @@ def _add_starting(add: Add) -> None:
     execute.add_argument(
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
     )
-    resume = add("resume", "launch:resume", "continue a run that ended, from its checkpoint", _RESUME)
+    resume = add("resume", "launch:resume", "go on with an ended run, from its checkpoint", _RESUME)
     _add_run(resume)
     _add_set(resume)
     _add_detach(resume)
@@ -200,7 +200,7 @@ def _add_looking(add: Add) -> None:
 
 
 def _add_steering(add: Add) -> None:
-    stop = add("stop", "control:stop", "stop a run, with a checkpoint that it can resume from", _STOP)
+    stop = add("stop", "control:stop", "stop a run, with a checkpoint to resume from", _STOP)
     _add_run(stop)
     stop.add_argument(
         "--timeout",
@@ -228,7 +228,7 @@ def _add_preparing(add: Add) -> None:
     check.add_argument(
         "--quick", action="store_true", help="only what can be told without importing torch"
     )
-    _add_json(add("doctor", "doctor:examine", "look at this machine and say what is missing", _DOCTOR))
+    _add_json(add("doctor", "doctor:examine", "look at this machine, say what is missing", _DOCTOR))
     completion = add(
         "completion", "completion:print_script", "print the completion script of a shell", _COMPLETE
     )

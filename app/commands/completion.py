@@ -1,0 +1,49 @@
+"""``ltui completion``: the script that a shell loads to complete commands, presets and runs."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+
+import shtab
+from ltui.app.commands.arguments import EXIT_DONE, build_parser
+from ltui.training.run.presets import preset_names
+
+# Runs change, so the shell lists their directories itself: no Python starts at a press of Tab.
+_RUNS = '$(cd "${LTUI_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/ltui}/runs" 2>/dev/null && ls)'
+_PREAMBLE = {
+    "bash": """
+_ltui_runs() { compgen -W "last %(runs)s" -- "$1"; }
+_ltui_presets() { compgen -W "%(presets)s" -- "$1"; compgen -f -- "$1"; }
+""",
+    "zsh": """
+_ltui_runs() { compadd last ${(f)"%(runs)s"}; }
+_ltui_presets() { compadd %(presets)s; _files; }
+""",
+}
+_COMPLETERS = {
+    "run": {"bash": "_ltui_runs", "zsh": "_ltui_runs"},
+    "preset": {"bash": "_ltui_presets", "zsh": "_ltui_presets"},
+    "output": shtab.FILE,
+    "python": shtab.FILE,
+}
+
+
+def print_script(options: Namespace) -> int:
+    """``ltui completion bash|zsh|tcsh``."""
+    parser = build_parser()
+    _mark(parser)
+    words = {"runs": _RUNS, "presets": " ".join(preset_names())}
+    preamble = {shell: text % words for shell, text in _PREAMBLE.items()}
+    print(shtab.complete(parser, shell=options.shell, preamble=preamble))
+    return EXIT_DONE
+
+
+def _mark(parser: argparse.ArgumentParser) -> None:
+    """Says of every argument how it is completed."""
+    for action in parser._actions:
+        if action.dest in _COMPLETERS and action.option_strings != ["--version"]:
+            action.complete = _COMPLETERS[action.dest]  # type: ignore[attr-defined]
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _mark(command)

@@ -1,0 +1,125 @@
+"""``ltui stop``, ``pause``, ``continue``, ``checkpoint``: each waits until it has happened."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
+from ltui.app.steering import ask, require_live, wait_for
+from ltui.app.summary import checkpoint_text, last_checkpoint, state_line
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.store.home import RunDir, find_run, ltui_home
+from ltui.training.store.reader import Event, RunStore
+from ltui.widgets.formats import count, duration
+from ltui.widgets.sanitise import clean_line
+
+PATIENCE_S = 120.0
+"""For what happens at the end of a step; a step may be long."""
+LADDER_S = 60.0
+"""What the interrupt and the kill take after the agreed stop's timeout, generously."""
+
+
+def stop(options: Namespace) -> int:
+    """``ltui stop RUN``."""
+    run_dir = find_run(ltui_home(), options.run)
+    require_live(run_dir)
+    if options.kill:
+        ask(run_dir, {"cmd": "kill"})
+        return _stopped(*wait_for(run_dir, _ended, LADDER_S), killed=True)
+    ask(run_dir, {"cmd": "stop", "timeout_s": options.timeout})
+    return _stopped(*wait_for(run_dir, _ended, options.timeout + LADDER_S), killed=False)
+
+
+def _ended(snapshot: RunSnapshot) -> bool:
+    return snapshot.state not in LIVE
+
+
+def _stopped(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
+    if not ended:
+        print(f"{snapshot.id} is still {snapshot.state.value}.")
+        print(f"  kill it     ltui stop --kill {snapshot.id}")
+        return EXIT_FAILED
+    print(f"{snapshot.id}: {state_line(snapshot)}")
+    checkpoint = last_checkpoint(snapshot)
+    if checkpoint is None:
+        print("  No checkpoint was saved; it can't be resumed.")
+    elif snapshot.state is not RunState.FINISHED:
+        print(f"  checkpoint  {checkpoint_text(checkpoint)}")
+        print(f"  go on       ltui resume {snapshot.id}")
+    as_asked = killed or snapshot.state in (RunState.STOPPED, RunState.FINISHED)
+    return EXIT_DONE if as_asked else EXIT_FAILED
+
+
+def pause(options: Namespace) -> int:
+    """``ltui pause RUN``."""
+    return _change(options, "pause", RunState.PAUSED, "paused")
+
+
+def go_on(options: Namespace) -> int:
+    """``ltui continue RUN``."""
+    return _change(options, "continue", RunState.RUNNING, "goes on")
+
+
+def _change(options: Namespace, command: str, wanted: RunState, said: str) -> int:
+    run_dir = find_run(ltui_home(), options.run)
+    require_live(run_dir)
+    ask(run_dir, {"cmd": command})
+    snapshot, done = wait_for(run_dir, lambda s: s.state is wanted, PATIENCE_S)
+    if not done:
+        return _not_done(snapshot, command)
+    print(f"{snapshot.id} {said}{_at(snapshot.global_step)}.")
+    return EXIT_DONE
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {count(step)}"
+
+
+def _not_done(snapshot: RunSnapshot, command: str) -> int:
+    if snapshot.state not in LIVE:
+        print(f"{snapshot.id} ended before that: {state_line(snapshot)}")
+    else:
+        waited = duration(PATIENCE_S)
+        print(
+            f"{snapshot.id} did not {command} within {waited}; it is {snapshot.state.value}. "
+            "The request stands."
+        )
+    return EXIT_FAILED
+
+
+def checkpoint(options: Namespace) -> int:
+    """``ltui checkpoint RUN``."""
+    run_dir = find_run(ltui_home(), options.run)
+    require_live(run_dir)
+    last_event = _last_event(run_dir)
+    ask(run_dir, {"cmd": "checkpoint"})
+    snapshot, _ = wait_for(run_dir, lambda _: _outcome(run_dir, last_event) is not None, PATIENCE_S)
+    outcome = _outcome(run_dir, last_event)
+    if outcome is None:
+        return _not_done(snapshot, "save a checkpoint")
+    saved = outcome.kind == "checkpoint_saved"
+    path = outcome.data.get("path")
+    if saved and path:
+        step = _at(outcome.data.get("global_step"))
+        print(f"{snapshot.id} saved a checkpoint{step}: {clean_line(str(path))}")
+    else:
+        print(f"{snapshot.id}: {clean_line(outcome.text)}")
+    return EXIT_DONE if saved else EXIT_FAILED
+
+
+def _last_event(run_dir: RunDir) -> int:
+    with RunStore(run_dir) as store:
+        last = 0
+        while events := store.events(last):
+            last = events[-1].id
+    return last
+
+
+def _outcome(run_dir: RunDir, after: int) -> Event | None:
+    """What came of the request: the first checkpoint event that is not a periodic one's."""
+    with RunStore(run_dir) as store:
+        for event in store.events(after):
+            asked_for = event.data.get("reason") != "periodic"
+            if event.kind in ("checkpoint_saved", "checkpoint_failed") and asked_for:
+                return event
+    return None

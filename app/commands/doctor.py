@@ -1,0 +1,180 @@
+"""``ltui doctor``: what this machine and the training interpreter have, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
+from ltui.app.interpreter import NEEDED, Findings, choose_python, install_command, look
+from ltui.app.summary import columns
+from ltui.training.problem import ProblemError
+from ltui.training.store.home import ltui_home
+from ltui.widgets.formats import NA, size
+
+# Module, what it is for where it is not needed by every run.
+_USEFUL = {
+    "torchvision": "the vision presets",
+    "torchmetrics": "presets that count accuracy",
+    "sklearn": "quickstart's digits",
+    "ffcv": "fast image loading",
+    "py_spy": "stacks of a frozen rank",
+}
+_PIP = {"sklearn": "scikit-learn", "py_spy": "py-spy"}
+SHM_NEEDED_BYTES = 1 << 30
+DISK_NEEDED_BYTES = 5 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    what: str
+    value: str
+    ok: bool = True
+    remedy: str | None = None
+    needed: bool = False
+    """Without it nothing trains."""
+
+
+def examine(options: Namespace) -> int:
+    """``ltui doctor``."""
+    findings = [*_ltui(), *_interpreter(), *_gpu(), *_machine(), *_terminal()]
+    healthy = all(finding.ok for finding in findings if finding.needed)
+    if options.json:
+        fields = ("what", "value", "ok", "needed", "remedy")
+        document = {
+            "ok": healthy,
+            "findings": [{name: getattr(f, name) for name in fields} for f in findings],
+        }
+        json.dump(document, sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(_lines(findings)))
+    return EXIT_DONE if healthy else EXIT_FAILED
+
+
+def _lines(findings: list[Finding]) -> list[str]:
+    rows = [(_sign(finding), finding.what, finding.value) for finding in findings]
+    lines = []
+    for finding, line in zip(findings, columns(rows), strict=True):
+        lines.append(line)
+        if finding.remedy and not finding.ok:
+            lines.append(f"         {finding.remedy}")
+    return lines
+
+
+def _sign(finding: Finding) -> str:
+    if finding.ok:
+        return "ok"
+    return "MISSING" if finding.needed else "without"
+
+
+def _ltui() -> list[Finding]:
+    own = Finding("ltui", f"{version('ltui-train')} on Python {platform.python_version()}")
+    try:
+        home = ltui_home()
+    except ProblemError as error:
+        problem = error.problems[0]
+        return [own, Finding("runs", problem.what, False, problem.remedy, needed=True)]
+    free = shutil.disk_usage(home).free
+    enough = free >= DISK_NEEDED_BYTES
+    remedy = "Checkpoints and histories may not fit; set LTUI_HOME to a larger disk."
+    return [own, Finding("runs", f"{home}, {size(free)} free", enough, remedy)]
+
+
+def _interpreter() -> list[Finding]:
+    try:
+        python = choose_python(None, os.environ)
+        seen = look(python, [*NEEDED, *_USEFUL])
+    except ProblemError as error:
+        problem = error.problems[0]
+        return [Finding("training", str(problem), False, problem.remedy, needed=True)]
+    rows = [Finding("training in", f"{python}, Python {seen.version}")]
+    rows += [_package(seen, module, NEEDED[module], None) for module in NEEDED]
+    rows += [_package(seen, m, _PIP.get(m, m), purpose) for m, purpose in _USEFUL.items()]
+    return rows
+
+
+def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) -> Finding:
+    found = seen.packages.get(module)
+    name = module.replace("_", "-")
+    if found is not None:
+        return Finding(name, found, needed=purpose is None)
+    use = f"not installed; for {purpose}" if purpose else "not installed; every run needs it"
+    remedy = install_command(seen.python, [pip_name])
+    if module == "ffcv":
+        remedy += "   (first: apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++)"
+    return Finding(name, use, False, remedy, needed=purpose is None)
+
+
+def _gpu() -> list[Finding]:
+    # Local: the other findings must stand even where NVML's binding is broken.
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [Finding("GPU", f"none: {error}; runs train on the CPU", False)]
+    try:
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        rows = [Finding("GPU driver", driver)]
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            name = _text(pynvml.nvmlDeviceGetName(handle))
+            free = f"{size(memory.free)} of {size(memory.total)} free"
+            rows.append(Finding(f"GPU {index}", f"{name}, {free}"))
+        return rows
+    except pynvml.NVMLError as error:
+        return [Finding("GPU", f"can't be read: {error}", False)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _machine() -> list[Finding]:
+    rows = [Finding("processors", f"{len(os.sched_getaffinity(0))} usable")]
+    shm = Path("/dev/shm")  # noqa: S108 - its size is looked at, nothing is written
+    if shm.is_dir():
+        total, _, free = shutil.disk_usage(shm)
+        remedy = "DataLoader workers may die of it; in a container start it with --shm-size=8g."
+        text = f"{size(free)} of {size(total)} free"
+        rows.append(Finding("/dev/shm", text, free >= SHM_NEEDED_BYTES, remedy))
+    else:
+        rows.append(Finding("/dev/shm", "not there", False, "DataLoader workers need it."))
+    return rows
+
+
+def _terminal() -> list[Finding]:
+    term = os.environ.get("TERM", "")
+    if not sys.stdout.isatty():
+        return [Finding("terminal", "output goes elsewhere; the dashboard needs a terminal")]
+    columns_, lines = shutil.get_terminal_size()
+    large = columns_ >= 80 and lines >= 24
+    return [
+        Finding(
+            "terminal",
+            f"{columns_}x{lines}, TERM={term or NA}, {_colours(term)}",
+            large,
+            "The dashboard is made for 80x24 and larger.",
+        )
+    ]
+
+
+def _colours(term: str) -> str:
+    if os.environ.get("NO_COLOR"):
+        return "no colours (NO_COLOR)"
+    if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
+        return "true colour"
+    return "256 colours" if "256" in term else "16 colours"

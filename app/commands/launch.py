@@ -1,0 +1,102 @@
+"""``ltui run``, ``exec`` and ``resume``: starts a run, and shows it unless detached."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.interpreter import choose_python
+from ltui.app.prepare import changed_spec, prepare
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.presets import build_spec
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir, find_run, ltui_home, new_run_id
+from ltui.training.supervise import launch as supervise
+
+
+def run(options: Namespace) -> int:
+    """``ltui run PRESET|FILE``."""
+    prepared = prepare(options.preset, options.overrides, options.python)
+    home = ltui_home()
+    run_id, name = new_run_id(home, options.name)
+    spec = build_spec(
+        prepared.preset,
+        prepared.overrides,
+        id=run_id,
+        name=name,
+        cwd=str(Path.cwd()),
+        python=prepared.python,
+        created_at=time.time(),
+    )
+    return _start(lambda: supervise.launch(spec, home), detach=options.detach)
+
+
+def execute(options: Namespace) -> int:
+    """``ltui exec -- COMMAND...``."""
+    home = ltui_home()
+    spec = _command_spec(options, home)
+    return _start(lambda: supervise.launch(spec, home), detach=options.detach)
+
+
+def _command_spec(options: Namespace, home: Path) -> RunSpec:
+    command = tuple(options.command)
+    if not command:
+        raise ProblemError(
+            Problem(
+                where="ltui exec",
+                what="there is no command.",
+                remedy="Put it after two dashes: ltui exec -- python train.py",
+            )
+        )
+    path = os.environ.get("PATH", os.defpath)
+    env: dict[str, str] = {}
+    python = choose_python(options.python, os.environ)
+    if options.python is not None:
+        path = env["PATH"] = f"{Path(python).parent}{os.pathsep}{path}"
+    if shutil.which(command[0], path=path) is None:
+        raise ProblemError(
+            Problem(
+                where=f"ltui exec -- {command[0]}",
+                what="there is no program of that name that can be run.",
+                remedy="Give its path, or activate the environment that holds it.",
+            )
+        )
+    run_id, name = new_run_id(home, options.name)
+    return RunSpec(
+        id=run_id,
+        name=name,
+        created_at=time.time(),
+        cwd=str(Path.cwd()),
+        python=python,
+        command=command,
+        nproc=0,
+        env=env,
+    )
+
+
+def resume(options: Namespace) -> int:
+    """``ltui resume RUN``."""
+    run_dir = find_run(ltui_home(), options.run)
+    spec = changed_spec(run_dir.read_spec(), options.overrides) if options.overrides else None
+
+    def start() -> RunDir:
+        supervise.resume(run_dir, spec=spec, checkpoint=None)
+        return run_dir
+
+    return _start(start, detach=options.detach)
+
+
+def _start(start: Callable[[], RunDir], *, detach: bool) -> int:
+    if detach:
+        run_dir = start()
+        print(f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}")
+        return EXIT_DONE
+    # Local: a detached start draws nothing.
+    from ltui.app.foreground import watch
+
+    return watch(start)

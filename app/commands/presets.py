@@ -1,0 +1,57 @@
+"""``ltui presets`` and ``ltui check``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.prepare import check_with_classes, prepare
+from ltui.app.summary import columns
+from ltui.training.problem import ProblemError
+from ltui.training.run.presets import Preset, load_preset, preset_names
+from ltui.training.run.snapshot import to_json
+from ltui.widgets.sanitise import clean_line, clean_name
+
+
+def list_all(options: Namespace) -> int:
+    """``ltui presets``."""
+    presets: list[Preset] = []
+    for name in preset_names():
+        try:
+            presets.append(load_preset(name, Path.cwd()))
+        except ProblemError as error:
+            # One damaged preset must not hide the others.
+            sys.stderr.write(f"{error}\n")
+    if options.json:
+        json.dump([_document(preset) for preset in presets], sys.stdout, indent=1)
+        print()
+    else:
+        rows = [
+            (clean_name(p.name), clean_name(", ".join(p.tags)), clean_line(p.title))
+            for p in presets
+        ]
+        print("\n".join(columns(rows)))
+    return EXIT_DONE
+
+
+def _document(preset: Preset) -> dict[str, object]:
+    shown = to_json(preset)
+    return {
+        key: shown.get(key) if key != "path" else (str(preset.path) if preset.path else None)
+        for key in ("name", "title", "about", "tags", "knobs", "path")
+    }
+
+
+def check(options: Namespace) -> int:
+    """``ltui check PRESET|FILE``."""
+    prepared = prepare(options.preset, options.overrides, options.python)
+    name = clean_name(prepared.preset.name)
+    if options.quick:
+        print(f"{name}: nothing wrong at first sight. The real classes were not asked.")
+        return EXIT_DONE
+    check_with_classes(prepared)
+    print(f"{name}: nothing wrong; the real classes in {prepared.python} take it.")
+    return EXIT_DONE

@@ -1,0 +1,57 @@
+"""``ltui runs``, ``show`` and ``delete``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+
+from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.summary import runs_lines, show_lines
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import RunSnapshot, head_json, to_json
+from ltui.training.store.home import find_run, list_runs, ltui_home
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.launch import delete as delete_run
+
+
+def list_all(options: Namespace) -> int:
+    """``ltui runs``."""
+    snapshots: list[RunSnapshot] = []
+    for run_dir in list_runs(ltui_home()):
+        try:
+            snapshots.append(true_snapshot(run_dir))
+        except ProblemError as error:
+            # One unreadable run must not hide the others.
+            sys.stderr.write(f"{error}\n")
+    if options.json:
+        _print_json([head_json(snapshot) for snapshot in snapshots])
+    elif snapshots:
+        print("\n".join(runs_lines(snapshots, time.time())))
+    else:
+        print("There is no run yet. Start one: ltui run quickstart")
+    return EXIT_DONE
+
+
+def show(options: Namespace) -> int:
+    """``ltui show RUN``."""
+    snapshot = true_snapshot(find_run(ltui_home(), options.run))
+    if options.json:
+        _print_json(to_json(snapshot))
+    else:
+        print("\n".join(show_lines(snapshot, time.time())))
+    return EXIT_DONE
+
+
+def delete(options: Namespace) -> int:
+    """``ltui delete RUN``."""
+    run_dir = find_run(ltui_home(), options.run)
+    delete_run(run_dir)
+    print(f"{run_dir.id} was deleted, with its history, logs and checkpoints.")
+    return EXIT_DONE
+
+
+def _print_json(document: object) -> None:
+    json.dump(document, sys.stdout, indent=1, allow_nan=False)
+    sys.stdout.write("\n")

@@ -1,0 +1,227 @@
+"""A run in the foreground: shows it until it ends, and turns Ctrl-C into a stop, then a kill.
+
+The run belongs to its supervisor; whatever happens to this process, it goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from ltui.app.progress import Display, terminal_display
+from ltui.app.steering import ask
+from ltui.app.summary import ending_lines, resumable
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import LIVE, RankState, RunSnapshot, RunState
+from ltui.training.store.home import RunDir
+from ltui.training.store.reader import Event, RunStore
+from ltui.training.store.schema import StoreError
+from ltui.training.store.truth import true_snapshot
+from ltui.widgets.sanitise import clean_line
+
+LOOK_EVERY_S = 0.25
+STOP_TIMEOUT_S = 60.0
+LINES_SHOWN = 20
+END_BYTES = 16 * 1024
+_EVERY_RANK = frozenset({"exception", "telemetry_off"})
+_ONCE = frozenset(
+    {"checkpoint_saved", "checkpoint_failed", "paused", "continued", "stopped", "resumed", "note"}
+)
+_HINT = "Ctrl-C stops with a checkpoint; closing the terminal leaves the run running"
+_STOPPING = "stopping with a checkpoint; Ctrl-C again kills at once"
+_KILLING = "killing"
+
+
+class Signals:
+    """What this process was told by signals. Handlers only count; the loop acts."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.leave: int | None = None
+        """The signal that asks this process, not the run, to end."""
+
+    def _interrupt(self, *_: Any) -> None:
+        self.interrupts += 1
+
+    def _leave(self, number: int, _frame: FrameType | None) -> None:
+        self.leave = number
+
+    @contextmanager
+    def caught(self) -> Iterator[Signals]:
+        """Caught inside, as they were before outside."""
+        handlers = {
+            signal.SIGINT: self._interrupt,
+            signal.SIGTERM: self._leave,
+            signal.SIGHUP: self._leave,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def watch(start: Callable[[], RunDir]) -> int:
+    """Starts a run and shows it to its end. Gives the exit code of ``ltui run``."""
+    with Signals().caught() as signals:
+        run_dir = start()
+        display = terminal_display()
+        try:
+            return Watch(run_dir, display, signals).until_end()
+        except BrokenPipeError:
+            _say_left(run_dir)
+            raise
+        finally:
+            display.close()
+
+
+class Watch:
+    """One run, one display."""
+
+    def __init__(self, run_dir: RunDir, display: Display, signals: Signals) -> None:
+        self._run_dir = run_dir
+        self._display = display
+        self._signals = signals
+        self._acted = 0
+        self._last_event = 0
+        self._began_at = time.time()
+
+    def until_end(self) -> int:
+        self._display.say(f"{self._run_dir.id} started. {_HINT}.")
+        while True:
+            snapshot = true_snapshot(self._run_dir)
+            self._tell_events()
+            if snapshot.state not in LIVE:
+                return self._ended(snapshot)
+            self._display.show(snapshot, time.monotonic(), self._hint())
+            if self._signals.leave is not None:
+                self._display.close()
+                _say_left(self._run_dir)
+                return 128 + self._signals.leave
+            self._obey()
+            time.sleep(LOOK_EVERY_S)
+
+    def _hint(self) -> str:
+        return (_HINT, _STOPPING, _KILLING)[min(self._acted, 2)]
+
+    def _obey(self) -> None:
+        """Carries out a Ctrl-C that was not yet: the first stops, the second kills."""
+        wanted = min(self._signals.interrupts, 2)
+        if wanted <= self._acted:
+            return
+        self._acted = wanted
+        killing = wanted == 2
+        self._display.say("Killing it." if killing else f"Ctrl-C: {_STOPPING}.")
+        request = {"cmd": "kill"} if killing else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
+        try:
+            ask(self._run_dir, request)
+        except ProblemError as error:
+            # It may have ended in this moment: the next look tells.
+            self._display.say(str(error))
+
+    def _tell_events(self) -> None:
+        for event in events_of(self._run_dir, self._last_event):
+            self._last_event = event.id
+            if event.t >= self._began_at and (line := event_line(event)):
+                self._display.say(line)
+
+    def _ended(self, snapshot: RunSnapshot) -> int:
+        self._display.close()
+        for line in [*failure_lines(self._run_dir, snapshot), *ending_lines(snapshot)]:
+            self._display.say(line)
+        return exit_code(snapshot)
+
+
+def exit_code(snapshot: RunSnapshot) -> int:
+    """0 finished, 3 stopped and resumable, 1 anything else."""
+    if snapshot.state is RunState.FINISHED:
+        return EXIT_DONE
+    if snapshot.state is RunState.STOPPED and resumable(snapshot):
+        return EXIT_STOPPED
+    return EXIT_FAILED
+
+
+def events_of(run_dir: RunDir, after: int = 0) -> list[Event]:
+    """Events after that one; none while the history can't be read."""
+    try:
+        with RunStore(run_dir) as store:
+            return store.events(after)
+    except StoreError:
+        return []
+
+
+def event_line(event: Event) -> str | None:
+    """What is said of an event while the run goes on; None for what the panel shows anyway."""
+    if event.kind in _EVERY_RANK:
+        return f"rank {event.rank}: {clean_line(event.text, 400)}"
+    if event.kind in _ONCE and event.rank in (0, None):
+        return clean_line(event.text, 400)
+    return None
+
+
+def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
+    """Why it failed: the first exception of any rank, or the end of what was written."""
+    if snapshot.state not in (RunState.FAILED, RunState.CRASHED, RunState.LOST):
+        return []
+    raised = [
+        event
+        for event in all_events(run_dir)
+        if event.kind == "exception" and event.attempt == snapshot.attempt
+    ]
+    if raised:
+        first = min(raised, key=lambda event: event.t)
+        trace = str(first.data.get("traceback") or first.text)
+        return ["", f"rank {first.rank} failed first:", *_last_lines(trace)]
+    for path in _likely_logs(run_dir, snapshot):
+        lines = _last_lines(_end_of(path))
+        if lines:
+            return ["", f"the end of {path}:", *lines]
+    return []
+
+
+def all_events(run_dir: RunDir) -> list[Event]:
+    """Every event of the run."""
+    found: list[Event] = []
+    while more := events_of(run_dir, found[-1].id if found else 0):
+        found += more
+    return found
+
+
+def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
+    """Of ranks that died first, then of the engine, then of all others."""
+    dead = [r.rank for r in snapshot.ranks if r.exit_code or r.state is RankState.DEAD]
+    others = [r.rank for r in snapshot.ranks if r.rank not in dead]
+    engine = run_dir.engine_log_path(snapshot.attempt)
+    ranks = [run_dir.rank_log_path(snapshot.attempt, rank) for rank in (*dead, *others)]
+    return [*ranks[: len(dead)], engine, *ranks[len(dead) :]]
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - END_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _last_lines(text: str) -> list[str]:
+    lines = [clean_line(line, 400) for line in text.splitlines() if line.strip()]
+    return [f"  {line}" for line in lines[-LINES_SHOWN:]]
+
+
+def _say_left(run_dir: RunDir) -> None:
+    try:
+        sys.stderr.write(f"The run goes on. To watch it: ltui attach {run_dir.id}\n")
+        sys.stderr.flush()
+    except OSError:
+        # The terminal is gone, which is why we leave.
+        return

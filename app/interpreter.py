@@ -1,0 +1,245 @@
+"""The interpreter that trains: which one, and whether it holds what a run needs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ltui.training
+from ltui.app import probe
+from ltui.training.problem import Problem, ProblemError
+
+OLDEST = (3, 10)
+# What a LightningCLI run imports whatever the preset is; module name to what pip calls it.
+NEEDED = {"torch": "torch", "lightning": "lightning", "jsonargparse": "jsonargparse[signatures]"}
+_PIP_NAMES = {**NEEDED, "sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What the probe saw in an interpreter."""
+
+    python: str
+    version: str
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    """Module name to version; None where it is not there."""
+    classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def choose_python(named: str | None, environment: Mapping[str, str]) -> str:
+    """The path of the interpreter that ranks run in. Links are kept: a venv's python is one."""
+    if named is not None:
+        return _named(named)
+    active = environment.get("VIRTUAL_ENV")
+    if active:
+        return _of_environment(active)
+    if find_spec("torch") is not None:
+        return sys.executable
+    return shutil.which("python3", path=environment.get("PATH")) or sys.executable
+
+
+def _named(text: str) -> str:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        path = path / "bin" / "python"
+    found = shutil.which(str(path))
+    if found is None:
+        raise ProblemError(
+            Problem(
+                where=f"--python {text}",
+                what="there is no program that can be run.",
+                remedy="Give the path of a Python interpreter, such as .venv/bin/python.",
+            )
+        )
+    return os.path.abspath(found)
+
+
+def _of_environment(active: str) -> str:
+    path = Path(active) / "bin" / "python"
+    if not os.access(path, os.X_OK):
+        raise ProblemError(
+            Problem(
+                where=f"VIRTUAL_ENV={active}",
+                what="this virtual environment has no bin/python.",
+                remedy="Activate another one, or name the interpreter with --python.",
+            )
+        )
+    return str(path.absolute())
+
+
+def look(
+    python: str,
+    packages: Sequence[str],
+    class_paths: Mapping[str, str] | None = None,
+    folders: Sequence[str] = (),
+) -> Findings:
+    """Asks ``python`` (about 0.1 s). ``ProblemError`` where it can't answer."""
+    question = {
+        "packages": list(packages),
+        "class_paths": dict(class_paths or {}),
+        "folders": list(folders),
+        # Ranks get these from ltui itself, whether or not the interpreter holds ltui.
+        "rooms": {"ltui.training": str(Path(next(iter(ltui.training.__path__))))},
+    }
+    said = ""
+    try:
+        done = subprocess.run(
+            [python, probe.__file__],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        said = done.stderr
+        answer = json.loads(done.stdout)
+        return Findings(
+            python=python,
+            version=answer["python"],
+            packages=answer["packages"],
+            classes=answer["classes"],
+        )
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+        why = said.strip().splitlines()[-1][:200] if said.strip() else type(error).__name__
+        raise ProblemError(
+            Problem(
+                where=python,
+                what=f"it does not work as a Python interpreter ({why}).",
+                remedy="Name another one with --python.",
+            )
+        ) from error
+
+
+def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
+    """What of ``needed`` (module to pip name) is missing, with the command that installs it."""
+    if _numbers(findings.version) < OLDEST:
+        return [
+            Problem(
+                where=findings.python,
+                what=f"it is Python {findings.version}; training needs 3.10 or newer.",
+                remedy="Name another one with --python.",
+            )
+        ]
+    # What was not asked about is in ``needed`` because a class lacks it.
+    missing = [module for module in needed if findings.packages.get(module) is None]
+    if not missing:
+        return []
+    command = install_command(findings.python, [needed[module] for module in missing])
+    return [
+        Problem(
+            where=findings.python,
+            what=f"this interpreter, which would train, lacks {_enumerated(missing)}.",
+            remedy=f"Install with: {command}",
+        )
+    ]
+
+
+def install_command(python: str, packages: Sequence[str]) -> str:
+    quoted = [f"'{name}'" if "[" in name else name for name in packages]
+    return f"{python} -m pip install {' '.join(quoted)}"
+
+
+def needs_of(findings: Findings) -> dict[str, str]:
+    """What the classes that were looked up import and the interpreter lacks."""
+    return pip_names(sorted({m for c in findings.classes.values() for m in c.get("lacks", ())}))
+
+
+def pip_names(modules: Sequence[str]) -> dict[str, str]:
+    """Module names as pip calls what holds them."""
+    return {module: _PIP_NAMES.get(module, module) for module in modules}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in version.split(".")[:2])
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassUse:
+    """A ``class_path`` in a configuration."""
+
+    place: str
+    """``model``, ``trainer.callbacks.0``."""
+    class_path: str
+    init_args: Mapping[str, Any]
+
+
+def class_uses(document: object, place: str = "") -> list[ClassUse]:
+    """Every full class path in a configuration, with its arguments."""
+    found: list[ClassUse] = []
+    if isinstance(document, Mapping):
+        path = document.get("class_path")
+        if isinstance(path, str) and "." in path:
+            arguments = document.get("init_args")
+            found.append(ClassUse(place, path, arguments if isinstance(arguments, Mapping) else {}))
+        for key, value in document.items():
+            found += class_uses(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(document, (list, tuple)):
+        for index, value in enumerate(document):
+            found += class_uses(value, f"{place}.{index}")
+    return found
+
+
+def class_problems(uses: Sequence[ClassUse], findings: Findings, where: str) -> list[Problem]:
+    """Classes that can't be imported, and arguments that their ``__init__`` does not take."""
+    problems: list[Problem] = []
+    for use in uses:
+        known = findings.classes.get(use.place) or {}
+        at = f"{where} {use.place}.class_path"
+        if known.get("missing"):
+            problems.append(_missing_class(at, use, known))
+        elif known.get("parameters") is not None:
+            problems += _unknown_arguments(
+                f"{where} {use.place}.init_args", use, known["parameters"]
+            )
+    return problems
+
+
+def _missing_class(where: str, use: ClassUse, known: Mapping[str, Any]) -> Problem:
+    if known["missing"] == "module":
+        return Problem(
+            where=where,
+            what=f"`{use.class_path}` can't be imported: there is no module `{known['name']}`.",
+            remedy="Correct the path, or start ltui where that module can be imported from.",
+        )
+    if known["missing"] == "source":
+        return Problem(
+            where=where,
+            what=f"`{use.class_path}` can't be imported: {known['name']}.",
+            remedy="Correct that file.",
+        )
+    near = difflib.get_close_matches(known["name"], known["known"], n=1)
+    return Problem(
+        where=where,
+        what=f"`{use.class_path}` can't be imported: {known['file']} has no `{known['name']}`.",
+        remedy=f"Did you mean `{near[0]}`?" if near else "Correct the name.",
+    )
+
+
+def _unknown_arguments(where: str, use: ClassUse, parameters: Sequence[str]) -> list[Problem]:
+    problems = []
+    for name in use.init_args:
+        if name in parameters:
+            continue
+        near = difflib.get_close_matches(str(name), parameters, n=1)
+        takes = ", ".join(parameters) or "none"
+        problems.append(
+            Problem(
+                where=f"{where}.{name}",
+                what=f"`{use.class_path}` takes no such argument.",
+                remedy=f"Did you mean `{near[0]}`?" if near else f"It takes: {takes}.",
+            )
+        )
+    return problems

@@ -1,0 +1,59 @@
+"""Commands to a run: asked of its supervisor, and waited for until they have happened.
+
+Where the supervisor died and the ranks live, another is started first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.snapshot import LIVE, RunSnapshot
+from ltui.training.store.home import RunDir
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.client import ControlClient, NotSupervised
+from ltui.training.supervise.launch import adopt
+
+LOOK_EVERY_S = 0.1
+ANSWER_S = 5.0
+"""A supervisor on a loaded machine may take a while; it answers at once otherwise."""
+
+
+def ask(run_dir: RunDir, request: dict[str, Any]) -> dict[str, Any]:
+    """The supervisor's answer. ``ProblemError`` where it refuses or the run is not alive."""
+    client = ControlClient(run_dir)
+    try:
+        return client.request(request, ANSWER_S)
+    except NotSupervised:
+        require_live(run_dir)
+        adopt(run_dir)
+        return client.request(request, ANSWER_S)
+
+
+def require_live(run_dir: RunDir) -> RunSnapshot:
+    """The run as it is, where it is alive."""
+    snapshot = true_snapshot(run_dir)
+    if snapshot.state not in LIVE:
+        raise ProblemError(
+            Problem(
+                where=run_dir.id,
+                what=f"it is not running ({snapshot.detail or snapshot.state.value}).",
+                remedy=f"Start it again with: ltui resume {run_dir.id}",
+            )
+        )
+    return snapshot
+
+
+def wait_for(
+    run_dir: RunDir, happened: Callable[[RunSnapshot], bool], timeout_s: float
+) -> tuple[RunSnapshot, bool]:
+    """Looks until ``happened``, the end or the timeout; gives the last look and ``happened``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        snapshot = true_snapshot(run_dir)
+        done = happened(snapshot)
+        if done or snapshot.state not in LIVE or time.monotonic() >= deadline:
+            return snapshot, done
+        time.sleep(LOOK_EVERY_S)
