@@ -1,1 +1,2 @@
-"""The tensor queue: how a rank's records and its pulse cross to other processes through mapped files."""
+"""The tensor queue: how a rank's records and its pulse cross to other processes through mapped
+files."""

@@ -16,7 +16,7 @@ class Kind(IntEnum):
     STEP = 1
     """float64[len(StepField)], see ``StepField``; no label. One a training batch."""
     METRICS = 2
-    """float64[n]; label ``{"names": [n strings], "step": int, "epoch": int, "t": unix seconds}``."""
+    """float64[n]; label ``{"names": [n strings], "step": int, "epoch": int, "t": unix s}``."""
     EVENT = 3
     """Empty payload; label ``{"kind": str, "text": str, ...}``, see ``docs/architecture.md``."""
     HELLO = 4
@@ -86,7 +86,11 @@ class Phase(IntEnum):
         return _PHASE_LABELS.get(self, self.name.lower().replace("_", " "))
 
 
-_PHASE_LABELS = {Phase.FETCH: "fetch data", Phase.TRANSFER: "to device", Phase.BATCH_END: "batch end"}
+_PHASE_LABELS = {
+    Phase.FETCH: "fetch data",
+    Phase.TRANSFER: "to device",
+    Phase.BATCH_END: "batch end",
+}
 
 
 class Outcome(IntEnum):
@@ -125,3 +129,5 @@ class PulseState:
     telemetry_ok: bool
     """False once the callback switched itself off; the reason is in an EVENT record."""
     restarts: int
+    heartbeat_ns: int = 0
+    """CLOCK_MONOTONIC of the last sign of life, a change or not; 0 where not known."""

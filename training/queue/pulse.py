@@ -1,0 +1,194 @@
+"""The pulse: a fixed block beside the ring that always says what the rank is doing now.
+
+Two slots are written in turn, each with a counter and a CRC-32. A writer frozen or killed in the
+middle of one leaves the other whole, so the last witness of a dead rank can always be read; a plain
+sequence lock would stay locked. Standard library only.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from struct import Struct
+from typing import Final
+
+from ltui.training.queue.layout import PULSE_AT
+from ltui.training.queue.records import Outcome, Phase, PulseState
+
+_HOT = Struct("<QHBBxxxxqqqqdqqqq")
+"""Counter, phase, outcome, telemetry on, epoch, batch, global step, changed_ns, changed_wall_s,
+heartbeat_ns, decision done, collective enqueued, collective completed."""
+_IDENTITY = Struct("<qqiiii")
+"""Pid, start ticks, rank, local rank, world size, restarts."""
+_CRC = Struct("<I")
+_BODY_BYTES = _HOT.size + _IDENTITY.size
+_SLOT_BYTES = 512
+"""Room for fields to come; the rest of the page is unused."""
+PULSE_BYTES = 2 * _SLOT_BYTES
+
+_PLACE = frozenset({"phase", "epoch", "batch", "global_step"})
+_COUNTERS = frozenset(
+    {"outcome", "decision_done", "collective_enqueued", "collective_completed", "telemetry_ok"}
+)
+_WHO = ("pid", "start_ticks", "rank", "local_rank", "world_size", "restarts")
+
+
+class PulseWriter:
+    """The rank's side. One thread at a time; nothing here blocks, locks or does I/O."""
+
+    __slots__ = (
+        "_counter",
+        "_identity",
+        "_muted",
+        "_view",
+        "_who",
+        "batch",
+        "changed_ns",
+        "changed_wall_s",
+        "collective_completed",
+        "collective_enqueued",
+        "current_phase",
+        "decision_done",
+        "epoch",
+        "global_step",
+        "outcome",
+        "telemetry_ok",
+    )
+
+    def __init__(self, view: memoryview) -> None:
+        """``view`` is the whole queue file, mapped and writable."""
+        self._view: Final = view
+        self._muted = False
+        self._counter = 0
+        self.current_phase: int = Phase.UNKNOWN
+        self.outcome: int = Outcome.RUNNING
+        self.telemetry_ok = True
+        self.epoch = self.batch = self.global_step = 0
+        self.changed_ns = 0
+        self.changed_wall_s = 0.0
+        self.decision_done = 0
+        self.collective_enqueued = self.collective_completed = -1
+        self._who = {"pid": 0, "start_ticks": 0, "rank": 0, "local_rank": 0} | {
+            "world_size": 1,
+            "restarts": 0,
+        }
+        self._identity = b""
+
+    def phase(self, phase: int) -> None:
+        """Enter ``phase``: the cheap call, for every hook of every batch."""
+        now_ns = time.monotonic_ns()
+        if phase != self.current_phase:
+            self.current_phase = phase
+            self.changed_ns = now_ns
+            self.changed_wall_s = time.time()
+        self._publish(now_ns)
+
+    def set(self, **changes: int) -> None:
+        """Change fields of ``PulseState`` by name and publish them together.
+
+        ``changed_ns`` moves where phase, epoch, batch or global step take another value.
+        """
+        now_ns = time.monotonic_ns()
+        moved = False
+        renamed = False
+        for name, value in changes.items():
+            if name in _PLACE:
+                attribute = "current_phase" if name == "phase" else name
+                moved = moved or getattr(self, attribute) != value
+                setattr(self, attribute, value)
+            elif name in _COUNTERS:
+                setattr(self, name, value)
+            elif name in self._who:
+                self._who[name] = value
+                renamed = True
+            else:
+                raise TypeError(f"the pulse has no field {name!r} to set")
+        if renamed or not self._identity:
+            self._identity = _IDENTITY.pack(*(self._who[name] for name in _WHO))
+        if moved:
+            self.changed_ns = now_ns
+            self.changed_wall_s = time.time()
+        self._publish(now_ns)
+
+    def beat(self) -> None:
+        """Renew ``heartbeat_ns`` alone: alive, at the same place (a paused rank between two
+        naps)."""
+        self._publish(time.monotonic_ns())
+
+    def mute(self) -> None:
+        """Never write again: this process is a forked child of the rank."""
+        self._muted = True
+
+    def _publish(self, now_ns: int) -> None:
+        if self._muted:
+            return
+        if not self._identity:
+            self._identity = _IDENTITY.pack(*(self._who[name] for name in _WHO))
+        counter = self._counter = self._counter + 1
+        body = (
+            _HOT.pack(
+                counter,
+                self.current_phase,
+                self.outcome,
+                self.telemetry_ok,
+                self.epoch,
+                self.batch,
+                self.global_step,
+                self.changed_ns,
+                self.changed_wall_s,
+                now_ns,
+                self.decision_done,
+                self.collective_enqueued,
+                self.collective_completed,
+            )
+            + self._identity
+        )
+        at = PULSE_AT + (counter & 1) * _SLOT_BYTES
+        self._view[at : at + _BODY_BYTES + 4] = body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def parse_pulse(block: bytes) -> PulseState | None:
+    """The newest whole slot of the pulse block; ``None`` where there is none (yet)."""
+    slots = [_parse_slot(block, at) for at in (0, _SLOT_BYTES)]
+    whole = [slot for slot in slots if slot is not None]
+    return max(whole, key=lambda slot: slot[0])[1] if whole else None
+
+
+def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:
+    body = block[at : at + _BODY_BYTES]
+    (crc,) = _CRC.unpack_from(block, at + _BODY_BYTES)
+    counter = int.from_bytes(body[:8], "little")
+    if counter == 0 or zlib.crc32(body) != crc:
+        return None
+    hot = _HOT.unpack_from(body)
+    pid, start_ticks, rank, local_rank, world_size, restarts = _IDENTITY.unpack_from(
+        body, _HOT.size
+    )
+    try:
+        phase, outcome = Phase(hot[1]), Outcome(hot[2])
+    except ValueError:
+        # A phase that a newer rank side knows and this reader does not.
+        phase, outcome = (
+            Phase.UNKNOWN,
+            Outcome(hot[2]) if hot[2] in set(Outcome) else Outcome.RUNNING,
+        )
+    return counter, PulseState(
+        pid=pid,
+        start_ticks=start_ticks,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        phase=phase,
+        epoch=hot[4],
+        batch=hot[5],
+        global_step=hot[6],
+        changed_ns=hot[7],
+        changed_wall_s=hot[8],
+        outcome=outcome,
+        decision_done=hot[10],
+        collective_enqueued=hot[11],
+        collective_completed=hot[12],
+        telemetry_ok=bool(hot[3]),
+        restarts=restarts,
+        heartbeat_ns=hot[9],
+    )

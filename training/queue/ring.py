@@ -1,0 +1,241 @@
+"""The writing end of the ring: creates the queue file and frames records into it. No torch, no
+NumPy.
+
+After ``create`` every call is stores to mapped memory: no lock, no I/O, nothing that can wait. One
+thread at a time. State moves on before a record is published, so that a ``KeyboardInterrupt``
+between two bytecodes can cost a sequence number, never overwrite a record that was already
+published.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from struct import Struct
+
+from ltui.training.queue import layout
+from ltui.training.queue.layout import (
+    CRC_AT,
+    CRC_FROM,
+    FLOAT64_CODE,
+    PAD,
+    PAD_MAGIC,
+    RECORD,
+    RECORD_BYTES,
+    RECORD_MAGIC,
+    RESERVED_AT,
+    RING_AT,
+    SLOT,
+    SLOTS_AT,
+    Layout,
+    align8,
+    check_word,
+    pad_word,
+)
+
+Chunk = bytes | tuple[int, int]
+"""Bytes of a payload: as they are, or (address, length) of memory that the caller keeps alive."""
+
+_RESERVED_WORD = RESERVED_AT // 8
+
+
+class RingWriter:
+    """Puts framed records into the ring of one mapped queue file."""
+
+    __slots__ = (
+        "_address",
+        "_muted",
+        "_pos",
+        "_rows",
+        "_seq",
+        "_words",
+        "capacity",
+        "closed",
+        "mapped",
+        "view",
+    )
+
+    def __init__(self, mapped: mmap.mmap, capacity: int) -> None:
+        self.mapped = mapped
+        self.capacity = capacity
+        self.view = memoryview(mapped)
+        self._words = self.view.cast("Q")
+        # The export is dropped at once: the address stays right for as long as the file is mapped.
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self._pos = 0
+        self._seq = 0
+        self._muted = False
+        self.closed = False
+        self._rows: dict[int, Struct] = {}
+
+    @classmethod
+    def create(cls, path: Path, capacity_bytes: int) -> RingWriter:
+        """Make the file whole under another name, then give it its own: nobody sees it half
+        made."""
+        if capacity_bytes < layout.MIN_CAPACITY_BYTES:
+            raise ValueError(
+                f"a queue of {capacity_bytes} bytes is too small, "
+                f"the least is {layout.MIN_CAPACITY_BYTES}"
+            )
+        capacity = -(-capacity_bytes // layout.PAGE_BYTES) * layout.PAGE_BYTES
+        fd, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            os.fchmod(fd, 0o600)
+            _allocate(fd, RING_AT + capacity)
+            os.pwrite(fd, _first_page(capacity), 0)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            mapped = mmap.mmap(fd, RING_AT + capacity, flags=flags)
+            os.rename(made, path)
+        except BaseException:
+            os.unlink(made)
+            raise
+        finally:
+            os.close(fd)
+        return cls(mapped, capacity)
+
+    def put_row(self, values: Sequence[float], kind: int) -> None:
+        """One float64 vector without a label: one pack, one CRC, one commit."""
+        if self._muted:
+            return
+        count = len(values)
+        row = self._rows.get(count) or self._row(count)
+        total = row.size
+        pos = self._reserve(total)
+        at = RING_AT + pos % self.capacity
+        view = self.view
+        row.pack_into(
+            view,
+            at,
+            RECORD_MAGIC,
+            0,
+            pos,
+            self._seq,
+            time.monotonic_ns(),
+            8 * count,
+            0,
+            kind,
+            FLOAT64_CODE,
+            1,
+            1,
+            0,
+            0,
+            count,
+            *values,
+        )
+        crc = zlib.crc32(view[at + CRC_FROM : at + total])
+        view[at + CRC_AT : at + CRC_FROM] = crc.to_bytes(4, "little")
+        self._commit(pos + total)
+
+    def put(
+        self,
+        kind: int,
+        t_ns: int,
+        label: bytes,
+        chunks: Sequence[Chunk],
+        *,
+        dtype: int = 0,
+        form: int = Layout.NONE,
+        shape: Sequence[int] = (),
+        flags: int = 0,
+    ) -> None:
+        """One record of any form; ``chunks`` together are the payload. ``ValueError`` if it can't
+        fit."""
+        if self._muted:
+            return
+        ndim = len(shape)
+        payload_bytes = sum(len(c) if isinstance(c, bytes) else c[1] for c in chunks)
+        total = layout.record_bytes(ndim, len(label), payload_bytes)
+        pos = self._reserve(total)
+        start = RING_AT + pos % self.capacity
+        view = self.view
+        head = (RECORD_MAGIC, 0, pos, self._seq, t_ns, payload_bytes, len(label))
+        RECORD.pack_into(view, start, *head, kind, dtype, form, ndim, flags, 0)
+        at = start + RECORD_BYTES
+        for size in shape:
+            view[at : at + 8] = size.to_bytes(8, "little", signed=True)
+            at += 8
+        if label:
+            view[at : at + len(label)] = label
+            at += align8(len(label))
+        for chunk in chunks:
+            if isinstance(chunk, bytes):
+                view[at : at + len(chunk)] = chunk
+                at += len(chunk)
+            elif chunk[1]:
+                ctypes.memmove(self._address + at, chunk[0], chunk[1])
+                at += chunk[1]
+        crc = zlib.crc32(view[start + CRC_FROM : at])
+        view[start + CRC_AT : start + CRC_FROM] = crc.to_bytes(4, "little")
+        self._commit(pos + total)
+
+    def skip(self) -> None:
+        """Use up one sequence number: readers learn that a record was lost."""
+        if not self._muted:
+            self._commit(self._pos)
+
+    def mute(self) -> None:
+        """Never write again: this process is a forked child of the rank."""
+        self._muted = True
+
+    def close(self) -> None:
+        """Unmap. The file stays; nothing is flushed, because nothing was ever held back."""
+        self._muted = self.closed = True
+        self._words.release()
+        self.view.release()
+        self.mapped.close()
+
+    def _row(self, count: int) -> Struct:
+        row = self._rows[count] = Struct(f"{RECORD.format}q{count}d")
+        return row
+
+    def _reserve(self, total: int) -> int:
+        """Void what the next ``total`` bytes will overwrite; the position where they begin."""
+        capacity = self.capacity
+        if total > capacity:
+            raise ValueError(f"a record of {total} bytes does not fit the queue's {capacity} bytes")
+        pos = self._pos
+        at = pos % capacity
+        if at + total > capacity:
+            lap = pos - at + capacity
+            self._words[_RESERVED_WORD] = lap + total
+            PAD.pack_into(self.view, RING_AT + at, PAD_MAGIC, pad_word(pos))
+            self._pos = lap
+            return lap
+        self._words[_RESERVED_WORD] = pos + total
+        return pos
+
+    def _commit(self, end: int) -> None:
+        seq = self._seq + 1
+        self._seq = seq
+        self._pos = end
+        SLOT.pack_into(self.view, SLOTS_AT[seq & 1], seq, end, check_word(seq, end))
+
+
+def _first_page(capacity: int) -> bytes:
+    fixed = layout.FIXED.pack(
+        layout.FILE_MAGIC, layout.LAYOUT_VERSION, 0, capacity, layout.PULSE_AT, RING_AT
+    )
+    page = bytearray(layout.PAGE_BYTES)
+    page[: len(fixed)] = fixed
+    layout.FIXED_CRC.pack_into(page, len(fixed), zlib.crc32(fixed))
+    SLOT.pack_into(page, SLOTS_AT[0], 0, 0, check_word(0, 0))
+    return bytes(page)
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Real blocks, not a hole: a store to a hole on a full disk would end the rank by SIGBUS."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        zeros = bytes(1 << 16)
+        for at in range(0, size, len(zeros)):
+            os.pwrite(fd, zeros[: size - at], at)
