@@ -1,1 +1,1 @@
-"""Shapes on the screen: widgets that draw frozen values handed to them, and know nothing of runs."""
+"""Shapes on the screen: widgets that draw frozen values and know nothing of runs."""

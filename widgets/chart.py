@@ -102,9 +102,9 @@ class Chart(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         picture = self._picture()
         if y >= picture.canvas.height:
-            return Strip.blank(self.size.width)
-        paint = paint_of(self.app)
-        return picture.canvas.strip(y, _styles(paint))
+            return Strip.blank(self.size.width, self.rich_style)
+        strip = picture.canvas.strip(y, _styles(paint_of(self.app)))
+        return strip.apply_style(self.rich_style)
 
     def _picture(self) -> Plot:
         """The picture of this very shape, look and size: drawn once, then shown line by line."""

@@ -179,6 +179,7 @@ def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> Paint:
         tones={
             Tone.PLAIN: _ink(foreground),
             Tone.DIM: _ink(dim),
+            Tone.FAINT: _ink(faint),
             Tone.GOOD: _ink(good),
             Tone.WARN: _ink(warn),
             Tone.BAD: _ink(bad, bold=True),
@@ -214,6 +215,7 @@ def _colourless() -> Paint:
         tones={
             Tone.PLAIN: plain,
             Tone.DIM: dim,
+            Tone.FAINT: dim,
             Tone.GOOD: plain,
             Tone.WARN: Style(bold=True),
             Tone.BAD: Style(bold=True, reverse=True),

@@ -1,4 +1,4 @@
-"""The frozen values that widgets draw. Text is final (units included), numbers are only for drawing.
+"""The frozen values that widgets draw. Text is final, with units; numbers are only for drawing.
 
 Pure: no clock, no process, no knowledge of runs. A ``None`` number is a gap or ``n/a``.
 """
@@ -15,10 +15,12 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Tone(str, Enum):
-    """Why a text stands out. Every tone also has words or a sign, so that it can be read without colour."""
+    """Why a text stands out; words or a sign say the same, for those who see no colour."""
 
     PLAIN = "plain"
     DIM = "dim"
+    FAINT = "faint"
+    """Decoration: the empty part of a bar, a separator."""
     GOOD = "good"
     WARN = "warn"
     BAD = "bad"
@@ -65,7 +67,7 @@ class HeaderShape:
     preset: str
     state: str
     state_sign: str
-    """One character: ``●`` running, ``!`` stalled, ``‖`` paused, ``■`` stopped, ``✓`` finished, ``✗`` failed."""
+    """One character: ``●`` running, ``!`` stalled, ``‖`` paused, ``■`` stopped, ``✓``, ``✗``."""
     tone: Tone
     epoch: str
     """``epoch 3/30``"""

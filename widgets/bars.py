@@ -1,0 +1,71 @@
+"""Bars and strips: a number or a few recent ones as block characters of a fixed width.
+
+Pure. A missing number leaves the place empty, never at zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from ltui.widgets.shapes import Cell, Tone
+
+_EIGHTHS_ACROSS = " ▏▎▍▌▋▊▉█"
+_EIGHTHS_UP = "▁▂▃▄▅▆▇█"
+_TRACK = "·"
+
+
+def bar(share: float | None, width: int) -> str:
+    """A share of 1 in ``width`` cells, to an eighth of a cell; blanks where it is not known."""
+    filled, track = bar_parts(share, width)
+    return filled + track
+
+
+def bar_parts(share: float | None, width: int) -> tuple[str, str]:
+    """The filled part of a bar and the dotted rest, together ``width`` cells."""
+    if share is None or not math.isfinite(share):
+        return "", " " * width
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    # A little is visible, and what is not full does not look full.
+    if share > 0:
+        eighths = max(1, eighths)
+    if share < 1:
+        eighths = min(width * 8 - 1, eighths)
+    filled = _EIGHTHS_ACROSS[8] * (eighths // 8)
+    if eighths % 8:
+        filled += _EIGHTHS_ACROSS[eighths % 8]
+    return filled, _TRACK * (width - len(filled))
+
+
+def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple[Cell, ...]:
+    """A bar as cells: its filled part in ``tone``, the rest faint."""
+    filled, track = bar_parts(share, width)
+    return Cell(text=filled, tone=tone), Cell(text=track, tone=Tone.FAINT)
+
+
+def strip(values: Sequence[float], width: int, low: float = 0.0, high: float | None = None) -> str:
+    """The newest ``width`` values as blocks, the newest on the right; NaN leaves a gap.
+
+    ``high`` is the value of a full block; by default the greatest one.
+    """
+    shown = list(values)[-width:] if width > 0 else []
+    finite = [v for v in shown if math.isfinite(v)]
+    top = high if high is not None else max(finite, default=1.0)
+    text = "".join(_block(v, low, top) for v in shown)
+    return text.rjust(width)
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return " "
+    share = (value - low) / (high - low) if high > low else 0.0
+    return _EIGHTHS_UP[min(7, max(0, math.floor(share * 8)))]
+
+
+def step_strip(seconds: Sequence[float], width: int) -> str:
+    """Step times: usual ones stay low and level, so that a slow one stands out."""
+    finite = [v for v in list(seconds)[-width:] if math.isfinite(v)]
+    if not finite:
+        return " " * width
+    return strip(seconds, width, high=max(4 * median(finite), max(finite)) or 1.0)

@@ -1,0 +1,143 @@
+"""The first lines of a run: what it is, whether it is alive, how far it has come, what is wrong."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ltui.widgets.bars import bar_cells
+from ltui.widgets.columns import Cells
+from ltui.widgets.formats import NA, percent
+from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.shapes import Cell, HeaderShape, Tone
+from rich.cells import cell_len
+from rich.text import Text
+from textual.geometry import Size
+from textual.reactive import reactive
+from textual.widget import Widget
+
+BAR_WIDTH = 12
+MAX_BANNER_LINES = 3
+_GAP = "   "
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    cells: Cells
+    importance: int
+    """Where room is short, the parts with the greatest number go first."""
+    left: bool = False
+
+    @property
+    def width(self) -> int:
+        return sum(cell_len(c.text) for c in self.cells)
+
+
+def head_line(shape: HeaderShape, width: int) -> Cells:
+    """The first line in exactly ``width`` cells: whole parts, the less important left out."""
+    parts = _parts(shape)
+    while len(parts) > 1 and _needed(parts) > width:
+        parts.remove(max(parts, key=lambda p: p.importance))
+    left = [p for p in parts if p.left]
+    right = [p for p in parts if not p.left]
+    cells = [*_joined(left)]
+    free = width - _needed(parts)
+    if right:
+        middle = _GAP if left else ""
+        cells += [Cell(text=" " * max(0, free) + middle), *_joined(right)]
+    elif free > 0:
+        cells.append(Cell(text=" " * free))
+    return tuple(cells)
+
+
+def _parts(shape: HeaderShape) -> list[_Part]:
+    state = Cell(text=f"{shape.state_sign} {shape.state}", tone=shape.tone)
+    parts = [
+        _Part((state,), 0, left=True),
+        _Part((Cell(text=shape.name, tone=Tone.ACCENT),), 1, left=True),
+        _Part((Cell(text=shape.preset, tone=Tone.DIM),), 8, left=True),
+        _Part((Cell(text=shape.epoch),), 5),
+        _Part((Cell(text=shape.step),), 2),
+    ]
+    if shape.share is not None:
+        parts.append(_Part(bar_cells(shape.share, BAR_WIDTH, _bar_tone(shape.tone)), 6))
+        parts.append(_Part((Cell(text=percent(shape.share).rjust(5)),), 4))
+    parts.append(_Part((Cell(text=shape.eta),), 3))
+    parts.append(_Part((Cell(text=shape.elapsed, tone=Tone.DIM),), 9))
+    parts.append(_Part((Cell(text=shape.attempt, tone=Tone.DIM),), 7))
+    return [p for p in parts if p.width and p.cells[0].text != NA]
+
+
+def _bar_tone(tone: Tone) -> Tone:
+    return tone if tone in (Tone.BAD, Tone.WARN) else Tone.ACCENT
+
+
+def _needed(parts: Sequence[_Part]) -> int:
+    return sum(p.width for p in parts) + len(_GAP) * (len(parts) - 1)
+
+
+def _joined(parts: Sequence[_Part]) -> list[Cell]:
+    cells: list[Cell] = []
+    for part in parts:
+        if cells:
+            cells.append(Cell(text=_GAP))
+        cells.extend(part.cells)
+    return cells
+
+
+def lines_under(shape: HeaderShape, width: int) -> tuple[Cell, ...]:
+    """The banner and the notes, wrapped between words; each line fits into ``width``."""
+    found = []
+    if shape.banner:
+        wrapped = textwrap.wrap(shape.banner, max(10, width), max_lines=MAX_BANNER_LINES)
+        found += [Cell(text=line, tone=shape.banner_tone) for line in wrapped]
+    for note in shape.notes:
+        wrapped = textwrap.wrap(note, max(10, width), max_lines=2)
+        found += [Cell(text=line, tone=Tone.WARN) for line in wrapped]
+    return tuple(found)
+
+
+class RunHeader(Widget):
+    """Draws a ``HeaderShape``; as high as its banner and notes need."""
+
+    DEFAULT_CSS = """
+    RunHeader { height: auto; width: 1fr; padding: 0 1; }
+    """
+
+    shape: reactive[HeaderShape | None] = reactive(None)
+
+    def __init__(
+        self,
+        shape: HeaderShape | None = None,
+        *,
+        id: str | None = None,  # noqa: A002 - Textual's name for it
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self.set_reactive(RunHeader.shape, shape)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002
+        return 1 + (len(lines_under(self.shape, width)) if self.shape else 0)
+
+    def watch_shape(self, old: HeaderShape | None, new: HeaderShape | None) -> None:
+        width = self.size.width
+        count_before = len(lines_under(old, width)) if old else 0
+        count_now = len(lines_under(new, width)) if new else 0
+        if count_before != count_now:
+            self.refresh(layout=True)
+
+    def render(self) -> Text:
+        if self.shape is None:
+            return Text("")
+        paint, width = paint_of(self.app), self.size.width
+        lines = [_text(head_line(self.shape, width), paint)]
+        lines += [_text((cell,), paint) for cell in lines_under(self.shape, width)]
+        return Text("\n", no_wrap=True, overflow="crop", end="").join(lines)
+
+
+def _text(cells: Cells, paint: Paint) -> Text:
+    text = Text(no_wrap=True, overflow="crop", end="")
+    for cell in cells:
+        text.append(cell.text, paint.of(cell.tone))
+    return text

@@ -1,0 +1,62 @@
+"""The ranks of a run, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ltui.widgets.bars import step_strip
+from ltui.widgets.columns import Cells, Column
+from ltui.widgets.formats import NA
+from ltui.widgets.shapes import Cell, RankRow, Tone
+from ltui.widgets.table import Table
+
+STRIP_WIDTH = 12
+LOUD = frozenset({Tone.BAD, Tone.WARN})
+
+
+class RankTable(Table[RankRow]):
+    """A stalled rank is marked by a sign and the word of its state, and by colour."""
+
+    NOTE: ClassVar[str] = "no rank has reported yet"
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column(key="rank", title="rank", width=5),
+        Column(key="pid", title="pid", width=8, right=True, importance=7),
+        Column(key="device", title="device", width=7, importance=3),
+        Column(key="step", title="step", width=10, right=True),
+        Column(key="phase", title="phase", width=12),
+        Column(key="age", title="since", width=9, right=True),
+        Column(key="strip", title="step times", width=STRIP_WIDTH, importance=4),
+        Column(key="rate", title="rate", width=15, right=True, importance=5),
+        Column(key="cpu", title="CPU", width=7, right=True, importance=6),
+        Column(key="memory", title="memory", width=10, right=True, importance=6),
+        Column(key="state", title="state", width=11),
+        Column(key="note", title="", width=0, grows=True, importance=8),
+    )
+
+    def key_of(self, row: RankRow) -> str:
+        return row.rank
+
+    def columns_of(self, rows: Sequence[RankRow]) -> Sequence[Column]:
+        """All columns but those of which no rank has a value."""
+        silent = {k for k in ("cpu", "memory") if all(getattr(r, k) in ("", NA) for r in rows)}
+        return [c for c in self.COLUMNS if c.key not in silent]
+
+    def cells_of(self, row: RankRow) -> Mapping[str, Cells]:
+        loud = row.state.tone if row.state.tone in LOUD else Tone.PLAIN
+        quiet = loud if loud is not Tone.PLAIN else Tone.DIM
+        sign = "! " if row.state.tone is Tone.BAD else "  "
+        return {
+            "rank": (Cell(text=row.rank, tone=loud),),
+            "pid": (Cell(text=row.pid, tone=Tone.DIM),),
+            "device": (Cell(text=row.device, tone=Tone.DIM),),
+            "phase": (Cell(text=row.phase, tone=loud),),
+            "step": (Cell(text=row.step, tone=loud),),
+            "age": (Cell(text=row.age, tone=quiet),),
+            "strip": (Cell(text=step_strip(row.strip, STRIP_WIDTH), tone=quiet),),
+            "rate": (Cell(text=row.rate),),
+            "cpu": (Cell(text=row.cpu, tone=Tone.DIM),),
+            "memory": (Cell(text=row.memory, tone=Tone.DIM),),
+            "state": (Cell(text=sign + row.state.text, tone=row.state.tone),),
+            "note": (Cell(text=row.note, tone=loud),),
+        }

@@ -1,0 +1,262 @@
+"""A table of live rows: fixed columns, rows that keep their place, only changed cells repainted.
+
+Lines are drawn when they are seen, so a thousand rows cost what the visible ones cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ltui.widgets.columns import Cells, Column, Placed, changed, fit, line, titles
+from ltui.widgets.palette import paint_of
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+Row = TypeVar("Row")
+
+_SIGN = "▸ "
+"""Before the row under the cursor; the others have blanks of the same width."""
+
+
+class Table(ScrollView, Generic[Row], can_focus=True):
+    """Subclasses say which columns there are, and how a row fills them."""
+
+    DEFAULT_CSS = """
+    Table { height: 1fr; width: 1fr; overflow-x: hidden; overflow-y: auto;
+            scrollbar-size-vertical: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False, id="table.up"),
+        Binding("down,j", "move(1)", "down", show=False, id="table.down"),
+        Binding("pageup", "page(-1)", "page up", show=False, id="table.page_up"),
+        Binding("pagedown", "page(1)", "page down", show=False, id="table.page_down"),
+        Binding("home", "end(-1)", "first", show=False, id="table.first"),
+        Binding("end", "end(1)", "last", show=False, id="table.last"),
+        Binding("enter", "select", "open", show=False, id="table.select"),
+    ]
+    COLUMNS: ClassVar[tuple[Column, ...]] = ()
+    NOTE: ClassVar[str] = "nothing yet"
+    """Shown in the middle of an empty table, unless ``note`` says something else."""
+
+    cursor: reactive[int] = reactive(0, repaint=False)
+    note: reactive[str | None] = reactive(None)
+
+    class RowSelected(Message):
+        """Enter or a click on a row."""
+
+        def __init__(self, table: Table[Any], key: str) -> None:
+            super().__init__()
+            self.table = table
+            self.key = key
+
+        @property
+        def control(self) -> Table[Any]:
+            return self.table
+
+    class RowHighlighted(Message):
+        """The cursor is on another row; ``key`` is None in an empty table."""
+
+        def __init__(self, table: Table[Any], key: str | None) -> None:
+            super().__init__()
+            self.table = table
+            self.key = key
+
+        @property
+        def control(self) -> Table[Any]:
+            return self.table
+
+    def __init__(
+        self,
+        rows: Sequence[Row] = (),
+        *,
+        id: str | None = None,  # noqa: A002 - Textual's name for it
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self._rows: tuple[Row, ...] = tuple(rows)
+        self._placed: tuple[Placed, ...] = ()
+        self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
+
+    # What a subclass says
+
+    def key_of(self, row: Row) -> str:
+        """What makes a row this row, whatever its values."""
+        raise NotImplementedError
+
+    def cells_of(self, row: Row) -> Mapping[str, Cells]:
+        """A row's cells by column key."""
+        raise NotImplementedError
+
+    def columns_of(self, rows: Sequence[Row]) -> Sequence[Column]:  # noqa: ARG002 - for subclasses
+        """The columns there are, for these rows."""
+        return self.COLUMNS
+
+    # Rows
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: Sequence[Row]) -> None:
+        self.set_rows(rows)
+
+    def set_rows(self, rows: Sequence[Row]) -> None:
+        """Show ``rows`` instead. The cursor stays on its row, or where that was."""
+        old, old_keys, old_key = self._rows, self._keys, self.cursor_key
+        self._rows = tuple(rows)
+        keys = tuple(self.key_of(r) for r in self._rows)
+        self._keys = keys
+        if not self.is_mounted:
+            return
+        placed = self._place()
+        if keys == old_keys and placed == self._placed:
+            self._repaint_changes(old)
+            return
+        self._placed = placed
+        self._resize()
+        self.refresh()
+        kept = keys.index(old_key) if old_key in keys else min(self.cursor, len(keys) - 1)
+        self.set_reactive(Table.cursor, max(0, kept))
+        if self.cursor_key != old_key:
+            self.post_message(self.RowHighlighted(self, self.cursor_key))
+
+    def _repaint_changes(self, old: Sequence[Row]) -> None:
+        top = self.scroll_offset.y
+        for index in range(top, min(len(self._rows), top + self.size.height)):
+            before, now = old[index], self._rows[index]
+            if before is now or before == now:
+                continue
+            for place in changed(self.cells_of(before), self.cells_of(now), self._placed):
+                self.refresh(Region(len(_SIGN) + place.x, index - top + 1, place.width, 1))
+
+    def _place(self) -> tuple[Placed, ...]:
+        width = self.scrollable_content_region.width - len(_SIGN)
+        return fit(self.columns_of(self._rows), max(1, width))
+
+    def _resize(self) -> None:
+        width = max(1, self.scrollable_content_region.width)
+        self.virtual_size = Size(width, len(self._rows) + 1 if self._rows else 0)
+
+    def on_mount(self) -> None:
+        self._refresh_scrollbars()
+        self._resize()
+
+    def on_resize(self) -> None:
+        self._placed = self._place()
+        self._resize()
+        self.refresh()
+
+    # Drawing
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        paint = paint_of(self.app)
+        base = self.rich_style
+        if not self._rows:
+            return self._empty_line(y).apply_style(base)
+        if not self._placed:
+            self._placed = self._place()
+        index = self.scroll_offset.y + y - 1
+        if y == 0:
+            cells, sign = titles(self._placed), " " * len(_SIGN)
+        elif index < len(self._rows):
+            cells = line(self.cells_of(self._rows[index]), self._placed)
+            sign = _SIGN if self._is_current(index) else " " * len(_SIGN)
+        else:
+            return Strip.blank(width, base)
+        segments = [Segment(sign, base)]
+        segments += [Segment(c.text, base + paint.of(c.tone)) for c in cells if c.text]
+        strip = Strip(segments).adjust_cell_length(width, base)
+        if y and self._is_current(index) and self.has_focus:
+            return _under(strip, paint.selected)
+        return strip
+
+    def _is_current(self, index: int) -> bool:
+        return index == self.cursor
+
+    def _empty_line(self, y: int) -> Strip:
+        width, height = self.size
+        text = self.NOTE if self.note is None else self.note
+        if y != max(0, (height - 1) // 2):
+            return Strip.blank(width)
+        from_left = max(0, (width - len(text)) // 2)
+        dim = paint_of(self.app).title
+        return Strip([Segment(" " * from_left), Segment(text, dim)]).adjust_cell_length(width)
+
+    # The cursor
+
+    @property
+    def cursor_key(self) -> str | None:
+        return self._keys[self.cursor] if self.cursor < len(self._keys) else None
+
+    @property
+    def cursor_row(self) -> Row | None:
+        return self._rows[self.cursor] if self.cursor < len(self._rows) else None
+
+    def select_key(self, key: str) -> bool:
+        """Put the cursor on a row. False where there is no such row."""
+        if key not in self._keys:
+            return False
+        self.cursor = self._keys.index(key)
+        return True
+
+    def validate_cursor(self, cursor: int) -> int:
+        return max(0, min(cursor, len(self._rows) - 1))
+
+    def watch_cursor(self, old: int, new: int) -> None:
+        if old == new or not self.is_mounted:
+            return
+        self._show_cursor()
+        for index in (old, new):
+            self.refresh(Region(0, index - self.scroll_offset.y + 1, self.size.width, 1))
+        self.post_message(self.RowHighlighted(self, self.cursor_key))
+
+    def _show_cursor(self) -> None:
+        """Scroll so far that the row under the cursor stands below the titles."""
+        top, room = self.scroll_offset.y, max(1, self.scrollable_content_region.height - 1)
+        if self.cursor < top:
+            self.scroll_to(y=self.cursor, animate=False)
+        elif self.cursor >= top + room:
+            self.scroll_to(y=self.cursor - room + 1, animate=False)
+
+    def action_move(self, by: int) -> None:
+        self.cursor += by
+
+    def action_page(self, direction: int) -> None:
+        self.cursor += direction * max(1, self.size.height - 2)
+
+    def action_end(self, direction: int) -> None:
+        self.cursor = 0 if direction < 0 else len(self._rows) - 1
+
+    def action_select(self) -> None:
+        if self.cursor_key is not None:
+            self.post_message(self.RowSelected(self, self.cursor_key))
+
+    def on_focus(self) -> None:
+        self._repaint_cursor()
+
+    def on_blur(self) -> None:
+        self._repaint_cursor()
+
+    def _repaint_cursor(self) -> None:
+        self.refresh(Region(0, self.cursor - self.scroll_offset.y + 1, self.size.width, 1))
+
+    def on_click(self, event: events.Click) -> None:
+        index = event.y - 1 + self.scroll_offset.y
+        if event.y >= 1 and 0 <= index < len(self._rows):
+            self.cursor = index
+            self.action_select()
+
+
+def _under(strip: Strip, style: Style) -> Strip:
+    """``style`` put over every segment: its background, where they have their own."""
+    return Strip([Segment(s.text, (s.style or Style()) + style) for s in strip], strip.cell_length)
