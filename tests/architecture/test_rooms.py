@@ -27,7 +27,7 @@ def _modules() -> list[str]:
 
 
 def _loaded_by(modules: list[str]) -> dict[str, list[str]]:
-    """Of each module, imported in turn in one fresh interpreter, which heavy packages are then loaded."""
+    """Which heavy packages are loaded after each module, imported in turn in one new process."""
     program = """
 import importlib, json, sys
 heavy = ("torch", "lightning", "pytorch_lightning", "torchvision", "sklearn", "ffcv", "numba")

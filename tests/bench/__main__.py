@@ -28,7 +28,9 @@ def main(names: list[str]) -> int:
     if not chosen:
         console.print(f"no such benchmark; there are: {', '.join(found)}", markup=False)
         return 2
-    console.print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    console.print(
+        f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
     over = 0
     for name in chosen:
         table = Table(title=name.removeprefix("bench_"), title_justify="left")

@@ -1,0 +1,118 @@
+"""The program as a person runs it: ``ltui`` as a process, real ranks, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+class Ltui:
+    """Runs the command in one home and remembers what it started."""
+
+    def __init__(self, home: Path, cwd: Path) -> None:
+        self.home = home
+        self.cwd = cwd
+        self.environment = {**os.environ, "LTUI_HOME": str(home)}
+
+    def argv(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "ltui.app.cli", *arguments]
+
+    def __call__(
+        self, *arguments: str, check: int | None = 0, timeout: float = 100
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.argv(*arguments),
+            cwd=self.cwd,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check is not None:
+            assert done.returncode == check, (
+                f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+            )
+        return done
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json").stdout)
+
+    def show(self, run: str = "last") -> dict[str, Any]:
+        document: dict[str, Any] = self.json("show", run)
+        return document
+
+    def wait(
+        self, wanted: Callable[[dict[str, Any]], object], seconds: float = 60, run: str = "last"
+    ) -> dict[str, Any]:
+        """The first snapshot of which ``wanted`` holds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            snapshot = self.show(run)
+            if wanted(snapshot):
+                return snapshot
+            assert time.monotonic() < deadline, (
+                f"never came: {json.dumps(snapshot, indent=1)[:3000]}"
+            )
+            time.sleep(0.2)
+
+    def wait_for_step(self, step: int, seconds: float = 90) -> dict[str, Any]:
+        return self.wait(
+            lambda s: (
+                s["world_size"]
+                and len(s["ranks"]) == s["world_size"]
+                and all((r["global_step"] or 0) >= step for r in s["ranks"])
+            ),
+            seconds,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that lives in this home, whoever its parent is."""
+        needle = f"LTUI_HOME={self.home}".encode()
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if needle in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") and (
+                    process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
+    def wait_until_alone(self, seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"still running: {[p.cmdline() for p in left]}"
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def ltui(private_home: Path, tmp_path: Path) -> Iterator[Ltui]:
+    project = tmp_path / "project"
+    project.mkdir()
+    command = Ltui(private_home, project)
+    yield command
+    for process in command.processes():
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+
+
+@pytest.fixture
+def slow_quickstart() -> list[str]:
+    """``quickstart`` stretched so that a test has time to act on it."""
+    return ["run", "quickstart", "--detach", "--set", "trainer.max_epochs=2000"]

@@ -1,0 +1,122 @@
+"""SIGKILL to every process of a run: what is shown stays true, nothing is orphaned, no step is lost."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from tests.system.conftest import Ltui
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def _steps_on_record(ltui: Ltui) -> list[int]:
+    rows = csv.DictReader(io.StringIO(ltui("export", "last", "--metric", "train/loss").stdout))
+    return [int(row["step"]) for row in rows if row["rank"] == "0"]
+
+
+def _of_run(ltui: Ltui, *words: str) -> psutil.Process:
+    (found,) = [p for p in ltui.processes() if all(w in " ".join(p.cmdline()) for w in words)]
+    return found
+
+
+def test_the_dashboard(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    ltui(*slow_quickstart)
+    before = ltui.wait_for_step(5)
+    master, slave = pty.openpty()
+    dashboard = subprocess.Popen(
+        ltui.argv("attach", "last"),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**ltui.environment, "TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        assert os.read(master, 1000), "the dashboard painted nothing"
+        dashboard.kill()
+        dashboard.wait()
+        after = ltui.wait_for_step(before["global_step"] + 20)
+        assert after["state"] == "running"
+        assert [r["pid"] for r in after["ranks"]] == [r["pid"] for r in before["ranks"]]
+    finally:
+        dashboard.kill()
+        dashboard.wait()
+        os.close(master)
+    ltui("stop", "last", "--kill")
+    ltui.wait_until_alone()
+
+
+def test_the_supervisor(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    ltui(*slow_quickstart)
+    before = ltui.wait_for_step(5)
+    os.kill(before["supervisor_pid"], signal.SIGKILL)
+    time.sleep(2)
+    assert ltui.show()["state"] == "running"
+    after = ltui.wait(
+        lambda s: s["supervisor_pid"] not in (None, before["supervisor_pid"]), seconds=20
+    )
+    assert [r["pid"] for r in after["ranks"]] == [r["pid"] for r in before["ranks"]]
+    ltui.wait_for_step(after["global_step"] + 20)
+    ltui("stop", "last")
+    stopped = ltui.show()
+    assert stopped["state"] == "stopped"
+    assert stopped["history_note"] is None
+    assert _steps_on_record(ltui) == list(range(1, stopped["global_step"] + 1))
+    ltui.wait_until_alone()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
+    ltui(*slow_quickstart)
+    before = ltui.wait_for_step(5)
+    os.kill(before["ranks"][rank]["pid"], signal.SIGKILL)
+    time.sleep(2)
+    after = ltui.show()
+    assert after["ranks"][rank]["state"] == "dead"
+    ended = ltui.wait(lambda s: s["state"] == "crashed", seconds=30)
+    assert f"rank {rank}" in ended["detail"]
+    assert "SIGKILL" in ended["detail"]
+    assert _steps_on_record(ltui) == list(range(1, ended["global_step"] + 1))
+    ltui.wait_until_alone()
+
+
+def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    ltui(*slow_quickstart)
+    ltui.wait_for_step(5)
+    _of_run(ltui, "torch.distributed.run").kill()
+    time.sleep(2)
+    assert ltui.show()["state"] == "crashed"
+    ltui.wait_until_alone()
+
+
+def test_the_keeper(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    ltui(*slow_quickstart)
+    ltui.wait_for_step(5)
+    _of_run(ltui, "supervise", "keeper").kill()
+    time.sleep(2)
+    assert ltui.show()["state"] == "crashed"
+    ltui.wait_until_alone()
+
+
+def test_everything_at_once_as_in_a_power_cut(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    ltui(*slow_quickstart)
+    ltui.wait_for_step(5)
+    for process in ltui.processes():
+        process.suspend()
+    for process in ltui.processes():
+        process.kill()
+    ltui.wait_until_alone()
+    assert ltui.show()["state"] in ("lost", "crashed")
+    ltui("resume", "last", "--detach", check=None)
+    ltui("stop", "last", "--kill", check=None)
+    ltui.wait_until_alone()

@@ -1,0 +1,105 @@
+"""Whole runs from the command line to the recorded history."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import sys
+
+import pytest
+
+from tests.system.conftest import SCRIPTS, Ltui
+
+
+@pytest.mark.timeout(200)
+def test_quickstart_learns_and_its_history_is_whole(ltui: Ltui) -> None:
+    done = ltui("run", "quickstart", timeout=180)
+    snapshot = ltui.show()
+    assert snapshot["state"] == "finished", done.stdout
+    assert snapshot["world_size"] == 2
+    assert snapshot["metrics"]["val/acc"]["last"] >= 0.95
+    assert snapshot["global_step"] == snapshot["max_steps"]
+    rows = list(
+        csv.DictReader(io.StringIO(ltui("export", "last", "--metric", "train/loss").stdout))
+    )
+    for rank in ("0", "1"):
+        steps = [int(row["step"]) for row in rows if row["rank"] == rank]
+        assert steps == list(range(1, snapshot["global_step"] + 1))
+    assert float(rows[-1]["value"]) < float(rows[0]["value"])
+    ltui.wait_until_alone()
+
+
+@pytest.mark.parametrize("launcher", ["own", "torchrun"])
+def test_a_script_of_ones_own_is_watched_unchanged(ltui: Ltui, launcher: str) -> None:
+    shutil.copy(SCRIPTS / "train.py", ltui.cwd)
+    before = (ltui.cwd / "train.py").read_bytes()
+    python = [sys.executable]
+    if launcher == "torchrun":
+        python += ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    ltui("exec", "--", *python, "train.py")
+    snapshot = ltui.show()
+    assert snapshot["state"] == "finished"
+    assert [rank["rank"] for rank in snapshot["ranks"]] == [0, 1]
+    assert [rank["global_step"] for rank in snapshot["ranks"]] == [96, 96]
+    assert snapshot["metrics"]["loss"]["last"] < 1.0
+    assert "trained to the end" in ltui("logs", "last").stdout
+    assert (ltui.cwd / "train.py").read_bytes() == before
+    ltui.wait_until_alone()
+
+
+@pytest.mark.parametrize(("code", "state", "exit_code"), [(0, "finished", 0), (7, "failed", 1)])
+def test_a_script_that_is_not_lightning_has_logs_and_a_state(
+    ltui: Ltui, code: int, state: str, exit_code: int
+) -> None:
+    shutil.copy(SCRIPTS / "plain.py", ltui.cwd)
+    ltui("exec", "--", sys.executable, "plain.py", "5", str(code), check=exit_code)
+    snapshot = ltui.show()
+    assert snapshot["state"] == state
+    assert snapshot["exit_code"] == code
+    assert "line 4" in ltui("logs", "last").stdout
+    ltui.wait_until_alone()
+
+
+@pytest.mark.timeout(200)
+def test_stop_and_resume_continue_one_curve(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    ltui(*slow_quickstart)
+    ltui.wait_for_step(20)
+    ltui("stop", "last")
+    stopped = ltui.show()
+    assert stopped["state"] == "stopped"
+    step = stopped["global_step"]
+    assert any(c["ok"] and c["global_step"] == step for c in stopped["checkpoints"])
+    ltui.wait_until_alone()
+
+    ltui("resume", "last", "--detach")
+    resumed = ltui.wait_for_step(step + 10)
+    assert resumed["attempt"] == 2
+    ltui("stop", "last")
+    rows = list(
+        csv.DictReader(io.StringIO(ltui("export", "last", "--metric", "train/loss").stdout))
+    )
+    steps = [int(row["step"]) for row in rows if row["rank"] == "0"]
+    assert steps == list(range(1, ltui.show()["global_step"] + 1))
+    ltui.wait_until_alone()
+
+
+@pytest.mark.timeout(200)
+def test_pause_holds_every_rank_and_continue_goes_on(
+    ltui: Ltui, slow_quickstart: list[str]
+) -> None:
+    ltui(*slow_quickstart)
+    ltui.wait_for_step(10)
+    ltui("pause", "last")
+    paused = ltui.show()
+    assert paused["state"] == "paused"
+    steps = {rank["global_step"] for rank in paused["ranks"]}
+    assert len(steps) == 1
+    assert {rank["global_step"] for rank in ltui.show()["ranks"]} == steps
+    assert not paused["verdicts"]
+    ltui("continue", "last")
+    ltui.wait_for_step(steps.pop() + 5)
+    ltui("checkpoint", "last")
+    assert any(c["ok"] and c["reason"] == "request" for c in ltui.show()["checkpoints"])
+    ltui("stop", "last", "--kill")
+    ltui.wait_until_alone()
