@@ -46,12 +46,13 @@ class Axis:
         self._kind = settings.axis
         self._reference = reference_curve(frame)
         self._steps_per_epoch = _steps_per_epoch(frame)
-        self._origin, self._unit_s, unit = _time_scale(frame, self._reference)
-        self.label = f"time ({unit})" if self._kind == "time" else self._kind
+        self._origin = _beginning(frame, self._reference)
+        self.label = self._kind
+        self.is_time = self._kind == "time"
 
     def places(self, curve: CurveData) -> FloatArray:
         if self._kind == "time":
-            return (curve.times - self._origin) / self._unit_s
+            return curve.times - self._origin
         if self._kind == "epoch":
             return epoch_places(curve.steps, self._reference or curve, self._steps_per_epoch)
         return curve.steps
@@ -69,14 +70,13 @@ def _steps_per_epoch(frame: Frame) -> float | None:
     return run.batches_per_epoch
 
 
-def _time_scale(frame: Frame, reference: CurveData | None) -> tuple[float, float, str]:
+def _beginning(frame: Frame, reference: CurveData | None) -> float:
+    """Unix seconds at which the time axis begins: when the run was created."""
+    if frame.snapshot.created_at is not None:
+        return frame.snapshot.created_at
     if reference is None or not len(reference):
-        return frame.snapshot.started_at or frame.now, 1.0, "s"
-    begin = frame.snapshot.created_at or float(np.nanmin(reference.times))
-    span = float(np.nanmax(reference.times)) - begin
-    if span > 3 * 3600:
-        return begin, 3600.0, "h"
-    return (begin, 60.0, "min") if span > 300 else (begin, 1.0, "s")
+        return frame.snapshot.started_at or frame.now
+    return float(np.nanmin(reference.times))
 
 
 def loss_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
@@ -94,6 +94,7 @@ def loss_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
         subtitle=_loss_subtitle(frame, settings),
         series=tuple(series),
         x_label=axis.label,
+        x_time=axis.is_time,
         log_y=settings.log_y,
         note=None if series else _nothing(frame, "no training step yet"),
     )
@@ -168,6 +169,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
         subtitle=throughput_figures(frame),
         series=tuple(series),
         x_label=axis.label,
+        x_time=axis.is_time,
         note=None if series else _nothing(frame, "no throughput yet"),
     )
 
@@ -222,6 +224,11 @@ def phases_line(frame: Frame) -> str:
     return " · ".join(known)
 
 
+def waiting_text(frame: Frame) -> str:
+    """Both lines under the throughput chart."""
+    return "\n".join(line for line in (waiting_line(frame), phases_line(frame)) if line)
+
+
 def wait_strip(frame: Frame, points: int = 24) -> tuple[float, ...]:
     """Recent shares of waiting for data, oldest first."""
     if frame.waits is None:
@@ -237,5 +244,3 @@ def _nothing(frame: Frame, otherwise: str) -> str:
     if frame.snapshot.state in LIVE:
         return otherwise
     return "nothing was recorded"
-
-

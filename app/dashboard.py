@@ -10,10 +10,13 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.screen import Screen
 
+from ltui.widgets.palette import THEMES
+
 if TYPE_CHECKING:
     from ltui.training.store.home import RunDir
 
-THEMES = ("textual-dark", "textual-light", "nord", "gruvbox", "solarized-light", "textual-ansi")
+OTHER_THEMES = ("textual-ansi", "nord", "gruvbox", "solarized-light")
+"""Of Textual's own, after ltui's; the first keeps to the terminal's 16 colours."""
 
 
 class LtuiApp(App[None]):
@@ -53,6 +56,11 @@ class LtuiApp(App[None]):
         super().__init__()
         self.home, self.first_run = home, run
         self.readonly, self.python = readonly, python
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = THEMES[0].name
+        # In tables k would be "up"; on a run's screen it kills. A key means the same everywhere.
+        self.set_keymap({"table.up": "up", "table.down": "down"})
 
     def get_default_screen(self) -> Screen[None]:
         # Imported here, so that a run's screen does not pay for the home screen, nor home for NumPy.
@@ -78,8 +86,9 @@ class LtuiApp(App[None]):
                 )
 
     def action_next_theme(self) -> None:
-        place = THEMES.index(self.theme) if self.theme in THEMES else -1
-        self.theme = THEMES[(place + 1) % len(THEMES)]
+        names = (*(theme.name for theme in THEMES), *OTHER_THEMES)
+        place = names.index(self.theme) if self.theme in names else -1
+        self.theme = names[(place + 1) % len(names)]
         self.notify(f"theme {self.theme}", timeout=2)
 
     def action_help(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from ltui.app.frame import Cleared, Ending, Frame
 from ltui.training.run.snapshot import (
     LIVE,
@@ -24,6 +26,7 @@ CLEARED_SHOWN_S = 10.0
 SILENT_AFTER_S = 5.0
 """Nothing new for this long is said, with its age."""
 HOT_C = 85.0
+PROCESS_ROWS = 16
 SAMPLES = "samples/s"
 
 STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
@@ -246,7 +249,9 @@ def _gpu_row(gpu: GpuSnapshot, strip: tuple[float, ...], now: float) -> GpuRow:
         memory=_ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
         memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
         power_text=formats.power(gpu.power_w, gpu.power_limit_w),
-        temperature=Cell(f"{temperature} hot" if hot else temperature, Tone.WARN if hot else Tone.PLAIN),
+        temperature=Cell(
+            f"{temperature} hot" if hot else temperature, Tone.WARN if hot else Tone.PLAIN
+        ),
         clock_text=formats.clock(gpu.sm_clock_mhz),
         strip=strip,
         note=clean_name(_gpu_note(gpu, now)),
@@ -272,6 +277,28 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 def gpus_missing(frame: Frame) -> str:
     """Why there are no GPU rows, in a line."""
     return clean_line(frame.snapshot.gpu_note or "no GPU readings yet")
+
+
+def processes_text(frame: Frame) -> Text:
+    """On a machine without GPU readings: why, and the processor and memory of each rank."""
+    out = Text(gpus_missing(frame), "dim")
+    for rank in sorted(frame.snapshot.ranks, key=lambda r: r.rank)[:PROCESS_ROWS]:
+        cpu = formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %"
+        pid = formats.NA if rank.pid is None else str(rank.pid)
+        memory = formats.size(rank.rss_bytes)
+        out.append(f"\nr{rank.rank:<3} pid {pid:<9} CPU {cpu:>6}   memory {memory:>9}", "not dim")
+    return out
+
+
+def cells_text(cells: Sequence[Cell], hint: str = "") -> Text:
+    """Lines one below the other, loud ones in bold."""
+    out = Text()
+    for i, cell in enumerate(cells):
+        out.append("\n" if i else "")
+        out.append(cell.text, "bold" if cell.tone is Tone.BAD else "")
+    if hint:
+        out.append(f"   {hint}", "bold")
+    return out
 
 
 # -- how it ended ----------------------------------------------------------------------------------

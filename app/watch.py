@@ -26,7 +26,8 @@ from ltui.training.run.progress import progress as folded_progress
 from ltui.training.run.snapshot import LIVE, RankSnapshot, RankState, RunSnapshot, Verdict
 from ltui.training.run.throughput import throughput as folded_throughput
 from ltui.training.store.home import RunDir
-from ltui.training.store.reader import RunStore, StoreError
+from ltui.training.store.reader import RunStore
+from ltui.training.store.schema import StoreError
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.client import ControlClient
 
@@ -325,13 +326,14 @@ def _stored_rates(
 ) -> tuple[dict[int | None, CurveData], CurveData | None]:
     """Rates in total and per rank, and the share of waiting, as far as steps are stored."""
     seconds, samples, fetch = (
-        _stored_curve(store, f"step/{name}", None) for name in ("seconds", "samples", "fetch_seconds")
+        _stored_curve(store, f"step/{name}", None)
+        for name in ("seconds", "samples", "fetch_seconds")
     )
     found: dict[int | None, CurveData] = {None: rate_curve(samples, seconds, world_size)}
     if 1 < world_size <= RANK_CURVES:
         for rank in range(world_size):
-            own = (_stored_curve(store, f"step/{name}", rank) for name in ("samples", "seconds"))
-            found[rank] = rate_curve(*own)
+            own = _stored_curve(store, "step/samples", rank)
+            found[rank] = rate_curve(own, _stored_curve(store, "step/seconds", rank))
     waits = rate_curve(fetch, seconds)
     return {rank: curve for rank, curve in found.items() if len(curve)}, waits
 

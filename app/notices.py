@@ -1,0 +1,86 @@
+"""What happened between two looks at a run, in the past tense, with the number. Pure."""
+
+from __future__ import annotations
+
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+
+
+def happened(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, str]]:
+    """(sentence, severity) of every change worth a notice; severities as Textual's."""
+    if before is None:
+        return []
+    said = []
+    if now.attempt != before.attempt:
+        said.append((f"attempt {now.attempt} started{_from(now)}", "information"))
+    elif now.state is not before.state:
+        said += _state_change(before, now)
+    if now.attempt == before.attempt and now.state in LIVE:
+        said += _new_checkpoints(before, now)
+    return said
+
+
+def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
+    step = f"step {formats.count(now.global_step)}"
+    if now.state is RunState.PAUSED:
+        return [(f"paused at {step}", "information")]
+    if now.state is RunState.RUNNING and before.state in (RunState.PAUSED, RunState.PAUSING):
+        return [(f"continued at {step}", "information")]
+    if now.state in LIVE:
+        return []
+    bad = now.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
+    sentence = clean_line(now.detail or f"{now.state.value} at {step}")
+    return [(sentence, "error" if bad else "information")]
+
+
+def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
+    old = {c.path for c in before.checkpoints}
+    return [
+        (f"checkpoint saved at step {formats.count(c.global_step)}{_checked(c.ok)}", "information")
+        for c in now.checkpoints
+        if c.path not in old and c.reason == "request"
+    ]
+
+
+def _checked(ok: bool | None) -> str:
+    return {True: ", verified", False: ", but it is damaged", None: ""}[ok]
+
+
+def _from(now: RunSnapshot) -> str:
+    return f" from step {formats.count(now.global_step)}" if now.global_step else ""
+
+
+def farewell(snapshot: RunSnapshot) -> str:
+    """What leaving the dashboard says."""
+    name = clean_name(snapshot.name)
+    if snapshot.state in LIVE:
+        return f"{name} goes on; to watch it again: ltui attach {clean_name(snapshot.id)}"
+    return f"{name}: {clean_line(snapshot.detail or snapshot.state.value)}"
+
+
+def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str | None:
+    """Why ``action`` can't be done now, in a sentence; None where it can."""
+    if action not in CONTROLS:
+        return None
+    if readonly:
+        return "this dashboard only watches (--readonly): nothing was asked of the run"
+    if snapshot is None:
+        return "the state of the run is not known yet"
+    live = snapshot.state in LIVE
+    name = clean_name(snapshot.name)
+    if action == "resume":
+        if live:
+            return f"{name} is {snapshot.state.value}: there is nothing to resume"
+        if snapshot.state is RunState.FINISHED:
+            return f"{name} has finished: there is nothing to resume"
+        return None
+    if not live:
+        return f"{name} has ended: there is nothing to {WORDS[action]}"
+    if snapshot.state is RunState.STOPPING and action != "kill":
+        return f"{name} is stopping already; k kills it at once"
+    return None
+
+
+WORDS = {"stop": "stop", "pause": "pause", "checkpoint": "save", "kill": "kill", "resume": "resume"}
+CONTROLS = frozenset(WORDS)

@@ -1,0 +1,23 @@
+"""A framed part of a screen: a number, a title on the left, figures on the right."""
+
+from __future__ import annotations
+
+from textual.containers import Vertical
+from textual.markup import escape
+
+
+class Panel(Vertical):
+    """Frames one widget (or a few). ``-focus`` follows from the focus inside, ``-zoomed`` from ``z``."""
+
+    def __init__(self, number: int, title: str, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self.number, self.title = number, title
+        self.say(title)
+
+    def say(self, title: str, figures: str = "") -> None:
+        """Both texts may hold what a run wrote: they are never parsed."""
+        left, right = escape(f"{self.number} {title}"), escape(figures)
+        if self.border_title != left:
+            self.border_title = left
+        if self.border_subtitle != right:
+            self.border_subtitle = right

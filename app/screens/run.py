@@ -1,0 +1,452 @@
+"""The screen of one run: takes frames from its feed, hands shapes to the panels, sends commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Static
+from textual.worker import get_current_worker
+
+from ltui.app import charts, details, translate
+from ltui.app.arrangement import DETAILS, PANELS, Arrangement, Room, room_of
+from ltui.app.feed import Feed, Watch
+from ltui.app.frame import Frame
+from ltui.app.notices import CONTROLS, farewell, happened, refusal
+from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.screens.diagnose import DiagnoseScreen
+from ltui.app.screens.keyline import KeyHint, KeyLine
+from ltui.app.screens.panel import Panel
+from ltui.app.screens.tabline import TabLine
+from ltui.app.watch import RunWatch
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.store.home import RunDir
+from ltui.widgets import formats
+from ltui.widgets.chart import Chart
+from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.header import RunHeader
+from ltui.widgets.log_view import LogView
+from ltui.widgets.rank_table import RankTable
+from ltui.widgets.sanitise import clean_name
+
+TITLES = {"loss": "loss", "throughput": "throughput", "gpus": "GPUs", "ranks": "ranks", "log": "log"}
+MOST_ROWS = 9
+"""Lines that GPUs and ranks get where panels stand above each other; the rest is scrolled to."""
+
+
+class FrameArrived(Message):
+    """A new picture of the run. The latest wins."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()
+        self.frame = frame
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, FrameArrived)
+
+
+class RunScreen(Screen[None]):
+    """``alone``: the app was opened at this run, so leaving the screen leaves the app."""
+
+    ABOUT = "Leaving never stops the run: it goes on without a watcher."
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "stop", "stop", id="run.stop", tooltip="Stop at an agreed step, with a checkpoint"),
+        Binding("p", "pause", "pause", id="run.pause", tooltip="Pause, or continue a paused run"),
+        Binding("c", "checkpoint", "checkpoint", id="run.checkpoint", tooltip="Save a checkpoint now, and go on"),
+        Binding("k", "kill", "kill", id="run.kill", tooltip="End every process of the run at once; asks first"),
+        Binding("r", "resume", "resume", id="run.resume", tooltip="Start an ended run again from its last good checkpoint"),
+        Binding("d", "diagnose", "diagnose", id="run.diagnose", tooltip="What each rank does, what is wrong, and since when"),
+        Binding("l", "panel('log')", "log", id="run.log", tooltip="Go to the log; there, r cycles through the ranks"),
+        Binding("slash", "search", "find", id="run.find", tooltip="Find in the log"),
+        *(
+            Binding(str(i + 1), f"panel('{name}')", TITLES[name], id=f"run.panel{i + 1}", show=False, tooltip=f"Go to {TITLES[name]}")
+            for i, name in enumerate(PANELS)
+        ),
+        Binding("z", "zoom", "zoom", id="run.zoom", tooltip="Give the focused panel the whole screen, or give it back"),
+        Binding("x", "axis", "x axis", id="run.axis", show=False, tooltip="X axis by step, epoch or time"),
+        Binding("y", "log_scale", "y scale", id="run.scale", show=False, tooltip="Linear or logarithmic loss"),
+        Binding("plus,equals_sign", "smooth(1)", "smoother", id="run.smoother", show=False, tooltip="Smooth the loss more"),
+        Binding("minus", "smooth(-1)", "rougher", id="run.rougher", show=False, tooltip="Smooth the loss less"),
+        Binding("right_square_bracket", "details", "details", id="run.details", show=False, tooltip="Show or hide metrics, checkpoints and facts beside the panels"),
+        Binding("0", "reset", "reset", id="run.reset", show=False, tooltip="Every panel back to its place"),
+        Binding("q,escape", "back", "leave", id="run.back", tooltip="Leave; the run goes on"),
+    ]  # fmt: skip
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        readonly: bool = False,
+        alone: bool = False,
+        make_watch: Callable[[], Watch] | None = None,
+    ) -> None:
+        super().__init__()
+        self.run_dir, self.readonly, self.alone = run_dir, readonly, alone
+        self._make_watch = make_watch or (lambda: RunWatch(run_dir))
+        self._feed: Feed | None = None
+        self.frame: Frame | None = None
+        self.arrangement = Arrangement()
+        self.settings = charts.ChartSettings()
+        self._drawn: dict[str, Any] = {}
+
+    # -- building ----------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield RunHeader(id="header")
+        yield Static(id="ending", markup=False)
+        yield TabLine(id="tabs")
+        with Horizontal(id="columns"):
+            with Vertical(id="body"):
+                with Horizontal(id="charts"):
+                    with Panel(1, TITLES["loss"], id="loss"):
+                        yield Chart(id="loss-chart")
+                    with Panel(2, TITLES["throughput"], id="throughput"):
+                        yield Chart(id="throughput-chart")
+                        yield Static(id="waiting", markup=False)
+                with Panel(3, TITLES["gpus"], id="gpus"):
+                    yield GpuTable(id="gpu-table")
+                    yield Static(id="gpu-note", markup=False)
+                with Panel(4, TITLES["ranks"], id="ranks"):
+                    yield RankTable(id="rank-table")
+                with Panel(5, TITLES["log"], id="log"):
+                    yield LogView(id="log-view")
+            with Panel(6, "details", id="details"):
+                yield Static(id="detail-text", markup=False)
+        yield Static("ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False)
+        yield KeyLine(id="keys")
+
+    def on_mount(self) -> None:
+        self._feed = Feed(self._make_watch, self._post_frame, run_id=self.run_dir.id)
+        self._feed.start()
+        self._arrange(replace(self.arrangement, room=room_of(*self.app.size)))
+
+    def on_unmount(self) -> None:
+        if self._feed is not None:
+            self._feed.stop()
+
+    def _post_frame(self, frame: Frame) -> None:
+        # Called from the feed's thread: posting is all that is allowed there.
+        self.post_message(FrameArrived(frame))
+
+    def on_resize(self, event: events.Resize) -> None:
+        room = room_of(event.size.width, event.size.height)
+        if room is not self.arrangement.room:
+            self._arrange(replace(self.arrangement, room=room))
+
+    def _arrange(self, arrangement: Arrangement) -> None:
+        self.arrangement = arrangement
+        seen = arrangement.visible()
+        for name in (*PANELS, DETAILS):
+            self.query_one(f"#{name}").display = name in seen
+        self.query_one("#charts").display = bool(seen & {"loss", "throughput"})
+        self.query_one("#columns").display = bool(seen)
+        tabs = arrangement.tabs()
+        self.query_one("#tabs").display = bool(tabs)
+        numbered = [(PANELS.index(name) + 1, name, TITLES[name]) for name in tabs]
+        lower = arrangement.room is Room.HALF and not arrangement.zoomed
+        self.query_one(TabLine).show(numbered, arrangement.lower if lower else arrangement.chosen)
+        self.query_one("#tiny").display = not seen
+        for room in Room:
+            self.set_class(room is arrangement.room, f"-{room.value}")
+        self.set_class(arrangement.zoomed, "-zoomed")
+        # A panel that was out of sight has missed frames.
+        self._drawn.clear()
+        if self.frame is not None:
+            self._draw(self.frame)
+
+    # -- drawing -----------------------------------------------------------------------------------
+
+    @on(FrameArrived)
+    def _take(self, message: FrameArrived) -> None:
+        message.stop()
+        before = self.frame.snapshot if self.frame is not None else None
+        self.frame = message.frame
+        for sentence, severity in happened(before, self.frame.snapshot):
+            self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]
+        self._draw(self.frame)
+
+    def _draw(self, frame: Frame) -> None:
+        seen = self.arrangement.visible()
+        self.query_one(RunHeader).shape = translate.header(frame)
+        self._draw_ending(frame)
+        self._draw_keys(frame)
+        if "loss" in seen:
+            self._draw_chart("loss", charts.loss_chart, frame)
+        if "throughput" in seen:
+            self._draw_chart("throughput", charts.throughput_chart, frame)
+            self._say("#waiting", charts.waiting_text(frame))
+        if "gpus" in seen:
+            self._draw_gpus(frame)
+        if "ranks" in seen:
+            self._draw_ranks(frame)
+        if "log" in seen:
+            self._draw_log(frame)
+        if DETAILS in seen:
+            self._say("#detail-text", details.text(frame))
+
+    def _draw_chart(self, name: str, make: Callable[..., Any], frame: Frame) -> None:
+        quiet = translate.silence(frame)
+        key = (frame.curves_version, self.settings, quiet, charts.throughput_figures(frame))
+        if self._drawn.get(name) == key:
+            return
+        self._drawn[name] = key
+        shape = make(frame, self.settings)
+        self.query_one(f"#{name}-chart", Chart).shape = shape
+        self.query_one(f"#{name}", Panel).say(shape.title, shape.subtitle)
+
+    def _draw_gpus(self, frame: Frame) -> None:
+        rows = translate.gpu_rows(frame)
+        table = self.query_one(GpuTable)
+        table.display = bool(rows)
+        self.query_one("#gpu-note").display = not rows
+        if rows:
+            table.set_rows(rows)
+            self._fit("gpus", len(rows) + 1)
+        else:
+            text = translate.processes_text(frame)
+            self._say("#gpu-note", text)
+            self._fit("gpus", text.plain.count("\n") + 1)
+
+    def _draw_ranks(self, frame: Frame) -> None:
+        rows = translate.rank_rows(frame)
+        self.query_one(RankTable).set_rows(rows)
+        self.query_one("#ranks", Panel).say(TITLES["ranks"], translate.ranks_title(frame))
+        self._fit("ranks", len(rows) + 1)
+
+    def _fit(self, name: str, lines: int) -> None:
+        """Where panels stand above each other, one of few rows is no higher than they are."""
+        shared = self.arrangement.room in (Room.FULL, Room.VAST) and not self.arrangement.zoomed
+        height: int | str = min(max(lines, 2), MOST_ROWS) + 2 if shared else "1fr"
+        if self._drawn.get(f"{name} height") != height:
+            self._drawn[f"{name} height"] = height
+            self.query_one(f"#{name}").styles.height = height
+
+    def _draw_log(self, frame: Frame) -> None:
+        if self._drawn.get("log") != frame.log_version:
+            self._drawn["log"] = frame.log_version
+            self.query_one(LogView).lines = frame.log
+
+    def _draw_ending(self, frame: Frame) -> None:
+        lines = translate.ending_lines(frame)
+        self.query_one("#ending").display = bool(lines)
+        if lines:
+            hint = "" if refusal(frame.snapshot, "resume", readonly=self.readonly) else "r resume"
+            self._say("#ending", translate.cells_text(lines, hint))
+
+    def _draw_keys(self, frame: Frame) -> None:
+        self.query_one(KeyLine).show(key_hints(frame.snapshot, readonly=self.readonly))
+
+    def _say(self, selector: str, text: Any) -> None:
+        if self._drawn.get(selector) != text:
+            self._drawn[selector] = text
+            self.query_one(selector, Static).update(text)
+
+    # -- panels ------------------------------------------------------------------------------------
+
+    def action_panel(self, name: str) -> None:
+        self._arrange(self.arrangement.choose(name))
+        for child in self.query_one(f"#{name}").query("*"):
+            if child.focusable:
+                child.focus()
+                break
+
+    @on(events.DescendantFocus)
+    def _focus_moved(self, event: events.DescendantFocus) -> None:
+        panels = [a for a in event.widget.ancestors_with_self if isinstance(a, Panel)]
+        name = panels[0].id if panels else None
+        if name in PANELS and name != self.arrangement.chosen and not self.arrangement.zoomed:
+            self.arrangement = self.arrangement.choose(name)
+
+    def action_zoom(self) -> None:
+        self._arrange(replace(self.arrangement, zoomed=not self.arrangement.zoomed))
+
+    def action_reset(self) -> None:
+        self.settings = charts.ChartSettings()
+        for chart in self.query(Chart):
+            chart.action_show_all()
+            chart.log_y = None
+        self._arrange(Arrangement(room=self.arrangement.room))
+
+    def action_details(self) -> None:
+        shown = DETAILS in self.arrangement.visible()
+        self._arrange(replace(self.arrangement, details=not shown))
+        if not shown and DETAILS not in self.arrangement.visible():
+            self.notify("details need 130 columns and 40 lines", timeout=3)
+
+    def action_axis(self) -> None:
+        self.settings = replace(self.settings, axis=self.settings.next_axis())
+        for chart in self.query(Chart):
+            # A part in view is a part of the axis before.
+            chart.action_show_all()
+            chart.crosshair = None
+        self._redraw(f"x axis: {self.settings.axis}")
+
+    def action_log_scale(self) -> None:
+        self.query_one("#loss-chart", Chart).action_toggle_log()
+
+    def action_smooth(self, by: int) -> None:
+        self.settings = replace(self.settings, smoothing=self.settings.smoother(by))
+        self._redraw(None)
+
+    def _redraw(self, said: str | None) -> None:
+        if self.frame is not None:
+            self._draw(self.frame)
+        if said:
+            self.notify(said, timeout=2)
+
+    @on(Chart.CrosshairMoved)
+    def _link_crosshairs(self, message: Chart.CrosshairMoved) -> None:
+        for chart in self.query(Chart):
+            if chart is not message.chart and chart.crosshair != message.x:
+                chart.set_reactive(Chart.crosshair, message.x)
+                chart.refresh()
+
+    def action_search(self) -> None:
+        self.action_panel("log")
+        self.query_one(LogView).action_search()
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> RunSnapshot | None:
+        return self.frame.snapshot if self.frame is not None else None
+
+    def _refused(self, action: str) -> bool:
+        """Says why ``action`` can't be done, if it can't."""
+        why = refusal(self.snapshot, action, readonly=self.readonly)
+        if why is not None:
+            self.notify(why, severity="warning", markup=False)
+        return why is not None
+
+    def action_stop(self) -> None:
+        if not self._refused("stop"):
+            self._ask({"cmd": "stop"}, "stopping at the next agreed step, with a checkpoint")
+
+    def action_pause(self) -> None:
+        if self._refused("pause"):
+            return
+        if self.snapshot is not None and self.snapshot.state in (RunState.PAUSED, RunState.PAUSING):
+            self._ask({"cmd": "continue"}, "continuing")
+        else:
+            self._ask({"cmd": "pause"}, "pausing at the next agreed step")
+
+    def action_checkpoint(self) -> None:
+        if not self._refused("checkpoint"):
+            self._ask({"cmd": "checkpoint"}, "saving a checkpoint at the next agreed step")
+
+    def action_kill(self) -> None:
+        if self._refused("kill") or self.snapshot is None:
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._ask({"cmd": "kill"}, "killing every process of the run")
+
+        question = kill_question(self.snapshot)
+        self.app.push_screen(ConfirmScreen(question, yes="kill it", no="let it run"), answered)
+
+    def action_resume(self) -> None:
+        if not self._refused("resume"):
+            self.notify("resuming from the last good checkpoint", timeout=3)
+            self._resume()
+
+    @work(thread=True, exclusive=True, group="command", exit_on_error=False)
+    def _ask(self, request: dict[str, Any], said: str) -> None:
+        # Imported here: what starts supervisors is not needed for the first picture.
+        from ltui.app.steering import ask
+
+        self._report(lambda: ask(self.run_dir, request), said)
+
+    @work(thread=True, exclusive=True, group="command", exit_on_error=False)
+    def _resume(self) -> None:
+        from ltui.training.supervise.launch import resume
+
+        self._report(lambda: resume(self.run_dir, spec=None, checkpoint=None), None)
+
+    def _report(self, do: Callable[[], object], said: str | None) -> None:
+        """In a worker's thread: do it, and say what came of it."""
+        worker = get_current_worker()
+        try:
+            do()
+        except ProblemError as error:
+            lines = [str(p) for p in error.problems]
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            lines = [f"{type(error).__name__}: {error}"]
+        else:
+            if said and not worker.is_cancelled:
+                self.app.call_from_thread(self.notify, said, timeout=3, markup=False)
+            return
+        if not worker.is_cancelled:
+            self.app.call_from_thread(self._show_problems, lines)
+
+    def _show_problems(self, lines: list[str]) -> None:
+        self.app.push_screen(ProblemScreen("that did not work", lines))
+
+    def action_diagnose(self) -> None:
+        self.app.push_screen(DiagnoseScreen(lambda: self.frame))
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def farewell(self) -> str:
+        """What is said on leaving."""
+        if self.snapshot is None:
+            return f"to see it again: ltui attach {clean_name(self.run_dir.id)}"
+        return farewell(self.snapshot)
+
+    def action_back(self) -> None:
+        if self.arrangement.zoomed:
+            self.action_zoom()
+        elif self.alone:
+            self.app.exit(message=self.farewell())
+        else:
+            if self.snapshot is not None and self.snapshot.state in LIVE:
+                self.app.notify(f"{clean_name(self.snapshot.name)} goes on", markup=False)
+            self.app.pop_screen()
+
+
+def kill_question(snapshot: RunSnapshot) -> str:
+    """Names what a kill loses."""
+    name = clean_name(snapshot.name)
+    saved = translate.good_checkpoint(snapshot.checkpoints)
+    if saved is None:
+        lost = "There is no checkpoint: everything it has learned is lost."
+    else:
+        done = (snapshot.global_step or saved.global_step) - saved.global_step
+        lost = (
+            f"Its last checkpoint is of step {formats.count(saved.global_step)}: "
+            f"{formats.count(max(0, done))} steps since then are lost."
+        )
+    return f"Kill {name}? All its processes end at once.\n{lost}\n(s stops it with a checkpoint.)"
+
+
+def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
+    """The footer: what can be done now."""
+    paused = snapshot.state in (RunState.PAUSED, RunState.PAUSING)
+    wanted = [
+        KeyHint("s", "stop", "screen.stop"),
+        KeyHint("p", "continue" if paused else "pause", "screen.pause"),
+        KeyHint("c", "checkpoint", "screen.checkpoint"),
+        KeyHint("k", "kill", "screen.kill"),
+        KeyHint("r", "resume", "screen.resume", keep=True),
+        KeyHint("?", "help", "app.help", keep=True),
+        KeyHint("q", f"leave{' (the run goes on)' if snapshot.state in LIVE else ''}", "screen.back", keep=True),
+        KeyHint("d", "diagnose", "screen.diagnose"),
+        KeyHint("l", "log", "screen.panel('log')"),
+        KeyHint("z", "zoom", "screen.zoom"),
+        KeyHint("/", "find", "screen.search"),
+        KeyHint("1-5", "panel", "screen.panel('loss')"),
+        KeyHint("x", "axis", "screen.axis"),
+        KeyHint("y", "log scale", "screen.log_scale"),
+        KeyHint("+-", "smoothing", "screen.smooth(1)"),
+        KeyHint("t", "theme", "app.next_theme"),
+    ]  # fmt: skip
+    refused = {c for c in CONTROLS if refusal(snapshot, c, readonly=readonly)}
+    return [h for h in wanted if h.action.removeprefix("screen.") not in refused]
