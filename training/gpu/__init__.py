@@ -1,0 +1,1 @@
+"""What the GPUs of this machine do: readings, whose they are, what is wrong with them. No torch."""
