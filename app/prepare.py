@@ -1,4 +1,4 @@
-"""From what a person typed to a configuration that can be launched: loaded, overridden, checked."""
+"""From what a person typed to a run's specification: loaded, overridden, checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from ltui.app.interpreter import (
     NEEDED,
-    Findings,
     choose_python,
     class_problems,
     class_uses,
@@ -18,51 +17,102 @@ from ltui.app.interpreter import (
     look,
     needs_of,
 )
-from ltui.training.problem import ProblemError
-from ltui.training.run.check import check_document
-from ltui.training.run.overrides import apply_overrides
-from ltui.training.run.presets import Preset, load_preset
+from ltui.app.machine import this_machine
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.check import find_faults, placed
+from ltui.training.run.devices import choose_devices
+from ltui.training.run.document import resolve
+from ltui.training.run.overrides import apply_overrides, overridden_paths
+from ltui.training.run.presets import (
+    Preset,
+    build_spec,
+    check_preset,
+    load_preset,
+    required_modules,
+)
+from ltui.training.run.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A preset with its overrides, and the interpreter that would train it."""
+class Asked:
+    """What a person asked to be trained, checked as far as a tenth of a second allows."""
 
     preset: Preset
-    document: Mapping[str, Any]
     overrides: tuple[str, ...]
     python: str
-    findings: Findings
+
+    def spec(self, run_id: str, name: str, created_at: float) -> RunSpec:
+        return build_spec(
+            self.preset,
+            self.overrides,
+            id=run_id,
+            name=name,
+            cwd=Path.cwd(),
+            python=self.python,
+            created_at=created_at,
+            machine=this_machine(os.environ),
+        )
 
 
-def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> Prepared:
-    """What can be told in a tenth of a second. ``ProblemError`` with all that is wrong."""
+def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> Asked:
+    """``ProblemError`` with all that is wrong: file, overrides, devices, interpreter, classes."""
     preset = load_preset(name, Path.cwd())
-    document = apply_overrides(preset.document, list(overrides))
-    where = preset.name
-    problems = list(check_document(document, where))
+    problems = check_preset(preset, overrides, this_machine(os.environ))
     python = choose_python(named_python, os.environ)
-    uses = class_uses(document)
-    findings = look(
-        python,
-        list(NEEDED),
-        {use.place: use.class_path for use in uses},
-        folders=[*folders_of(preset), str(Path.cwd())],
-    )
-    missing = lacking(findings, {**NEEDED, **needs_of(findings)})
-    # Without torch nearly every class is missing: that would only bury the reason.
-    problems += missing or class_problems(uses, findings, where)
+    if not problems:
+        document, _ = resolve(apply_overrides(preset.document, overrides))
+        requires = {module: r for r, module in required_modules(preset.requires).items()}
+        problems = _problems_in(python, document, preset.where, requires, folders_of(preset))
     if problems:
         raise ProblemError(*problems)
-    return Prepared(
-        preset=preset,
-        document=document,
-        overrides=tuple(overrides),
-        python=python,
-        findings=findings,
-    )
+    return Asked(preset=preset, overrides=tuple(overrides), python=python)
+
+
+def _problems_in(
+    python: str,
+    document: Mapping[str, Any],
+    where: str,
+    requires: Mapping[str, str],
+    folders: Sequence[str],
+) -> list[Problem]:
+    """What ``python`` lacks for the configuration, or what of its classes can't be."""
+    uses = class_uses(document)
+    needed = {**NEEDED, **requires}
+    seen = look(python, list(needed), {use.place: use.class_path for use in uses}, folders)
+    # Without torch nearly every class is missing: those problems would bury their reason.
+    return lacking(seen, {**needs_of(seen), **needed}) or class_problems(uses, seen, where)
 
 
 def folders_of(preset: Preset) -> list[str]:
-    """Where a configuration file's classes may stand beside it."""
-    return [str(Path(preset.path).resolve().parent)] if preset.path is not None else []
+    """Where the ranks of a run find the user's classes: beside the file, and where they start."""
+    beside = [] if preset.shipped or preset.path is None else [str(preset.path.parent)]
+    return [*beside, str(Path.cwd())]
+
+
+def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
+    """The specification of a run's next attempt. ``ProblemError`` with all that is wrong."""
+    if spec.config is None:
+        raise ProblemError(
+            Problem(
+                where="--set",
+                what="this run is a command of yours, which has no configuration to change.",
+                remedy="Resume it without --set, or start the changed command with ltui exec.",
+            )
+        )
+    machine = this_machine(os.environ)
+    document = apply_overrides(spec.config, overrides)
+    faults = find_faults(document, machine=machine, cpu_ranks=spec.nproc)
+    where = spec.preset or spec.id
+    problems = [placed(fault, where, {}, overridden_paths(overrides)) for fault in faults]
+    problems = problems or _problems_in(
+        spec.python, document, where, {}, [*spec.python_path, spec.cwd]
+    )
+    if problems:
+        raise ProblemError(*problems)
+    document, _ = resolve(document)
+    trainer = dict(document.get("trainer") or {})
+    chosen, _ = choose_devices(trainer, machine, spec.nproc)
+    document["trainer"] = {**trainer, "accelerator": chosen.accelerator, "devices": chosen.devices}
+    return spec.with_changes(
+        config=document, nproc=chosen.nproc, overrides=(*spec.overrides, *overrides)
+    )

@@ -12,6 +12,7 @@ import ast
 import json
 import os
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -104,24 +105,31 @@ def imported_modules(module: str, tree: ast.Module) -> list[str]:
 
 
 def top_level_names(body: list[ast.stmt]) -> tuple[set[str], bool]:
-    """The names that a module binds, and whether those are all of them."""
+    """The names that a module binds or may bind, and whether there can be no others."""
     names: set[str] = set()
-    complete = True
     for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(statement.name)
-        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-            for alias in statement.names:
-                names.add((alias.asname or alias.name).split(".")[0])
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            names.update(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
-        elif not isinstance(statement, ast.Expr):
-            # Branches, loops and the like: what they bind is collected, but may not be everything.
-            inner = {n.name for n in ast.walk(statement) if isinstance(n, ast.ClassDef)}
-            names |= inner
-            complete = False
-    return names, complete and "*" not in names and "__getattr__" not in names
+        names |= _bound_by(statement)
+    return names, "*" not in names and "__getattr__" not in names and "globals" not in names
+
+
+def _bound_by(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
+    inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
+    for handler in getattr(statement, "handlers", []):
+        inner += handler.body
+    if inner:
+        return {name for child in inner for name in _bound_by(child)} | _names_in(
+            [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr)]
+        )
+    # Names that are only read are counted as well: better one too many than a class denied.
+    return _names_in([statement])
+
+
+def _names_in(nodes: Sequence[ast.AST]) -> set[str]:
+    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def parameters(tree: ast.Module, name: str) -> list[str] | None:

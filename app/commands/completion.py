@@ -6,6 +6,7 @@ import argparse
 from argparse import Namespace
 
 import shtab
+
 from ltui.app.commands.arguments import EXIT_DONE, build_parser
 from ltui.training.run.presets import preset_names
 
@@ -34,7 +35,7 @@ def print_script(options: Namespace) -> int:
     parser = build_parser()
     _mark(parser)
     words = {"runs": _RUNS, "presets": " ".join(preset_names())}
-    preamble = {shell: text % words for shell, text in _PREAMBLE.items()}
+    preamble = _PREAMBLE.get(options.shell, "") % words
     print(shtab.complete(parser, shell=options.shell, preamble=preamble))
     return EXIT_DONE
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
+from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.interpreter import NEEDED, Findings, choose_python, install_command, look
+from ltui.app.machine import usable_cores
 from ltui.app.summary import columns
 from ltui.training.problem import ProblemError
 from ltui.training.store.home import ltui_home
@@ -25,9 +26,9 @@ _USEFUL = {
     "torchmetrics": "presets that count accuracy",
     "sklearn": "quickstart's digits",
     "ffcv": "fast image loading",
-    "py_spy": "stacks of a frozen rank",
 }
-_PIP = {"sklearn": "scikit-learn", "py_spy": "py-spy"}
+_PIP = {"sklearn": "scikit-learn"}
+SHM = "/dev/shm"  # noqa: S108 - its size is looked at, nothing is written
 SHM_NEEDED_BYTES = 1 << 30
 DISK_NEEDED_BYTES = 5 << 30
 
@@ -58,7 +59,7 @@ def examine(options: Namespace) -> int:
         print()
     else:
         print("\n".join(_lines(findings)))
-    return EXIT_DONE if healthy else EXIT_FAILED
+    return EXIT_DONE
 
 
 def _lines(findings: list[Finding]) -> list[str]:
@@ -87,7 +88,17 @@ def _ltui() -> list[Finding]:
     free = shutil.disk_usage(home).free
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit; set LTUI_HOME to a larger disk."
-    return [own, Finding("runs", f"{home}, {size(free)} free", enough, remedy)]
+    runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
+    return [own, runs, _stacks()]
+
+
+def _stacks() -> Finding:
+    """py-spy is a program of its own, run by ltui's supervisor."""
+    beside = Path(sys.executable).parent / "py-spy"
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    remedy = install_command(sys.executable, ["py-spy"])
+    missing = "not installed; for stacks of a frozen rank"
+    return Finding("py-spy", found or missing, found is not None, remedy)
 
 
 def _interpreter() -> list[Finding]:
@@ -105,14 +116,13 @@ def _interpreter() -> list[Finding]:
 
 def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) -> Finding:
     found = seen.packages.get(module)
-    name = module.replace("_", "-")
     if found is not None:
-        return Finding(name, found, needed=purpose is None)
+        return Finding(module, found, needed=purpose is None)
     use = f"not installed; for {purpose}" if purpose else "not installed; every run needs it"
     remedy = install_command(seen.python, [pip_name])
     if module == "ffcv":
         remedy += "   (first: apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++)"
-    return Finding(name, use, False, remedy, needed=purpose is None)
+    return Finding(module, use, False, remedy, needed=purpose is None)
 
 
 def _gpu() -> list[Finding]:
@@ -144,15 +154,14 @@ def _text(value: str | bytes) -> str:
 
 
 def _machine() -> list[Finding]:
-    rows = [Finding("processors", f"{len(os.sched_getaffinity(0))} usable")]
-    shm = Path("/dev/shm")  # noqa: S108 - its size is looked at, nothing is written
-    if shm.is_dir():
-        total, _, free = shutil.disk_usage(shm)
+    rows = [Finding("processors", f"{usable_cores()} usable")]
+    if Path(SHM).is_dir():
+        total, _, free = shutil.disk_usage(SHM)
         remedy = "DataLoader workers may die of it; in a container start it with --shm-size=8g."
         text = f"{size(free)} of {size(total)} free"
-        rows.append(Finding("/dev/shm", text, free >= SHM_NEEDED_BYTES, remedy))
+        rows.append(Finding(SHM, text, free >= SHM_NEEDED_BYTES, remedy))
     else:
-        rows.append(Finding("/dev/shm", "not there", False, "DataLoader workers need it."))
+        rows.append(Finding(SHM, "not there", False, "DataLoader workers need it."))
     return rows
 
 

@@ -13,7 +13,6 @@ from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.interpreter import choose_python
 from ltui.app.prepare import changed_spec, prepare
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.presets import build_spec
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, find_run, ltui_home, new_run_id
 from ltui.training.supervise import launch as supervise
@@ -21,18 +20,10 @@ from ltui.training.supervise import launch as supervise
 
 def run(options: Namespace) -> int:
     """``ltui run PRESET|FILE``."""
-    prepared = prepare(options.preset, options.overrides, options.python)
+    asked = prepare(options.preset, options.overrides, options.python)
     home = ltui_home()
     run_id, name = new_run_id(home, options.name)
-    spec = build_spec(
-        prepared.preset,
-        prepared.overrides,
-        id=run_id,
-        name=name,
-        cwd=str(Path.cwd()),
-        python=prepared.python,
-        created_at=time.time(),
-    )
+    spec = asked.spec(run_id, name, time.time())
     return _start(lambda: supervise.launch(spec, home), detach=options.detach)
 
 

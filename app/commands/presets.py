@@ -8,7 +8,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.prepare import check_with_classes, prepare
+from ltui.app.deep_check import check_with_classes
+from ltui.app.prepare import prepare
 from ltui.app.summary import columns
 from ltui.training.problem import ProblemError
 from ltui.training.run.presets import Preset, load_preset, preset_names
@@ -47,11 +48,11 @@ def _document(preset: Preset) -> dict[str, object]:
 
 def check(options: Namespace) -> int:
     """``ltui check PRESET|FILE``."""
-    prepared = prepare(options.preset, options.overrides, options.python)
-    name = clean_name(prepared.preset.name)
+    asked = prepare(options.preset, options.overrides, options.python)
+    name = clean_name(asked.preset.name)
     if options.quick:
         print(f"{name}: nothing wrong at first sight. The real classes were not asked.")
         return EXIT_DONE
-    check_with_classes(prepared)
-    print(f"{name}: nothing wrong; the real classes in {prepared.python} take it.")
+    check_with_classes(asked)
+    print(f"{name}: nothing wrong; the real classes in {asked.python} take it.")
     return EXIT_DONE

@@ -1,0 +1,72 @@
+"""The slow half of ``ltui check``: the real classes, in the interpreter that would train."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from ltui.app.prepare import Asked
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.snapshot import to_json
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import ltui_home
+from ltui.training.supervise.rankside import install_rank_side
+from ltui.widgets.sanitise import clean_line
+
+CHECK_S = 300.0
+"""Importing a large project over a network file system is slow, but not that slow."""
+
+
+def check_with_classes(asked: Asked) -> None:
+    """``ProblemError`` with what LightningCLI says of the configuration. Starts nothing."""
+    spec = asked.spec("check", "check", time.time())
+    with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
+        done = _run(spec, config, install_rank_side(ltui_home()))
+    if done.returncode != 0:
+        raise ProblemError(*_problems(done, asked.preset.where))
+
+
+def _rank_config(spec: RunSpec, folder: str) -> object:
+    """What a rank would be given, apart from where it saves."""
+    return to_json(
+        {
+            "config": spec.config,
+            "after_fit": list(spec.after_fit),
+            "python_path": list(spec.python_path),
+            "checkpoints_dir": folder,
+            "cwd": spec.cwd,
+        }
+    )
+
+
+def _run(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedProcess[str]:
+    paths = [str(rank_side), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    try:
+        return subprocess.run(
+            [spec.python, "-m", "ltui.training.rank.main", "--check", str(config)],
+            cwd=spec.cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CHECK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        what = f"its classes were not loaded within {CHECK_S:.0f} s."
+        raise ProblemError(Problem(where=spec.python, what=what)) from error
+
+
+def _problems(done: subprocess.CompletedProcess[str], where: str) -> list[Problem]:
+    """What the check printed, or the last words of one that broke."""
+    lines = [clean_line(line, 500) for line in done.stderr.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"the check ended with exit code {done.returncode}."
+    return [Problem(where=where, what=last)]

@@ -1,0 +1,44 @@
+"""The command line as a person meets it: real processes, their output and exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+Ltui = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def ltui(tmp_path: Path) -> Ltui:
+    """``ltui("runs", "--json")`` runs the command line in this test's home and folder."""
+
+    def call(
+        *words: str, env: Mapping[str, str] | None = None, timeout: float = 100
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ltui.app.cli", *words],
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return call
+
+
+@pytest.fixture
+def runs_left(private_home: Path) -> Callable[[], list[str]]:
+    """Names of the run directories in this test's home."""
+
+    def names() -> list[str]:
+        folder = private_home / "runs"
+        return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+
+    return names

@@ -1,0 +1,75 @@
+"""What the command line says to words that it does not know, and what it loads to say it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Ltui
+
+COMMANDS = """run exec resume attach runs show logs export stop pause continue checkpoint delete
+presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnus"], "Did you mean `runs`?"),
+        (["run"], "PRESET|FILE"),
+        (["stop", "x", "--timeout", "-1"], "not a positive number of seconds"),
+        (["stop", "x", "--timeout", "nan"], "not a positive number of seconds"),
+        (["logs", "x", "--rank", "one"], "not a whole number"),
+        (["runs", "--jsn"], "--jsn"),
+        (["export", "x", "--format", "cvs"], "Did you mean `csv`?"),
+        (["exec"], "there is no command"),
+        (["exec", "--"], "there is no command"),
+        (["exec", "--", "no-such-program-here"], "no program of that name"),
+        (["exec", "--python", "/nowhere", "--", "true"], "--python /nowhere"),
+        (["exec", "--name", "a/b", "--", "true"], "can't name a run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(ltui: Ltui, words: list[str], said: str) -> None:
+    done = ltui(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_dashboard_needs_a_terminal_and_says_so(ltui: Ltui) -> None:
+    for words in ([], ["--readonly"], ["attach"]):
+        done = ltui(*words)
+        assert done.returncode == 2
+        assert done.stderr.startswith("ltui: the dashboard needs a terminal.")
+
+
+def test_every_command_has_help(ltui: Ltui) -> None:
+    overview = ltui("--help").stdout
+    for command in COMMANDS:
+        assert command in overview
+        done = ltui(command, "--help")
+        assert done.returncode == 0
+        assert done.stdout.startswith(f"usage: ltui {command}")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["runs"], ["runs", "--json"], ["run", "--help"]])
+def test_a_quick_command_loads_nothing_heavy(words: list[str]) -> None:
+    program = (
+        "import sys\nfrom ltui.app.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'textual', 'rich', 'lightning') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_script(ltui: Ltui, shell: str) -> None:
+    done = ltui("completion", shell)
+    assert done.returncode == 0
+    assert "checkpoint" in done.stdout
+    assert "quickstart" in done.stdout or shell == "tcsh"

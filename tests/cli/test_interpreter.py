@@ -1,0 +1,146 @@
+"""Which interpreter trains, and what is said of one that can't."""
+
+from __future__ import annotations
+
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from ltui.app.interpreter import (
+    NEEDED,
+    ClassUse,
+    Findings,
+    choose_python,
+    class_problems,
+    class_uses,
+    lacking,
+    look,
+    needs_of,
+)
+from ltui.training.problem import ProblemError
+
+
+def test_the_named_interpreter_wins(tmp_path: Path) -> None:
+    assert choose_python(sys.executable, {"VIRTUAL_ENV": str(tmp_path)}) == sys.executable
+
+
+def test_a_named_environment_stands_for_its_python(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    assert choose_python(str(tmp_path / "env"), {}) == str(tmp_path / "env" / "bin" / "python")
+
+
+def test_the_active_environment_comes_next_and_its_link_is_kept(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    assert choose_python(None, {"VIRTUAL_ENV": str(tmp_path / "env")}) == str(python)
+    assert python.is_symlink()
+
+
+def test_without_an_active_environment_our_own_interpreter_trains() -> None:
+    pytest.importorskip("torch")
+    assert choose_python(None, {"PATH": "/nowhere"}) == sys.executable
+
+
+@pytest.mark.parametrize("named", ["/nowhere/python", "/etc/passwd"])
+def test_what_is_no_program_is_refused(named: str) -> None:
+    with pytest.raises(ProblemError, match="--python"):
+        choose_python(named, {})
+
+
+def test_a_program_that_is_no_python_is_refused() -> None:
+    with pytest.raises(ProblemError, match="does not work as a Python interpreter"):
+        look("/bin/true", ["torch"])
+
+
+def test_what_an_empty_environment_lacks_is_named_with_the_command(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    python = str(tmp_path / "env" / "bin" / "python")
+    (problem,) = lacking(look(python, list(NEEDED)), NEEDED)
+    assert "torch, lightning and jsonargparse" in problem.what
+    assert problem.remedy == (
+        f"Install with: {python} -m pip install torch lightning 'jsonargparse[signatures]'"
+    )
+
+
+def test_an_old_interpreter_is_told_apart() -> None:
+    (problem,) = lacking(Findings(python="/old/python", version="3.8.10"), NEEDED)
+    assert "3.8.10" in problem.what
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "mine" / "model.py").write_text(
+        "import os\n"
+        "import nowhere_to_be_found.at_all\n"
+        "try:\n    import optional_thing\nexcept ImportError:\n    optional_thing = None\n"
+        "class Net:\n    def __init__(self, width: int = 3, *, depth=1):\n        pass\n"
+        "class Open:\n    def __init__(self, **anything):\n        pass\n"
+    )
+    (tmp_path / "mine" / "broken.py").write_text("class Net(:\n")
+    return tmp_path
+
+
+def _looked_up(folder: Path, **class_paths: str) -> Findings:
+    return look(sys.executable, [], class_paths, [str(folder)])
+
+
+def test_a_class_is_found_without_running_its_package(modules: Path) -> None:
+    seen = _looked_up(modules, model="mine.model.Net")
+    assert seen.classes["model"]["parameters"] == ["width", "depth"]
+
+
+def test_imports_that_always_run_are_needed_and_guarded_ones_are_not(modules: Path) -> None:
+    seen = _looked_up(modules, model="mine.model.Net")
+    assert needs_of(seen) == {"nowhere_to_be_found": "nowhere_to_be_found"}
+    (problem,) = lacking(seen, needs_of(seen))
+    assert "lacks nowhere_to_be_found" in problem.what
+
+
+def test_what_the_room_of_data_imports_is_needed() -> None:
+    seen = look(sys.executable, [], {"x": "ltui.training.rank.main.NoSuchClass"})
+    assert seen.classes["x"]["missing"] in ("class", "module")
+
+
+@pytest.mark.parametrize(
+    ("class_path", "said"),
+    [
+        ("mien.model.Net", "there is no module `mien`"),
+        ("mine.models.Net", "there is no module `mine.models`"),
+        ("mine.model.Nett", "Did you mean `Net`?"),
+        ("mine.broken.Net", "SyntaxError"),
+    ],
+)
+def test_a_class_that_cannot_be_imported(modules: Path, class_path: str, said: str) -> None:
+    seen = _looked_up(modules, model=class_path)
+    (problem,) = class_problems([ClassUse("model", class_path, {})], seen, "my.yaml")
+    assert said in str(problem)
+    assert problem.where == "my.yaml model.class_path"
+
+
+def test_an_argument_that_the_class_does_not_take(modules: Path) -> None:
+    seen = _looked_up(modules, model="mine.model.Net", other="mine.model.Open")
+    uses = [
+        ClassUse("model", "mine.model.Net", {"widht": 4, "depth": 2}),
+        ClassUse("other", "mine.model.Open", {"widht": 4}),
+    ]
+    (problem,) = class_problems(uses, seen, "my.yaml")
+    assert str(problem) == (
+        "my.yaml model.init_args.widht: `mine.model.Net` takes no such argument. "
+        "Did you mean `width`?"
+    )
+
+
+def test_class_paths_are_found_wherever_they_stand() -> None:
+    document = {
+        "model": {"class_path": "a.B", "init_args": {"inner": {"class_path": "c.D"}}},
+        "trainer": {"callbacks": [{"class_path": "e.F"}, {"class_path": "ShortName"}]},
+    }
+    assert [(u.place, u.class_path) for u in class_uses(document)] == [
+        ("model", "a.B"),
+        ("model.init_args.inner", "c.D"),
+        ("trainer.callbacks.0", "e.F"),
+    ]
