@@ -92,7 +92,9 @@ def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
     )
 
 
-def rate_curve(amount: CurveData, seconds: CurveData, factor: float = 1.0, points: int = 500) -> CurveData:
+def rate_curve(
+    amount: CurveData, seconds: CurveData, factor: float = 1.0, points: int = 500
+) -> CurveData:
     """``factor * amount / seconds`` in at most ``points`` windows of at least half a second.
 
     The ratio is taken of sums, so that a short step does not count as much as a long one.

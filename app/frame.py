@@ -76,7 +76,8 @@ class Frame:
     """Changes when a curve or a rate did, so that charts are left alone otherwise."""
     log: tuple[LogLine, ...] = ()
     """The last lines of all ranks and of the engine, as they were seen to come."""
-    log_version: int = 0
+    log_count: int = 0
+    """Lines that ever came in this attempt."""
     error: str | None = None
     """What the feed could not do, in a sentence."""
     error_since: float | None = None

@@ -17,7 +17,9 @@ LINE_BYTES = 16 * 1024
 """A line without an end is cut here."""
 
 
-_ERROR = re.compile(r"\b(Traceback|[A-Z]\w*(Error|Exception|Interrupt)\b.*:|(ERROR|FATAL|CRITICAL)\b)")
+_ERROR = re.compile(
+    r"\b(Traceback|[A-Z]\w*(Error|Exception|Interrupt)\b.*:|(ERROR|FATAL|CRITICAL)\b)"
+)
 _WARNING = re.compile(r"\b(WARN(ING)?\b|[A-Z]\w*Warning\b)")
 
 
@@ -89,28 +91,27 @@ class LogTail:
 
     def __init__(self, folder: Path, *, max_lines: int = 5000) -> None:
         self.folder = folder
-        self.version = 0
-        """Changes when lines were added."""
+        self.count = 0
+        """Lines ever added: tells a reader how many of the last ones are new to it."""
         self._tails: dict[str, FileTail] = {}
         self._lines: deque[LogLine] = deque(maxlen=max_lines)
 
     def poll(self) -> bool:
         """Look once; True where something was added."""
         self._find_files()
-        added = False
+        before = self.count
         for tail in self._tails.values():
-            lines = tail.poll()
-            self._lines.extend(lines)
-            added = added or bool(lines)
-        self.version += added
-        return added
+            self._add(tail.poll())
+        return self.count > before
 
     def finish(self) -> None:
         """Take what stands without a line end: the run is over."""
         for tail in self._tails.values():
-            lines = tail.finish()
-            self._lines.extend(lines)
-            self.version += bool(lines)
+            self._add(tail.finish())
+
+    def _add(self, lines: list[LogLine]) -> None:
+        self._lines.extend(lines)
+        self.count += len(lines)
 
     def lines(self) -> tuple[LogLine, ...]:
         return tuple(self._lines)

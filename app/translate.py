@@ -56,6 +56,10 @@ RANK_TONES: dict[RankState, Tone] = {
 LOUD = frozenset({RankState.STALLED, RankState.DEAD})
 
 
+def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
+    return Cell(text=text, tone=tone)
+
+
 def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
     """Sign, word and tone of a run's state; a live run with a stalled or dead rank says that instead."""
     if snapshot.state in LIVE:
@@ -206,7 +210,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None) -> RankRow:
         rate=formats.quantity(rank.samples_per_s, ""),
         cpu=formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %",
         memory=formats.size(rank.rss_bytes),
-        state=Cell(word, RANK_TONES[rank.state]),
+        state=_cell(word, RANK_TONES[rank.state]),
         note=clean_name(note),
     )
 
@@ -249,7 +253,7 @@ def _gpu_row(gpu: GpuSnapshot, strip: tuple[float, ...], now: float) -> GpuRow:
         memory=_ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
         memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
         power_text=formats.power(gpu.power_w, gpu.power_limit_w),
-        temperature=Cell(
+        temperature=_cell(
             f"{temperature} hot" if hot else temperature, Tone.WARN if hot else Tone.PLAIN
         ),
         clock_text=formats.clock(gpu.sm_clock_mhz),
@@ -316,20 +320,20 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
     if run.state in LIVE:
         return ()
     bad = run.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
-    lines = [Cell(clean_line(run.detail or run.state.value), Tone.BAD if bad else Tone.PLAIN)]
-    lines += [Cell(_exception_text(e), Tone.BAD) for e in frame.endings[:1]]
+    lines = [_cell(clean_line(run.detail or run.state.value), Tone.BAD if bad else Tone.PLAIN)]
+    lines += [_cell(_exception_text(e), Tone.BAD) for e in frame.endings[:1]]
     if len(frame.endings) > 1:
         others = tuple(e.rank for e in frame.endings[1:])
-        lines.append(Cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
+        lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
     elif bad and not frame.endings:
         lines += [
-            Cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD) for r in run.ranks if r.note
+            _cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD) for r in run.ranks if r.note
         ][:2]
     checkpoint = good_checkpoint(run.checkpoints)
     if checkpoint is None:
-        lines.append(Cell("no checkpoint was saved", Tone.DIM))
+        lines.append(_cell("no checkpoint was saved", Tone.DIM))
     else:
-        lines.append(Cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
+        lines.append(_cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
     return tuple(lines)
 
 

@@ -304,7 +304,7 @@ class RunWatch:
             endings=self._endings,
             curves_version=self._book.version + self._rate_book.version,
             log=log.lines() if log else (),
-            log_version=log.version if log else 0,
+            log_count=log.count if log else 0,
             error=self._history_error,
         )
 

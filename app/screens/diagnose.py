@@ -71,7 +71,9 @@ def diagnosis(frame: Frame) -> Text:
     if over:
         out.append("\nover\n", "bold")
     for verdict in over[-8:]:
-        lasted = formats.age((verdict.ended or 0.0) - (verdict.began or 0.0)) if verdict.began else ""
+        lasted = (
+            formats.age((verdict.ended or 0.0) - (verdict.began or 0.0)) if verdict.began else ""
+        )
         out.append(f"{verdict.level} {lasted}: {clean_line(verdict.cause)}\n")
     return out
 

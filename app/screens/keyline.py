@@ -46,7 +46,12 @@ class KeyLine(Widget):
     """One line of keys at the foot of a screen."""
 
     DEFAULT_CSS = """
-    KeyLine { dock: bottom; height: 1; background: $footer-background; color: $footer-foreground; }
+    KeyLine {
+        dock: bottom; height: 1; background: $footer-background; color: $footer-foreground;
+        link-style: none; link-color: $footer-foreground; link-background: $footer-background;
+        link-style-hover: reverse; link-color-hover: $footer-foreground;
+        link-background-hover: $footer-background;
+    }
     """
     can_focus = False
 

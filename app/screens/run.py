@@ -33,11 +33,20 @@ from ltui.widgets import formats
 from ltui.widgets.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
-from ltui.widgets.log_view import LogView
+from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.sanitise import clean_name
+from ltui.widgets.shapes import LogLine
 
-TITLES = {"loss": "loss", "throughput": "throughput", "gpus": "GPUs", "ranks": "ranks", "log": "log"}
+TITLES = {
+    "loss": "loss",
+    "throughput": "throughput",
+    "gpus": "GPUs",
+    "ranks": "ranks",
+    "log": "log",
+}
+EVERYONE, ENGINE = -1, -2
+"""Whose log is shown, besides the number of a rank."""
 MOST_ROWS = 9
 """Lines that GPUs and ranks get where panels stand above each other; the rest is scrolled to."""
 
@@ -64,7 +73,8 @@ class RunScreen(Screen[None]):
         Binding("k", "kill", "kill", id="run.kill", tooltip="End every process of the run at once; asks first"),
         Binding("r", "resume", "resume", id="run.resume", tooltip="Start an ended run again from its last good checkpoint"),
         Binding("d", "diagnose", "diagnose", id="run.diagnose", tooltip="What each rank does, what is wrong, and since when"),
-        Binding("l", "panel('log')", "log", id="run.log", tooltip="Go to the log; there, r cycles through the ranks"),
+        Binding("l", "panel('log')", "log", id="run.log", tooltip="Go to the log"),
+        Binding("v", "whose_log", "whose log", id="run.whose_log", show=False, tooltip="Log of all, of one rank after the other, of the engine"),
         Binding("slash", "search", "find", id="run.find", tooltip="Find in the log"),
         *(
             Binding(str(i + 1), f"panel('{name}')", TITLES[name], id=f"run.panel{i + 1}", show=False, tooltip=f"Go to {TITLES[name]}")
@@ -95,6 +105,7 @@ class RunScreen(Screen[None]):
         self.frame: Frame | None = None
         self.arrangement = Arrangement()
         self.settings = charts.ChartSettings()
+        self.log_of = EVERYONE
         self._drawn: dict[str, Any] = {}
 
     # -- building ----------------------------------------------------------------------------------
@@ -120,7 +131,9 @@ class RunScreen(Screen[None]):
                     yield LogView(id="log-view")
             with Panel(6, "details", id="details"):
                 yield Static(id="detail-text", markup=False)
-        yield Static("ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False)
+        yield Static(
+            "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
+        )
         yield KeyLine(id="keys")
 
     def on_mount(self) -> None:
@@ -142,6 +155,8 @@ class RunScreen(Screen[None]):
             self._arrange(replace(self.arrangement, room=room))
 
     def _arrange(self, arrangement: Arrangement) -> None:
+        if not self.is_mounted:
+            return
         self.arrangement = arrangement
         seen = arrangement.visible()
         for name in (*PANELS, DETAILS):
@@ -157,8 +172,8 @@ class RunScreen(Screen[None]):
         for room in Room:
             self.set_class(room is arrangement.room, f"-{room.value}")
         self.set_class(arrangement.zoomed, "-zoomed")
-        # A panel that was out of sight has missed frames.
-        self._drawn.clear()
+        # A panel that was out of sight has missed frames; the log knows by itself how many lines.
+        self._drawn = {k: v for k, v in self._drawn.items() if k == "log"}
         if self.frame is not None:
             self._draw(self.frame)
 
@@ -230,9 +245,40 @@ class RunScreen(Screen[None]):
             self.query_one(f"#{name}").styles.height = height
 
     def _draw_log(self, frame: Frame) -> None:
-        if self._drawn.get("log") != frame.log_version:
-            self._drawn["log"] = frame.log_version
-            self.query_one(LogView).lines = frame.log
+        view = self.query_one(LogView)
+        key = (frame.snapshot.attempt, self.log_of, frame.log_count)
+        shown = self._drawn.get("log")
+        if shown == key:
+            return
+        self._drawn["log"] = key
+        if shown is not None and shown[:2] == key[:2] and shown[2] <= frame.log_count:
+            new = frame.log[max(0, len(frame.log) - (frame.log_count - shown[2])) :]
+            view.extend(line for line in new if of_rank(line, self.log_of))
+        else:
+            view.lines.show_ranks = self.log_of == EVERYONE
+            view.set_lines(line for line in frame.log if of_rank(line, self.log_of))
+        self._name_log()
+
+    def _name_log(self) -> None:
+        following = "following" if self.query_one(LogView).follow else "f follows the end"
+        whose = {EVERYONE: "of all", ENGINE: "of the engine"}.get(
+            self.log_of, f"of rank {self.log_of}"
+        )
+        self.query_one("#log", Panel).say(f"log {whose}", f"v whose · {following}")
+
+    @on(LogLines.FollowChanged)
+    def _following(self, message: LogLines.FollowChanged) -> None:
+        message.stop()
+        self._name_log()
+
+    def action_whose_log(self) -> None:
+        """All, then each rank, then the engine."""
+        ranks = [r.rank for r in self.frame.snapshot.ranks] if self.frame is not None else []
+        order = [EVERYONE, *sorted(ranks), ENGINE]
+        place = order.index(self.log_of) if self.log_of in order else -1
+        self.log_of = order[(place + 1) % len(order)]
+        if self.frame is not None:
+            self._draw_log(self.frame)
 
     def _draw_ending(self, frame: Frame) -> None:
         lines = translate.ending_lines(frame)
@@ -311,7 +357,7 @@ class RunScreen(Screen[None]):
 
     def action_search(self) -> None:
         self.action_panel("log")
-        self.query_one(LogView).action_search()
+        self.query_one(LogView).action_find()
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -410,6 +456,12 @@ class RunScreen(Screen[None]):
             if self.snapshot is not None and self.snapshot.state in LIVE:
                 self.app.notify(f"{clean_name(self.snapshot.name)} goes on", markup=False)
             self.app.pop_screen()
+
+
+def of_rank(line: LogLine, whose: int) -> bool:
+    if whose == EVERYONE:
+        return True
+    return line.rank is None if whose == ENGINE else line.rank == whose
 
 
 def kill_question(snapshot: RunSnapshot) -> str:

@@ -14,7 +14,7 @@ class TabLine(Widget):
     """``1 loss  2 throughput [3 ranks]``; a click switches."""
 
     DEFAULT_CSS = """
-    TabLine { height: 1; }
+    TabLine { height: 1; link-style: none; link-style-hover: bold; }
     """
     can_focus = False
 
