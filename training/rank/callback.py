@@ -1,0 +1,367 @@
+# ruff: noqa: ARG002  (the arguments are Lightning's)
+"""The Lightning callback: hands each hook to telemetry and steering, and lets neither hurt training.
+
+A failure of telemetry switches telemetry off, a failure of steering takes this rank out of what ranks
+agree on; both are told, training goes on. Only ``RunStopped`` leaves a hook, by design.
+
+The class is mixed with ``Callback`` of whichever package builds the Trainer (``entry.py``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ltui.training.queue.records import Outcome, Phase
+from ltui.training.rank.channel import Channel, open_channel
+from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.rank.loops import Place
+from ltui.training.rank.resume import fit_of, resume_from
+from ltui.training.rank.signals import StopSignals, replace_lightning_handlers
+from ltui.training.rank.steering import Steering
+from ltui.training.rank.stopped import RunStopped
+from ltui.training.rank.telemetry import Telemetry
+
+_MESSAGE_LIMIT = 4000
+_TRACEBACK_LIMIT = 16000
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def guarded(hook: Hook) -> Hook:
+    """A hook whose failure switches telemetry off; for the hooks that do not run every batch."""
+
+    @functools.wraps(hook)
+    def guard(self: RankHooks, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            self.telemetry_failed(error)
+
+    return guard  # type: ignore[return-value]
+
+
+class RankHooks:
+    """All hooks. One object a Trainer; queue and steering are shared by the process."""
+
+    def __init__(self, environment: RankEnvironment) -> None:
+        self.environment = environment
+        self.channel: Channel | None = None
+        self.telemetry: Telemetry | None = None
+        self.steering: Steering | None = None
+        self._fit = 0
+        self._stage = ""
+        self._patched = False
+        self._part = 0
+        self._ended: BaseException | None = None
+
+    def open_early(self) -> None:
+        """Show the process as starting, where its rank is known before Lightning says it."""
+        rank = rank_from_environment(os.environ)
+        if rank is not None:
+            self.channel = open_channel(self.environment, rank)
+
+    # Failures.
+
+    def telemetry_failed(self, error: BaseException) -> None:
+        telemetry, self.telemetry = self.telemetry, None
+        if telemetry is None:
+            return
+        try:
+            telemetry.off(error)
+        except Exception:  # noqa: BLE001, S110  (nothing is left to tell it with)
+            pass
+
+    def steering_failed(self, error: BaseException) -> None:
+        steering, self.steering = self.steering, None
+        try:
+            if steering is not None:
+                steering.leave()
+            if self.channel is not None:
+                text = f"This rank can't be stopped or paused: {type(error).__name__}: {error}"
+                self.channel.event("note", text)
+        except Exception:  # noqa: BLE001, S110
+            pass
+
+    # Beginning.
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        try:
+            self._open(trainer, str(getattr(stage, "value", stage)))
+        except Exception as error:  # noqa: BLE001
+            self.telemetry_failed(error)
+
+    def _open(self, trainer: Any, stage: str) -> None:
+        channel = self.channel = open_channel(self.environment, trainer.global_rank)
+        channel.fits += 1
+        self._fit, self._stage, self._part, self._ended = channel.fits, stage, 0, None
+        channel.pulse.set(phase=Phase.SETUP, outcome=Outcome.RUNNING)
+        if self.telemetry is None:
+            self.telemetry = Telemetry(channel)
+        if not channel.greeted:
+            channel.hello(trainer)
+            atexit.register(_at_exit, channel)
+        try:
+            self._take_the_wheel(trainer, channel)
+        except Exception as error:  # noqa: BLE001
+            self.steering_failed(error)
+        if not self._patched:
+            self._patched = True
+            self.telemetry.watch_loops(trainer)
+            self._watch_saving(trainer)
+        self._resume(trainer, channel)
+
+    def _take_the_wheel(self, trainer: Any, channel: Channel) -> None:
+        if trainer.num_nodes > 1:
+            raise NotImplementedError("ranks on several machines have no shared memory to agree in")
+        if channel.steering is None:
+            channel.steering = Steering(channel, trainer.global_rank, trainer.world_size)
+        self.steering = channel.steering
+        if not self._patched:
+            replace_lightning_handlers(trainer, StopSignals(channel.steering.raise_flag))
+
+    def _watch_saving(self, trainer: Any) -> None:
+        """Show a ModelCheckpoint's saving as the phase that it is."""
+        save, pulse = trainer.save_checkpoint, self.channel.pulse if self.channel else None
+
+        @functools.wraps(save)
+        def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            before = pulse.current_phase if pulse else Phase.UNKNOWN
+            if pulse:
+                pulse.set(phase=Phase.CHECKPOINT)
+            try:
+                return save(*args, **kwargs)
+            finally:
+                if pulse:
+                    pulse.set(phase=before)
+
+        trainer.save_checkpoint = save_checkpoint
+
+    def _resume(self, trainer: Any, channel: Channel) -> None:
+        path = self.environment.resume_from
+        if self._stage != "fit" or path is None or channel.resumed or fit_of(path) != self._fit:
+            return
+        channel.resumed = True
+        tell = channel.event if channel.rank == 0 else _tell_nothing
+        own_folder = self.environment.checkpoints_dir.resolve()
+        resume_from(trainer, path, tell, trusted=own_folder in path.resolve().parents)
+
+    @guarded
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        self._enter(Phase.SANITY)
+
+    @guarded
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        self._enter(Phase.SETUP)
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.telemetry is not None and self.channel is not None:
+            self.telemetry.attach(trainer)
+            self.channel.plan(trainer)
+            self.telemetry.metrics.forget()
+            self.telemetry.restart_clock()
+
+    @guarded
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if (telemetry := self.telemetry) is not None:
+            self._send_metrics(trainer)
+            telemetry.attach(trainer)
+            telemetry.restart_clock()
+
+    # Every batch: no decorator, few look-ups.
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        telemetry = self.telemetry
+        if telemetry is not None:
+            try:
+                telemetry.batch_begins(batch, batch_idx)
+                telemetry.metrics.send_if_due(trainer, telemetry.global_step)
+            except Exception as error:  # noqa: BLE001
+                self.telemetry_failed(error)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        telemetry = self.telemetry
+        if telemetry is not None:
+            try:
+                telemetry.turn(7)  # Phase.BACKWARD
+            except Exception as error:  # noqa: BLE001
+                self.telemetry_failed(error)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        telemetry = self.telemetry
+        if telemetry is not None:
+            try:
+                telemetry.backward_ended()
+            except Exception as error:  # noqa: BLE001
+                self.telemetry_failed(error)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        telemetry = self.telemetry
+        if telemetry is not None:
+            try:
+                telemetry.turn(8)  # Phase.OPTIMIZER
+            except Exception as error:  # noqa: BLE001
+                self.telemetry_failed(error)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        telemetry = self.telemetry
+        stepped = True
+        if telemetry is not None:
+            try:
+                telemetry.batch_ended(trainer, outputs, batch_idx)
+                stepped = telemetry.stepped
+                self._part = 0
+            except Exception as error:  # noqa: BLE001
+                self.telemetry_failed(error)
+        steering = self.steering
+        if steering is not None and stepped:
+            try:
+                step = trainer.global_step if telemetry is None else telemetry.global_step
+                if steering.boundary(trainer, Place.TRAINING, self._fit, step) and telemetry:
+                    telemetry.restart_clock()
+            except Exception as error:  # noqa: BLE001
+                self.steering_failed(error)
+
+    # Validation, test, prediction.
+
+    @guarded
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._enter(Phase.VALIDATION)
+            self._tell_phase("Validation began.")
+
+    @guarded
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._enter(Phase.TEST)
+
+    on_predict_start = on_test_start
+
+    def on_validation_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.sanity_checking:
+            return
+        try:
+            self._part += 1
+            if self.channel is not None:
+                self.channel.pulse.set(batch=batch_idx)
+            if self.steering is not None:
+                place = Place.VALIDATION if self._stage == "fit" else Place.EVALUATION
+                step = trainer.global_step
+                self.steering.boundary(trainer, place, self._fit, step, self._part)
+        except Exception as error:  # noqa: BLE001
+            self.steering_failed(error)
+
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.sanity_checking:
+            return
+        self._send_metrics(trainer)
+        self._tell_phase("Validation ended.")
+        if self.telemetry is not None:
+            self._enter(Phase.BATCH_END)
+            self.telemetry.restart_clock()
+
+    @guarded
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        self._send_metrics(trainer)
+
+    # The end.
+
+    @guarded
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._send_metrics(trainer)
+        self._enter(Phase.EPOCH_END)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        try:
+            self._send_metrics(trainer)
+        except Exception as error:  # noqa: BLE001
+            self.telemetry_failed(error)
+        try:
+            if self.steering is not None:
+                self.steering.save_at_end(trainer, self._fit)
+        except Exception as error:  # noqa: BLE001
+            self.steering_failed(error)
+
+    @guarded
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        channel = self.channel
+        if channel is None or self._ended is not None:
+            return
+        if self.steering is not None:
+            self.steering.fit_ended(self._fit)
+        channel.queue.flush_staged()
+        channel.pulse.set(phase=Phase.TEARDOWN)
+        if self._stage == "fit":
+            channel.pulse.set(outcome=Outcome.FINISHED)
+            if channel.rank == 0:
+                step = trainer.global_step
+                channel.event("finished", f"Finished at step {step}.", global_step=step)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        try:
+            self._ended = exception
+            if self.steering is not None:
+                self.steering.leave()
+            if self.channel is not None and not isinstance(exception, RunStopped):
+                _tell_exception(self.channel, exception)
+        except Exception:  # noqa: BLE001, S110  (the exception itself is what matters now)
+            pass
+
+    # Shared.
+
+    def _enter(self, phase: Phase) -> None:
+        if self.telemetry is not None:
+            self.telemetry.enter(phase)
+
+    def _tell_phase(self, text: str) -> None:
+        if self.channel is not None and self.channel.rank == 0:
+            self.channel.event("phase", text)
+
+    def _send_metrics(self, trainer: Any) -> None:
+        if self.telemetry is not None:
+            pulse = self.telemetry.channel.pulse
+            self.telemetry.metrics.send(trainer, trainer.global_step, pulse.epoch)
+
+
+def _tell_exception(channel: Channel, exception: BaseException) -> None:
+    name = type(exception).__name__
+    lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
+    message = str(exception)[:_MESSAGE_LIMIT]
+    channel.event(
+        "exception",
+        f"{name}: {message}",
+        type=name,
+        message=message,
+        traceback="".join(lines)[-_TRACEBACK_LIMIT:],
+    )
+    channel.pulse.set(phase=Phase.EXCEPTION, outcome=Outcome.RAISED)
+
+
+def _tell_nothing(kind: str, text: str, **fields: Any) -> None:
+    """Ranks other than 0 do not repeat what all ranks do."""
+
+
+def _at_exit(channel: Channel) -> None:
+    if channel.pid == os.getpid() and channel.pulse.outcome in (Outcome.FINISHED, Outcome.STOPPED):
+        channel.queue.flush_staged()
+        channel.pulse.set(phase=Phase.ENDED)

@@ -1,0 +1,62 @@
+"""SIGTERM, SIGINT and SIGUSR1 to any rank ask for the agreed stop.
+
+Lightning's own SIGTERM handler calls a collective inside the handler: where one rank is in Python and
+another in an all-reduce, both wait for ever. So its handlers are replaced as soon as Lightning has put
+them in place, by one that only raises a flag in shared memory; Lightning puts the earlier ones back in
+its own teardown.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopSignals:
+    """Handlers that call ``raise_flag(signum)``; a second SIGINT is a ``KeyboardInterrupt`` as usual."""
+
+    def __init__(self, raise_flag: Callable[[int], None]) -> None:
+        self._raise_flag = raise_flag
+        self._pid = os.getpid()
+        self._interrupts = 0
+
+    def install(self) -> bool:
+        """False in a thread other than the main one, where Python allows no handlers."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
+        return True
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            _as_by_default(signum)  # a forked child (a DataLoader worker) is not a rank
+            return
+        if signum == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                signal.default_int_handler(signum, frame)
+        self._raise_flag(signum)
+
+
+def _as_by_default(signum: int) -> None:
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
+def replace_lightning_handlers(trainer: Any, signals: StopSignals) -> None:
+    """Have ``signals`` in place whenever Lightning has registered its own handlers."""
+    connector = trainer._signal_connector
+    register = connector.register_signal_handlers
+
+    def register_and_replace() -> None:
+        register()
+        signals.install()
+
+    connector.register_signal_handlers = register_and_replace

@@ -1,0 +1,268 @@
+"""Stop, pause and checkpoint in a rank: meets the others (``agree.py``), then does what was asked.
+
+Boundaries are the end of a batch in which the optimizer stepped, before Lightning counts the batch or
+the epoch as done, and the end of a validation batch. What a checkpoint holds then:
+
+- after a training batch: all of step N; it resumes at step N without repeating or losing an optimizer
+  step, and validation that was due after that batch runs first (``loops.py``);
+- within validation: the same. The validation begins again on resume; none of its partial metrics reaches
+  a logger, a ModelCheckpoint or EarlyStopping;
+- in ``validate``, ``test`` and ``predict`` outside of ``fit`` there is nothing to save: a stop just leaves.
+
+The sanity check is too short to have boundaries: what is asked then is done after the first step.
+
+Exact: weights, optimizer, schedulers, scaler, step, epoch and batch counters. Not exact: the position in
+the data unless the loader keeps its own state, and random states.
+
+A stop whose checkpoint can't be written does not stop: training goes on, the failure is told, and whoever
+asked may make room or kill. So a full disk never costs what was trained.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from ltui.training.queue.control import Command, ControlFile
+from ltui.training.queue.records import Outcome, Phase
+from ltui.training.rank import checkpoint as checkpoints
+from ltui.training.rank.agree import GONE, Action, Board, Move, passed, position
+from ltui.training.rank.agree import frozen as frozen_at
+from ltui.training.rank.channel import Channel
+from ltui.training.rank.loops import Place, amendment, place_allows
+from ltui.training.rank.stopped import RunStopped
+
+_WAIT_S = 0.001
+_NAP_S = 0.02
+_PEERS_EVERY_S = 1.0
+
+_ACTIONS = {
+    Command.STOP: Action.STOP,
+    Command.PAUSE: Action.PAUSE,
+    Command.CONTINUE: Action.CONTINUE,
+    Command.CHECKPOINT: Action.CHECKPOINT,
+}
+_REASONS = {
+    Action.STOP: "stop",
+    Action.CHECKPOINT: "request",
+    Action.PERIODIC: "periodic",
+}
+
+
+class Steering:
+    """One rank's part in what all ranks do together. One a process, as the board and the queue are."""
+
+    def __init__(self, channel: Channel, rank: int, world_size: int) -> None:
+        environment = channel.environment
+        folder = environment.queue_dir
+        self._channel = channel
+        self._leads = rank == 0
+        self._control = ControlFile.open(folder / "control.bin")
+        name = f"agree-{environment.restarts}-{world_size}.bin"
+        self._board = Board(folder / name, rank, world_size)
+        self._words = self._board.words
+        self._done = self._words[0]
+        self._state = self._control.read()
+        self._answered = self._state.decision.decision_id if self._state.decision else 0
+        self._folder = environment.checkpoints_dir
+        self._every_s = environment.checkpoint_every_s
+        self._saved_at = time.monotonic()
+        self._saves = 0
+
+    def raise_flag(self, signum: int) -> None:
+        """For a signal handler: one byte is stored."""
+        self._control.raise_signal(signum)
+
+    def leave(self) -> None:
+        """This rank takes no part any more; the others go on without asking it."""
+        self._board.say(GONE)
+
+    def fit_ended(self, fit: int) -> None:
+        self._board.say(passed(position(fit, (1 << 36) - 1)))
+
+    # The boundary: all that a step without a request costs.
+
+    def boundary(
+        self, trainer: Any, place: Place, fit: int, global_step: int, part: int = 0
+    ) -> bool:
+        """Pass a boundary. True where something was done there, which is no part of a step's time.
+
+        Raises ``RunStopped`` where all ranks stop.
+        """
+        if self._leads:
+            self._look()
+        here = position(fit, global_step, part)
+        acted = False
+        if self._words[0] != self._done and place_allows(trainer, place):
+            number, action = self._board.request()
+            if self._meet(here, number):
+                self._act(trainer, fit, number, action, place)
+                acted = True
+        self._board.say(passed(here))
+        return acted
+
+    def _look(self) -> None:
+        """Rank 0: turn what the supervisor, a signal or the clock asks into the ranks' next request."""
+        state = self._control.poll()
+        if state is not None:
+            self._state = state
+        if self._words[0] != self._done:
+            return  # not acted on yet
+        action, control_id = self._asked()
+        if action is not Action.NONE and self._board.all_acted():
+            self._board.publish(action, control_id)
+
+    def _asked(self) -> tuple[Action, int]:
+        request = self._state.request
+        if request is not None and request.request_id > self._answered:
+            action = _ACTIONS.get(request.kind, Action.NONE)
+            if action is not Action.NONE:
+                return action, request.request_id
+        if self._state.signal:
+            return Action.STOP, 0
+        if self._every_s and time.monotonic() - self._saved_at >= self._every_s:
+            return Action.PERIODIC, 0
+        return Action.NONE, 0
+
+    def _meet(self, here: int, number: int) -> bool:
+        """Wait here until all ranks have come (True), or until it is clear that they will not (False)."""
+        board = self._board
+        board.say(frozen_at(here))
+        look_at_peers = time.monotonic() + _PEERS_EVERY_S
+        while True:
+            move = board.judge(here, number)
+            if move is not Move.WAIT:
+                return move is Move.ACT
+            time.sleep(_WAIT_S)
+            if time.monotonic() >= look_at_peers:
+                look_at_peers = time.monotonic() + _PEERS_EVERY_S
+                self._channel.pulse.beat()
+                if board.dead_peers():
+                    return False  # the next collective fails, which ends this rank too
+
+    # What was asked, done by all ranks at the same boundary.
+
+    def _act(self, trainer: Any, fit: int, number: int, action: Action, place: Place) -> None:
+        control_id = self._board.control_id()
+        self._board.say_acted(number)
+        self._done = number << 4 | action
+        if self._leads:
+            self._answer(action, control_id, trainer.global_step)
+        phase = Phase(self._channel.pulse.current_phase)
+        if action is Action.PAUSE:
+            self._acknowledge(control_id)
+            self._pause(trainer, fit, number, place)
+        elif action in _REASONS:
+            evaluating = place is Place.EVALUATION
+            path = None if evaluating else self._save(trainer, fit, _REASONS[action], place)
+            self._acknowledge(control_id)
+            if action is Action.STOP and (path or evaluating):
+                self._stop(trainer, path)
+        else:
+            self._acknowledge(control_id)
+        self._channel.pulse.set(phase=phase)
+
+    def _answer(self, action: Action, control_id: int, global_step: int) -> None:
+        if control_id:
+            self._answered = control_id
+            command = next(command for command, meant in _ACTIONS.items() if meant is action)
+            self._control.decide(control_id, command, global_step)
+        elif action is Action.STOP:
+            self._control.clear_signal()
+        self._state = self._control.read()
+
+    def _acknowledge(self, control_id: int) -> None:
+        if control_id:
+            self._channel.pulse.set(decision_done=control_id)
+
+    def _tell(self, kind: str, text: str, **fields: Any) -> None:
+        if self._leads:
+            self._channel.event(kind, text, **fields)
+
+    def _save(self, trainer: Any, fit: int, reason: str, place: Place) -> str | None:
+        """Path of the checkpoint, None where it failed for any rank."""
+        self._channel.pulse.set(phase=Phase.CHECKPOINT)
+        saved = checkpoints.save(
+            trainer,
+            self._folder,
+            reason,
+            attempt=self._channel.environment.attempt,
+            fit=fit,
+            amend=amendment(trainer, place),
+        )
+        self._saves += 1
+        self._board.say_result(self._saves, ok=saved.error is None)
+        ok = self._all_saved()
+        self._saved_at = time.monotonic()
+        step, epoch, path = trainer.global_step, trainer.current_epoch, str(saved.path)
+        if not ok:
+            error = saved.error or "another rank could not save"
+            text = f"No checkpoint was saved at step {step}: {error}."
+            if reason == "stop":
+                text += " Training goes on."
+            # Every rank that knows a reason tells it; without one, rank 0 tells.
+            if saved.error or self._leads:
+                self._channel.event(
+                    "checkpoint_failed", text, path=path, error=error, reason=reason
+                )
+            return None
+        self._tell(
+            "checkpoint_saved",
+            f"Saved {saved.path.name} in {saved.seconds:.2f} s.",
+            path=path,
+            global_step=step,
+            epoch=epoch,
+            reason=reason,
+            seconds=saved.seconds,
+            size_bytes=saved.size_bytes,
+        )
+        if self._leads and reason == "periodic":
+            checkpoints.prune_periodic(self._folder, self._channel.environment.checkpoint_keep)
+        return path
+
+    def _all_saved(self) -> bool:
+        look_at_peers = time.monotonic() + _PEERS_EVERY_S
+        while (ok := self._board.results(self._saves)) is None:
+            time.sleep(_WAIT_S)
+            if time.monotonic() >= look_at_peers:
+                look_at_peers = time.monotonic() + _PEERS_EVERY_S
+                self._channel.pulse.beat()
+                if self._board.dead_peers():
+                    return False
+        return ok
+
+    def save_at_end(self, trainer: Any, fit: int) -> None:
+        """The last checkpoint of a run that has periodic ones."""
+        if self._every_s:
+            self._save(trainer, fit, "end", Place.END)
+
+    def _stop(self, trainer: Any, path: str | None) -> None:
+        step = trainer.global_step
+        self._channel.pulse.set(phase=Phase.STOPPING, outcome=Outcome.STOPPED)
+        saved = "" if path is None else f", checkpoint {os.path.basename(path)}"
+        self._tell("stopped", f"Stopped at step {step}{saved}.", global_step=step, checkpoint=path)
+        raise RunStopped(step)
+
+    def _pause(self, trainer: Any, fit: int, number: int, place: Place) -> None:
+        """Sleep until rank 0 publishes the next request; all ranks are here, so it needs no meeting."""
+        step = trainer.global_step
+        self._tell("paused", f"Paused at step {step}.", global_step=step)
+        self._channel.pulse.set(phase=Phase.PAUSED)
+        while True:
+            if self._leads:
+                self._saved_at = (
+                    time.monotonic()
+                )  # nothing changes, so no clock asks for a checkpoint
+                self._look()
+            following, action = self._board.request()
+            if following > number:
+                break
+            time.sleep(_NAP_S)
+            self._channel.pulse.beat()
+        self._act(trainer, fit, following, action, place)
+        if action is Action.CONTINUE:
+            self._tell("continued", f"Continued at step {step}.", global_step=step)
+        else:
+            # A checkpoint on the way does not end the pause.
+            self._pause(trainer, fit, following, place)
