@@ -17,6 +17,7 @@ from typing import Any
 import ltui.training
 from ltui.app import probe
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.document import Fault
 
 OLDEST = (3, 10)
 # What a LightningCLI run imports whatever the preset is; module name to what pip calls it.
@@ -192,54 +193,46 @@ def class_uses(document: object, place: str = "") -> list[ClassUse]:
     return found
 
 
-def class_problems(uses: Sequence[ClassUse], findings: Findings, where: str) -> list[Problem]:
+def class_faults(uses: Sequence[ClassUse], findings: Findings) -> list[Fault]:
     """Classes that can't be imported, and arguments that their ``__init__`` does not take."""
-    problems: list[Problem] = []
+    faults: list[Fault] = []
     for use in uses:
         known = findings.classes.get(use.place) or {}
-        at = f"{where} {use.place}.class_path"
         if known.get("missing"):
-            problems.append(_missing_class(at, use, known))
+            faults.append(_missing_class(use, known))
         elif known.get("parameters") is not None:
-            problems += _unknown_arguments(
-                f"{where} {use.place}.init_args", use, known["parameters"]
-            )
-    return problems
+            faults += _unknown_arguments(use, known["parameters"])
+    return faults
 
 
-def _missing_class(where: str, use: ClassUse, known: Mapping[str, Any]) -> Problem:
-    if known["missing"] == "module":
-        return Problem(
-            where=where,
-            what=f"`{use.class_path}` can't be imported: there is no module `{known['name']}`.",
-            remedy="Correct the path, or start ltui where that module can be imported from.",
-        )
-    if known["missing"] == "source":
-        return Problem(
-            where=where,
-            what=f"`{use.class_path}` can't be imported: {known['name']}.",
-            remedy="Correct that file.",
-        )
-    near = difflib.get_close_matches(known["name"], known["known"], n=1)
-    return Problem(
-        where=where,
-        what=f"`{use.class_path}` can't be imported: {known['file']} has no `{known['name']}`.",
-        remedy=f"Did you mean `{near[0]}`?" if near else "Correct the name.",
-    )
+def _missing_class(use: ClassUse, known: Mapping[str, Any]) -> Fault:
+    because = {
+        "module": f"there is no module `{known['name']}`",
+        "source": str(known["name"]),
+        "class": f"{known.get('file')} has no `{known['name']}`",
+    }[known["missing"]]
+    near = difflib.get_close_matches(known["name"], known.get("known", ()), n=1)
+    remedy = {
+        "module": "Correct the path, or start ltui where that module can be imported from.",
+        "source": "Correct that file.",
+        "class": f"Did you mean `{near[0]}`?" if near else "Correct the name.",
+    }[known["missing"]]
+    what = f"`{use.class_path}` can't be imported: {because}."
+    return Fault(path=f"{use.place}.class_path", what=what, remedy=remedy)
 
 
-def _unknown_arguments(where: str, use: ClassUse, parameters: Sequence[str]) -> list[Problem]:
-    problems = []
+def _unknown_arguments(use: ClassUse, parameters: Sequence[str]) -> list[Fault]:
+    faults = []
     for name in use.init_args:
         if name in parameters:
             continue
         near = difflib.get_close_matches(str(name), parameters, n=1)
-        takes = ", ".join(parameters) or "none"
-        problems.append(
-            Problem(
-                where=f"{where}.{name}",
+        takes = f"It takes: {', '.join(parameters)}." if parameters else "It takes none."
+        faults.append(
+            Fault(
+                path=f"{use.place}.init_args.{name}",
                 what=f"`{use.class_path}` takes no such argument.",
-                remedy=f"Did you mean `{near[0]}`?" if near else f"It takes: {takes}.",
+                remedy=f"Did you mean `{near[0]}`?" if near else takes,
             )
         )
-    return problems
+    return faults

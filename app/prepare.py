@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from ltui.app.interpreter import (
     NEEDED,
     choose_python,
-    class_problems,
+    class_faults,
     class_uses,
     lacking,
     look,
@@ -21,7 +21,7 @@ from ltui.app.machine import this_machine
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.check import find_faults, placed
 from ltui.training.run.devices import choose_devices
-from ltui.training.run.document import resolve
+from ltui.training.run.document import Fault, resolve
 from ltui.training.run.overrides import apply_overrides, overridden_paths
 from ltui.training.run.presets import (
     Preset,
@@ -56,13 +56,24 @@ class Asked:
 
 def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> Asked:
     """``ProblemError`` with all that is wrong: file, overrides, devices, interpreter, classes."""
-    preset = load_preset(name, Path.cwd())
+    return prepare_preset(load_preset(name, Path.cwd()), overrides, named_python)
+
+
+def prepare_preset(preset: Preset, overrides: Sequence[str], named_python: str | None) -> Asked:
+    """``prepare`` of a preset that is read already, perhaps edited since."""
     problems = check_preset(preset, overrides, this_machine(os.environ))
     python = choose_python(named_python, os.environ)
     if not problems:
         document, _ = resolve(apply_overrides(preset.document, overrides))
         requires = {module: r for r, module in required_modules(preset.requires).items()}
-        problems = _problems_in(python, document, preset.where, requires, folders_of(preset))
+        keys = overridden_paths(overrides)
+        problems = _problems_in(
+            python,
+            document,
+            requires,
+            folders_of(preset),
+            lambda fault: placed(fault, preset.where, preset.lines, keys),
+        )
     if problems:
         raise ProblemError(*problems)
     return Asked(preset=preset, overrides=tuple(overrides), python=python)
@@ -71,16 +82,18 @@ def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> As
 def _problems_in(
     python: str,
     document: Mapping[str, Any],
-    where: str,
     requires: Mapping[str, str],
     folders: Sequence[str],
+    place: Callable[[Fault], Problem],
 ) -> list[Problem]:
     """What ``python`` lacks for the configuration, or what of its classes can't be."""
     uses = class_uses(document)
     needed = {**NEEDED, **requires}
     seen = look(python, list(needed), {use.place: use.class_path for use in uses}, folders)
     # Without torch nearly every class is missing: those problems would bury their reason.
-    return lacking(seen, {**needs_of(seen), **needed}) or class_problems(uses, seen, where)
+    return lacking(seen, {**needs_of(seen), **needed}) or [
+        place(fault) for fault in class_faults(uses, seen)
+    ]
 
 
 def folders_of(preset: Preset) -> list[str]:
@@ -102,11 +115,14 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
     machine = this_machine(os.environ)
     document = apply_overrides(spec.config, overrides)
     faults = find_faults(document, machine=machine, cpu_ranks=spec.nproc)
-    where = spec.preset or spec.id
-    problems = [placed(fault, where, {}, overridden_paths(overrides)) for fault in faults]
-    problems = problems or _problems_in(
-        spec.python, document, where, {}, [*spec.python_path, spec.cwd]
-    )
+    keys = overridden_paths(overrides)
+
+    def place(fault: Fault) -> Problem:
+        return placed(fault, spec.preset or spec.id, {}, keys)
+
+    folders = [*spec.python_path, spec.cwd]
+    problems = [place(fault) for fault in faults]
+    problems = problems or _problems_in(spec.python, document, {}, folders, place)
     if problems:
         raise ProblemError(*problems)
     document, _ = resolve(document)

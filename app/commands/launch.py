@@ -20,8 +20,8 @@ from ltui.training.supervise import launch as supervise
 
 def run(options: Namespace) -> int:
     """``ltui run PRESET|FILE``."""
-    asked = prepare(options.preset, options.overrides, options.python)
     home = ltui_home()
+    asked = prepare(options.preset, options.overrides, options.python)
     run_id, name = new_run_id(home, options.name)
     spec = asked.spec(run_id, name, time.time())
     return _start(lambda: supervise.launch(spec, home), detach=options.detach)

@@ -13,7 +13,7 @@ from ltui.app.interpreter import (
     ClassUse,
     Findings,
     choose_python,
-    class_problems,
+    class_faults,
     class_uses,
     lacking,
     look,
@@ -116,9 +116,9 @@ def test_what_the_room_of_data_imports_is_needed() -> None:
 )
 def test_a_class_that_cannot_be_imported(modules: Path, class_path: str, said: str) -> None:
     seen = _looked_up(modules, model=class_path)
-    (problem,) = class_problems([ClassUse("model", class_path, {})], seen, "my.yaml")
-    assert said in str(problem)
-    assert problem.where == "my.yaml model.class_path"
+    (fault,) = class_faults([ClassUse("model", class_path, {})], seen)
+    assert said in f"{fault.what} {fault.remedy}"
+    assert fault.path == "model.class_path"
 
 
 def test_an_argument_that_the_class_does_not_take(modules: Path) -> None:
@@ -127,11 +127,10 @@ def test_an_argument_that_the_class_does_not_take(modules: Path) -> None:
         ClassUse("model", "mine.model.Net", {"widht": 4, "depth": 2}),
         ClassUse("other", "mine.model.Open", {"widht": 4}),
     ]
-    (problem,) = class_problems(uses, seen, "my.yaml")
-    assert str(problem) == (
-        "my.yaml model.init_args.widht: `mine.model.Net` takes no such argument. "
-        "Did you mean `width`?"
-    )
+    (fault,) = class_faults(uses, seen)
+    assert fault.path == "model.init_args.widht"
+    assert fault.what == "`mine.model.Net` takes no such argument."
+    assert fault.remedy == "Did you mean `width`?"
 
 
 def test_class_paths_are_found_wherever_they_stand() -> None:
