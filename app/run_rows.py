@@ -1,0 +1,89 @@
+"""From what is known of runs to the rows of home's list. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ltui.app.runs_list import RunLine, trouble
+from ltui.app.translate import done_share, state_sign, what_runs
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.shapes import Cell, Tone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRow:
+    """One run in one line."""
+
+    id: str
+    sign: Cell
+    name: str
+    preset: str
+    state: Cell
+    share: float | None
+    progress: str
+    metric: str
+    age: str
+    note: Cell
+
+
+def run_row(line: RunLine, now: float) -> RunRow:
+    run = line.snapshot
+    if run is None:
+        return RunRow(
+            id=line.id,
+            sign=Cell(text="?", tone=Tone.WARN),
+            name=clean_name(line.id),
+            preset="",
+            state=Cell(text="unreadable", tone=Tone.WARN),
+            share=None,
+            progress="",
+            metric="",
+            age="",
+            note=Cell(text=clean_line(line.problem or ""), tone=Tone.WARN),
+        )
+    sign, word, tone = state_sign(run)
+    return RunRow(
+        id=line.id,
+        sign=Cell(text=sign, tone=tone),
+        name=clean_name(run.name),
+        preset=clean_name(what_runs(run)),
+        state=Cell(text=word, tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
+        share=done_share(run),
+        progress=_progress(run),
+        metric=_metric(run),
+        age=formats.ago(_age_s(run, now)),
+        note=_note(run),
+    )
+
+
+def _progress(run: RunSnapshot) -> str:
+    if run.global_step is None:
+        return ""
+    return f"step {formats.of(run.global_step, run.max_steps)}"
+
+
+def _metric(run: RunSnapshot) -> str:
+    """The loss, under whichever name it goes."""
+    names = sorted(run.metrics, key=lambda n: (n != "train/loss", "loss" not in n.lower(), n))
+    if not names:
+        return ""
+    return f"{clean_name(names[0]).removeprefix('train/')} {formats.metric(run.metrics[names[0]].last)}"
+
+
+def _age_s(run: RunSnapshot, now: float) -> float | None:
+    since = run.started_at if run.state in LIVE else run.ended_at
+    since = since if since is not None else run.created_at
+    return None if since is None else max(0.0, now - since)
+
+
+def _note(run: RunSnapshot) -> Cell:
+    bad = trouble(run)
+    if bad is not None:
+        return Cell(text=bad, tone=Tone.BAD)
+    if run.state in LIVE:
+        left = "" if run.eta_s is None else f"{formats.duration(run.eta_s)} left"
+        return Cell(text=left, tone=Tone.DIM)
+    failed = run.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
+    return Cell(text=clean_line(run.detail or ""), tone=Tone.WARN if failed else Tone.DIM)
