@@ -1,0 +1,113 @@
+"""Which devices a run gets: how many ranks, on what. What exists is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ltui.training.run.document import Fault, parse_value
+
+RANKS_PER_CORE = 4
+"""More CPU ranks than this for each core is taken for a mistake."""
+_GPU = ("gpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What this machine has; None where nobody looked, and then nothing is refused."""
+
+    gpus: int | None = None
+    cores: int | None = None
+
+
+UNSEEN = Machine()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Devices:
+    """Decided: ``accelerator`` and ``devices`` as Trainer takes them, ``nproc`` ranks."""
+
+    accelerator: str
+    devices: int | list[int]
+    nproc: int
+
+
+def choose_devices(
+    trainer: Mapping[str, Any], machine: Machine, cpu_ranks: int
+) -> tuple[Devices, list[Fault]]:
+    """What ``trainer.accelerator`` and ``trainer.devices`` come to here, and what can't be.
+
+    Where ``devices`` is ``auto``: every GPU, else ``cpu_ranks`` ranks on the CPU. An accelerator
+    that isn't CPU or GPU is left to Lightning.
+    """
+    asked = trainer.get("accelerator", "auto")
+    wanted = _wanted(trainer.get("devices", "auto"))
+    if asked == "cpu" or (asked == "auto" and not machine.gpus):
+        return _on_cpu(wanted, machine, cpu_ranks, asked)
+    if asked == "auto" or asked in _GPU:
+        return _on_gpu(wanted, machine)
+    count = len(wanted) if isinstance(wanted, list) else wanted or 1
+    return Devices(accelerator=str(asked), devices=wanted or 1, nproc=count), []
+
+
+def _wanted(devices: Any) -> int | list[int] | None:
+    """None for ``auto``; a form that is wrong otherwise is for the type check to report."""
+    if isinstance(devices, str):
+        text = devices.strip()
+        if "," in text:
+            return [int(p) for p in text.split(",") if p.strip().isdecimal()]
+        try:
+            devices = parse_value(text)
+        except ValueError:
+            return None
+    if isinstance(devices, list):
+        return [d for d in devices if isinstance(d, int)]
+    if isinstance(devices, int) and not isinstance(devices, bool) and devices > 0:
+        return devices
+    return None
+
+
+def _on_cpu(
+    wanted: int | list[int] | None, machine: Machine, cpu_ranks: int, asked: str
+) -> tuple[Devices, list[Fault]]:
+    faults: list[Fault] = []
+    if isinstance(wanted, list):
+        if asked == "auto":
+            what = "it names GPUs, and this machine has none."
+        else:
+            what = "it is a list, but CPU ranks are only counted."
+        remedy = f"Set trainer.devices={max(1, len(wanted))}."
+        faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
+        wanted = max(1, len(wanted))
+    count = wanted or max(1, cpu_ranks)
+    most = RANKS_PER_CORE * machine.cores if machine.cores else None
+    if most is not None and count > most:
+        what = f"{count} ranks on {machine.cores} CPU cores are too many."
+        remedy = f"Use at most {most}."
+        if asked == "auto" and machine.gpus == 0:
+            what = f"{count} devices are more than exist: no GPU, {machine.cores} CPU cores."
+            remedy = f"Use at most {most} ranks on the CPU."
+        faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
+    return Devices(accelerator="cpu", devices=count, nproc=count), faults
+
+
+def _on_gpu(wanted: int | list[int] | None, machine: Machine) -> tuple[Devices, list[Fault]]:
+    have, faults = machine.gpus, []
+    if have == 0:
+        what = "it asks for a GPU, and this machine has none."
+        remedy = "Set trainer.accelerator=auto or cpu."
+        faults.append(Fault(path="trainer.accelerator", what=what, remedy=remedy))
+    elif have is not None and isinstance(wanted, int) and wanted > have:
+        what = f"{wanted} GPUs are more than exist: this machine has {have}."
+        remedy = f"Use at most {have}, or set trainer.accelerator=cpu."
+        faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
+    elif have is not None and isinstance(wanted, list):
+        beyond = [d for d in wanted if not 0 <= d < have]
+        if beyond:
+            what = f"there is no GPU {beyond[0]}: this machine has {have}."
+            remedy = f"They are numbered 0 to {have - 1}."
+            faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
+    devices = wanted or have or 1
+    nproc = len(devices) if isinstance(devices, list) else devices
+    return Devices(accelerator="gpu", devices=devices, nproc=nproc), faults

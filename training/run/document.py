@@ -1,0 +1,220 @@
+"""A configuration as plain values: YAML with the line of every key, dotted paths, interpolation.
+
+Numbers are read as LightningCLI reads them: ``1e-3`` is a number, a date stays a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from ltui.training.problem import Problem, ProblemError
+
+Document = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, and with LightningCLI's idea of a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, regexp) for tag, regexp in resolvers if not tag.endswith((":float", ":timestamp"))
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+        |\.[0-9_]+(?:[eE][-+]?[0-9]+)?
+        |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
+        re.VERBOSE,
+    ),
+    list("-+0123456789."),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A configuration as read: its values, and the line (from 1) of each dotted path."""
+
+    values: Document
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A mistake at a dotted path, not yet told where that path was written."""
+
+    path: str
+    what: str
+    remedy: str | None = None
+
+
+def read_document(text: str, where: str) -> Source:
+    """Parse YAML. Raises ``ProblemError`` with the line for what isn't YAML or isn't a mapping."""
+    loader = _Loader(text)
+    lines: dict[str, int] = {}
+    faults: list[Problem] = []
+    try:
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise ProblemError(
+                Problem(
+                    where=where,
+                    what="it is empty." if node is None else "it is not a mapping of settings.",
+                    remedy="A preset has the keys trainer, model and data.",
+                )
+            )
+        _note_lines(node, "", lines, faults, where, frozenset())
+        values = None if faults else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{where}:{mark.line + 1}" if mark else where
+        what = f"this is not YAML: {error.problem or error.context}."
+        raise ProblemError(Problem(where=place, what=what)) from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, ProblemError):
+            raise
+        raise ProblemError(Problem(where=where, what=f"this is not YAML: {error}.")) from error
+    finally:
+        loader.dispose()
+    if faults:
+        raise ProblemError(*faults)
+    assert isinstance(values, dict)
+    return Source(values=values, lines=lines)
+
+
+def _note_lines(
+    node: yaml.Node,
+    path: str,
+    lines: dict[str, int],
+    faults: list[Problem],
+    where: str,
+    above: frozenset[int],
+) -> None:
+    if id(node) in above:
+        line = node.start_mark.line + 1
+        faults.append(Problem(where=f"{where}:{line} {path}", what="it contains itself."))
+        return
+    above = above | {id(node)}
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            below = f"{path}.{name}" if path else name
+            if name in seen and name != "<<":
+                faults.append(Problem(where=f"{where}:{line} {below}", what="it is given twice."))
+            seen.add(name)
+            lines[below] = line
+            _note_lines(value, below, lines, faults, where, above)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[f"{path}.{index}"] = item.start_mark.line + 1
+            _note_lines(item, f"{path}.{index}", lines, faults, where, above)
+
+
+def parse_value(text: str) -> Any:
+    """One YAML value, as after ``--set key=``. Raises ``ValueError`` with a short reason."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(error.problem or error.context or "not YAML") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def write_document(document: Mapping[str, Any]) -> str:
+    """The YAML of plain values, keys in the order given."""
+    return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)
+
+
+def get(document: Any, path: str, default: Any = None) -> Any:
+    """The value at a dotted path; numbers index lists."""
+    value = document
+    for part in path.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return default
+    return value
+
+
+def with_value(document: Mapping[str, Any], path: str, value: Any) -> Document:
+    """A copy with ``value`` at a dotted path; missing mappings on the way are made.
+
+    Raises ``KeyError`` with the path of what stands in the way: a plain value, or a list without
+    such an item.
+    """
+    copy = deepcopy(dict(document))
+    target: Any = copy
+    parts = path.split(".")
+    for depth, part in enumerate(parts[:-1]):
+        if isinstance(target, list):
+            if not (part.isdecimal() and int(part) < len(target)):
+                raise KeyError(".".join(parts[: depth + 1]))
+            target = target[int(part)]
+        elif isinstance(target, dict):
+            if target.get(part) is None:
+                target[part] = {}
+            target = target[part]
+        if not isinstance(target, (dict, list)):
+            raise KeyError(".".join(parts[: depth + 1]))
+    if isinstance(target, list):
+        if not (parts[-1].isdecimal() and int(parts[-1]) < len(target)):
+            raise KeyError(path)
+        target[int(parts[-1])] = value
+    else:
+        target[parts[-1]] = value
+    return copy
+
+
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value below ``value`` with its dotted path, outermost first."""
+    items: Iterator[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        items = iter(value.items())
+    elif isinstance(value, list):
+        items = iter(enumerate(value))
+    else:
+        return
+    for key, inner in items:
+        below = f"{path}.{key}" if path else str(key)
+        yield below, inner
+        yield from walk(inner, below)
+
+
+def interpolated(document: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, str) and "${" in value for _, value in walk(document))
+
+
+def resolve(document: Mapping[str, Any]) -> tuple[Document, list[Fault]]:
+    """The document with its ``${...}`` replaced, and what could not be; OmegaConf's rules."""
+    plain = deepcopy(dict(document))
+    if not interpolated(plain):
+        return plain, []
+    # Loading OmegaConf takes a tenth of a second, which the common preset does not need.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        resolved = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", None) or "")
+        reason = str(error).splitlines()[0].rstrip(".")
+        path = key.replace("[", ".").replace("]", "")
+        return plain, [Fault(path=path, what=f"it can't be resolved: {reason}.")]
+    assert isinstance(resolved, dict)
+    return {str(k): v for k, v in resolved.items()}, []

@@ -1,0 +1,268 @@
+"""Presets: finding and reading them, and making a run's specification of one.
+
+A preset is a configuration file that LightningCLI would accept, with one more section, ``ltui:``.
+The shipped ones stand in ``ltui.presets``; any LightningCLI file of the user's works without it.
+The only module of this room that reads files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ltui.presets
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.check import find_faults, nearest, placed
+from ltui.training.run.devices import UNSEEN, Machine, choose_devices
+from ltui.training.run.document import Document, get, interpolated, read_document, resolve
+from ltui.training.run.overrides import apply_overrides, overridden_paths
+from ltui.training.run.section import Knob, Section, read_section
+from ltui.training.run.spec import CheckpointPolicy, RunSpec, StallPolicy
+
+_SUFFIXES = (".yaml", ".yml")
+_LOOKS_LIKE_PRESET = (re.compile(r"^trainer\s*:", re.M), re.compile(r"^model\s*:", re.M))
+_MOST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """One configuration that can be run."""
+
+    name: str
+    """``quickstart``; for a file of the user's its path as given."""
+    title: str
+    about: str = ""
+    tags: tuple[str, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    document: Document = field(default_factory=dict)
+    """As written, without the ``ltui`` section; interpolations are still in it."""
+    path: Path | None = None
+    """None for text that was never a file."""
+    shipped: bool = False
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of each dotted path in the file."""
+    stall: StallPolicy = field(default_factory=StallPolicy)
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    after_fit: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    """Distributions that the ranks' interpreter needs besides torch and Lightning."""
+    cpu_ranks: int = 1
+    """Ranks where devices are ``auto`` and there is no GPU."""
+
+    @property
+    def where(self) -> str:
+        """How a mistake in it is located: the file's name."""
+        return f"{self.name}.yaml" if self.shipped else self.name
+
+
+def shipped_names() -> tuple[str, ...]:
+    folder = _shipped_folder()
+    names = sorted(p.stem for p in folder.iterdir() if p.suffix == ".yaml")
+    return tuple(sorted(names, key=lambda n: n != "quickstart"))
+
+
+def preset_names(cwd: Path | None = None) -> tuple[str, ...]:
+    """What can be run by name: the shipped presets, ``quickstart`` first, then files of ``cwd``.
+
+    A file counts where it has the keys ``trainer`` and ``model``; it may still turn out damaged.
+    """
+    local = _local_files(cwd) if cwd is not None else []
+    return (*shipped_names(), *(f"./{path.name}" for path in local))
+
+
+def _shipped_folder() -> Path:
+    return Path(str(ltui.presets.__file__)).parent
+
+
+def _local_files(cwd: Path) -> list[Path]:
+    try:
+        paths = sorted(p for p in cwd.iterdir() if p.suffix in _SUFFIXES and p.is_file())
+    except OSError:
+        return []
+    return [path for path in paths if _looks_like_preset(path)]
+
+
+def _looks_like_preset(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 16).decode("utf-8", "replace")
+    except OSError:
+        return False
+    return all(pattern.search(head) for pattern in _LOOKS_LIKE_PRESET)
+
+
+def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
+    """The shipped preset of that name, else the file (``cwd`` is where relative paths begin).
+
+    Raises ``ProblemError``: no such preset (with the nearest name), unreadable, not YAML, or a
+    wrong ``ltui`` section. What the configuration itself says is checked by ``check_preset``.
+    """
+    shipped = shipped_names()
+    if name_or_path in shipped:
+        path = _shipped_folder() / f"{name_or_path}.yaml"
+        return parse_preset(_read(path, path.name), name=name_or_path, path=path, shipped=True)
+    path = (cwd or Path()) / Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise ProblemError(_no_such_preset(name_or_path, path, preset_names(cwd)))
+    return parse_preset(_read(path, name_or_path), name=name_or_path, path=path.resolve())
+
+
+def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
+    if path.is_dir():
+        return Problem(where=name, what="it is a folder.", remedy="Name a preset or a YAML file.")
+    short = {n.removeprefix("./").rsplit(".", 1)[0]: n for n in known}
+    near = nearest(name, [*known, *short], cutoff=0.5)
+    remedy = f"Did you mean `{short.get(near, near)}`?" if near else None
+    if path.suffix in _SUFFIXES or "/" in name:
+        return Problem(where=name, what="there is no such file.", remedy=remedy)
+    names = ", ".join(known)
+    return Problem(
+        where=name,
+        what="there is no preset or file of that name.",
+        remedy=remedy or f"Known: {names}.",
+    )
+
+
+def _read(path: Path, where: str) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ProblemError(Problem(where=where, what="it is too large for a configuration."))
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"it can't be read: {error.strerror}."
+        raise ProblemError(Problem(where=where, what=what)) from error
+    except UnicodeDecodeError as error:
+        raise ProblemError(Problem(where=where, what="it is not text in UTF-8.")) from error
+
+
+def parse_preset(
+    text: str, *, name: str, path: Path | None = None, shipped: bool = False
+) -> Preset:
+    """A preset from its YAML: of a file, or as edited on the screen. Raises ``ProblemError``."""
+    where = f"{name}.yaml" if shipped else name
+    source = read_document(text, where)
+    section, faults = read_section(source.values.get("ltui"))
+    if faults:
+        raise ProblemError(*(placed(fault, where, source.lines) for fault in faults))
+    document = {k: v for k, v in source.values.items() if k != "ltui"}
+    lines: Mapping[str, int] = source.lines
+    if "model" not in document and isinstance(document.get("fit"), dict):
+        # LightningCLI also takes its settings below the subcommand's name.
+        document = document["fit"]
+        lines = {k.removeprefix("fit."): v for k, v in lines.items()}
+    knobs = tuple(k.with_default(get(document, k.key)) for k in section.knobs)
+    return _preset(section, name, path, shipped, document, lines, knobs)
+
+
+def _preset(
+    section: Section,
+    name: str,
+    path: Path | None,
+    shipped: bool,
+    document: Document,
+    lines: Mapping[str, int],
+    knobs: tuple[Knob, ...],
+) -> Preset:
+    return Preset(
+        name=name,
+        title=section.title or (path.stem if path else name),
+        about=section.about,
+        tags=section.tags,
+        knobs=knobs,
+        document=document,
+        path=path,
+        shipped=shipped,
+        lines=lines,
+        stall=section.stall,
+        checkpoint=section.checkpoint,
+        after_fit=section.after_fit,
+        requires=section.requires,
+        cpu_ranks=section.cpu_ranks,
+    )
+
+
+def check_preset(
+    preset: Preset, overrides: Sequence[str] = (), machine: Machine = UNSEEN
+) -> list[Problem]:
+    """Every mistake in the preset with the overrides applied, each with its place."""
+    try:
+        document = apply_overrides(preset.document, overrides)
+    except ProblemError as error:
+        return list(error.problems)
+    keys = overridden_paths(overrides)
+    faults = find_faults(document, machine=machine, cpu_ranks=preset.cpu_ranks)
+    return [placed(fault, preset.where, preset.lines, keys) for fault in faults]
+
+
+def build_spec(
+    preset: Preset,
+    overrides: Sequence[str],
+    *,
+    id: str,  # noqa: A002  (the field's name)
+    name: str,
+    cwd: Path | str,
+    python: str,
+    created_at: float,
+    machine: Machine = UNSEEN,
+) -> RunSpec:
+    """The run that the preset and the overrides make on this machine.
+
+    Interpolations are replaced; ``trainer.accelerator`` and ``devices`` become what was decided.
+    Raises ``ProblemError`` with every mistake.
+    """
+    problems = check_preset(preset, overrides, machine)
+    if problems:
+        raise ProblemError(*problems)
+    document, _ = resolve(apply_overrides(preset.document, overrides))
+    trainer = dict(document.get("trainer") or {})
+    chosen, _ = choose_devices(trainer, machine, preset.cpu_ranks)
+    document["trainer"] = {**trainer, "accelerator": chosen.accelerator, "devices": chosen.devices}
+    folder = preset.path.parent if preset.path is not None and not preset.shipped else None
+    return RunSpec(
+        id=id,
+        name=name,
+        created_at=created_at,
+        cwd=str(cwd),
+        python=python,
+        preset=preset.name,
+        config=document,
+        after_fit=preset.after_fit,
+        python_path=() if folder is None else (str(folder),),
+        nproc=chosen.nproc,
+        overrides=tuple(overrides),
+        checkpoint=preset.checkpoint,
+        stall=preset.stall,
+        tags=preset.tags,
+        about=preset.about or None,
+    )
+
+
+_MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "opencv-python": "cv2", "pyyaml": "yaml"}
+
+
+def required_modules(requires: Iterable[str]) -> dict[str, str]:
+    """Each required distribution with the module to look for in the ranks' interpreter."""
+    named = {r: re.split(r"[<>=!~\[; ]", r, maxsplit=1)[0] for r in requires}
+    return {r: _MODULES.get(n.lower(), n.replace("-", "_")) for r, n in named.items()}
+
+
+def missing_requirements(
+    preset: Preset, installed: Callable[[str], bool], python: str
+) -> list[Problem]:
+    """What the preset needs and ``python`` lacks, by name, with the command that installs it.
+
+    ``installed`` tells of a module's name whether that interpreter has it.
+    """
+    lacking = [r for r, m in required_modules(preset.requires).items() if not installed(m)]
+    if not lacking:
+        return []
+    command = f"{python} -m pip install {' '.join(lacking)}"
+    names = ", ".join(lacking)
+    what = f"it needs {names}, which {python} does not have."
+    return [Problem(where=preset.name, what=what, remedy=f"Install with `{command}`.")]
+
+
+def has_interpolation(preset: Preset) -> bool:
+    return interpolated(preset.document)

@@ -1,0 +1,191 @@
+"""The ``ltui:`` section of a preset: what the form shows, and how the run is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from ltui.training.run.check import nearest, shown
+from ltui.training.run.document import Fault
+from ltui.training.run.spec import CheckpointPolicy, StallPolicy
+from ltui.training.run.trainer_args import Argument
+
+KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")
+AFTER_FIT = ("test", "validate", "predict")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knob:
+    """One field of the form: a setting that is worth changing."""
+
+    key: str
+    """Dotted path in the document: ``trainer.max_epochs``."""
+    label: str
+    type: str = "str"
+    """One of ``KNOB_TYPES``."""
+    choices: tuple[str, ...] = ()
+    min: float | None = None
+    max: float | None = None
+    help: str = ""
+    unit: str = ""
+    """What the number counts: ``epochs``, ``samples per rank``."""
+    default: Any = None
+    """The value in the document."""
+
+    def with_default(self, value: Any) -> Knob:
+        return replace(self, default=value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """The section as read; every field has a default, as the section itself is optional."""
+
+    title: str = ""
+    about: str = ""
+    tags: tuple[str, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    stall: StallPolicy = field(default_factory=StallPolicy)
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    after_fit: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    cpu_ranks: int = 1
+
+
+_TEXT = Argument(kinds=("text",), optional=False)
+_SECONDS = Argument(kinds=("number",), low=0, optional=False)
+_COUNT = Argument(kinds=("whole",), low=0, optional=False)
+_POLICY = {
+    "stall": {
+        "floor_s": _SECONDS,
+        "cap_s": _SECONDS,
+        "factor": Argument(kinds=("number",), low=1, optional=False),
+        "slow_phase_s": _SECONDS,
+    },
+    "checkpoint": {"every_s": _SECONDS, "keep": _COUNT},
+}
+_KNOB = {
+    "key": _TEXT,
+    "label": _TEXT,
+    "type": Argument(kinds=("text",), choices=KNOB_TYPES, optional=False),
+    "choices": Argument(kinds=("list",)),
+    "min": Argument(kinds=("number",)),
+    "max": Argument(kinds=("number",)),
+    "help": _TEXT,
+    "unit": _TEXT,
+}
+Policy = TypeVar("Policy", StallPolicy, CheckpointPolicy)
+
+
+def read_section(value: Any) -> tuple[Section, list[Fault]]:
+    """The section and every mistake in it. None (no section) is fine."""
+    if value is None:
+        return Section(), []
+    if not isinstance(value, Mapping):
+        return Section(), [Fault(path="ltui", what="it must be a mapping.")]
+    known = [f.name for f in fields(Section)]
+    faults = [_unknown(f"ltui.{key}", known) for key in value if key not in known]
+    section = Section(
+        title=_text(value, "title", faults),
+        about=" ".join(_text(value, "about", faults).split()),
+        tags=_texts(value, "tags", faults),
+        knobs=_knobs(value.get("knobs"), faults),
+        stall=_policy(value, "stall", StallPolicy(), faults),
+        checkpoint=_policy(value, "checkpoint", CheckpointPolicy(), faults),
+        after_fit=_texts(value, "after_fit", faults, AFTER_FIT),
+        requires=_texts(value, "requires", faults),
+        cpu_ranks=_ranks(value, faults),
+    )
+    return section, faults
+
+
+def _unknown(path: str, known: list[str]) -> Fault:
+    name = path.rpartition(".")[2]
+    near = nearest(name, known)
+    remedy = f"Did you mean `{near}`?" if near else f"Known: {', '.join(known)}."
+    return Fault(path=path, what=f"there is no key `{name}` here.", remedy=remedy)
+
+
+def _text(value: Mapping[str, Any], key: str, faults: list[Fault]) -> str:
+    text = value.get(key, "")
+    if isinstance(text, str):
+        return text
+    faults.append(Fault(path=f"ltui.{key}", what=f"it must be a text, not {shown(text)}."))
+    return ""
+
+
+def _texts(
+    value: Mapping[str, Any], key: str, faults: list[Fault], choices: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    items = value.get(key, [])
+    if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
+        faults.append(Fault(path=f"ltui.{key}", what="it must be a list of texts."))
+        return ()
+    for index, item in enumerate(items):
+        if choices and item not in choices:
+            what = f"it must be one of {', '.join(choices)}, not {shown(item)}."
+            faults.append(Fault(path=f"ltui.{key}.{index}", what=what))
+    return tuple(items)
+
+
+def _ranks(value: Mapping[str, Any], faults: list[Fault]) -> int:
+    ranks = value.get("cpu_ranks", 1)
+    if type(ranks) is int and ranks >= 1:
+        return ranks
+    what = f"it must be a whole number from 1 up, not {shown(ranks)}."
+    faults.append(Fault(path="ltui.cpu_ranks", what=what))
+    return 1
+
+
+def _policy(value: Mapping[str, Any], key: str, default: Policy, faults: list[Fault]) -> Policy:
+    given = value.get(key)
+    if given is None:
+        return default
+    if not isinstance(given, Mapping):
+        faults.append(Fault(path=f"ltui.{key}", what="it must be a mapping."))
+        return default
+    found = _checked(given, _POLICY[key], f"ltui.{key}")
+    faults += found
+    return default if found else replace(default, **given)
+
+
+def _checked(given: Mapping[Any, Any], arguments: Mapping[str, Argument], path: str) -> list[Fault]:
+    faults = []
+    for key, item in given.items():
+        argument = arguments.get(str(key))
+        if argument is None:
+            faults.append(_unknown(f"{path}.{key}", list(arguments)))
+        elif (expected := argument.fault(item)) is not None:
+            what = f"it must be {expected}, not {shown(item)}."
+            faults.append(Fault(path=f"{path}.{key}", what=what))
+    return faults
+
+
+def _knobs(items: Any, faults: list[Fault]) -> tuple[Knob, ...]:
+    if items is None:
+        return ()
+    if not isinstance(items, list):
+        faults.append(Fault(path="ltui.knobs", what="it must be a list."))
+        return ()
+    knobs = []
+    for index, item in enumerate(items):
+        path = f"ltui.knobs.{index}"
+        if not isinstance(item, Mapping):
+            faults.append(Fault(path=path, what="it must be a mapping with a key."))
+            continue
+        found = _checked(item, _KNOB, path)
+        if "key" not in item:
+            found.append(Fault(path=path, what="it has no key."))
+        elif item.get("type") == "choice" and not item.get("choices"):
+            found.append(Fault(path=path, what="a choice needs choices."))
+        faults += found
+        if not found:
+            knobs.append(_knob(item))
+    return tuple(knobs)
+
+
+def _knob(item: Mapping[str, Any]) -> Knob:
+    key = item["key"]
+    plain = key.rpartition(".")[2].replace("_", " ")
+    choices = tuple(str(c) for c in item.get("choices") or ())
+    return Knob(**{**item, "label": item.get("label", plain), "choices": choices})
