@@ -1,11 +1,12 @@
 """How all ranks of one machine come to act at the same place without a collective.
 
-Every rank passes the same *boundaries* in the same order: the end of each batch in which the optimizer
-stepped, and the end of each validation batch. Each rank has one word in shared memory that says where
-it is: *passed P* while it runs on from boundary P, *frozen at P* while it waits there.
+Every rank passes the same *boundaries* in the same order: the end of each batch in which the
+optimizer stepped, and the end of each validation batch. Each rank has one word in shared memory
+that says where it is: *passed P* while it runs on from boundary P, *frozen at P* while it waits
+there.
 
-No request: a rank that reaches P stores "passed P" and goes on (two memory accesses a boundary).
-A request (rank 0 publishes it in the header): a rank that reaches P stores "frozen at P" and looks:
+No request: a rank that reaches P stores "passed P" and goes on (two memory accesses a boundary). A
+request (rank 0 publishes it in the header): a rank that reaches P stores "frozen at P" and looks:
 
 - somebody has passed P: that rank may wait for this one further on, so go on to the next boundary;
 - all are frozen at P: act. A rank that never froze at P has no word that says so, hence nobody can
@@ -14,8 +15,9 @@ A request (rank 0 publishes it in the header): a rank that reaches P stores "fro
 - otherwise wait: the missing ranks need nothing from this one, which has given all that boundary P
   and everything before it take.
 
-Nothing in this rule asks how far the device is: a rank whose host runs ahead of its GPU has queued its
-share of every collective up to its boundary. It needs shared memory, hence ranks of one machine.
+Nothing in this rule asks how far the device is: a rank whose host runs ahead of its GPU has queued
+its share of every collective up to its boundary. It needs shared memory, hence ranks of one
+machine.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def passed(here: int) -> int:
 
 
 def judge(words: Sequence[int], acted: Sequence[int], here: int, request: int) -> Move:
-    """The rule above, for a rank frozen at ``here``. ``acted`` must have been read after ``words``."""
+    """The rule above, for a rank frozen at ``here``. ``acted`` must have been read after
+    ``words``."""
     if any(number >= request for number in acted):
         return Move.ACT
     mine = frozen(here)
@@ -150,7 +153,8 @@ class Board:
         return max(self._column(self._ACTED))
 
     def results(self, number: int) -> bool | None:
-        """None until every rank has said how ``number`` went for it; then whether it went well for all."""
+        """None until every rank has said how ``number`` went for it; then whether it went well for
+        all."""
         rows = self._column(self._RESULT)
         if any(row >> 1 < number for row in rows):
             return None

@@ -1,8 +1,9 @@
 # ruff: noqa: ARG002  (the arguments are Lightning's)
-"""The Lightning callback: hands each hook to telemetry and steering, and lets neither hurt training.
+"""The Lightning callback: hands each hook to telemetry and steering, and lets neither hurt
+training.
 
-A failure of telemetry switches telemetry off, a failure of steering takes this rank out of what ranks
-agree on; both are told, training goes on. Only ``RunStopped`` leaves a hook, by design.
+A failure of telemetry switches telemetry off, a failure of steering takes this rank out of what
+ranks agree on; both are told, training goes on. Only ``RunStopped`` leaves a hook, by design.
 
 The class is mixed with ``Callback`` of whichever package builds the Trainer (``entry.py``).
 """
@@ -10,6 +11,7 @@ The class is mixed with ``Callback`` of whichever package builds the Trainer (``
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import traceback
@@ -71,21 +73,17 @@ class RankHooks:
         telemetry, self.telemetry = self.telemetry, None
         if telemetry is None:
             return
-        try:
+        with contextlib.suppress(Exception):  # nothing is left to tell it with
             telemetry.off(error)
-        except Exception:  # noqa: BLE001, S110  (nothing is left to tell it with)
-            pass
 
     def steering_failed(self, error: BaseException) -> None:
         steering, self.steering = self.steering, None
-        try:
+        with contextlib.suppress(Exception):
             if steering is not None:
                 steering.leave()
             if self.channel is not None:
                 text = f"This rank can't be stopped or paused: {type(error).__name__}: {error}"
                 self.channel.event("note", text)
-        except Exception:  # noqa: BLE001, S110
-            pass
 
     # Beginning.
 
@@ -318,14 +316,12 @@ class RankHooks:
                 channel.event("finished", f"Finished at step {step}.", global_step=step)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        try:
-            self._ended = exception
+        self._ended = exception
+        with contextlib.suppress(Exception):  # the exception itself is what matters now
             if self.steering is not None:
                 self.steering.leave()
             if self.channel is not None and not isinstance(exception, RunStopped):
                 _tell_exception(self.channel, exception)
-        except Exception:  # noqa: BLE001, S110  (the exception itself is what matters now)
-            pass
 
     # Shared.
 

@@ -106,7 +106,8 @@ class Channel:
 
 
 def _planned_steps(trainer: Any, batches: float, max_epochs: int | None) -> int | None:
-    """Optimizer steps until the end: the smaller of what steps and epochs allow; None where neither does."""
+    """Optimizer steps until the end: the smaller of what steps and epochs allow; None where
+    neither does."""
     limits = []
     if (max_steps := _limit(trainer.max_steps)) is not None:
         limits.append(max_steps)
@@ -174,8 +175,13 @@ _current: Channel | None = None
 
 
 def open_channel(environment: RankEnvironment, rank: int) -> Channel:
-    """The process's channel, made on first use (and anew in a forked child that is itself a rank)."""
+    """The process's channel, made on first use (and anew in a forked child that is itself a
+    rank)."""
     global _current
-    if _current is None or _current.pid != os.getpid() or _current.rank != rank:
-        _current = Channel(environment, rank)
+    known = _current
+    if known is not None and known.pid == os.getpid():
+        if (known.environment, known.rank) == (environment, rank):
+            return known
+        known.close()
+    _current = Channel(environment, rank)
     return _current

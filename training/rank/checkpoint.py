@@ -4,9 +4,9 @@
 manifest, or one whose size or checksum differs, is never resumed from. A sharded checkpoint is a
 directory; its manifest lists the checksum of every file.
 
-Every rank calls ``save`` at the same place and passes the same collectives whatever fails: Lightning's
-own ``save_checkpoint`` leaves the other ranks in a barrier when rank 0's disk is full, so its parts are
-called here one by one.
+Every rank calls ``save`` at the same place and passes the same collectives whatever fails:
+Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier when rank 0's disk is full,
+so its parts are called here one by one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What Lightning finds in its entry-point groups: one callback for every Trainer of a run.
 
-Both groups (``lightning.pytorch.callbacks_factory`` and ``pytorch_lightning.callbacks_factory``) name
-``callbacks``. A factory that raises would end the user's script, so this one never does; outside of a
-run it returns nothing and imports nothing heavy.
+Both groups (``lightning.pytorch.callbacks_factory`` and ``pytorch_lightning.callbacks_factory``)
+name ``callbacks``. A factory that raises would end the user's script, so this one never does;
+outside of a run it returns nothing and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _make(package: str) -> list[Any]:
 
 
 def rebuild(package: str, environment: Any) -> Any:
-    """A fresh callback; also how one is unpickled in a spawned process, where nothing is open yet."""
+    """A fresh callback; also how one is unpickled in a spawned process, where nothing is open
+    yet."""
     return _callback_class(package)(environment)
 
 

@@ -1,4 +1,5 @@
-"""The variables by which a run reaches its ranks (``docs/architecture.md``, "Environment of a rank")."""
+"""The variables by which a run reaches its ranks (``docs/architecture.md``, "Environment of a
+rank")."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class RankEnvironment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RankEnvironment | None:
-        """None where the process belongs to no run. Raises ``ValueError`` for a number that is none."""
+        """None where the process belongs to no run. Raises ``ValueError`` for a number that is
+        none."""
         run_dir, run_id = environ.get("LTUI_RUN_DIR"), environ.get("LTUI_RUN_ID")
         attempt = environ.get("LTUI_ATTEMPT")
         if not (run_dir and run_id and attempt):

@@ -36,8 +36,9 @@ class Place(Enum):
 def place_allows(trainer: Any, place: Place) -> bool:
     """Whether ranks may act here. Asked only while there is a request.
 
-    After the last batch of an epoch (or of the training) without a validation to come, Lightning can't
-    resume to the epoch's end hooks: the next batch is as near, and after the last step the run is done.
+    After the last batch of an epoch (or of the training) without a validation to come, Lightning
+    can't resume to the epoch's end hooks: the next batch is as near, and after the last step the
+    run is done.
     """
     if place is not Place.TRAINING:
         return True

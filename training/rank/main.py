@@ -1,9 +1,11 @@
-"""Worker entry for presets: ``python -m ltui.training.rank.main CONFIG.json``, started by torch elastic.
+"""Worker entry for presets: ``python -m ltui.training.rank.main CONFIG.json``, started by torch
+elastic.
 
-``CONFIG.json`` is ``{"config": {...}, "after_fit": ["test"], "python_path": [...]}`` where ``config`` is
-what LightningCLI itself accepts: ``seed_everything``, ``trainer``, ``model``, ``data``, ``optimizer``,
-``lr_scheduler``. With ``--check`` the classes are instantiated and nothing is trained; problems are
-printed as JSON lines ``{"where", "what", "remedy"}``. Exit code 2 where the configuration is wrong.
+``CONFIG.json`` is ``{"config": {...}, "after_fit": ["test"], "python_path": [...]}`` where
+``config`` is what LightningCLI itself accepts: ``seed_everything``, ``trainer``, ``model``,
+``data``, ``optimizer``, ``lr_scheduler``. With ``--check`` the classes are instantiated and
+nothing is trained; problems are printed as JSON lines ``{"where", "what", "remedy"}``. Exit code 2
+where the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.path[:0] = document.get("python_path") or []
         cli = build(document["config"], train=not check)
         after = methods_after_fit(document.get("after_fit") or [])
-    except (Exception, SystemExit) as error:  # noqa: BLE001  (everything before fit is configuration)
+    except (Exception, SystemExit) as error:  # everything before fit is configuration
         mistake = explain(error)
         print(json.dumps(mistake.to_document()) if check else mistake, file=_out(check))
         if os.environ.get("LTUI_TRACEBACK"):
@@ -68,12 +70,13 @@ def die_with_parent() -> None:
 
 def build(config: dict[str, Any], *, train: bool) -> Any:
     """The LightningCLI with its classes instantiated."""
+    sys.argv[1:] = []  # LightningCLI warns of arguments that it is not meant to read
     try:
         from lightning.pytorch.cli import LightningCLI
     except ModuleNotFoundError as missing:
         if missing.name not in ("lightning", "lightning.pytorch"):
             raise
-        from pytorch_lightning.cli import LightningCLI
+        from pytorch_lightning.cli import LightningCLI  # type: ignore[assignment]
     return LightningCLI(
         args=with_defaults(config, fit_to_world=train),
         run=False,
@@ -84,7 +87,8 @@ def build(config: dict[str, Any], *, train: bool) -> Any:
 
 
 def with_defaults(config: dict[str, Any], *, fit_to_world: bool) -> dict[str, Any]:
-    """``config`` with what is good for a watched run where it says nothing, and the devices it was given."""
+    """``config`` with what is good for a watched run where it says nothing, and the devices it was
+    given."""
     trainer = {**_TRAINER_DEFAULTS, **(config.get("trainer") or {})}
     if has_checkpoint_callback(trainer):
         trainer["enable_checkpointing"] = True

@@ -1,7 +1,8 @@
 """The user's ``self.log`` values on their way to the watchers.
 
-Read from where Lightning has put them for callbacks, never computed here: computing an epoch's metric
-may be a collective. A value that is replaced is another object, so "what is new" is told by identity.
+Read from where Lightning has put them for callbacks, never computed here: computing an epoch's
+metric may be a collective. A value that is replaced is another object, so "what is new" is told by
+identity.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class UserMetrics:
 
 
 def _without_aliases(metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``loss`` beside ``loss_step`` or ``loss_epoch`` is the same tensor twice: keep the exact name."""
+    """``loss`` beside ``loss_step`` or ``loss_epoch`` is the same tensor twice: keep the exact
+    name."""
     names: dict[int, str] = {}
     for name, value in metrics.items():
         known = names.get(id(value))

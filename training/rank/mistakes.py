@@ -1,11 +1,12 @@
-"""What is wrong with a configuration, in one sentence, from what importing or jsonargparse raised."""
+"""What is wrong with a configuration, in one sentence, from what importing or jsonargparse
+raised."""
 
 from __future__ import annotations
 
 import re
 
 
-class Mistake(ValueError):
+class Mistake(ValueError):  # noqa: N818  (of the user, not of the program)
     """A mistake in a run's configuration: where it is, what is wrong, what to do."""
 
     def __init__(self, *, where: str, what: str, remedy: str | None = None) -> None:
@@ -22,8 +23,11 @@ _DISTRIBUTIONS = {
     "PIL": "pillow",
     "yaml": "pyyaml",
 }
-_KEY = re.compile(r"""(?:Parser key|[Kk]ey|Problem with given class_path) ['"]([\w.]+)['"]""")
-_IMPORT = re.compile(r"(?:import_object|No module named|not importable)[^'\"]*['\"]([\w.]+)['\"]")
+_KEY = re.compile(r"""Parser key ['"]([\w.]+)['"]:\s*""")
+_CLASS = re.compile(
+    r"- Problem with given class_path '([\w.]+)': (.*?)(?= - Expected a <class 'NoneType'>|$)"
+)
+_TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
 
 
 def explain(error: BaseException) -> Mistake:
@@ -36,9 +40,24 @@ def explain(error: BaseException) -> Mistake:
     text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
     if missing := re.search(r"No module named '([\w.]+)'", text):
         return _missing(ModuleNotFoundError(name=missing.group(1)))
+    return _of_jsonargparse(text, type(error).__name__)
+
+
+def _of_jsonargparse(text: str, kind: str) -> Mistake:
+    """Its messages name the key first, and bury the reason where a class path is to blame."""
     key = _KEY.search(text)
     where = key.group(1) if key else "configuration"
-    return Mistake(where=where, what=_short(text, type(error).__name__))
+    if blamed := _CLASS.search(text):
+        path, reason = blamed.groups()
+        inner = _KEY.match(reason)
+        if inner:
+            where = f"{where}.init_args.{inner.group(1)}"
+            reason = reason[inner.end() :]
+        else:
+            where, reason = f"{where}.class_path", f"{path}: {reason}"
+    else:
+        reason = text[key.end() :] if key else text
+    return Mistake(where=where, what=_short(_TYPE.sub(r"\1", reason), kind))
 
 
 def _missing(error: ModuleNotFoundError) -> Mistake:
@@ -48,8 +67,9 @@ def _missing(error: ModuleNotFoundError) -> Mistake:
         where="configuration",
         what=f"the module {name!r} can't be imported.",
         remedy=(
-            f"Install it in the interpreter of the run (pip install {_DISTRIBUTIONS.get(root, root)}), "
-            "or put its folder beside the configuration file."
+            "Install it in the interpreter of the run "
+            f"(pip install {_DISTRIBUTIONS.get(root, root)}), "
+            "or put its file beside the configuration file."
         ),
     )
 

@@ -1,11 +1,12 @@
 """Make ``trainer.fit`` go on from the run's checkpoint where the script names none.
 
-Lightning asks its checkpoint connector to load a path just after the ``setup`` hooks; here the path is
-put in at that moment, so the script needs no changed line. A script that passes ``ckpt_path`` itself
-keeps its own.
+Lightning asks its checkpoint connector to load a path just after the ``setup`` hooks; here the
+path is put in at that moment, so the script needs no changed line. A script that passes
+``ckpt_path`` itself keeps its own.
 
-Weights-only loading is tried first. Where a checkpoint holds other objects (a user's hyperparameters,
-say), it is loaded in full, but only from the run's own folder, where nobody but this run writes.
+Weights-only loading is tried first. Where a checkpoint holds other objects (a user's
+hyperparameters, say), it is loaded in full, but only from the run's own folder, where nobody but
+this run writes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Tell = Callable[..., None]
 
 
 def fit_of(checkpoint: Path) -> int:
-    """Which ``fit`` of the script the checkpoint was saved in, as its manifest says; 1 by default."""
+    """Which ``fit`` of the script the checkpoint was saved in, as its manifest says; 1 by
+    default."""
     try:
         manifest = json.loads(Path(f"{checkpoint}.json").read_text())
         return int(manifest.get("fit", 1))

@@ -1,9 +1,9 @@
 """SIGTERM, SIGINT and SIGUSR1 to any rank ask for the agreed stop.
 
-Lightning's own SIGTERM handler calls a collective inside the handler: where one rank is in Python and
-another in an all-reduce, both wait for ever. So its handlers are replaced as soon as Lightning has put
-them in place, by one that only raises a flag in shared memory; Lightning puts the earlier ones back in
-its own teardown.
+Lightning's own SIGTERM handler calls a collective inside the handler: where one rank is in Python
+and another in an all-reduce, both wait for ever. So its handlers are replaced as soon as Lightning
+has put them in place, by one that only raises a flag in shared memory; Lightning puts the earlier
+ones back in its own teardown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Handlers that call ``raise_flag(signum)``; a second SIGINT is a ``KeyboardInterrupt`` as usual."""
+    """Handlers that call ``raise_flag(signum)``; a second SIGINT is a ``KeyboardInterrupt`` as
+    usual."""
 
     def __init__(self, raise_flag: Callable[[int], None]) -> None:
         self._raise_flag = raise_flag

@@ -1,21 +1,22 @@
 """Stop, pause and checkpoint in a rank: meets the others (``agree.py``), then does what was asked.
 
-Boundaries are the end of a batch in which the optimizer stepped, before Lightning counts the batch or
-the epoch as done, and the end of a validation batch. What a checkpoint holds then:
+Boundaries are the end of a batch in which the optimizer stepped, before Lightning counts the batch
+or the epoch as done, and the end of a validation batch. What a checkpoint holds then:
 
-- after a training batch: all of step N; it resumes at step N without repeating or losing an optimizer
-  step, and validation that was due after that batch runs first (``loops.py``);
-- within validation: the same. The validation begins again on resume; none of its partial metrics reaches
-  a logger, a ModelCheckpoint or EarlyStopping;
-- in ``validate``, ``test`` and ``predict`` outside of ``fit`` there is nothing to save: a stop just leaves.
+- after a training batch: all of step N; it resumes at step N without repeating or losing an
+  optimizer step, and validation that was due after that batch runs first (``loops.py``);
+- within validation: the same. The validation begins again on resume; none of its partial metrics
+  reaches a logger, a ModelCheckpoint or EarlyStopping;
+- in ``validate``, ``test`` and ``predict`` outside of ``fit`` there is nothing to save: a stop
+  just leaves.
 
 The sanity check is too short to have boundaries: what is asked then is done after the first step.
 
-Exact: weights, optimizer, schedulers, scaler, step, epoch and batch counters. Not exact: the position in
-the data unless the loader keeps its own state, and random states.
+Exact: weights, optimizer, schedulers, scaler, step, epoch and batch counters. Not exact: the
+position in the data unless the loader keeps its own state, and random states.
 
-A stop whose checkpoint can't be written does not stop: training goes on, the failure is told, and whoever
-asked may make room or kill. So a full disk never costs what was trained.
+A stop whose checkpoint can't be written does not stop: training goes on, the failure is told, and
+whoever asked may make room or kill. So a full disk never costs what was trained.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _REASONS = {
 
 
 class Steering:
-    """One rank's part in what all ranks do together. One a process, as the board and the queue are."""
+    """One rank's part in what all ranks do together. One a process, as the board and the queue
+    are."""
 
     def __init__(self, channel: Channel, rank: int, world_size: int) -> None:
         environment = channel.environment
@@ -103,7 +105,8 @@ class Steering:
         return acted
 
     def _look(self) -> None:
-        """Rank 0: turn what the supervisor, a signal or the clock asks into the ranks' next request."""
+        """Rank 0: turn what the supervisor, a signal or the clock asks into the ranks' next
+        request."""
         state = self._control.poll()
         if state is not None:
             self._state = state
@@ -126,7 +129,8 @@ class Steering:
         return Action.NONE, 0
 
     def _meet(self, here: int, number: int) -> bool:
-        """Wait here until all ranks have come (True), or until it is clear that they will not (False)."""
+        """Wait here until all ranks have come (True), or until it is clear that they will not
+        (False)."""
         board = self._board
         board.say(frozen_at(here))
         look_at_peers = time.monotonic() + _PEERS_EVERY_S
@@ -245,7 +249,8 @@ class Steering:
         raise RunStopped(step)
 
     def _pause(self, trainer: Any, fit: int, number: int, place: Place) -> None:
-        """Sleep until rank 0 publishes the next request; all ranks are here, so it needs no meeting."""
+        """Sleep until rank 0 publishes the next request; all ranks are here, so it needs no
+        meeting."""
         step = trainer.global_step
         self._tell("paused", f"Paused at step {step}.", global_step=step)
         self._channel.pulse.set(phase=Phase.PAUSED)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 
-class RunStopped(SystemExit):  # noqa: N818  (it is the way out, not an error)
+class RunStopped(SystemExit):
     """Exit code 0, so that launchers count the rank as done.
 
-    A ``SystemExit`` passes ``except Exception`` of a user's script, so nothing that follows ``fit`` there
-    runs; Lightning tears its loops down on the way, which ends the DataLoader's workers.
+    A ``SystemExit`` passes ``except Exception`` of a user's script, so nothing that follows
+    ``fit`` there runs; Lightning tears its loops down on the way, which ends the DataLoader's
+    workers.
     """
 
     def __init__(self, global_step: int) -> None:

@@ -1,14 +1,17 @@
-"""What a rank tells of its training: the pulse, one STEP row a batch, the metrics that a user logs.
+"""What a rank tells of its training: the pulse, one STEP row a batch, the metrics that a user
+logs.
 
-Everything here runs between Lightning's own instructions, so it must be cheap and must never wait: no
-lock, no I/O beyond stores to mapped memory, no synchronisation of the device. A loss that lives on a
-GPU is sent as a METRICS record named ``train/loss`` once its copy has come, and the row says NaN.
+Everything here runs between Lightning's own instructions, so it must be cheap and must never wait:
+no lock, no I/O beyond stores to mapped memory, no synchronisation of the device. A loss that lives
+on a GPU is sent as a METRICS record named ``train/loss`` once its copy has come, and the row says
+NaN.
 
-Time is accounted by one clock hand: every mark charges the time since the last mark to what the rank
-was doing, then says what it does now. The marks are Lightning's callback hooks, plus the profiler hooks
-around ``next(iterator)`` (exactly the wait for data, without Lightning's broadcast that precedes it) and
-around ``optimizer.step`` of manual optimization. What is left of the step belongs to none of them:
-callbacks, logging, waiting for peers in Lightning's own per-step broadcast.
+Time is accounted by one clock hand: every mark charges the time since the last mark to what the
+rank was doing, then says what it does now. The marks are Lightning's callback hooks, plus the
+profiler hooks around ``next(iterator)`` (exactly the wait for data, without Lightning's broadcast
+that precedes it) and around ``optimizer.step`` of manual optimization. What is left of the step
+belongs to none of them: callbacks, logging, waiting for peers in Lightning's own per-step
+broadcast.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ class Telemetry:
         self.global_step = self._pulse.global_step = self._steps.completed
 
     def watch_loops(self, trainer: Any) -> None:
-        """Have the marks that no callback hook gives: around the fetch, and the manual optimizer step."""
+        """Have the marks that no callback hook gives: around the fetch, and the manual optimizer
+        step."""
         loop = trainer.fit_loop.epoch_loop
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
@@ -112,7 +116,8 @@ class Telemetry:
         self._enter(phase)
 
     def restart_clock(self) -> None:
-        """What happened since the last batch (validation, a pause, an epoch's end) is no part of a step."""
+        """What happened since the last batch (validation, a pause, an epoch's end) is no part of a
+        step."""
         self._mark = self._step_began = time.perf_counter()
         self._phase = _BATCH_END
 
@@ -125,7 +130,7 @@ class Telemetry:
         self.turn(_TRANSFER if self._before_fetch == _BATCH_END else self._before_fetch)
 
     def backward_ended(self) -> None:
-        # An accumulating batch has nothing to follow; of a stepping one, on_before_optimizer_step comes.
+        # Of a stepping batch, on_before_optimizer_step comes next; of an accumulating one, nothing.
         self.turn(_FORWARD if self._manual else _OPTIMIZER)
 
     def batch_begins(self, batch: Any, batch_index: int) -> None:
