@@ -12,7 +12,8 @@ from statistics import median
 from ltui.widgets.shapes import Cell, Tone
 
 _EIGHTHS_ACROSS = " ▏▎▍▌▋▊▉█"
-_EIGHTHS_UP = "▁▂▃▄▅▆▇█"
+# Seven heights: a full block would run into the row above.
+_HEIGHTS = "▁▂▃▄▅▆▇"
 _TRACK = "·"
 
 
@@ -44,6 +45,18 @@ def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple
     return Cell(text=filled, tone=tone), Cell(text=track, tone=Tone.FAINT)
 
 
+def rule_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple[Cell, ...]:
+    """A thin bar, in halves of a cell, for rows that stand close together."""
+    if share is None or not math.isfinite(share):
+        return (Cell(text=" " * width),)
+    halves = round(min(1.0, max(0.0, share)) * width * 2)
+    if 0 < share < 1:
+        halves = min(2 * width - 1, max(1, halves))
+    filled = "━" * (halves // 2) + "╸" * (halves % 2)
+    track = "┈" * (width - len(filled))
+    return Cell(text=filled, tone=tone), Cell(text=track, tone=Tone.FAINT)
+
+
 def strip(values: Sequence[float], width: int, low: float = 0.0, high: float | None = None) -> str:
     """The newest ``width`` values as blocks, the newest on the right; NaN leaves a gap.
 
@@ -60,7 +73,7 @@ def _block(value: float, low: float, high: float) -> str:
     if not math.isfinite(value):
         return " "
     share = (value - low) / (high - low) if high > low else 0.0
-    return _EIGHTHS_UP[min(7, max(0, math.floor(share * 8)))]
+    return _HEIGHTS[min(len(_HEIGHTS) - 1, max(0, math.floor(share * len(_HEIGHTS))))]
 
 
 def step_strip(seconds: Sequence[float], width: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from ltui.widgets.shapes import FloatArray
 
 IntArray = npt.NDArray[np.uint32]

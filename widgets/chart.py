@@ -5,11 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.plot import Look, Plot, data_range, nearest_x, plot
-from ltui.widgets.scale import Range
-from ltui.widgets.shapes import ChartShape, Tone
-from ltui.widgets.viewport import Viewport, panned, zoomed
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
@@ -17,6 +12,12 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
+
+from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.plot import Look, Plot, data_range, nearest_x, plot
+from ltui.widgets.scale import Range
+from ltui.widgets.shapes import ChartShape, Tone
+from ltui.widgets.viewport import Viewport, panned, zoomed
 
 ZOOM = 1.5
 PAN_SHARE = 0.25

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ltui.widgets.shapes import Cell, Tone
 from rich.cells import cell_len, set_cell_size
+
+from ltui.widgets.shapes import Cell, Tone
 
 GAP = 2
 """Cells between two columns."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ltui.widgets.bars import bar_cells, strip
+from ltui.widgets.bars import rule_cells, strip
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
 from ltui.widgets.shapes import Cell, GpuRow, Tone
@@ -31,7 +31,7 @@ class GpuTable(Table[GpuRow]):
         Column(key="power", title="power", width=11, right=True, importance=3),
         Column(key="temperature", title="temp", width=6, right=True, importance=2),
         Column(key="clock", title="clock", width=9, right=True, importance=9),
-        Column(key="note", title="", width=0, grows=True, importance=10),
+        Column(key="note", title="", width=8, grows=True, importance=4),
     )
 
     def key_of(self, row: GpuRow) -> str:
@@ -44,6 +44,8 @@ class GpuTable(Table[GpuRow]):
             gone.add("strip")
         if all(r.clock_text in ("", NA) for r in rows):
             gone.add("clock")
+        if not any(r.note for r in rows):
+            gone.add("note")
         return [c for c in self.COLUMNS if c.key not in gone]
 
     def cells_of(self, row: GpuRow) -> Mapping[str, Cells]:
@@ -51,10 +53,10 @@ class GpuTable(Table[GpuRow]):
             "index": (Cell(text=row.index),),
             "name": (Cell(text=row.name, tone=Tone.DIM),),
             "ranks": (Cell(text=row.ranks),),
-            "bar": bar_cells(row.utilisation, BAR_WIDTH),
+            "bar": rule_cells(row.utilisation, BAR_WIDTH),
             "utilisation": (Cell(text=row.utilisation_text),),
             "strip": (Cell(text=strip(row.strip, STRIP_WIDTH, high=1.0), tone=Tone.DIM),),
-            "memory_bar": bar_cells(row.memory, BAR_WIDTH, Tone.DIM),
+            "memory_bar": rule_cells(row.memory, BAR_WIDTH, Tone.DIM),
             "memory": (Cell(text=row.memory_text),),
             "power": (Cell(text=row.power_text),),
             "temperature": (row.temperature,),

@@ -6,16 +6,17 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ltui.widgets.bars import bar_cells
-from ltui.widgets.columns import Cells
-from ltui.widgets.formats import NA, percent
-from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.shapes import Cell, HeaderShape, Tone
 from rich.cells import cell_len
 from rich.text import Text
 from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widget import Widget
+
+from ltui.widgets.bars import bar_cells
+from ltui.widgets.columns import Cells
+from ltui.widgets.formats import NA, percent
+from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.shapes import Cell, HeaderShape, Tone
 
 BAR_WIDTH = 12
 MAX_BANNER_LINES = 3

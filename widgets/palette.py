@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ltui.widgets.shapes import Tone
 from rich.style import Style
 from textual.app import App
 from textual.color import Color, ColorParseError
 from textual.theme import Theme
+
+from ltui.widgets.shapes import Tone
 
 DARK_SERIES = (
     "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#afafaf", "#d7d7ff",

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.cells import cell_len
+
 from ltui.widgets import braille
 from ltui.widgets.canvas import Canvas
 from ltui.widgets.formats import duration, metric, significant
@@ -17,7 +19,6 @@ from ltui.widgets.palette import MARKERS
 from ltui.widgets.scale import Range, calm_range, linear_ticks, log_ticks
 from ltui.widgets.shapes import ChartShape, FloatArray, Series
 from ltui.widgets.viewport import Viewport, visible
-from rich.cells import cell_len
 
 INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
 """Inks of the canvas. From INK_SERIES on: the curves' colours, then the same ones faint."""

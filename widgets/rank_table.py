@@ -12,7 +12,6 @@ from ltui.widgets.shapes import Cell, RankRow, Tone
 from ltui.widgets.table import Table
 
 STRIP_WIDTH = 12
-LOUD = frozenset({Tone.BAD, Tone.WARN})
 
 
 class RankTable(Table[RankRow]):
@@ -31,7 +30,7 @@ class RankTable(Table[RankRow]):
         Column(key="cpu", title="CPU", width=7, right=True, importance=6),
         Column(key="memory", title="memory", width=10, right=True, importance=6),
         Column(key="state", title="state", width=11),
-        Column(key="note", title="", width=0, grows=True, importance=8),
+        Column(key="note", title="", width=8, grows=True, importance=2),
     )
 
     def key_of(self, row: RankRow) -> str:
@@ -39,12 +38,13 @@ class RankTable(Table[RankRow]):
 
     def columns_of(self, rows: Sequence[RankRow]) -> Sequence[Column]:
         """All columns but those of which no rank has a value."""
-        silent = {k for k in ("cpu", "memory") if all(getattr(r, k) in ("", NA) for r in rows)}
+        maybe = ("cpu", "memory", "note", "rate")
+        silent = {k for k in maybe if all(getattr(r, k) in ("", NA) for r in rows)}
         return [c for c in self.COLUMNS if c.key not in silent]
 
     def cells_of(self, row: RankRow) -> Mapping[str, Cells]:
-        loud = row.state.tone if row.state.tone in LOUD else Tone.PLAIN
-        quiet = loud if loud is not Tone.PLAIN else Tone.DIM
+        loud = Tone.BAD if row.state.tone is Tone.BAD else Tone.PLAIN
+        quiet = Tone.BAD if row.state.tone is Tone.BAD else Tone.DIM
         sign = "! " if row.state.tone is Tone.BAD else "  "
         return {
             "rank": (Cell(text=row.rank, tone=loud),),

@@ -127,3 +127,62 @@ class LogLine:
     tone: Tone = Tone.PLAIN
     count: int = 1
     """How many identical lines in a row this stands for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRow:
+    """A run in the list of runs."""
+
+    id: str
+    sign: str
+    name: str
+    preset: str
+    state: Cell
+    share: float | None
+    """0 to 1; None where the end is not known."""
+    share_text: str
+    when: str
+    """``ETA 4 m``, ``2 h ago``."""
+    detail: str
+    """``loss 0.84``, ``step 9 000, resumable``."""
+    marked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PresetRow:
+    name: str
+    kind: str
+    """A tag, or where the file is: ``vision``, ``./``."""
+    about: str = ""
+    tags: tuple[str, ...] = ()
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormField:
+    key: str
+    label: str
+    kind: str
+    """``int``, ``float``, ``str``, ``bool``, ``choice`` or ``path``."""
+    value: str
+    """As typed; ``true`` or ``false`` for a ``bool``."""
+    choices: tuple[str, ...] = ()
+    help: str = ""
+    """Beside the field while there is no problem: ``1 024 over all ranks``."""
+    problem: str | None = None
+    """Shown beside the field, instead of ``help``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormShape:
+    fields: tuple[FormField, ...] = ()
+    note: str = ""
+    """Shown where there is no field."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """A line of a key-value panel."""
+
+    label: str
+    value: Cell

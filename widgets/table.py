@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ltui.widgets.columns import Cells, Column, Placed, changed, fit, line, titles
-from ltui.widgets.palette import paint_of
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -19,6 +17,10 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+
+from ltui.widgets.columns import Cells, Column, Placed, changed, fit, line, titles
+from ltui.widgets.palette import paint_of
+from ltui.widgets.shapes import Tone
 
 Row = TypeVar("Row")
 
@@ -144,7 +146,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def _resize(self) -> None:
         width = max(1, self.scrollable_content_region.width)
-        self.virtual_size = Size(width, len(self._rows) + 1 if self._rows else 0)
+        self.virtual_size = Size(width, len(self._rows) + 1)
 
     def on_mount(self) -> None:
         self._refresh_scrollbars()
@@ -173,7 +175,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             sign = _SIGN if self._is_current(index) else " " * len(_SIGN)
         else:
             return Strip.blank(width, base)
-        segments = [Segment(sign, base)]
+        shade = Tone.PLAIN if self.has_focus else Tone.DIM
+        segments = [Segment(sign, base + paint.of(shade))]
         segments += [Segment(c.text, base + paint.of(c.tone)) for c in cells if c.text]
         strip = Strip(segments).adjust_cell_length(width, base)
         if y and self._is_current(index) and self.has_focus:
