@@ -11,6 +11,9 @@ from pathlib import Path
 
 from ltui.app.prepare import Asked
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.check import placed
+from ltui.training.run.document import Fault
+from ltui.training.run.overrides import overridden_paths
 from ltui.training.run.snapshot import to_json
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import ltui_home
@@ -29,7 +32,7 @@ def check_with_classes(asked: Asked) -> None:
         config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
         done = _run(spec, config, install_rank_side(ltui_home()))
     if done.returncode != 0:
-        raise ProblemError(*_problems(done, asked.preset.where))
+        raise ProblemError(*_problems(done, asked))
 
 
 def _rank_config(spec: RunSpec, folder: str) -> object:
@@ -65,8 +68,27 @@ def _run(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedPr
         raise ProblemError(Problem(where=spec.python, what=what)) from error
 
 
-def _problems(done: subprocess.CompletedProcess[str], where: str) -> list[Problem]:
+def _problems(done: subprocess.CompletedProcess[str], asked: Asked) -> list[Problem]:
     """What the check printed, or the last words of one that broke."""
+    keys = overridden_paths(asked.overrides)
+    found = [
+        placed(fault, asked.preset.where, asked.preset.lines, keys)
+        for line in done.stdout.splitlines()
+        if (fault := _fault(line)) is not None
+    ]
+    if found:
+        return found
     lines = [clean_line(line, 500) for line in done.stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else f"the check ended with exit code {done.returncode}."
-    return [Problem(where=where, what=last)]
+    return [Problem(where=asked.preset.where, what=last)]
+
+
+def _fault(line: str) -> Fault | None:
+    """One line of the check's report; None for what the user's own code printed."""
+    try:
+        said = json.loads(line)
+        where, what, remedy = said["where"], said["what"], said["remedy"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    path = "" if where == "configuration" else str(where)
+    return Fault(path=path, what=clean_line(str(what), 1000), remedy=remedy and clean_line(remedy))

@@ -17,11 +17,13 @@ from typing import Any
 import ltui.training
 from ltui.app import probe
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.document import Fault
+from ltui.training.run.document import Fault, parse_value
 
 OLDEST = (3, 10)
 # What a LightningCLI run imports whatever the preset is; module name to what pip calls it.
 NEEDED = {"torch": "torch", "lightning": "lightning", "jsonargparse": "jsonargparse[signatures]"}
+# Either of the two packages that Lightning is published as will do.
+_EITHER = {"lightning": "pytorch_lightning"}
 _PIP_NAMES = {**NEEDED, "sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python"}
 
 
@@ -85,7 +87,7 @@ def look(
 ) -> Findings:
     """Asks ``python`` (about 0.1 s). ``ProblemError`` where it can't answer."""
     question = {
-        "packages": list(packages),
+        "packages": [*packages, *_EITHER.values()],
         "class_paths": dict(class_paths or {}),
         "folders": list(folders),
         # Ranks get these from ltui itself, whether or not the interpreter holds ltui.
@@ -131,7 +133,7 @@ def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
             )
         ]
     # What was not asked about is in ``needed`` because a class lacks it.
-    missing = [module for module in needed if findings.packages.get(module) is None]
+    missing = [module for module in needed if version_of(findings, module) is None]
     if not missing:
         return []
     command = install_command(findings.python, [needed[module] for module in missing])
@@ -142,6 +144,12 @@ def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
             remedy=f"Install with: {command}",
         )
     ]
+
+
+def version_of(findings: Findings, module: str) -> str | None:
+    """The version of a package, or of the one that does as well; None where there is neither."""
+    found = findings.packages
+    return found.get(module) or found.get(_EITHER.get(module, module))
 
 
 def install_command(python: str, packages: Sequence[str]) -> str:
@@ -201,7 +209,7 @@ def class_faults(uses: Sequence[ClassUse], findings: Findings) -> list[Fault]:
         if known.get("missing"):
             faults.append(_missing_class(use, known))
         elif known.get("parameters") is not None:
-            faults += _unknown_arguments(use, known["parameters"])
+            faults += _wrong_arguments(use, known["parameters"])
     return faults
 
 
@@ -221,18 +229,42 @@ def _missing_class(use: ClassUse, known: Mapping[str, Any]) -> Fault:
     return Fault(path=f"{use.place}.class_path", what=what, remedy=remedy)
 
 
-def _unknown_arguments(use: ClassUse, parameters: Sequence[str]) -> list[Fault]:
+def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault]:
     faults = []
-    for name in use.init_args:
-        if name in parameters:
-            continue
-        near = difflib.get_close_matches(str(name), parameters, n=1)
-        takes = f"It takes: {', '.join(parameters)}." if parameters else "It takes none."
-        faults.append(
-            Fault(
-                path=f"{use.place}.init_args.{name}",
-                what=f"`{use.class_path}` takes no such argument.",
-                remedy=f"Did you mean `{near[0]}`?" if near else takes,
+    for name, value in use.init_args.items():
+        path = f"{use.place}.init_args.{name}"
+        if name not in parameters:
+            near = difflib.get_close_matches(str(name), parameters, n=1)
+            takes = f"It takes: {', '.join(parameters)}." if parameters else "It takes none."
+            what = f"`{use.class_path}` takes no such argument."
+            remedy = f"Did you mean `{near[0]}`?" if near else takes
+            faults.append(Fault(path=path, what=what, remedy=remedy))
+        elif not fits(value, parameters[name]):
+            what = (
+                f"it must be {_TYPE_WORDS.get(parameters[name], parameters[name])}, not {value!r}."
             )
-        )
+            faults.append(Fault(path=path, what=what))
     return faults
+
+
+_TYPE_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def fits(value: object, annotation: str) -> bool:
+    """Whether ``value`` can be of the annotated type; True for all but plain numbers and truths.
+
+    A text that reads as such a value fits, as LightningCLI takes it.
+    """
+    kinds = {kind.strip() for kind in annotation.split("|")}
+    if not kinds <= {"int", "float", "bool", "None"}:
+        return True
+    if isinstance(value, str):
+        try:
+            value = parse_value(value)
+        except ValueError:
+            return False
+    if value is None or isinstance(value, bool):
+        return ("None" if value is None else "bool") in kinds
+    if isinstance(value, int):
+        return bool(kinds & {"int", "float"})
+    return isinstance(value, float) and "float" in kinds

@@ -132,8 +132,11 @@ def _names_in(nodes: Sequence[ast.AST]) -> set[str]:
     return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
-def parameters(tree: ast.Module, name: str) -> list[str] | None:
-    """What the class's own ``__init__`` takes; None where that can't be told from its text."""
+def parameters(tree: ast.Module, name: str) -> dict[str, str] | None:
+    """What the class's own ``__init__`` takes, each with its annotation as written.
+
+    None where that can't be told from its text.
+    """
     classes = [s for s in tree.body if isinstance(s, ast.ClassDef) and s.name == name]
     if not classes or classes[-1].decorator_list:
         return None
@@ -141,7 +144,8 @@ def parameters(tree: ast.Module, name: str) -> list[str] | None:
     if not inits or inits[-1].decorator_list or inits[-1].args.kwarg or inits[-1].args.vararg:
         return None
     arguments = inits[-1].args
-    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)][1:]
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs][1:]
+    return {a.arg: ast.unparse(a.annotation) if a.annotation else "" for a in named}
 
 
 def versions(packages: list[str]) -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.interpreter import NEEDED, Findings, choose_python, install_command, look
+from ltui.app.interpreter import NEEDED, Findings, choose_python, install_command, look, version_of
 from ltui.app.machine import usable_cores
 from ltui.app.summary import columns
 from ltui.training.problem import ProblemError
@@ -115,7 +115,7 @@ def _interpreter() -> list[Finding]:
 
 
 def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) -> Finding:
-    found = seen.packages.get(module)
+    found = version_of(seen, module)
     if found is not None:
         return Finding(module, found, needed=purpose is None)
     use = f"not installed; for {purpose}" if purpose else "not installed; every run needs it"

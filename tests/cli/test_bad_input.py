@@ -77,8 +77,8 @@ def test_all_mistakes_are_said_at_once(ltui: Ltui, tmp_path: Path, runs_left: Ru
         ("folder", "it is a folder"),
         ("broken.yaml", "broken.yaml:3: this is not YAML"),
         ("binary.yaml", "it is not text"),
-        ("list.yaml", "it is not a list of settings"),
-        ("empty.yaml", "it holds no settings"),
+        ("list.yaml", "A preset has the keys"),
+        ("empty.yaml", "A preset has the keys"),
     ],
 )
 def test_a_preset_that_cannot_be_read(

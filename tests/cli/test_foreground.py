@@ -1,4 +1,4 @@
-"""A run in the foreground, as a process: what is shown, what Ctrl-C does, which exit code comes out."""
+"""A run in the foreground, as a process: what is shown, what Ctrl-C does, what it returns."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ import pytest
 from tests.cli.conftest import Ltui
 from tests.cli.terminal import Terminal
 
+KEYS = [
+    "id",
+    "name",
+    "state",
+    "attempt",
+    "supervisor_pid",
+    "world_size",
+    "epoch",
+    "global_step",
+    "max_steps",
+    "metrics",
+    "throughput",
+    "ranks",
+    "gpus",
+    "verdicts",
+    "checkpoints",
+]
 SLEEPER = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.1)\n"
 LOOP = """\
 import torch
@@ -113,23 +130,7 @@ def test_logs_are_safe_on_a_terminal_and_exact_in_a_pipe(
 def test_show_and_runs_print_one_document_each(ltui: Ltui) -> None:
     assert ltui("exec", "--", "true").returncode == 0
     snapshot = show(ltui)
-    for key in [
-        "id",
-        "name",
-        "state",
-        "attempt",
-        "supervisor_pid",
-        "world_size",
-        "epoch",
-        "global_step",
-        "max_steps",
-        "metrics",
-        "throughput",
-        "ranks",
-        "gpus",
-        "verdicts",
-        "checkpoints",
-    ]:
+    for key in KEYS:
         assert key in snapshot
     done = ltui("runs", "--json")
     (head,) = json.loads(done.stdout)

@@ -15,6 +15,7 @@ from ltui.app.interpreter import (
     choose_python,
     class_faults,
     class_uses,
+    fits,
     lacking,
     look,
     needs_of,
@@ -90,7 +91,7 @@ def _looked_up(folder: Path, **class_paths: str) -> Findings:
 
 def test_a_class_is_found_without_running_its_package(modules: Path) -> None:
     seen = _looked_up(modules, model="mine.model.Net")
-    assert seen.classes["model"]["parameters"] == ["width", "depth"]
+    assert seen.classes["model"]["parameters"] == {"width": "int", "depth": ""}
 
 
 def test_imports_that_always_run_are_needed_and_guarded_ones_are_not(modules: Path) -> None:
@@ -143,3 +144,33 @@ def test_class_paths_are_found_wherever_they_stand() -> None:
         ("model.init_args.inner", "c.D"),
         ("trainer.callbacks.0", "e.F"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        (3, "int", True),
+        (3, "float", True),
+        ("1e-3", "float", True),
+        (3.5, "int", False),
+        ("many", "int", False),
+        (True, "int", False),
+        (None, "int", False),
+        (None, "int | None", True),
+        ("many", "str", True),
+        ("many", "int | str", True),
+        ("many", "", True),
+        ([1], "float", False),
+        ("yes please", "bool", False),
+        (1, "bool", False),
+    ],
+)
+def test_values_of_plain_types(value: object, annotation: str, expected: bool) -> None:
+    assert fits(value, annotation) is expected
+
+
+def test_a_value_of_the_wrong_type(modules: Path) -> None:
+    seen = _looked_up(modules, model="mine.model.Net")
+    (fault,) = class_faults([ClassUse("model", "mine.model.Net", {"width": "many"})], seen)
+    assert fault.path == "model.init_args.width"
+    assert fault.what == "it must be a whole number, not 'many'."
