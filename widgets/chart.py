@@ -39,6 +39,7 @@ class Chart(Widget, can_focus=True):
         Binding("right", "move(1)", "crosshair right", show=False, id="chart.right"),
         Binding("shift+left", "pan(-1)", "pan left", show=False, id="chart.pan_left"),
         Binding("shift+right", "pan(1)", "pan right", show=False, id="chart.pan_right"),
+        Binding("escape", "clear", "clear", show=False, id="chart.clear"),
         Binding("home", "show_all", "whole curve", show=False, id="chart.all"),
         Binding("end", "follow", "newest", show=False, id="chart.follow"),
     ]
@@ -177,15 +178,18 @@ class Chart(Widget, can_focus=True):
             return found
         return min(max(target, data.low), data.high)
 
-    def key_escape(self, event: events.Key) -> None:
+    def action_clear(self) -> None:
+        """First the crosshair goes, then the zoom."""
         if self.crosshair is not None:
             self._point_at(None)
-        elif self.view is not None:
-            self._look_at(None)
         else:
-            return
-        event.stop()
-        event.prevent_default()
+            self._look_at(None)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        if action == "clear":
+            # With nothing to clear, the key means what it means to the screen.
+            return self.crosshair is not None or self.view is not None
+        return True
 
     def zoom(self, anchor: float, direction: int) -> None:
         """Zoom in (1) or out (-1) around a share of the width."""

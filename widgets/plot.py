@@ -218,7 +218,7 @@ def ink_of(series: Series, look: Look, faint: bool) -> int:
 
 
 def marker_of(series: Series) -> str:
-    return MARKERS[series.colour % len(MARKERS)]
+    return "·" if series.dim else MARKERS[series.colour % len(MARKERS)]
 
 
 def _end_marker(canvas: Canvas, area: Area, curve: _Curve, y: Range, look: Look) -> None:
@@ -275,8 +275,10 @@ def _legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
         if text is None:
             canvas.write(x, 0, f"+{rest}", INK_DIM)
             return
-        canvas.write(x, 0, text, INK_TEXT if look.cursor is not None else INK_DIM)
+        canvas.write(x, 0, text, INK_DIM)
         canvas.write(x, 0, marker_of(series), ink_of(series, look, series.dim))
+        if text.endswith(value):
+            canvas.write(x + cell_len(text) - cell_len(value), 0, value, INK_TEXT)
         x += cell_len(text) + 3
 
 
