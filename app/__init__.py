@@ -1,1 +1,1 @@
-"""The ``ltui`` command, the Textual app and its screens, and the translation from facts to shapes."""
+"""The ``ltui`` command, the Textual app and its screens, the translation from facts to shapes."""

@@ -1,4 +1,4 @@
-"""Opens the dashboard. Imports nothing heavy: the first picture stands before Textual is even loaded."""
+"""Opens the dashboard. Imports nothing heavy: a first picture stands before Textual is loaded."""
 
 from __future__ import annotations
 

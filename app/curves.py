@@ -120,7 +120,7 @@ def rate_curve(
 def smooth(values: FloatArray, weight: float) -> FloatArray:
     """Exponential moving average with the bias of its start removed, as Adam and TensorBoard do.
 
-    ``weight`` in 0 to 1 is what stays of the average at each point; NaN leaves a gap and is skipped.
+    ``weight`` in 0 to 1 is what stays of the average at each point; NaN leaves a gap.
     """
     if weight <= 0:
         return values
@@ -138,7 +138,7 @@ def smooth(values: FloatArray, weight: float) -> FloatArray:
 def epoch_places(
     steps: FloatArray, reference: CurveData, steps_per_epoch: float | None
 ) -> FloatArray:
-    """Where ``steps`` lie on an axis of epochs, ``reference`` telling at which step an epoch began."""
+    """Where ``steps`` lie on an axis of epochs; ``reference`` tells where each began."""
     known = np.isfinite(reference.epochs)
     if not known.any():
         return np.full(len(steps), np.nan)

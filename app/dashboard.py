@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, SystemCommand
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ltui.widgets.palette import THEMES
@@ -24,7 +24,7 @@ class LtuiApp(App[None]):
 
     CSS_PATH = "ltui.tcss"
     TITLE = "ltui"
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "next_theme", "theme", id="theme", show=False, tooltip="Next colour theme"),
         Binding(
             "question_mark",
@@ -63,7 +63,7 @@ class LtuiApp(App[None]):
         self.set_keymap({"table.up": "up", "table.down": "down"})
 
     def get_default_screen(self) -> Screen[None]:
-        # Imported here, so that a run's screen does not pay for the home screen, nor home for NumPy.
+        # Imported here: neither screen pays for what the other needs.
         if self.first_run is not None:
             from ltui.app.screens.run import RunScreen
 

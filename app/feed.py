@@ -1,4 +1,4 @@
-"""The thread between one run and its screen: four frames a second, the latest wins, errors are shown."""
+"""The thread between a run and its screen: four frames a second, the latest wins, errors show."""
 
 from __future__ import annotations
 

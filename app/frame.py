@@ -1,4 +1,4 @@
-"""One frozen picture of what the feed knows: posted to the screen four times a second, drawn, forgotten."""
+"""One frozen picture of what the feed knows: posted four times a second, drawn, forgotten."""
 
 from __future__ import annotations
 

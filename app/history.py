@@ -1,4 +1,4 @@
-"""What the dashboard remembers of a run's curves: stored history, and what the ranks wrote since."""
+"""What the dashboard keeps of a run's curves: stored history, and what ranks wrote since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From home's form to a run: checked in the interpreter that trains, then launched. Blocks; for threads."""
+"""From home's form to a run: checked where it would train, then launched. Blocks; for threads."""
 
 from __future__ import annotations
 

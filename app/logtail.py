@@ -35,7 +35,7 @@ class FileTail:
         self._skip_first = False
 
     def poll(self) -> list[LogLine]:
-        """Complete lines since the last look. A missing file gives none; other errors are raised."""
+        """Complete lines since the last look. A missing file gives none; other errors rise."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -87,7 +87,7 @@ def log_line(rank: int | None, line: bytes) -> LogLine:
 
 
 class LogTail:
-    """All log files of one attempt's folder, merged in the order in which they were seen to grow."""
+    """All log files of one attempt's folder, merged in the order in which they grew."""
 
     def __init__(self, folder: Path, *, max_lines: int = 5000) -> None:
         self.folder = folder

@@ -69,7 +69,8 @@ def _metric(run: RunSnapshot) -> str:
     names = sorted(run.metrics, key=lambda n: (n != "train/loss", "loss" not in n.lower(), n))
     if not names:
         return ""
-    return f"{clean_name(names[0]).removeprefix('train/')} {formats.metric(run.metrics[names[0]].last)}"
+    name = clean_name(names[0]).removeprefix("train/")
+    return f"{name} {formats.metric(run.metrics[names[0]].last)}"
 
 
 def _age_s(run: RunSnapshot, now: float) -> float | None:

@@ -61,7 +61,7 @@ def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
 
 
 def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
-    """Sign, word and tone of a run's state; a live run with a stalled or dead rank says that instead."""
+    """Sign, word and tone of a run's state; of a live run a stalled or dead rank comes first."""
     if snapshot.state in LIVE:
         for rank_state in (RankState.DEAD, RankState.STALLED):
             if any(r.state is rank_state for r in snapshot.ranks):

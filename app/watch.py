@@ -1,4 +1,4 @@
-"""Looks at one run and makes frames of it: queues, supervisor, store and logs, none of them trusted to be there.
+"""Looks at one run and makes frames of it. Queues, supervisor, store, logs: any may be missing.
 
 No thread here: ``feed.py`` calls ``look`` four times a second.
 """
@@ -108,7 +108,7 @@ class RunWatch:
         live = base.state in LIVE
         if base.attempt != self._attempt:
             self._begin_attempt(base.attempt)
-        pulses = self._read_queues(now) if live or self._was_live else {}
+        pulses = self._read_queues() if live or self._was_live else {}
         self._follow_end(live)
         self._load_history(now)
         if self._log is not None:
@@ -186,7 +186,7 @@ class RunWatch:
         self._standing = {}
         self._reload_wanted, self._loaded_at = True, 0.0
 
-    def _read_queues(self, now: float) -> dict[int, PulseState | None]:
+    def _read_queues(self) -> dict[int, PulseState | None]:
         assert self._queues is not None
         self._queues.find()
         pulses: dict[int, PulseState | None] = {}

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
+
+from ltui.app.screens.keys import bindings
 
 
 class ConfirmScreen(ModalScreen[bool]):
     """Gives True for ``y`` or Enter, False for anything else that leaves."""
 
-    BINDINGS = [
-        Binding("y,enter", "answer(True)", "yes", id="confirm.yes", tooltip="Do it"),
-        Binding("n,escape,q", "answer(False)", "no", id="confirm.no", tooltip="Leave it"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "confirm",
+        """
+        y,enter    | answer(True)  | yes | Do it
+        n,escape,q | answer(False) | no  | Leave it
+        """,
+    )
 
     def __init__(self, question: str, *, yes: str, no: str = "leave it as it is") -> None:
         super().__init__()
@@ -41,9 +48,12 @@ class ConfirmScreen(ModalScreen[bool]):
 class ProblemScreen(ModalScreen[None]):
     """What could not be done: one sentence a problem, and what to do about it."""
 
-    BINDINGS = [
-        Binding("escape,enter,q,space", "close", "close", id="problem.close", tooltip="Back"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "problem",
+        """
+        escape,enter,q,space | close | close | Back
+        """,
+    )
 
     def __init__(self, title: str, lines: list[str]) -> None:
         super().__init__()

@@ -1,17 +1,19 @@
-"""What is wrong and what every rank does, in words: verdicts with their evidence, phases with their ages."""
+"""What is wrong and what every rank does, in words: verdicts with evidence, phases with ages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ltui.app.frame import Frame
+from ltui.app.screens.keys import bindings
 from ltui.app.translate import RANK_TONES, notes
 from ltui.training.run.snapshot import RankSnapshot, Verdict
 from ltui.widgets import formats
@@ -24,9 +26,12 @@ _LOUD = {Tone.BAD: "bold", Tone.WARN: "bold"}
 class DiagnoseScreen(ModalScreen[None]):
     """Reads the run screen's frame once a second while it is open."""
 
-    BINDINGS = [
-        Binding("escape,q,d", "close", "close", id="diagnose.close", tooltip="Back"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "diagnose",
+        """
+        escape,q,d | close | close | Back
+        """,
+    )
 
     def __init__(self, frame_of: Callable[[], Frame | None]) -> None:
         super().__init__()
@@ -97,6 +102,7 @@ def _rank(out: Text, rank: RankSnapshot) -> None:
     style = _LOUD.get(RANK_TONES[rank.state], "")
     step = formats.count(rank.global_step)
     phase = clean_name(rank.phase or "phase unknown")
-    line = f"r{rank.rank}  {rank.state.value:<8}  step {step:>8}  {phase:<12} {formats.age(rank.age_s):>8}"
+    age = formats.age(rank.age_s)
+    line = f"r{rank.rank}  {rank.state.value:<8}  step {step:>8}  {phase:<12} {age:>8}"
     note = f"  {clean_line(rank.note)}" if rank.note else ""
     out.append(f"{line}{note}\n", style)

@@ -1,15 +1,18 @@
-"""Every key of the screen below, from its bindings: nothing is listed twice, nothing is left out."""
+"""Every key of the screen below, from its bindings: nothing is left out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
+
+from ltui.app.screens.keys import bindings
 
 _NAMES = {
     "question_mark": "?",
@@ -25,9 +28,12 @@ _NAMES = {
 class HelpScreen(ModalScreen[None]):
     """A list of keys over the screen it explains."""
 
-    BINDINGS = [
-        Binding("escape,q,question_mark,enter", "close", "close", id="help.close", tooltip="Back"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "help",
+        """
+        escape,q,question_mark,enter | close | close | Back
+        """,
+    )
 
     def __init__(self, lines: Sequence[tuple[str, str]], about: str) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual import events, on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Input, OptionList, Static
@@ -18,12 +18,17 @@ from textual.worker import get_current_worker
 
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.keyline import KeyHint, KeyLine
+from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
 
 if TYPE_CHECKING:
-    from ltui.app.runs_list import RunLine
+    from textual.timer import Timer
+
+    from ltui.app.runs_list import RunLine, RunsList
     from ltui.app.screens.launch_form import LaunchForm
     from ltui.app.screens.runs_table import RunsTable
+    from ltui.training.problem import Problem
+    from ltui.training.run.devices import Machine
     from ltui.training.run.form import FormResult
     from ltui.training.run.presets import Preset
 
@@ -32,22 +37,24 @@ CHECK_AFTER_S = 0.15
 """Typing is checked once it rests for so long."""
 READONLY = "this dashboard only watches (--readonly): nothing was started or changed"
 
+KEYS = """
+enter  | launch        | launch    | Launch the chosen preset; on a run: open it
+e      | edit          | edit YAML | Edit the resolved configuration of the chosen preset
+c      | check         | check     | Check with the real classes, in the interpreter that would train
+/      | filter        | filter    | Filter presets by name and tag
+1      | go('presets') | presets   | Go to the presets
+2      | go('form')    | form      | Go to the form
+3      | go('runs')    | runs      | Go to the runs
+escape | go('presets') | back      | Out of a field, back to the presets
+q      | leave         | leave     | Leave ltui; runs go on
+"""
+
 
 class HomeScreen(Screen[None]):
     """Presets to launch and runs to open."""
 
     ABOUT = "Runs belong to their supervisors: leaving ltui never stops one."
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "launch", "launch", id="home.launch", tooltip="Launch the chosen preset; on a run: open it"),
-        Binding("e", "edit", "edit YAML", id="home.edit", tooltip="Edit the resolved configuration of the chosen preset"),
-        Binding("c", "check", "check", id="home.check", tooltip="Check with the real classes, in the interpreter that would train"),
-        Binding("slash", "filter", "filter", id="home.filter", tooltip="Filter presets by name and tag"),
-        Binding("1", "go('presets')", "presets", id="home.presets", show=False, tooltip="Go to the presets"),
-        Binding("2", "go('form')", "form", id="home.form", show=False, tooltip="Go to the form"),
-        Binding("3", "go('runs')", "runs", id="home.runs", show=False, tooltip="Go to the runs"),
-        Binding("escape", "go('presets')", "back", id="home.escape", show=False, tooltip="Out of a field, back to the presets"),
-        Binding("q", "leave", "leave", id="home.leave", tooltip="Leave ltui; runs go on"),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)
 
     def __init__(self, home: Path, *, readonly: bool = False, python: str | None = None) -> None:
         super().__init__()
@@ -57,8 +64,12 @@ class HomeScreen(Screen[None]):
         self.preset: Preset | None = None
         self.result: FormResult | None = None
         self.lines: dict[str, RunLine] = {}
-        self._check_timer: object = None
-        self._runs_seen = False
+        self.machine: Machine
+        self._broken: dict[str, str] = {}
+        self._shown_yaml = ""
+        self._check_timer: Timer | None = None
+        self._runs: RunsList | None = None
+        self._looking = False
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -69,7 +80,7 @@ class HomeScreen(Screen[None]):
                 yield Input(placeholder="filter by name or tag", id="filter", compact=True)
                 yield OptionList(id="preset-list", markup=False)
             yield Panel(2, "reading presets …", id="form")
-            with Panel(0, "configuration", id="yaml"):
+            with Panel(None, "configuration", id="yaml"):
                 yield Static(id="yaml-text", markup=False)
         yield Panel(3, "runs", id="runs")
         yield Static(
@@ -97,7 +108,10 @@ class HomeScreen(Screen[None]):
 
     @work(thread=True, group="presets", exit_on_error=False)
     def _load_presets(self) -> None:
-        from ltui.app.screens import launch_form, runs_table  # noqa: F401 - imported off the UI thread
+        import os
+
+        from ltui.app.machine import this_machine
+        from ltui.app.screens import launch_form, runs_table  # noqa: F401 - off the UI thread
         from ltui.training.problem import ProblemError
         from ltui.training.run.presets import load_preset, preset_names
 
@@ -110,19 +124,24 @@ class HomeScreen(Screen[None]):
                 loaded[name] = load_preset(name, cwd)
             except ProblemError as error:
                 broken[name] = str(error.problems[0])
-        self._from_thread(self._show_presets, names, loaded, broken)
+        machine = this_machine(os.environ)
+        self._from_thread(self._show_presets, names, loaded, broken, machine)
 
     def _from_thread(self, function: object, *values: object) -> None:
         if not get_current_worker().is_cancelled and self.app.is_running:
             self.app.call_from_thread(function, *values)  # type: ignore[arg-type]
 
     async def _show_presets(
-        self, names: tuple[str, ...], loaded: dict[str, Preset], broken: dict[str, str]
+        self,
+        names: tuple[str, ...],
+        loaded: dict[str, Preset],
+        broken: dict[str, str],
+        machine: Machine,
     ) -> None:
         from ltui.app.screens.launch_form import LaunchForm
         from ltui.app.screens.runs_table import RunsTable
 
-        self.names, self.presets, self._broken = names, loaded, broken
+        self.names, self.presets, self._broken, self.machine = names, loaded, broken, machine
         await self.query_one("#form").mount(LaunchForm(id="launch-form"))
         await self.query_one("#runs").mount(RunsTable(id="runs-table"))
         self._list_presets("")
@@ -200,7 +219,7 @@ class HomeScreen(Screen[None]):
     def _field_changed(self) -> None:
         self.result = None
         if self._check_timer is not None:
-            self._check_timer.stop()  # type: ignore[attr-defined]
+            self._check_timer.stop()
         self._check_timer = self.set_timer(CHECK_AFTER_S, self._check_form)
 
     def on_launch_form_changed(self) -> None:
@@ -222,13 +241,10 @@ class HomeScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="check", exit_on_error=False)
     def _check(self, preset: Preset, texts: dict[str, str]) -> None:
-        import os
-
-        from ltui.app.machine import this_machine
         from ltui.training.run.document import resolve, write_document
         from ltui.training.run.form import apply_form
 
-        result = apply_form(preset, texts, this_machine(os.environ))
+        result = apply_form(preset, texts, self.machine)
         shown = write_document(resolve(result.document)[0])
         self._from_thread(self._checked, preset, texts, result, shown)
 
@@ -240,7 +256,68 @@ class HomeScreen(Screen[None]):
             return
         self.result = result
         form.show_problems(result.problems)
+        self._shown_yaml = shown
         self.query_one("#yaml-text", Static).update(Text(shown))
+
+    def action_edit(self) -> None:
+        if self.preset is None or self.result is None:
+            self._refuse("the configuration is not read yet")
+            return
+        from ltui.app.editing import edited, faults
+        from ltui.app.screens.yaml_edit import YamlScreen
+
+        preset, text = self.preset, self._shown_yaml
+
+        async def taken(new: str | None) -> None:
+            if new is not None and new != text:
+                await self._show_preset(edited(preset, new))
+                self.notify("the edited configuration is what Enter launches", timeout=4)
+
+        title = f"{preset.name}: what Lightning is given"
+        self.app.push_screen(
+            YamlScreen(title, text, lambda t: faults(preset, t, self.machine)), taken
+        )
+
+    def action_check(self) -> None:
+        form = self._form()
+        if self.preset is None or form is None:
+            self._refuse("choose a preset that can be read")
+            return
+        self.notify("checking with the real classes; that takes some seconds …", timeout=4)
+        self._deep_check(self.preset, form.texts())
+
+    @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
+    def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
+        from ltui.app.deep_check import check_with_classes
+        from ltui.app.prepare import prepare_preset
+        from ltui.training.problem import ProblemError
+        from ltui.training.run.form import apply_form
+
+        result = apply_form(preset, texts, self.machine)
+        try:
+            if result.problems:
+                raise ProblemError(*result.problems)
+            check_with_classes(prepare_preset(preset, result.overrides, self.python))
+        except ProblemError as error:
+            self._from_thread(self._check_failed, preset, list(error.problems))
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            lines = [f"{type(error).__name__}: {error}"]
+            self._from_thread(self._show_problems, "it could not be checked", lines)
+        else:
+            said = f"{preset.name}: nothing wrong, the real classes take it"
+            self._from_thread(self._tell, said)
+
+    def _check_failed(self, preset: Preset, problems: list[Problem]) -> None:
+        self._beside_fields(preset, problems)
+        self._show_problems(f"{preset.name} would not run", [str(p) for p in problems])
+
+    def _tell(self, said: str) -> None:
+        self.notify(said, markup=False)
+
+    def _beside_fields(self, preset: Preset, problems: list[Problem]) -> None:
+        form = self._form()
+        if form is not None and form.preset is preset:
+            form.show_problems(problems)
 
     # -- launching ---------------------------------------------------------------------------------
 
@@ -257,14 +334,11 @@ class HomeScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def _launch(self, preset: Preset, texts: dict[str, str]) -> None:
-        import os
-
         from ltui.app.launching import start_run
-        from ltui.app.machine import this_machine
         from ltui.training.problem import ProblemError
         from ltui.training.run.form import apply_form
 
-        result = apply_form(preset, texts, this_machine(os.environ))
+        result = apply_form(preset, texts, self.machine)
         if result.problems:
             self._from_thread(self._not_launched, preset, list(result.problems))
             return
@@ -278,10 +352,8 @@ class HomeScreen(Screen[None]):
         else:
             self._from_thread(self._open, run_dir)
 
-    def _not_launched(self, preset: Preset, problems: list[object]) -> None:
-        form = self._form()
-        if form is not None and form.preset is preset:
-            form.show_problems(problems)  # type: ignore[arg-type]
+    def _not_launched(self, preset: Preset, problems: list[Problem]) -> None:
+        self._beside_fields(preset, problems)
         self._show_problems(f"{preset.name} was not launched", [str(p) for p in problems])
 
     def _show_problems(self, title: str, lines: list[str]) -> None:
@@ -310,9 +382,6 @@ class HomeScreen(Screen[None]):
             self._from_thread(self._show_runs, lines)
         finally:
             self._looking = False
-
-    _looking = False
-    _runs = None
 
     def _runs_failed(self, why: str) -> None:
         self.query_one("#runs", Panel).say("runs", f"can't be read: {why}")

@@ -7,16 +7,19 @@ from textual.markup import escape
 
 
 class Panel(Vertical):
-    """Frames one widget (or a few). ``-focus`` follows from the focus inside, ``-zoomed`` from ``z``."""
+    """Frames one widget or a few; the frame is bright while the focus is inside."""
 
-    def __init__(self, number: int, title: str, *, id: str) -> None:  # noqa: A002 - Textual's name
+    def __init__(self, number: int | None, title: str, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self.number, self.title = number, title
         self.say(title)
 
     def say(self, title: str, figures: str = "") -> None:
         """Both texts may hold what a run wrote: they are never parsed."""
-        left, right = escape(f"{self.number} {title}"), escape(figures)
+        left, right = (
+            escape(title if self.number is None else f"{self.number} {title}"),
+            escape(figures),
+        )
         if self.border_title != left:
             self.border_title = left
         if self.border_subtitle != right:

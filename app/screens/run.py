@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from textual import events, on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.screen import Screen
@@ -23,6 +23,7 @@ from ltui.app.notices import CONTROLS, farewell, happened, refusal
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.diagnose import DiagnoseScreen
 from ltui.app.screens.keyline import KeyHint, KeyLine
+from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
 from ltui.app.screens.tabline import TabLine
 from ltui.app.watch import RunWatch
@@ -50,6 +51,31 @@ EVERYONE, ENGINE = -1, -2
 MOST_ROWS = 9
 """Lines that GPUs and ranks get where panels stand above each other; the rest is scrolled to."""
 
+KEYS = """
+s        | stop                | stop             | Stop at an agreed step, with a checkpoint
+p        | pause               | pause            | Pause, or continue a paused run
+c        | checkpoint          | checkpoint       | Save a checkpoint now, and go on
+k        | kill                | kill             | End every process of the run at once; asks first
+r        | resume              | resume           | Start an ended run again from its last good checkpoint
+d        | diagnose            | diagnose         | What each rank does, what is wrong, and since when
+l        | panel('log')        | log              | Go to the log
+v        | whose_log           | whose log        | Log of all, of one rank after the other, of the engine
+/        | search              | find             | Find in the log
+1        | panel('loss')       | loss panel       | Go to the loss
+2        | panel('throughput') | throughput panel | Go to the throughput
+3        | panel('gpus')       | GPUs panel       | Go to the GPUs
+4        | panel('ranks')      | ranks panel      | Go to the ranks
+5        | panel('log')        | log panel        | Go to the log
+z        | zoom                | zoom             | Give a panel the whole screen, or give it back
+x        | axis                | x axis           | X axis by step, epoch or time
+y        | log_scale           | y scale          | Linear or logarithmic loss
++,=      | smooth(1)           | smoother         | Smooth the loss more
+-        | smooth(-1)          | rougher          | Smooth the loss less
+]        | details             | details          | Metrics, checkpoints and facts beside the panels
+0        | reset               | reset            | Every panel back to its place
+q,escape | back                | leave            | Leave; the run goes on
+"""
+
 
 class FrameArrived(Message):
     """A new picture of the run. The latest wins."""
@@ -66,29 +92,7 @@ class RunScreen(Screen[None]):
     """``alone``: the app was opened at this run, so leaving the screen leaves the app."""
 
     ABOUT = "Leaving never stops the run: it goes on without a watcher."
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "stop", "stop", id="run.stop", tooltip="Stop at an agreed step, with a checkpoint"),
-        Binding("p", "pause", "pause", id="run.pause", tooltip="Pause, or continue a paused run"),
-        Binding("c", "checkpoint", "checkpoint", id="run.checkpoint", tooltip="Save a checkpoint now, and go on"),
-        Binding("k", "kill", "kill", id="run.kill", tooltip="End every process of the run at once; asks first"),
-        Binding("r", "resume", "resume", id="run.resume", tooltip="Start an ended run again from its last good checkpoint"),
-        Binding("d", "diagnose", "diagnose", id="run.diagnose", tooltip="What each rank does, what is wrong, and since when"),
-        Binding("l", "panel('log')", "log", id="run.log", tooltip="Go to the log"),
-        Binding("v", "whose_log", "whose log", id="run.whose_log", show=False, tooltip="Log of all, of one rank after the other, of the engine"),
-        Binding("slash", "search", "find", id="run.find", tooltip="Find in the log"),
-        *(
-            Binding(str(i + 1), f"panel('{name}')", TITLES[name], id=f"run.panel{i + 1}", show=False, tooltip=f"Go to {TITLES[name]}")
-            for i, name in enumerate(PANELS)
-        ),
-        Binding("z", "zoom", "zoom", id="run.zoom", tooltip="Give the focused panel the whole screen, or give it back"),
-        Binding("x", "axis", "x axis", id="run.axis", show=False, tooltip="X axis by step, epoch or time"),
-        Binding("y", "log_scale", "y scale", id="run.scale", show=False, tooltip="Linear or logarithmic loss"),
-        Binding("plus,equals_sign", "smooth(1)", "smoother", id="run.smoother", show=False, tooltip="Smooth the loss more"),
-        Binding("minus", "smooth(-1)", "rougher", id="run.rougher", show=False, tooltip="Smooth the loss less"),
-        Binding("right_square_bracket", "details", "details", id="run.details", show=False, tooltip="Show or hide metrics, checkpoints and facts beside the panels"),
-        Binding("0", "reset", "reset", id="run.reset", show=False, tooltip="Every panel back to its place"),
-        Binding("q,escape", "back", "leave", id="run.back", tooltip="Leave; the run goes on"),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = bindings("run", KEYS)
 
     def __init__(
         self,
@@ -129,7 +133,7 @@ class RunScreen(Screen[None]):
                     yield RankTable(id="rank-table")
                 with Panel(5, TITLES["log"], id="log"):
                     yield LogView(id="log-view")
-            with Panel(6, "details", id="details"):
+            with Panel(None, "details", id="details"):
                 yield Static(id="detail-text", markup=False)
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
@@ -482,6 +486,7 @@ def kill_question(snapshot: RunSnapshot) -> str:
 def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
     """The footer: what can be done now."""
     paused = snapshot.state in (RunState.PAUSED, RunState.PAUSING)
+    leave = "leave (the run goes on)" if snapshot.state in LIVE else "leave"
     wanted = [
         KeyHint("s", "stop", "screen.stop"),
         KeyHint("p", "continue" if paused else "pause", "screen.pause"),
@@ -489,7 +494,7 @@ def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
         KeyHint("k", "kill", "screen.kill"),
         KeyHint("r", "resume", "screen.resume", keep=True),
         KeyHint("?", "help", "app.help", keep=True),
-        KeyHint("q", f"leave{' (the run goes on)' if snapshot.state in LIVE else ''}", "screen.back", keep=True),
+        KeyHint("q", leave, "screen.back", keep=True),
         KeyHint("d", "diagnose", "screen.diagnose"),
         KeyHint("l", "log", "screen.panel('log')"),
         KeyHint("z", "zoom", "screen.zoom"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
 from ltui.app.run_rows import RunRow
+from ltui.app.screens.keys import bindings
 from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import percent
@@ -23,10 +24,13 @@ class RunsTable(Table[RunRow]):
     NOTE: ClassVar[str] = (
         "no run yet: Enter on a preset starts one, and quickstart takes about a minute"
     )
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("r", "screen.resume", "resume", id="runs.resume", tooltip="Resume the run under the cursor"),
-        Binding("delete,D", "screen.delete", "delete", id="runs.delete", tooltip="Delete the run under the cursor; asks first"),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "runs",
+        """
+        r        | screen.resume | resume | Resume the run under the cursor
+        delete,D | screen.delete | delete | Delete the run under the cursor; asks first
+        """,
+    )
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column(key="name", title="run", width=20),
         Column(key="preset", title="preset", width=20, importance=6),

@@ -150,7 +150,7 @@ def frame(**changes: Any) -> Frame:
             },
             rates={None: total},
             waits=curve(np.full(100, 0.04)),
-            gpu_strips={i: (0.9, 0.95, 0.98, 0.97) for i in range(4)},
+            gpu_strips=dict.fromkeys(range(4), (0.9, 0.95, 0.98, 0.97)),
             curves_version=1,
             log=log_lines(40),
             log_count=40,

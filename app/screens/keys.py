@@ -1,0 +1,26 @@
+"""Bindings from a table, so that a screen's keys can be read at one glance.
+
+The footer (``keyline.py``), the help and the palette all show these.
+"""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+
+def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingType]:
+    """One binding a line: ``keys | action | words | what it does``. Ids are ``scope.words``."""
+    found: list[BindingType] = []
+    for row in table.strip().splitlines():
+        keys, action, words, tooltip = (part.strip() for part in row.split("|"))
+        found.append(
+            Binding(
+                keys,
+                action,
+                words,
+                id=f"{scope}.{words.replace(' ', '_')}",
+                tooltip=tooltip,
+                priority=priority,
+            )
+        )
+    return found
