@@ -40,7 +40,7 @@ READONLY = "this dashboard only watches (--readonly): nothing was started or cha
 KEYS = """
 enter  | launch        | launch    | Launch the chosen preset; on a run: open it
 e      | edit          | edit YAML | Edit the resolved configuration of the chosen preset
-c      | check         | check     | Check with the real classes, in the interpreter that would train
+c      | check         | check     | Check with the real classes, where it would train
 /      | filter        | filter    | Filter presets by name and tag
 1      | go('presets') | presets   | Go to the presets
 2      | go('form')    | form      | Go to the form

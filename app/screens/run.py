@@ -56,10 +56,10 @@ s        | stop                | stop             | Stop at an agreed step, with
 p        | pause               | pause            | Pause, or continue a paused run
 c        | checkpoint          | checkpoint       | Save a checkpoint now, and go on
 k        | kill                | kill             | End every process of the run at once; asks first
-r        | resume              | resume           | Start an ended run again from its last good checkpoint
-d        | diagnose            | diagnose         | What each rank does, what is wrong, and since when
+r        | resume              | resume           | Go on from the last good checkpoint
+d        | diagnose            | diagnose         | What is wrong, what each rank does
 l        | panel('log')        | log              | Go to the log
-v        | whose_log           | whose log        | Log of all, of one rank after the other, of the engine
+v        | whose_log           | whose log        | Log of all, of one rank, of the engine
 /        | search              | find             | Find in the log
 1        | panel('loss')       | loss panel       | Go to the loss
 2        | panel('throughput') | throughput panel | Go to the throughput
