@@ -1,0 +1,56 @@
+"""Runs for the tests of the rank side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rank.runs import RunFolder, rank_side
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def side(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rank_side(tmp_path_factory.mktemp("rank-side"))
+
+
+@pytest.fixture
+def fit(run: RunFolder) -> Iterator[Any]:
+    """``fit(model, train, val, **trainer options)`` with the callback, in this process."""
+    import lightning.pytorch as pl
+
+    from ltui.training.rank.entry import rebuild
+    from ltui.training.rank.environment import RankEnvironment
+
+    def train(model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any) -> Any:
+        environment = RankEnvironment.read(run.environment(**(extra or {})))
+        trainer = options.pop("trainer", None) or pl.Trainer(
+            **{
+                "accelerator": "cpu",
+                "devices": 1,
+                "logger": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "enable_checkpointing": False,
+                "num_sanity_val_steps": 0,
+                "default_root_dir": run.path,
+                "callbacks": [rebuild("lightning", environment)],
+                **options,
+            }
+        )
+        getattr(trainer, call)(model, *data)
+        return trainer
+
+    yield train
+    from ltui.training.rank import channel
+
+    if channel._current is not None:
+        channel._current.close()
+        channel._current = None

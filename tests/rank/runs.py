@@ -1,0 +1,194 @@
+"""A run directory as ranks see it: what to set in their environment, and what they left in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ltui.training.queue.control import Command, ControlFile
+from ltui.training.queue.reader import QueueReader
+from ltui.training.queue.records import Kind, PulseState, StepField
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "scripts" / "train.py"
+
+
+@dataclass
+class RunFolder:
+    """One run's directory, attempt 1."""
+
+    path: Path
+    attempt: int = 1
+    requests: int = 0
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        return {
+            "LTUI_RUN_DIR": str(self.path),
+            "LTUI_RUN_ID": "test",
+            "LTUI_ATTEMPT": str(self.attempt),
+            **extra,
+        }
+
+    @property
+    def queue_dir(self) -> Path:
+        return self.path / "queue" / str(self.attempt)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("*.ckpt"))
+
+    def ask(self, command: Command) -> int:
+        self.requests += 1
+        control = ControlFile.open(self.queue_dir / "control.bin")
+        control.request(command, self.requests)
+        control.close()
+        return self.requests
+
+    def records(self, rank: int = 0) -> list[Any]:
+        path = self.queue_dir / f"rank-{rank:05d}.queue"
+        if not path.exists():
+            return []
+        reader = QueueReader(path)
+        try:
+            found = []
+            while records := reader.poll().records:
+                found += records
+            return found
+        finally:
+            reader.close()
+
+    def pulse(self, rank: int = 0) -> PulseState | None:
+        path = self.queue_dir / f"rank-{rank:05d}.queue"
+        if not path.exists():
+            return None
+        reader = QueueReader(path)
+        try:
+            return reader.pulse()
+        finally:
+            reader.close()
+
+    def steps(self, rank: int = 0) -> np.ndarray:
+        rows = [r.array for r in self.records(rank) if r.kind == Kind.STEP]
+        return np.array(rows).reshape(-1, len(StepField))
+
+    def column(self, field_: StepField, rank: int = 0) -> list[float]:
+        return self.steps(rank)[:, field_].tolist()
+
+    def labels(self, kind: Kind, rank: int = 0) -> list[dict[str, Any]]:
+        return [json.loads(r.label) for r in self.records(rank) if r.kind == kind]
+
+    def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        return [e for e in self.labels(Kind.EVENT, rank) if e["kind"] == kind]
+
+    def metrics(self, rank: int = 0) -> dict[str, list[tuple[int, float]]]:
+        """Name -> [(step, value)]."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for record in self.records(rank):
+            if record.kind == Kind.METRICS:
+                label = json.loads(record.label)
+                for name, value in zip(label["names"], record.array.tolist(), strict=True):
+                    found.setdefault(name, []).append((label["step"], value))
+        return found
+
+
+def wait_for(
+    what: Callable[[], Any], process: subprocess.Popen | None = None, s: float = 60
+) -> Any:
+    """The first true answer of ``what``. Fails where the process ends without it."""
+    deadline = time.monotonic() + s
+    while time.monotonic() < deadline:
+        if answer := what():
+            return answer
+        if process is not None and process.poll() is not None:
+            return what() or _fail(f"it ended with {process.returncode}")
+        time.sleep(0.02)
+    return _fail("nothing came in time")
+
+
+def _fail(text: str) -> Any:
+    raise AssertionError(text)
+
+
+def rank_side(folder: Path) -> Path:
+    """The code that ranks import, as a folder for PYTHONPATH with its entry points."""
+    for room in ("queue", "rank"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "training" / room, folder / "ltui/training" / room, ignore=ignore)
+    shutil.copy(ROOT / "training/__init__.py", folder / "ltui/training")
+    info = folder / "ltui_rank-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ltui-rank\nVersion: 0\n")
+    factory = "ltui = ltui.training.rank.entry:callbacks"
+    (info / "entry_points.txt").write_text(
+        f"[lightning.pytorch.callbacks_factory]\n{factory}\n"
+        f"[pytorch_lightning.callbacks_factory]\n{factory}\n"
+    )
+    return folder
+
+
+@dataclass
+class Script:
+    """An unmodified script under a run's environment, in a session of its own."""
+
+    run: RunFolder
+    side: Path
+    arguments: list[str]
+    torchrun: int = 0
+    """Ranks that torch elastic starts; 0: the script's own launcher does."""
+    python: str = sys.executable
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def start(self) -> Script:
+        command = [self.python]
+        if self.torchrun:
+            command += ["-m", "torch.distributed.run", f"--nproc-per-node={self.torchrun}"]
+            command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        self.log = self.run.path / f"log-{time.monotonic_ns()}.txt"
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("LTUI_")},
+            **self.run.environment(**self.extra),
+            "PYTHONPATH": str(self.side),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, str(SCRIPT), *self.arguments],
+                env=environment,
+                cwd=self.run.path,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    def wait(self, s: float = 60) -> int:
+        try:
+            return self.process.wait(s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running:\n{self.output()}") from None
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def pids(self, ranks: int = 2) -> list[int]:
+        return [pulse.pid for r in range(ranks) if (pulse := self.run.pulse(r)) is not None]
+
+    def end(self) -> None:
+        for pid in [self.process.pid, *self.pids()]:
+            try:
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        self.process.wait(10)

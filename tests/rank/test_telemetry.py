@@ -1,0 +1,220 @@
+"""What one rank tells, for every kind of training that Lightning knows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ltui.training.queue.records import Kind, Outcome, Phase, StepField
+from ltui.training.rank.telemetry import samples_of
+from tests.rank.models import Endless, Linear, TwoOptimizers, loader
+from tests.rank.runs import RunFolder
+
+PARTS = [StepField.FETCH_S, StepField.TRANSFER_S, StepField.FORWARD_S]
+PARTS += [StepField.BACKWARD_S, StepField.OPTIMIZER_S]
+
+
+def test_a_row_for_every_batch(run: RunFolder, fit: Any) -> None:
+    fit(Linear(step_s=0.01), loader(5), loader(2), max_epochs=2)
+    rows = run.steps()
+    assert rows[:, StepField.GLOBAL_STEP].tolist() == list(range(1, 11))
+    assert rows[:, StepField.EPOCH].tolist() == [0] * 5 + [1] * 5
+    assert rows[:, StepField.BATCH].tolist() == [0, 1, 2, 3, 4] * 2
+    assert set(rows[:, StepField.SAMPLES]) == {4}
+    assert set(rows[:, StepField.STEPPED]) == {1}
+    # The rate that the step used, not the one that the scheduler set after it.
+    assert rows[:4, StepField.LR] == pytest.approx([0.01, 0.01, 0.01, 0.005])
+    assert (rows[:, StepField.FORWARD_S] >= 0.01).all()
+    assert (rows[:, PARTS].sum(axis=1) <= rows[:, StepField.STEP_S]).all()
+    assert (rows[:, PARTS] > 0).all()
+    pulse = run.pulse()
+    assert pulse is not None
+    assert (pulse.outcome, pulse.telemetry_ok) == (Outcome.FINISHED, True)
+    assert pulse.global_step == 10
+    (hello,) = run.labels(Kind.HELLO)
+    assert (hello["rank"], hello["world_size"], hello["pid"]) == (0, 1, pulse.pid)
+    (plan,) = run.labels(Kind.PLAN)
+    assert (plan["max_steps"], plan["max_epochs"], plan["batches_per_epoch"]) == (10, 2, 5)
+    assert plan["val_batches"] == 2
+    assert [e["global_step"] for e in run.events("finished")] == [10]
+
+
+def test_loss_is_what_training_step_returned(run: RunFolder, fit: Any) -> None:
+    model = Linear()
+    losses: list[float] = []
+    model.on_before_backward = lambda loss: losses.append(loss.item() * 2)  # type: ignore[method-assign]
+    fit(model, loader(5), max_epochs=1, accumulate_grad_batches=2)
+    assert run.column(StepField.LOSS) == pytest.approx(losses)
+    assert run.column(StepField.STEPPED) == [0, 1, 0, 1, 1]
+    assert run.column(StepField.GLOBAL_STEP) == [0, 1, 1, 2, 3]
+    assert run.labels(Kind.PLAN)[0]["max_steps"] == 3
+
+
+def test_logged_metrics_travel_with_their_steps(run: RunFolder, fit: Any) -> None:
+    fit(Linear(step_s=0.03), loader(6), loader(2), max_epochs=2)
+    metrics = run.metrics()
+    losses = run.column(StepField.LOSS)
+    assert len(metrics["fit_loss"]) >= 4
+    for step, value in metrics["fit_loss"]:
+        assert value == pytest.approx(losses[step - 1])
+    assert [step for step, _ in metrics["val_loss"]] == [6, 12]
+    means = [np.mean(losses[:6]), np.mean(losses[6:])]
+    assert [step for step, _ in metrics["epoch_loss"]] == [6, 12]
+    assert [value for _, value in metrics["epoch_loss"]] == pytest.approx(means)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_wait_for_data_is_told_from_work(run: RunFolder, fit: Any, workers: int) -> None:
+    """A loader that takes 70 % of the step, and with a worker one that is hidden but for 20 %."""
+    fetch_s, step_s = (0.014, 0.006) if workers == 0 else (0.0125, 0.04)
+    data = loader(30, sleep_s=fetch_s / 4 if workers == 0 else fetch_s, num_workers=workers)
+    fit(Linear(step_s=step_s), data, max_epochs=1)
+    rows = run.steps()[5:]
+    total, fetched = rows[:, StepField.STEP_S].sum(), rows[:, StepField.FETCH_S].sum()
+    worked = rows[:, StepField.FORWARD_S].sum()
+    # Held against the clock of this run, since a busy machine sleeps longer than it is told.
+    assert fetched / total == pytest.approx(1 - worked / total, abs=0.1)
+    assert rows[:, StepField.FETCH_S].min() > (0.012 if workers == 0 else 0.0)
+
+
+def test_manual_optimization_with_two_optimizers(run: RunFolder, fit: Any) -> None:
+    fit(TwoOptimizers(), loader(4), max_epochs=1)
+    rows = run.steps()
+    assert rows[:, StepField.GLOBAL_STEP].tolist() == [2, 4, 6, 8]
+    assert (rows[:, [StepField.BACKWARD_S, StepField.OPTIMIZER_S]] > 0).all()
+    assert np.isnan(rows[:, StepField.LOSS]).all()
+    assert run.labels(Kind.PLAN)[0]["max_steps"] is None
+
+
+def test_endless_data_and_limits_by_time_and_steps(run: RunFolder, fit: Any) -> None:
+    data = torch.utils.data.DataLoader(Endless(), batch_size=2)
+    fit(Linear(), data, max_steps=7)
+    assert run.column(StepField.GLOBAL_STEP) == list(range(1, 8))
+    (plan,) = run.labels(Kind.PLAN)
+    assert (plan["max_steps"], plan["batches_per_epoch"]) == (7, None)
+    fit(Linear(step_s=0.01), data, max_epochs=-1, max_time={"seconds": 1})
+    later = run.steps()[7:]
+    assert len(later) > 5
+    assert later[0, StepField.GLOBAL_STEP] == 1
+    assert run.labels(Kind.PLAN)[1]["max_steps"] is None
+
+
+def test_two_trainers_then_fit_again_then_test(run: RunFolder, fit: Any) -> None:
+    model = Linear()
+    fit(model, loader(2), max_epochs=1)
+    trainer = fit(model, loader(3), max_epochs=1)
+    trainer.fit_loop.max_epochs = 2
+    fit(model, loader(3), trainer=trainer)
+    fit(model, loader(2), trainer=trainer, call="test")
+    fit(model, loader(2), call="validate")
+    assert run.column(StepField.GLOBAL_STEP) == [1, 2, 1, 2, 3, 4, 5, 6]
+    assert len(run.labels(Kind.HELLO)) == 1
+    assert "test_loss" in run.metrics() and "val_loss" in run.metrics()
+    assert len(run.events("finished")) == 3
+
+
+def test_sanity_check_is_no_validation(run: RunFolder, fit: Any) -> None:
+    phases: list[int] = []
+    model = Linear()
+    model.on_validation_batch_start = lambda *_: phases.append(run.pulse().phase)  # type: ignore
+    fit(model, loader(3), loader(3), max_epochs=1, num_sanity_val_steps=2)
+    assert phases == [Phase.SANITY] * 2 + [Phase.VALIDATION] * 3
+    assert [step for step, _ in run.metrics()["val_loss"]] == [3]
+    assert [e["text"] for e in run.events("phase")] == ["Validation began.", "Validation ended."]
+
+
+def test_phases_as_the_pulse_tells_them(run: RunFolder, fit: Any) -> None:
+    seen: dict[str, int] = {}
+
+    class Watched(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen["step"] = run.pulse().phase
+            return super().training_step(batch, batch_idx)
+
+        def on_after_backward(self) -> None:
+            seen["after"] = run.pulse().phase
+
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any) -> None:
+            def watched() -> Any:
+                loss = closure()
+                seen["optimizer"] = run.pulse().phase
+                return loss
+
+            super().optimizer_step(epoch, index, optimizer, watched)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            seen["end"] = run.pulse().phase
+
+    fit(Watched(), loader(2), max_epochs=1)
+    assert seen == {
+        "step": Phase.FORWARD,
+        "after": Phase.OPTIMIZER,
+        "optimizer": Phase.OPTIMIZER,
+        "end": Phase.BATCH_END,
+    }
+
+
+def test_an_exception_is_told_and_passes(run: RunFolder, fit: Any) -> None:
+    def fail(_: Any, index: int) -> None:
+        if index == 2:
+            raise ValueError("the user's own mistake")
+
+    with pytest.raises(ValueError, match="own mistake"):
+        fit(Linear(fail), loader(5), max_epochs=1)
+    (event,) = run.events("exception")
+    assert (event["type"], event["message"]) == ("ValueError", "the user's own mistake")
+    assert "in fail" in event["traceback"]
+    pulse = run.pulse()
+    assert pulse is not None
+    assert (pulse.phase, pulse.outcome) == (Phase.EXCEPTION, Outcome.RAISED)
+
+
+def test_a_loss_that_is_no_number_is_noted_once(run: RunFolder, fit: Any) -> None:
+    def spoil(module: Linear, index: int) -> None:
+        if index == 1:
+            torch.nn.init.constant_(module.layer.weight, math.nan)
+
+    fit(Linear(spoil), loader(5), max_epochs=1)
+    (note,) = run.events("note")
+    assert "nan" in note["text"] and note["step"] == 2
+    assert [math.isnan(loss) for loss in run.column(StepField.LOSS)] == [False] + [True] * 4
+
+
+def test_failing_telemetry_ends_alone(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
+    from ltui.training.rank import telemetry
+
+    def fail(batch: Any) -> float:
+        raise RuntimeError("telemetry is broken")
+
+    monkeypatch.setattr(telemetry, "samples_of", fail)
+    trainer = fit(Linear(), loader(5), loader(2), max_epochs=2)
+    assert trainer.global_step == 10
+    (event,) = run.events("telemetry_off")
+    assert "telemetry is broken" in event["error"]
+    pulse = run.pulse()
+    assert pulse is not None
+    assert (pulse.telemetry_ok, pulse.outcome) == (False, Outcome.FINISHED)
+    assert len(run.steps()) == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(3, 2), 3),
+        (torch.tensor(1.0), 1),
+        ([torch.zeros(5), 1], 5),
+        ({"ids": (torch.zeros(6, 1),)}, 6),
+        (np.zeros((7, 2)), 7),
+    ],
+)
+def test_samples_of(batch: Any, samples: float) -> None:
+    assert samples_of(batch) == samples
+
+
+@pytest.mark.parametrize("batch", [None, "text", [], {}, object()])
+def test_samples_unknown(batch: Any) -> None:
+    assert math.isnan(samples_of(batch))
