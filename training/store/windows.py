@@ -1,0 +1,130 @@
+"""Windows over a long history: count, mean, min and max of 64, 4,096 and 262,144 steps.
+
+A window of one level is made from the closed ones of the level below, so that nothing needs to be
+held in memory and a new supervisor goes on where the last one ended. SQL only; no clock, no files.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+LEVELS = (64, 4096, 262144)
+"""Steps of a window, finest first; each a multiple of the one before."""
+
+STEP_VALUES = ("loss", "step_s", "fetch_s", "samples", "lr")
+"""Columns of ``steps`` that windows are kept of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One pair of tables: rows as they came, and their windows."""
+
+    rows: str
+    windows: str
+    keys: tuple[str, ...]
+    """Columns that tell one series from another."""
+    values: tuple[str, ...]
+    time: str
+    """The rows' column of unix time."""
+
+    def where(self) -> str:
+        return " AND ".join(f"{key} = ?" for key in self.keys)
+
+
+STEPS = Family("steps", "step_windows", ("attempt", "rank"), STEP_VALUES, "wall_s")
+SAMPLES = Family("samples", "sample_windows", ("attempt", "rank", "name_id"), ("value",), "t")
+
+
+def first_open_step(connection: sqlite3.Connection, family: Family, key: tuple[int, ...]) -> int:
+    """The first step of ``key`` that no closed window of the finest level holds."""
+    row = connection.execute(
+        f"SELECT max(win) FROM {family.windows} WHERE {family.where()} AND level = ?",  # noqa: S608
+        (*key, LEVELS[0]),
+    ).fetchone()
+    return 0 if row[0] is None else (int(row[0]) + 1) * LEVELS[0]
+
+
+def close_windows(
+    connection: sqlite3.Connection,
+    family: Family,
+    key: tuple[int, ...],
+    *,
+    open_step: int,
+    newest_step: int,
+) -> int:
+    """Close every window that ends before ``newest_step``; returns the first step still open."""
+    start = open_step // LEVELS[0]
+    stop = newest_step // LEVELS[0]
+    if stop <= start:
+        return open_step
+    _close_from_rows(connection, family, key, start, stop)
+    for finer, level in zip(LEVELS, LEVELS[1:], strict=False):
+        first, last = start * LEVELS[0] // level, stop * LEVELS[0] // level
+        if last > first:
+            _close_from_windows(connection, family, key, finer, level, first, last)
+    return stop * LEVELS[0]
+
+
+def _close_from_rows(
+    connection: sqlite3.Connection, family: Family, key: tuple[int, ...], start: int, stop: int
+) -> None:
+    size = LEVELS[0]
+    values = ", ".join(f"count({v}), avg({v}), min({v}), max({v})" for v in family.values)
+    connection.execute(
+        f"INSERT OR REPLACE INTO {family.windows} "  # noqa: S608
+        f"SELECT {', '.join(family.keys)}, {size}, step / {size}, min(step), max(step), "
+        f"avg(epoch), avg({family.time}), count(*), {values} FROM {family.rows} "
+        f"WHERE {family.where()} AND step >= ? AND step < ? GROUP BY step / {size}",
+        (*key, start * size, stop * size),
+    )
+
+
+def _close_from_windows(
+    connection: sqlite3.Connection,
+    family: Family,
+    key: tuple[int, ...],
+    finer: int,
+    level: int,
+    first: int,
+    last: int,
+) -> None:
+    values = ", ".join(
+        f"sum({v}_n), sum({v}_mean * {v}_n) / nullif(sum({v}_n), 0), min({v}_low), max({v}_high)"
+        for v in family.values
+    )
+    ratio = level // finer
+    connection.execute(
+        f"INSERT OR REPLACE INTO {family.windows} "  # noqa: S608
+        f"SELECT {', '.join(family.keys)}, {level}, win / {ratio}, min(first_step), "
+        f"max(last_step), avg(epoch), avg(wall_s), sum(n), {values} FROM {family.windows} "
+        f"WHERE {family.where()} AND level = {finer} AND win >= ? AND win < ? "
+        f"GROUP BY win / {ratio}",
+        (*key, first * ratio, last * ratio),
+    )
+
+
+def drop_old(
+    connection: sqlite3.Connection,
+    family: Family,
+    key: tuple[int, ...],
+    *,
+    keep_from_step: int,
+    open_step: int,
+    keep_windows: int,
+) -> None:
+    """Delete rows before ``keep_from_step`` that windows hold, and windows that coarser ones hold."""
+    cut = min(keep_from_step, open_step) // LEVELS[0] * LEVELS[0]
+    connection.execute(
+        f"DELETE FROM {family.rows} WHERE {family.where()} AND step < ?",  # noqa: S608
+        (*key, cut),
+    )
+    for finer, level in zip(LEVELS, LEVELS[1:], strict=False):
+        closed = open_step // level * level
+        window_cut = min(closed, open_step - keep_windows * finer) // finer
+        if window_cut > 0:
+            connection.execute(
+                f"DELETE FROM {family.windows} WHERE {family.where()} "  # noqa: S608
+                f"AND level = {finer} AND win < ?",
+                (*key, window_cut),
+            )

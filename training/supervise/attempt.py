@@ -1,0 +1,188 @@
+"""Taking a run in hand: its lock, its store, its socket, and a keeper for a new attempt.
+
+``open_attempt`` returns a supervisor that stands, or raises ``ProblemError`` and leaves the run as it
+was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir, write_atomically
+from ltui.training.store.schema import damaged
+from ltui.training.store.writer import StoreWriter
+from ltui.training.supervise import keeper
+from ltui.training.supervise.alive import boot_id, lock_holder, write_lock_text
+from ltui.training.supervise.engine import engine_start, write_rank_config
+from ltui.training.supervise.launch import supervisor_argv
+from ltui.training.supervise.loop import Supervisor
+from ltui.training.supervise.marks import keeper_mark, latest_attempt
+from ltui.training.supervise.rankside import install_rank_side
+
+_LOCK_S = 2.0
+"""The supervisor of the attempt before may need a moment to leave."""
+_KEEPER_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a supervisor is started for; a new attempt unless ``adopt``."""
+
+    adopt: bool = False
+    resume_from: Path | None = None
+    resume_step: int | None = None
+    spec_path: Path | None = None
+    """A specification that replaces the run's own."""
+
+
+def open_attempt(run_dir: RunDir, plan: Plan) -> Supervisor:
+    """Everything up to the point where the run lives and is watched."""
+    lock = _take_lock(run_dir)
+    try:
+        spec = _take_spec(run_dir, plan)
+        store = _open_store(run_dir)
+    except BaseException:
+        os.close(lock)
+        raise
+    try:
+        known = max(store.last_attempt(), latest_attempt(run_dir) or 0)
+        if plan.adopt and not known:
+            raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
+        attempt = known if plan.adopt else known + 1
+        _make_attempt_dirs(run_dir, attempt)
+        started_at = time.time()
+        store.begin_attempt(
+            attempt,
+            started_at=started_at,
+            boot_id=boot_id(),
+            resumed_path=str(plan.resume_from) if plan.resume_from else None,
+            resumed_step=plan.resume_step,
+        )
+        supervisor = Supervisor(run_dir, spec, store, attempt, lock=lock, adopted=plan.adopt)
+    except sqlite3.Error as error:
+        store.close()
+        os.close(lock)
+        raise damaged(run_dir.db_path, error) from error
+    except BaseException:
+        store.close()
+        os.close(lock)
+        raise
+    try:
+        if not plan.adopt:
+            supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, plan.resume_from)
+    except BaseException:
+        supervisor.give_up()
+        raise
+    return supervisor
+
+
+def _take_lock(run_dir: RunDir) -> int:
+    """The run's lock, held until this process ends."""
+    handle = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                os.close(handle)
+                raise _held(run_dir) from None
+            time.sleep(0.05)
+    write_lock_text(handle)
+    return handle
+
+
+def _held(run_dir: RunDir) -> ProblemError:
+    holder = lock_holder(run_dir.lock_path)
+    who = f" (pid {holder.pid})" if holder else ""
+    return ProblemError(
+        Problem(
+            where=run_dir.id,
+            what=f"another supervisor{who} already has this run.",
+            remedy=f"ltui attach {run_dir.id} shows it.",
+        )
+    )
+
+
+def _take_spec(run_dir: RunDir, plan: Plan) -> RunSpec:
+    if plan.spec_path is not None:
+        os.replace(plan.spec_path, run_dir.spec_path)
+        shutil.rmtree(plan.spec_path.parent, ignore_errors=True)
+    elif not plan.adopt:
+        os.utime(run_dir.spec_path)  # `last` is the run that was started or resumed last
+    return run_dir.read_spec()
+
+
+def _open_store(run_dir: RunDir) -> StoreWriter:
+    try:
+        return StoreWriter(run_dir.db_path)
+    except sqlite3.DatabaseError as error:
+        raise damaged(run_dir.db_path, error) from error
+
+
+def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
+    for path in (
+        run_dir.queue_dir(attempt),
+        run_dir.logs_dir(attempt),
+        run_dir.path / "engine",
+        run_dir.checkpoints_dir,
+    ):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _start_keeper(
+    run_dir: RunDir, spec: RunSpec, attempt: int, resume_from: Path | None
+) -> subprocess.Popen[bytes]:
+    """The keeper, once it has said that it stands."""
+    if spec.command is None:
+        write_rank_config(run_dir, spec, attempt)
+    start = engine_start(
+        run_dir,
+        spec,
+        attempt,
+        rank_side=install_rank_side(run_dir.home),
+        resume_from=resume_from,
+        environ=os.environ,
+    )
+    document = {
+        "argv": start.argv,
+        "env": dict(start.env),
+        "cwd": start.cwd,
+        "log": start.log,
+        "supervisor": supervisor_argv(run_dir, "--adopt"),
+        "boot_id": boot_id(),
+    }
+    path = run_dir.engine_start_path(attempt)
+    write_atomically(path, json.dumps(document).encode())
+    with open(run_dir.path / "logs" / "keeper.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, str(run_dir.path), str(attempt)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _KEEPER_S
+    while keeper_mark(run_dir, attempt) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise ProblemError(
+                Problem(
+                    where=run_dir.id,
+                    what=f"its keeper could not be started (see {run_dir.path / 'logs'}).",
+                )
+            )
+        time.sleep(0.01)
+    return process

@@ -1,0 +1,93 @@
+"""Asking a supervisor: one JSON line to its socket, one back. No state, safe from any thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.snapshot import RunSnapshot, snapshot_from_json
+from ltui.training.store.home import RunDir
+
+_LINE_BYTES = 64 << 20
+
+
+class NotSupervised(ProblemError):
+    """Nobody answers for the run: its supervisor ended, died, or hangs."""
+
+
+class ControlClient:
+    """Commands to the supervisor of one run."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+
+    def request(
+        self,
+        command: dict[str, Any],
+        timeout_s: float = 2.0,
+        progress: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        """The answer to ``command``; ``progress`` is called with what a long one says meanwhile.
+
+        ``timeout_s`` bounds every wait for a line. Raises ``NotSupervised`` where nobody answers
+        and ``ProblemError`` with the supervisor's sentence where it refuses.
+        """
+        try:
+            for answer in self._lines(command, timeout_s):
+                if "progress" not in answer:
+                    break
+                if progress is not None:
+                    progress(str(answer["progress"]))
+            else:
+                raise NotSupervised(self._problem("its supervisor hung up without an answer."))
+        except (OSError, ValueError) as error:
+            if isinstance(error, NotSupervised):
+                raise
+            raise NotSupervised(self._problem(_why(error))) from error
+        if not answer.get("ok"):
+            raise ProblemError(self._problem(str(answer.get("error") or "the command failed.")))
+        return answer
+
+    def status(self, timeout_s: float = 1.0) -> RunSnapshot | None:
+        """The run as its supervisor sees it now; None where nobody answers."""
+        try:
+            answer = self.request({"cmd": "status"}, timeout_s)
+            return snapshot_from_json(answer["snapshot"])
+        except (ProblemError, KeyError, ValueError):
+            return None
+
+    def _lines(self, command: dict[str, Any], timeout_s: float) -> Any:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(timeout_s)
+            link.connect(str(_resolved(self._run_dir.socket_path)))
+            link.sendall(json.dumps(command).encode() + b"\n")
+            with link.makefile("rb") as file:
+                while line := file.readline(_LINE_BYTES):
+                    answer = json.loads(line)
+                    if not isinstance(answer, dict):
+                        raise ValueError("not an answer")
+                    yield answer
+
+    def _problem(self, what: str) -> Problem:
+        return Problem(where=self._run_dir.id, what=what)
+
+
+def _resolved(path: Path) -> Path:
+    """Where the link at a deep ``control.sock`` points: the kernel limits the path that is given."""
+    try:
+        return Path(os.readlink(path))
+    except OSError:
+        return path
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+        return "no supervisor watches over it."
+    if isinstance(error, TimeoutError):
+        return "its supervisor does not answer."
+    return f"its supervisor can't be reached ({error})."

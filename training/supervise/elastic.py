@@ -1,0 +1,44 @@
+"""What torch elastic says of its workers when one of them failed, read from its log. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_FAILURE = re.compile(
+    r"rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(?P<code>-?\d+)"
+    r"(?: \(pid: (?P<pid>\d+)\))?"
+)
+_ROOT = "Root Cause (first observed failure)"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """One failed rank; ``exit_code`` is negative for a signal."""
+
+    rank: int
+    exit_code: int
+    first: bool
+    """The one that the agent saw first."""
+
+
+def worker_failures(log: str) -> list[WorkerFailure]:
+    """Every rank of the last failure summary in ``log``, by rank; empty where there is none."""
+    root_at = log.rfind(_ROOT)
+    if root_at < 0:
+        return []
+    begin = log.rfind("FAILED", 0, root_at)
+    found: dict[int, WorkerFailure] = {}
+    for match in _FAILURE.finditer(log, max(0, begin)):
+        rank = int(match["rank"])
+        found[rank] = WorkerFailure(rank, int(match["code"]), match.start() > root_at)
+    return [found[rank] for rank in sorted(found)]
+
+
+def last_error_line(log: str) -> str | None:
+    """The line that most likely says what went wrong: an exception's last line, else any."""
+    lines = [line.strip() for line in log.split("\n") if line.strip()]
+    for line in reversed(lines[-200:]):
+        if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b", line):
+            return line[:300]
+    return lines[-1][:300] if lines else None

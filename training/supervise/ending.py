@@ -1,0 +1,267 @@
+"""How a run ended, from everything that is known after its last process is gone. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ltui.training.queue.records import Outcome, PulseState
+from ltui.training.run.fold import Fold, FoldedEvent
+from ltui.training.run.snapshot import CheckpointInfo, RunState
+from ltui.training.supervise.elastic import WorkerFailure
+from ltui.training.supervise.marks import EngineExit
+
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused)|socket timeout|timed out waiting|peer|"
+    r"gloo|nccl|process group|SIGTERM|store|barrier",
+    re.IGNORECASE,
+)
+"""What a rank says whose partner has gone: not the cause where another rank says more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What is known of the end."""
+
+    exit: EngineExit | None = None
+    keeper_died: bool = False
+    pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
+    fold: Fold = Fold()
+    failures: tuple[WorkerFailure, ...] = ()
+    last_line: str | None = None
+    """Of the engine's log."""
+    stop_requested: bool = False
+    forced: str | None = None
+    """Set where the run was ended by force on request: ``on request``, ``ranks did not agree ...``."""
+    rebooted: bool = False
+    checkpoints: tuple[CheckpointInfo, ...] = ()
+    foreign: bool = False
+    global_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    state: RunState
+    detail: str
+    exit_code: int | None = None
+    first_failed_rank: int | None = None
+
+
+def ending(facts: Facts) -> Ending:
+    """The final state and a sentence that names the cause."""
+    code = facts.exit.exit_code if facts.exit else None
+    if facts.forced is not None:
+        detail = f"ended by force {facts.forced}{_at(facts)}; {_saved(facts)}"
+        return Ending(state=RunState.STOPPED, detail=detail, exit_code=code)
+    if facts.exit is None:
+        return _unseen(facts)
+    if facts.exit.error is not None:
+        return Ending(state=RunState.FAILED, detail=facts.exit.error, exit_code=code)
+    if _left(facts, Outcome.STOPPED):
+        return _stopped(facts, code)
+    if code == 0:
+        return _exited_well(facts)
+    if facts.stop_requested and not _failed_pulses(facts) and _by_signal(facts.exit):
+        return Ending(
+            state=RunState.STOPPED,
+            detail=f"stopped by {_signal_name(_signal_of(facts.exit))}{_at(facts)}; {_saved(facts)}",
+            exit_code=code,
+        )
+    return _failed(facts, code)
+
+
+# -- good ends ---------------------------------------------------------------------------------
+
+
+def _left(facts: Facts, outcome: Outcome) -> bool:
+    """Whether every rank that is known left its loop like that."""
+    known = [p for p in facts.pulses.values() if p is not None]
+    return bool(known) and all(p.outcome is outcome for p in known)
+
+
+def _failed_pulses(facts: Facts) -> bool:
+    return any(p is not None and p.outcome is Outcome.RAISED for p in facts.pulses.values())
+
+
+def _exited_well(facts: Facts) -> Ending:
+    known = [p for p in facts.pulses.values() if p is not None]
+    if facts.stop_requested and not _left(facts, Outcome.FINISHED):
+        return _stopped(facts, 0)
+    detail = f"finished{_at(facts)}" if known or not facts.foreign else "exit code 0"
+    unfinished = [p.rank for p in known if p.outcome is Outcome.RUNNING]
+    if unfinished:
+        detail = f"exit code 0, but rank {unfinished[0]} had not ended its training{_at(facts)}"
+    return Ending(state=RunState.FINISHED, detail=detail, exit_code=0)
+
+
+def _stopped(facts: Facts, code: int | None) -> Ending:
+    return Ending(
+        state=RunState.STOPPED, detail=f"stopped{_at(facts)}, {_saved(facts)}", exit_code=code
+    )
+
+
+def _at(facts: Facts) -> str:
+    return "" if facts.global_step is None else f" at step {facts.global_step}"
+
+
+def _saved(facts: Facts) -> str:
+    """What can be resumed from, in words."""
+    whole = [c for c in facts.checkpoints if c.ok is not False]
+    if not whole:
+        return "no checkpoint was saved"
+    last = max(whole, key=lambda c: (c.saved_at or 0.0, c.global_step))
+    checked = "verified" if last.ok else "saved"
+    if last.global_step == facts.global_step:
+        return f"checkpoint {checked}"
+    return f"the last checkpoint is of step {last.global_step}"
+
+
+# -- bad ends ----------------------------------------------------------------------------------
+
+
+def _unseen(facts: Facts) -> Ending:
+    """Nobody saw the engine end."""
+    if facts.keeper_died:
+        return Ending(
+            state=RunState.CRASHED,
+            detail=f"its keeper was killed{_at(facts)}, and the ranks with it; {_saved(facts)}",
+        )
+    for outcome, state in (
+        (Outcome.FINISHED, RunState.FINISHED),
+        (Outcome.STOPPED, RunState.STOPPED),
+    ):
+        if _left(facts, outcome):
+            return Ending(
+                state=state, detail=f"{state.value}{_at(facts)}; nobody saw how it exited"
+            )
+    why = "the machine was restarted" if facts.rebooted else "nobody saw how it ended"
+    return Ending(
+        state=RunState.LOST,
+        detail=f"nothing of it is alive, and {why}; last seen{_at(facts)}, {_saved(facts)}",
+    )
+
+
+def _failed(facts: Facts, code: int | None) -> Ending:
+    assert facts.exit is not None
+    killed = _killed_rank(facts)
+    raised = _first_exception(facts)
+    if raised is not None and (killed is None or not _is_consequence(raised)):
+        return Ending(
+            state=RunState.FAILED,
+            detail=f"rank {raised.rank} raised {_exception_text(raised)}{_step_of(raised)}",
+            exit_code=code,
+            first_failed_rank=raised.rank,
+        )
+    if killed is not None:
+        rank, how = killed
+        return Ending(
+            state=RunState.CRASHED,
+            detail=f"rank {rank} {how}{_at(facts)}",
+            exit_code=code,
+            first_failed_rank=rank,
+        )
+    if _by_signal(facts.exit):
+        number = _signal_of(facts.exit)
+        return Ending(
+            state=RunState.CRASHED,
+            detail=f"the {_engine(facts)} was killed by {_signal_name(number)}{_at(facts)}",
+            exit_code=code,
+        )
+    failure = next((f for f in facts.failures if f.first), None)
+    said = f": {facts.last_line}" if facts.last_line else ""
+    if failure is not None:
+        return Ending(
+            state=RunState.FAILED,
+            detail=f"rank {failure.rank} exited with code {failure.exit_code}{said}",
+            exit_code=code,
+            first_failed_rank=failure.rank,
+        )
+    return Ending(
+        state=RunState.FAILED,
+        detail=f"the {_engine(facts)} exited with code {code}{said}",
+        exit_code=code,
+    )
+
+
+def _engine(facts: Facts) -> str:
+    return "command" if facts.foreign else "engine"
+
+
+def _killed_rank(facts: Facts) -> tuple[int, str] | None:
+    """The rank that was killed from outside, and how; None where none is known to have been."""
+    for failure in sorted(facts.failures, key=lambda f: not f.first):
+        # The agent ends the others by SIGTERM once one has failed.
+        if failure.exit_code < 0 and (failure.first or failure.exit_code != -signal.SIGTERM):
+            return failure.rank, f"was killed by {_signal_name(-failure.exit_code)}"
+    said = {f.rank: f.exit_code for f in facts.failures}
+    raised = {r for r, f in facts.fold.ranks.items() if f.exception is not None}
+    # An engine that dies first takes its ranks along: then no rank is to blame.
+    if facts.exit is not None and facts.exit.signal is not None:
+        return None
+    silent = [
+        p
+        for rank, p in sorted(facts.pulses.items())
+        if p is not None and p.outcome is Outcome.RUNNING and rank not in raised
+    ]
+    silent = [p for p in silent if said.get(p.rank, -1) < 0 and p.rank not in said]
+    if not silent or not (raised or len(silent) == 1) or facts.failures:
+        return None
+    first = min(silent, key=lambda p: p.changed_wall_s)
+    return first.rank, "ended without an exception (killed, or it exited by itself)"
+
+
+def _first_exception(facts: Facts) -> FoldedEvent | None:
+    """The earliest exception that is not plainly the consequence of another rank's end."""
+    found = [f.exception for f in facts.fold.ranks.values() if f.exception is not None]
+    if not found:
+        return None
+    return min(found, key=lambda e: (_is_consequence(e), _time(e), e.rank))
+
+
+def _time(event: FoldedEvent) -> float:
+    t = event.fields.get("t")
+    return float(t) if isinstance(t, (int, float)) else event.t_ns / 1e9
+
+
+def _is_consequence(event: FoldedEvent) -> bool:
+    return bool(_CONSEQUENCE.search(_exception_text(event)))
+
+
+def _exception_text(event: FoldedEvent) -> str:
+    name, message = event.fields.get("type"), event.fields.get("message")
+    if not name:
+        return event.text or "an exception"
+    first_line = str(message or "").strip().split("\n", 1)[0][:300]
+    return f"{name}: {first_line}" if first_line else str(name)
+
+
+def _step_of(event: FoldedEvent) -> str:
+    step = event.fields.get("step")
+    return f" at step {step}" if isinstance(step, int) else ""
+
+
+def _by_signal(exit_: EngineExit) -> bool:
+    return _signal_of(exit_) is not None
+
+
+def _signal_of(exit_: EngineExit) -> int | None:
+    """The signal that ended the engine, also as shells pass it on (128 + signal)."""
+    if exit_.signal is not None:
+        return exit_.signal
+    if exit_.exit_code is not None and 128 < exit_.exit_code < 128 + 65:
+        return exit_.exit_code - 128
+    return None
+
+
+def _signal_name(number: int | None) -> str:
+    if number is None:
+        return "a signal"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if name == "SIGKILL":
+        return "SIGKILL (a person, or the kernel when memory ran out)"
+    return name

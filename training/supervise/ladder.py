@@ -1,0 +1,65 @@
+"""The stop ladder: ask the ranks, interrupt them, kill them; each rung has its time. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+INTERRUPT_S = 8.0
+"""What the ranks get between the interrupt and the kill."""
+
+
+class Rung(IntEnum):
+    AGREE = 1
+    """Ranks are asked to save and leave at one step."""
+    TERMINATE = 2
+    """A command without telemetry got SIGTERM."""
+    INTERRUPT = 3
+    KILL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Where a stop stands. Times are of one steady clock, in seconds."""
+
+    began_s: float
+    timeout_s: float
+    telemetry: bool
+    """Whether there are ranks that can be asked."""
+    kill_at_once: bool = False
+
+    def rung(self, now_s: float) -> Rung:
+        waited_s = now_s - self.began_s
+        if self.kill_at_once:
+            return Rung.KILL
+        if not self.telemetry:
+            return Rung.TERMINATE if waited_s < self.timeout_s else Rung.KILL
+        if waited_s < self.timeout_s:
+            return Rung.AGREE
+        return Rung.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else Rung.KILL
+
+    def words(self, now_s: float) -> str:
+        """What is being waited for, for people."""
+        waited_s = now_s - self.began_s
+        rung = self.rung(now_s)
+        if rung is Rung.AGREE:
+            return (
+                f"stopping: waiting for ranks to agree, {waited_s:.0f} s of {self.timeout_s:.0f} s"
+            )
+        if rung is Rung.TERMINATE:
+            return (
+                "stopping: waiting for the command to end, "
+                f"{waited_s:.0f} s of {self.timeout_s:.0f} s"
+            )
+        if rung is Rung.INTERRUPT:
+            return f"stopping: ranks did not agree within {self.timeout_s:.0f} s, interrupted them"
+        return "stopping: killing what is left"
+
+    def forced(self, now_s: float) -> str | None:
+        """Why force was used, as ``ending`` says it; None where it was not."""
+        if self.kill_at_once:
+            return "on request"
+        if self.rung(now_s) < Rung.INTERRUPT:
+            return None
+        who = "ranks did not agree" if self.telemetry else "the command did not end"
+        return f"because {who} within {self.timeout_s:.0f} s"

@@ -1,0 +1,456 @@
+"""The supervisor's loop: look at the queues, fold, judge, do what was asked, write it all down.
+
+One thread does this four times a second. The control server and the GPU sampler have their own
+threads and share only finished values with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ltui.training.queue.reader import Poll
+from ltui.training.queue.records import Outcome, Phase, PulseState
+from ltui.training.run.fold import Fold, fold_many
+from ltui.training.run.health import HealthHistory, Judgement, judge
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir
+from ltui.training.store.writer import Batch, StoreWriter
+from ltui.training.supervise.alive import ProcessMark
+from ltui.training.supervise.control import ControlServer
+from ltui.training.supervise.elastic import WorkerFailure, last_error_line, worker_failures
+from ltui.training.supervise.ending import Ending, Facts, ending
+from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
+from ltui.training.supervise.marks import EngineExit, engine_exit, engine_mark, keeper_mark
+from ltui.training.supervise.nvml import GpuSampler
+from ltui.training.supervise.picture import Picture, Shelf, compose, refold
+from ltui.training.supervise.procs import ProcessReadings, ProcessTable, RankFinder, Reading
+from ltui.training.supervise.recorder import Recorder
+from ltui.training.supervise.sweep import sweep
+from ltui.training.supervise.watch import QueueWatch, Sight
+
+TICK_S = 0.22
+READINGS_S = 1.0
+SNAPSHOT_S = 1.0
+_SILENT_S = 10.0
+"""A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
+_STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
+_LOG_TAIL_BYTES = 65536
+
+
+class Supervisor:
+    """One attempt of one run, from its start (or adoption) to its recorded end."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        spec: RunSpec,
+        store: StoreWriter,
+        attempt: int,
+        *,
+        lock: int,
+        adopted: bool,
+    ) -> None:
+        self.run_dir = run_dir
+        self.spec = spec
+        self.attempt = attempt
+        self.keeper_process: subprocess.Popen[bytes] | None = None
+        self._store = store
+        self._lock = lock
+        self._adopted = adopted
+        self._alive_at_adoption = False
+        self._started_at = store.started_at(attempt) or time.time()
+        self._watch = QueueWatch(run_dir.queue_dir(attempt))
+        self._recorder = Recorder(store, attempt, self._watch.path)
+        self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
+        self._health = HealthHistory()
+        self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
+        self._gpus = GpuSampler()
+        self._readings = ProcessReadings()
+        self._finder = RankFinder()
+        self._found: dict[int, ProcessMark] = {}
+        self._rank_readings: dict[int, Reading] = {}
+        self._read_at = 0.0
+        self._saved_at = 0.0
+        self._gpus_at: float | None = None
+        self._shelf = Shelf(run_dir.checkpoints_dir)
+        self._orders: deque[dict[str, Any]] = deque()
+        self._woken = threading.Event()
+        self._state = RunState.STARTING
+        self._stated: tuple[RunState, str | None] | None = None
+        self._pulses: Mapping[int, PulseState | None] = {}
+        if adopted:
+            self._intents.adopt()
+        self._snapshot = self._compose(self._judge(Sight()), time.time())
+        self._recorder.attempt(self._write_first, time.time())
+        self._server = ControlServer(
+            run_dir.bound_socket_path(), run_dir.socket_path, self._take_order
+        )
+        self._server.publish(self._snapshot)
+
+    def _write_first(self) -> None:
+        if not self._adopted:
+            self._store.set_state(self.attempt, time.time(), self._state, None, None)
+        self._store.write_snapshot(self._snapshot)
+
+    def run(self) -> None:
+        """Until the attempt's end is in the store."""
+        end: EngineExit | None = None
+        keeper_died = False
+        while end is None and not keeper_died:
+            begun = time.monotonic()
+            behind = self.tick()
+            end = engine_exit(self.run_dir, self.attempt)
+            keeper_died = end is None and not self._keeper_alive()
+            if not behind:
+                self._woken.wait(max(0.02, TICK_S - (time.monotonic() - begun)))
+                self._woken.clear()
+        # The keeper writes how the engine ended before it goes.
+        end = end or engine_exit(self.run_dir, self.attempt)
+        self._finish(end, keeper_died and end is None)
+
+    def give_up(self) -> None:
+        """Leave without a word in the store: nothing was started."""
+        self._close()
+
+    # -- orders (called by the control server's thread) -----------------------------------------
+
+    def _take_order(self, order: dict[str, Any]) -> dict[str, Any]:
+        command = order.get("cmd")
+        snapshot = self._snapshot
+        if command not in ("stop", "kill", "pause", "continue", "checkpoint"):
+            raise ValueError(f"there is no command {command!r}.")
+        if snapshot.state not in LIVE:
+            raise ValueError(f"the run is {snapshot.state.value}.")
+        if command in ("pause", "continue", "checkpoint"):
+            self._refuse(command, snapshot)
+        if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
+            raise ValueError("timeout_s is no number.")
+        self._orders.append(order)
+        self._woken.set()
+        return {"ok": True}
+
+    def _refuse(self, command: str, snapshot: RunSnapshot) -> None:
+        """Raise where the ranks can't do ``command`` now."""
+        if not any(p is not None for p in self._pulses.values()):
+            if self.spec.command is None or snapshot.state is RunState.STARTING:
+                raise ValueError("the ranks have not begun to train yet.")
+            raise ValueError(f"this command sends no telemetry, so {command} can't reach it.")
+        if snapshot.state is RunState.STOPPING:
+            raise ValueError("the run is stopping.")
+        if command == "continue" and snapshot.state not in (RunState.PAUSED, RunState.PAUSING):
+            raise ValueError(f"the run is not paused, it is {snapshot.state.value}.")
+        if command == "pause" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
+            raise ValueError(f"the run is {snapshot.state.value} already.")
+
+    # -- one tick ------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Look, judge, act, record. True where more records wait than one look takes."""
+        now_s = time.time()
+        self._follow_orders()
+        sight = self._look()
+        engine = engine_mark(self.run_dir, self.attempt)
+        batch = self._read_machine(now_s, engine)
+        self._intents.climb(time.monotonic(), self._pulses, engine, self._found)
+        judgement = self._judge(sight)
+        self._state = self._live_state(now_s)
+        self._publish(judgement, now_s)
+        self._write(sight.polls, batch, judgement, now_s)
+        return sight.behind
+
+    def _look(self) -> Sight:
+        sight = self._watch.look()
+        self._pulses = sight.pulses
+        seen = self._fold.events_seen
+        self._fold = fold_many(self._fold, sight.polls)
+        for event in self._fold.events[len(self._fold.events) - (self._fold.events_seen - seen) :]:
+            if event.kind == "checkpoint_saved":
+                self._shelf.look_again()
+            elif event.kind == "resumed" and isinstance(
+                step := event.fields.get("global_step"), int
+            ):
+                self._recorder.attempt(
+                    lambda step=step: self._store.set_resumed_step(self.attempt, step),  # type: ignore[misc]
+                    time.time(),
+                )
+        return sight
+
+    def _follow_orders(self) -> None:
+        now_s = time.monotonic()
+        while self._orders:
+            order = self._orders.popleft()
+            command = order["cmd"]
+            if command == "stop":
+                timeout_s = float(order.get("timeout_s", DEFAULT_STOP_S))
+                self._intents.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
+            elif command == "kill":
+                self._intents.kill(now_s)
+            elif command == "pause":
+                self._intents.pause()
+            elif command == "continue":
+                self._intents.go_on()
+            else:
+                self._intents.checkpoint()
+
+    def _can_be_asked(self) -> bool:
+        """Whether some rank has telemetry that is on."""
+        return any(p is not None and p.telemetry_ok for p in self._pulses.values())
+
+    def _read_machine(self, now_s: float, engine: ProcessMark | None) -> Batch:
+        """Process and GPU readings, once a second."""
+        batch = Batch()
+        now = time.monotonic()
+        if now - self._read_at < READINGS_S:
+            return batch
+        self._read_at = now
+        table = ProcessTable()
+        marks = {
+            rank: ProcessMark(p.pid, p.start_ticks)
+            for rank, p in self._pulses.items()
+            if p is not None and p.pid > 0
+        }
+        self._found = {}
+        if not marks and engine is not None:
+            marks = self._found = self._finder.find(table, engine)
+        self._rank_readings = self._readings.look(table, marks, now)
+        batch.processes = [
+            (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self._rank_readings.items()
+        ]
+        gpus = self._gpus.latest().gpus
+        sampled_at = gpus[0].sampled_at if gpus else None
+        if sampled_at != self._gpus_at:
+            self._gpus_at = sampled_at
+            batch.gpus = gpus
+        return batch
+
+    def _judge(self, sight: Sight) -> Judgement:
+        judgement = judge(
+            time.monotonic_ns(),
+            sight.pulses,
+            self.spec.stall,
+            self._health,
+            fold=self._fold,
+            dead=dict.fromkeys(sorted(sight.gone), "its process is gone"),
+            now_s=time.time(),
+        )
+        self._health = judgement.history
+        return judgement
+
+    def _live_state(self, now_s: float) -> RunState:
+        state = self._state
+        if state in (RunState.STARTING, RunState.QUEUED):
+            state = RunState.RUNNING if self._trains(now_s) else RunState.STARTING
+        elif state not in (RunState.STOPPING,):
+            state = RunState.RUNNING
+        return self._intents.state(self._pulses, state)
+
+    def _trains(self, now_s: float) -> bool:
+        known = [p for p in self._pulses.values() if p is not None]
+        if not known:
+            return self.spec.command is not None and now_s - self._started_at > _SILENT_S
+        return any(
+            p.phase in _STEP_PHASES or p.global_step > 0 or p.outcome is not Outcome.RUNNING
+            for p in known
+        )
+
+    def _detail(self) -> str | None:
+        if self._intents.ladder is not None:
+            return self._intents.ladder.words(time.monotonic())
+        if self._intents.error is not None:
+            return self._intents.error
+        if self._state is RunState.PAUSED:
+            step = max(
+                (p.global_step for p in self._pulses.values() if p is not None), default=None
+            )
+            return f"paused at step {step}"
+        if self._watch.errors:
+            rank, why = next(iter(sorted(self._watch.errors.items())))
+            return f"the queue of rank {rank} can't be read: {why}"
+        return None
+
+    def _compose(self, judgement: Judgement, now_s: float) -> RunSnapshot:
+        return compose(
+            Picture(
+                run_dir=self.run_dir,
+                spec=self.spec,
+                attempt=self.attempt,
+                state=self._state,
+                detail=self._detail(),
+                started_at=self._started_at,
+                now_s=now_s,
+                now_ns=time.monotonic_ns(),
+                fold=self._fold,
+                pulses=self._pulses,
+                judgement=judgement,
+                found=self._found,
+                readings=self._rank_readings,
+                gpus=self._gpus.latest(),
+                checkpoints=self._shelf.checkpoints(),
+                history_note=self._recorder.note,
+                supervisor_pid=os.getpid(),
+            )
+        )
+
+    def _publish(self, judgement: Judgement, now_s: float) -> None:
+        self._snapshot = self._compose(judgement, now_s)
+        self._server.publish(self._snapshot)
+
+    def _write(
+        self, polls: Mapping[int, Poll], batch: Batch, judgement: Judgement, now_s: float
+    ) -> None:
+        stated = (self._state, None if self._state in (RunState.STOPPING,) else self._detail())
+        changed = self._stated is None or stated[0] is not self._stated[0]
+        self._stated = stated
+        due = changed or time.monotonic() - self._saved_at >= SNAPSHOT_S
+        self._recorder.record(polls, batch, self._snapshot if due else None, now_s)
+        if due:
+            self._saved_at = time.monotonic()
+        if changed and not self._recorder.failing:
+            self._recorder.attempt(
+                lambda: self._store.set_state(
+                    self.attempt, now_s, self._state, self._snapshot.detail, None
+                ),
+                now_s,
+            )
+        if due or judgement.ended:
+            for verdict in (*judgement.verdicts, *judgement.ended):
+                if not self._recorder.failing:
+                    self._recorder.attempt(
+                        lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
+                        now_s,
+                    )
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _keeper_alive(self) -> bool:
+        if self.keeper_process is not None:
+            self.keeper_process.poll()
+        mark = keeper_mark(self.run_dir, self.attempt)
+        return mark is not None and mark.alive()
+
+    def _finish(self, end: EngineExit | None, keeper_died: bool) -> None:
+        """Clean up, find out how it ended, and stay until that is written."""
+        known = [
+            ProcessMark(p.pid, p.start_ticks)
+            for p in self._pulses.values()
+            if p is not None and p.pid > 0
+        ]
+        engine = engine_mark(self.run_dir, self.attempt)
+        left = sweep(self.run_dir, [*known, *([engine] if engine else [])])
+        while self._look_last():
+            pass
+        found, failures = self._judge_end(end, keeper_died and (not self._adopted or bool(left)))
+        self._record_end(found, failures, end)
+        self._close()
+
+    def _look_last(self) -> bool:
+        sight = self._look()
+        self._recorder.record(sight.polls, Batch(), None, time.time())
+        return sight.behind
+
+    def _judge_end(
+        self, end: EngineExit | None, keeper_died: bool
+    ) -> tuple[Ending, list[WorkerFailure]]:
+        log = self._engine_log()
+        failures = worker_failures(log) if self.spec.command is None else worker_failures(log)
+        step = max((p.global_step for p in self._pulses.values() if p is not None), default=None)
+        checkpoints = self._shelf.all_checked()
+        stopped = [p for p in self._pulses.values() if p is not None]
+        all_stopped = bool(stopped) and all(p.outcome is Outcome.STOPPED for p in stopped)
+        found = ending(
+            Facts(
+                exit=end,
+                keeper_died=keeper_died,
+                pulses=self._pulses,
+                fold=self._fold,
+                failures=tuple(failures),
+                last_line=last_error_line(log),
+                stop_requested=self._intents.ladder is not None,
+                forced=None if all_stopped else self._intents.forced,
+                checkpoints=checkpoints,
+                foreign=self.spec.command is not None,
+                global_step=step,
+            )
+        )
+        return found, failures
+
+    def _engine_log(self) -> str:
+        try:
+            with open(self.run_dir.engine_log_path(self.attempt), "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _record_end(
+        self, found: Ending, failures: list[WorkerFailure], end: EngineExit | None
+    ) -> None:
+        self._state = found.state
+        ended_at = end.ended_at if end and end.ended_at else time.time()
+        sight = Sight({}, self._pulses, self._gone())
+        judgement = self._judge(sight)
+        snapshot = replace(
+            self._compose(judgement, time.time()),
+            state=found.state,
+            detail=found.detail,
+            exit_code=found.exit_code,
+            ended_at=ended_at,
+            elapsed_s=max(0.0, ended_at - self._started_at),
+            eta_s=None,
+        )
+        self._snapshot = _with_exits(snapshot, found, failures)
+        self._server.publish(self._snapshot)
+        while not self._try_to_record(ended_at):
+            time.sleep(1.0)
+        self.run_dir.engine_final_path(self.attempt).touch()
+
+    def _try_to_record(self, ended_at: float) -> bool:
+        now_s = time.time()
+        if self._recorder.failing:
+            self._recorder.record({}, Batch(), None, now_s)
+            if self._recorder.failing:
+                return False
+        self._snapshot = replace(self._snapshot, history_note=self._recorder.note)
+        state, detail, code = self._snapshot.state, self._snapshot.detail, self._snapshot.exit_code
+        try:
+            self._store.write_snapshot(self._snapshot)
+            self._store.set_state(self.attempt, now_s, state, detail, code)
+            self._store.end_attempt(self.attempt, ended_at)
+        except sqlite3.Error:
+            return False
+        return True
+
+    def _gone(self) -> frozenset[int]:
+        """After the end no rank is alive: whoever had not left its loop is dead."""
+        return frozenset(
+            r for r, p in self._pulses.items() if p is not None and p.outcome is Outcome.RUNNING
+        )
+
+    def _close(self) -> None:
+        self._gpus.stop()
+        self._server.close()
+        self._watch.close()
+        self._intents.close()
+        self._store.close()
+        os.close(self._lock)
+
+
+def _with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailure]) -> RunSnapshot:
+    """Exit codes and reasons beside the ranks that they are of."""
+    codes = {f.rank: f.exit_code for f in failures}
+    ranks = []
+    for rank in snapshot.ranks:
+        code = codes.get(rank.rank, 0 if snapshot.exit_code == 0 else None)
+        note = found.detail if rank.rank == found.first_failed_rank else rank.note
+        ranks.append(replace(rank, exit_code=code, note=note))
+    return replace(snapshot, ranks=tuple(ranks))

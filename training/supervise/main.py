@@ -1,0 +1,100 @@
+"""The supervisor's process: detaches, takes the run's lock, reports that it stands, supervises.
+
+``python -m ltui.training.supervise.main RUN_DIR [--attempt N | --resume-from PATH | --adopt]``.
+Heavier imports come after the fork, so that the starter is gone within milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ltui.training.problem import ProblemError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run as a supervisor until the attempt's end is recorded."""
+    arguments = _arguments(argv)
+    if arguments.report_to is not None:
+        os.set_inheritable(arguments.report_to, False)
+        if os.fork():
+            os._exit(0)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o077)
+    return _supervise(arguments)
+
+
+def _supervise(arguments: argparse.Namespace) -> int:
+    # Local: imported in the detached process only.
+    from ltui.training.problem import Problem, ProblemError
+    from ltui.training.store.home import RunDir
+    from ltui.training.supervise.attempt import Plan, open_attempt
+
+    report = _Report(arguments.report_to)
+    run_dir = RunDir(arguments.run_dir)
+    plan = Plan(
+        adopt=arguments.adopt,
+        resume_from=arguments.resume_from,
+        resume_step=arguments.resume_step,
+        spec_path=arguments.spec,
+    )
+    try:
+        supervisor = open_attempt(run_dir, plan)
+    except ProblemError as error:
+        report.failed(error)
+        return 2
+    except OSError as error:
+        problem = Problem(where=run_dir.id, what=f"its supervisor can't start ({error}).")
+        report.failed(ProblemError(problem))
+        return 2
+    report.ready()
+    supervisor.run()
+    return 0
+
+
+class _Report:
+    """The pipe to whoever started this process, used once."""
+
+    def __init__(self, handle: int | None) -> None:
+        self._handle = handle
+
+    def ready(self) -> None:
+        self._send({"ok": True, "pid": os.getpid()})
+
+    def failed(self, error: ProblemError) -> None:
+        print(error, file=sys.stderr, flush=True)
+        problems = [{"where": p.where, "what": p.what, "remedy": p.remedy} for p in error.problems]
+        self._send({"ok": False, "problems": problems})
+
+    def _send(self, document: dict[str, Any]) -> None:
+        if self._handle is None:
+            return
+        try:
+            os.write(self._handle, json.dumps(document).encode() + b"\n")
+        except OSError:
+            pass  # the launcher was killed meanwhile; the run goes on
+        os.close(self._handle)
+        self._handle = None
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="ltui-supervisor")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--attempt", type=int)
+    parser.add_argument("--adopt", action="store_true")
+    parser.add_argument("--resume-from", type=Path)
+    parser.add_argument("--resume-step", type=int)
+    parser.add_argument("--spec", type=Path)
+    parser.add_argument("--report-to", type=int)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The parts of a live run put together as one ``RunSnapshot``."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ltui.training.problem import ProblemError
+from ltui.training.queue.records import PulseState
+from ltui.training.run.fold import Fold, RankFold
+from ltui.training.run.health import Judgement
+from ltui.training.run.progress import metrics, progress, rank_snapshots
+from ltui.training.run.snapshot import (
+    CheckpointInfo,
+    GpuSnapshot,
+    MetricValue,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+)
+from ltui.training.run.spec import RunSpec
+from ltui.training.run.throughput import throughput
+from ltui.training.store.home import RunDir
+from ltui.training.store.manifest import checkpoints, verify
+from ltui.training.store.reader import TRAIN_LOSS, RunStore
+from ltui.training.supervise.alive import ProcessMark
+from ltui.training.supervise.nvml import GpuReadings
+from ltui.training.supervise.procs import Reading
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """Everything that a snapshot is made of."""
+
+    run_dir: RunDir
+    spec: RunSpec
+    attempt: int
+    state: RunState
+    detail: str | None
+    started_at: float
+    now_s: float
+    now_ns: int
+    fold: Fold
+    pulses: Mapping[int, PulseState | None]
+    judgement: Judgement
+    found: Mapping[int, ProcessMark]
+    """Processes of a command that sends no telemetry."""
+    readings: Mapping[int, Reading]
+    gpus: GpuReadings
+    checkpoints: tuple[CheckpointInfo, ...]
+    history_note: str | None
+    supervisor_pid: int
+
+
+def compose(picture: Picture) -> RunSnapshot:
+    spec, fold = picture.spec, picture.fold
+    how_far = progress(fold, picture.pulses, picture.now_ns)
+    ranks = _ranks(picture)
+    return RunSnapshot(
+        id=picture.run_dir.id,
+        name=spec.name,
+        state=picture.state,
+        detail=picture.detail,
+        preset=spec.preset,
+        command=spec.command,
+        attempt=picture.attempt,
+        created_at=spec.created_at,
+        started_at=picture.started_at,
+        supervisor_pid=picture.supervisor_pid,
+        world_size=how_far.world_size or (spec.nproc if spec.command is None else None) or None,
+        epoch=how_far.epoch,
+        global_step=how_far.global_step,
+        max_steps=how_far.max_steps,
+        max_epochs=how_far.max_epochs,
+        batches_per_epoch=how_far.batches_per_epoch,
+        elapsed_s=max(0.0, picture.now_s - picture.started_at),
+        eta_s=how_far.eta_s,
+        metrics=metrics(fold),
+        throughput=throughput(fold, picture.now_ns),
+        ranks=ranks,
+        gpus=_gpus(picture, ranks),
+        gpu_note=picture.gpus.note,
+        verdicts=picture.judgement.verdicts,
+        checkpoints=picture.checkpoints,
+        history_note=picture.history_note,
+        log_dir=str(picture.run_dir.logs_dir(picture.attempt)),
+        run_dir=str(picture.run_dir.path),
+        taken_at=picture.now_s,
+    )
+
+
+def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
+    known = rank_snapshots(picture.fold, picture.pulses, picture.judgement.states, picture.now_ns)
+    ranks = {rank.rank: rank for rank in known}
+    for number, mark in picture.found.items():
+        ranks.setdefault(
+            number,
+            RankSnapshot(
+                rank=number,
+                pid=mark.pid,
+                state=RankState.UNKNOWN,
+                note="no telemetry: process readings only",
+            ),
+        )
+    return tuple(_with_reading(ranks[r], picture.readings.get(r)) for r in sorted(ranks))
+
+
+def _with_reading(rank: RankSnapshot, reading: Reading | None) -> RankSnapshot:
+    if reading is None:
+        return rank
+    return replace(rank, cpu_percent=reading.cpu_percent, rss_bytes=reading.rss_bytes)
+
+
+def _gpus(picture: Picture, ranks: tuple[RankSnapshot, ...]) -> tuple[GpuSnapshot, ...]:
+    """GPUs with the ranks on them: by what the rank says, else by its process."""
+    by_uuid: dict[str, list[int]] = {}
+    by_pid = {rank.pid: rank.rank for rank in ranks if rank.pid is not None}
+    for rank in ranks:
+        if rank.gpu_uuid is not None:
+            by_uuid.setdefault(rank.gpu_uuid, []).append(rank.rank)
+    placed = []
+    for gpu, pids in zip(picture.gpus.gpus, picture.gpus.pids, strict=False):
+        on_it = {*by_uuid.get(gpu.uuid or "", ()), *(by_pid[p] for p in pids if p in by_pid)}
+        placed.append(replace(gpu, ranks=tuple(sorted(on_it))))
+    return tuple(placed)
+
+
+class Shelf:
+    """The run's checkpoints. Sizes are looked at in passing, checksums in a thread, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: tuple[CheckpointInfo, ...] = ()
+        self._checked: dict[tuple[str, float | None], bool] = {}
+        self._stale = True
+        self._checking: threading.Thread | None = None
+
+    def look_again(self) -> None:
+        self._stale = True
+
+    def checkpoints(self) -> tuple[CheckpointInfo, ...]:
+        """As far as is known now, the least trained first."""
+        if self._stale:
+            self._stale = False
+            self._known = tuple(checkpoints(self._folder))
+        self._check_one()
+        return tuple(self._with_check(info) for info in self._known)
+
+    def all_checked(self) -> tuple[CheckpointInfo, ...]:
+        """As they are on disk now, the last one saved with its checksum; waits for that."""
+        if self._checking is not None:
+            self._checking.join()
+        self._known = tuple(checkpoints(self._folder))
+        newest = max(self._known, key=lambda c: c.saved_at or 0.0, default=None)
+        if newest is not None and newest.ok is None:
+            self._check(newest)
+        return tuple(self._with_check(info) for info in self._known)
+
+    def _with_check(self, info: CheckpointInfo) -> CheckpointInfo:
+        checked = self._checked.get((info.path, info.saved_at))
+        return info if info.ok is False or checked is None else replace(info, ok=checked)
+
+    def _check_one(self) -> None:
+        if self._checking is not None and self._checking.is_alive():
+            return
+        for info in reversed(self._known):
+            if info.ok is None and (info.path, info.saved_at) not in self._checked:
+                self._checking = threading.Thread(target=self._check, args=(info,), daemon=True)
+                self._checking.start()
+                return
+
+    def _check(self, info: CheckpointInfo) -> None:
+        key = (info.path, info.saved_at)
+        if key not in self._checked:
+            self._checked[key] = verify(info).ok is True
+
+
+def refold(run_dir: RunDir, attempt: int) -> Fold:
+    """What the store knows of ``attempt`` (or of the one before), to fold on from.
+
+    Who the ranks are and how long the run will be may long have left the rings.
+    """
+    try:
+        with RunStore(run_dir) as store:
+            snapshot = store.snapshot()
+            told = store.introductions(attempt)
+    except (ProblemError, sqlite3.Error):
+        return Fold()
+    ranks = {
+        rank: RankFold(rank=rank, hello=kinds.get("hello"), plan=kinds.get("plan"))
+        for rank, kinds in told.items()
+    }
+    logged: dict[str, MetricValue] = dict(snapshot.metrics)
+    loss = logged.pop(TRAIN_LOSS, None)
+    if logged or loss is not None:
+        first = ranks.get(0) or RankFold(rank=0)
+        ranks[0] = replace(first, metrics=logged, loss=loss)
+    best = snapshot.throughput.best_samples_per_s if snapshot.attempt == attempt else None
+    return Fold(ranks=ranks, best_samples_per_s=best)

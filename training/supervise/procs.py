@@ -1,0 +1,144 @@
+"""CPU and memory of every rank with its children, from one pass over ``/proc``.
+
+A rank's DataLoader workers count as the rank: they are what it costs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ltui.training.supervise.alive import ProcessMark, environment, stat_fields
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PARENT, _USER, _SYSTEM, _STARTED, _RESIDENT = 1, 11, 12, 19, 21
+"""Places in ``stat_fields``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    cpu_percent: float | None
+    """100 is one core; None at the first look."""
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    parent: int
+    start_ticks: int
+    cpu_ticks: int
+    rss_pages: int
+
+
+class ProcessTable:
+    """All processes at one moment."""
+
+    def __init__(self) -> None:
+        self._processes = {p.pid: p for p in _scan()}
+        self._children: dict[int, list[int]] = {}
+        for process in self._processes.values():
+            self._children.setdefault(process.parent, []).append(process.pid)
+
+    def tree(self, pid: int) -> list[int]:
+        """``pid`` and its descendants, those that are alive."""
+        found, pending = [], [pid]
+        while pending:
+            current = pending.pop()
+            if current in self._processes:
+                found.append(current)
+            pending += self._children.get(current, [])
+        return found
+
+    def cost(self, pid: int) -> tuple[dict[tuple[int, int], int], int]:
+        """CPU ticks of every process of the tree, and resident bytes of all."""
+        tree = [self._processes[p] for p in self.tree(pid)]
+        ticks = {(p.pid, p.start_ticks): p.cpu_ticks for p in tree}
+        return ticks, sum(p.rss_pages for p in tree) * _PAGE_BYTES
+
+    def mark(self, pid: int) -> ProcessMark | None:
+        process = self._processes.get(pid)
+        return None if process is None else ProcessMark(pid, process.start_ticks)
+
+    def parent(self, pid: int) -> int | None:
+        process = self._processes.get(pid)
+        return None if process is None else process.parent
+
+
+class ProcessReadings:
+    """Readings of ranks, look after look."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[float, dict[tuple[int, int], int]]] = {}
+
+    def look(
+        self, table: ProcessTable, ranks: Mapping[int, ProcessMark], now_s: float
+    ) -> dict[int, Reading]:
+        """rank -> reading, for ranks that are alive. ``now_s`` is any steady clock."""
+        readings: dict[int, Reading] = {}
+        for rank, mark in ranks.items():
+            if table.mark(mark.pid) != mark:
+                self._before.pop(rank, None)
+                continue
+            ticks, rss_bytes = table.cost(mark.pid)
+            readings[rank] = Reading(self._percent(rank, ticks, now_s), rss_bytes)
+            self._before[rank] = (now_s, ticks)
+        return readings
+
+    def _percent(self, rank: int, ticks: dict[tuple[int, int], int], now_s: float) -> float | None:
+        before = self._before.get(rank)
+        if before is None or now_s <= before[0]:
+            return None
+        spent = sum(max(0, count - before[1].get(process, 0)) for process, count in ticks.items())
+        return 100.0 * spent / _TICKS_PER_S / (now_s - before[0])
+
+
+class RankFinder:
+    """Ranks of a command that sends no telemetry, by ``RANK`` in their environment."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[ProcessMark, int | None] = {}
+
+    def find(self, table: ProcessTable, engine: ProcessMark) -> dict[int, ProcessMark]:
+        """rank -> process; the command itself as rank 0 where nobody names a rank."""
+        found: dict[int, ProcessMark] = {}
+        for pid in table.tree(engine.pid):
+            mark = table.mark(pid)
+            if mark is None:
+                continue
+            if mark not in self._ranks:
+                self._ranks[mark] = _rank(pid)
+            rank = self._ranks[mark]
+            # The tree is walked from its root, so a rank's own children come later.
+            if rank is not None and pid != engine.pid:
+                found.setdefault(rank, mark)
+        if not found and (mark := table.mark(engine.pid)) is not None:
+            return {0: mark}
+        return dict(sorted(found.items()))
+
+
+def _rank(pid: int) -> int | None:
+    text = environment(pid).get("RANK", "")
+    return int(text) if text.isdigit() else None
+
+
+def _scan() -> list[_Process]:
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        fields = stat_fields(int(name))
+        if fields is None or len(fields) <= _RESIDENT or fields[0] in (b"Z", b"X"):
+            continue
+        found.append(
+            _Process(
+                int(name),
+                int(fields[_PARENT]),
+                int(fields[_STARTED]),
+                int(fields[_USER]) + int(fields[_SYSTEM]),
+                int(fields[_RESIDENT]),
+            )
+        )
+    return found

@@ -1,0 +1,74 @@
+"""The code that ranks import, copied to where any interpreter can take it from.
+
+Ranks run in the user's environment, which need not hold ltui; see "The rank side" in
+``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import ltui.training
+
+_ROOMS = ("queue", "rank", "models", "data")
+_FILES = ("__init__.py",)
+_METADATA = "Metadata-Version: 2.1\nName: ltui-rank\nVersion: 0\n"
+_ENTRY_POINTS = """\
+[lightning.pytorch.callbacks_factory]
+ltui = ltui.training.rank.entry:callbacks
+
+[pytorch_lightning.callbacks_factory]
+ltui = ltui.training.rank.entry:callbacks
+"""
+
+
+def install_rank_side(home: Path) -> Path:
+    """The folder for ``PYTHONPATH``; made where this version's is not there yet.
+
+    Raises ``OSError`` where it can't be written.
+    """
+    files = _files()
+    folder = home / "rank-side" / _digest(files)
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    try:
+        for name, data in files.items():
+            path = made / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        os.rename(made, folder)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        if not folder.is_dir():
+            raise
+        # Another launch was quicker.
+    return folder
+
+
+def _files() -> dict[str, bytes]:
+    """Path below the folder -> content."""
+    training = Path(next(iter(ltui.training.__path__)))
+    sources = [training / name for name in _FILES if (training / name).exists()]
+    for room in _ROOMS:
+        sources += sorted((training / room).glob("**/*.py"))
+    files = {
+        f"ltui/training/{path.relative_to(training).as_posix()}": path.read_bytes()
+        for path in sources
+    }
+    files["ltui_rank-0.dist-info/METADATA"] = _METADATA.encode()
+    files["ltui_rank-0.dist-info/entry_points.txt"] = _ENTRY_POINTS.encode()
+    return files
+
+
+def _digest(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()[:16]
