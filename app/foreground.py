@@ -28,6 +28,7 @@ from ltui.widgets.sanitise import clean_line
 
 LOOK_EVERY_S = 0.25
 STOP_TIMEOUT_S = 60.0
+UNREADABLE_S = 10.0
 LINES_SHOWN = 20
 END_BYTES = 16 * 1024
 _EVERY_RANK = frozenset({"exception", "telemetry_off"})
@@ -97,7 +98,7 @@ class Watch:
     def until_end(self) -> int:
         self._display.say(f"{self._run_dir.id} started. {_HINT}.")
         while True:
-            snapshot = true_snapshot(self._run_dir)
+            snapshot = self._look()
             self._tell_events()
             if snapshot.state not in LIVE:
                 return self._ended(snapshot)
@@ -108,6 +109,18 @@ class Watch:
                 return 128 + self._signals.leave
             self._obey()
             time.sleep(LOOK_EVERY_S)
+
+    def _look(self) -> RunSnapshot:
+        """The run as it is. A history that can't be read is waited for, not long."""
+        deadline = time.monotonic() + UNREADABLE_S
+        while True:
+            try:
+                return true_snapshot(self._run_dir)
+            except ProblemError:
+                if time.monotonic() >= deadline or self._signals.leave is not None:
+                    _say_left(self._run_dir)
+                    raise
+                time.sleep(LOOK_EVERY_S)
 
     def _hint(self) -> str:
         return (_HINT, _STOPPING, _KILLING)[min(self._acted, 2)]

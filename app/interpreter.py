@@ -141,7 +141,7 @@ def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
         Problem(
             where=findings.python,
             what=f"this interpreter, which would train, lacks {_enumerated(missing)}.",
-            remedy=f"Install with: {command}",
+            remedy=f"Activate the environment that has them, or install with: {command}",
         )
     ]
 

@@ -56,7 +56,7 @@ def title(snapshot: RunSnapshot) -> str:
     """``brave-owl · quickstart``."""
     what = snapshot.preset or " ".join(snapshot.command or ())
     name = clean_name(snapshot.name)
-    return f"{name} · {clean_name(what, 60)}" if what else name
+    return f"{name} · {clean_name(what)[:60]}" if what else name
 
 
 def position(snapshot: RunSnapshot) -> str:

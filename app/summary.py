@@ -46,6 +46,11 @@ def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) 
     ]
 
 
+def short(text: str, cells: int) -> str:
+    """``text`` cut to so many cells, with a sign where it was."""
+    return text if len(text) <= cells else f"{text[: cells - 1]}…"
+
+
 def state_line(snapshot: RunSnapshot) -> str:
     """``stopped at step 1 204, checkpoint verified``."""
     if snapshot.detail:
@@ -90,7 +95,8 @@ def ending_lines(snapshot: RunSnapshot) -> list[str]:
         best = snapshot.throughput.best_samples_per_s
         rows.append(("throughput", f"{quantity(best, 'samples/s')} at best"))
     checkpoint = last_checkpoint(snapshot)
-    rows.append(("checkpoint", checkpoint_text(checkpoint) if checkpoint else "none"))
+    if checkpoint is not None or snapshot.state is not RunState.FINISHED:
+        rows.append(("checkpoint", checkpoint_text(checkpoint) if checkpoint else "none"))
     if snapshot.history_note:
         rows.append(("history", clean_line(snapshot.history_note)))
     if snapshot.log_dir:
@@ -155,17 +161,17 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         times.append(f"{duration(snapshot.eta_s)} left")
     supervisor = "none" if snapshot.supervisor_pid is None else f"process {snapshot.supervisor_pid}"
     speed = snapshot.throughput
-    data_wait = percent(speed.data_wait_share)
+    data_wait = ""
+    if speed.data_wait_share is not None:
+        data_wait = f", {percent(speed.data_wait_share)} waiting for data"
+    pace = quantity(speed.samples_per_s, "samples/s")
     rows = [
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),
         ("time", ", ".join(t for t in times if t) or NA),
         ("attempt", str(snapshot.attempt)),
         ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
-        (
-            "throughput",
-            f"{quantity(speed.samples_per_s, 'samples/s')}, {data_wait} waiting for data",
-        ),
+        ("throughput", f"{pace}{data_wait}"),
         ("supervisor", supervisor),
         ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
         ("GPUs", clean_line(snapshot.gpu_note) if snapshot.gpu_note else ""),
@@ -198,7 +204,7 @@ def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
         rows.append(
             (
                 clean_name(snapshot.id),
-                clean_name(what, 28) or NA,
+                short(clean_name(what), 30) or NA,
                 snapshot.state.value,
                 position(snapshot) or NA,
                 NA if started is None else ago(now - started),

@@ -17,22 +17,29 @@ from ltui.app.commands.arguments import EXIT_DONE
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.export import write_csv, write_json
 from ltui.training.store.home import find_run, ltui_home
-from ltui.training.store.reader import RunStore
+from ltui.training.store.reader import STEP_SERIES, TRAIN_LOSS, RunStore
+
+STEP_LOSS = "step/loss"
 
 
 def export(options: Namespace) -> int:
     """``ltui export RUN``."""
     store = RunStore(find_run(ltui_home(), options.run))
-    names = _chosen(store.metric_names(), options.metric)
+    names = _chosen(store, options.metric)
     write = write_json if options.format == "json" else write_csv
     with _output(options.output) as stream:
         write(store.export(names), stream)
     return EXIT_DONE
 
 
-def _chosen(names: Sequence[str], globs: Sequence[str]) -> list[str]:
+def _chosen(store: RunStore, globs: Sequence[str]) -> list[str]:
+    names = store.metric_names()
+    if TRAIN_LOSS in store.logged_names():
+        # Every step's own loss is there too, under another name than the one that was logged.
+        names.append(STEP_LOSS)
     if not globs:
-        return list(names)
+        return names
+    names += [name for name in STEP_SERIES if name not in names]
     problems = [_unknown(glob, names) for glob in globs if not fnmatch.filter(names, glob)]
     if problems:
         raise ProblemError(*problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,40 @@ def test_a_quick_command_loads_nothing_heavy(words: list[str]) -> None:
         [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+_COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_LINE="$*" COMP_POINT=1000
+_shtab_ltui ltui "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["st"], {"stop"}),
+        (["show", ""], {"last", "brave-owl-3f2a"}),
+        (["logs", "br"], {"brave-owl-3f2a"}),
+        (["run", "quick"], {"quickstart"}),
+        (["export", "last", "--format", ""], {"csv", "json"}),
+        (["logs", "last", "--fo"], {"--follow"}),
+    ],
+)
+def test_bash_completes(
+    ltui: Ltui, tmp_path: Path, private_home: Path, words: list[str], offered: set[str]
+) -> None:
+    (private_home / "runs" / "brave-owl-3f2a").mkdir(parents=True)
+    script = tmp_path / "completion"
+    script.write_text(ltui("completion", "bash").stdout)
+    done = subprocess.run(
+        ["bash", "-c", _COMPLETE, "bash", str(script), "ltui", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert set(done.stdout.split()) == offered, done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

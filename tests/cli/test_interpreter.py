@@ -61,7 +61,8 @@ def test_what_an_empty_environment_lacks_is_named_with_the_command(tmp_path: Pat
     (problem,) = lacking(look(python, list(NEEDED)), NEEDED)
     assert "torch, lightning and jsonargparse" in problem.what
     assert problem.remedy == (
-        f"Install with: {python} -m pip install torch lightning 'jsonargparse[signatures]'"
+        "Activate the environment that has them, or "
+        f"install with: {python} -m pip install torch lightning 'jsonargparse[signatures]'"
     )
 
 

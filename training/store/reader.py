@@ -153,7 +153,7 @@ class RunStore:
 
     @_says_what_is_wrong
     def metric_names(self) -> list[str]:
-        """Names that ``curve`` knows: what was logged, and ``train/loss`` where steps have a loss."""
+        """What was logged, and ``train/loss`` where steps have a loss."""
         names = {row[0] for row in self._connection.execute("SELECT name FROM names")}
         if self._has_step_loss():
             names.add(TRAIN_LOSS)
