@@ -38,7 +38,8 @@ def loader(batches: int, **options: Any) -> DataLoader:
 
 
 class Linear(pl.LightningModule):
-    """A linear layer; ``do`` is called in every training step with the module and the batch index."""
+    """A linear layer. ``do`` is called with the module and the batch index in every training step,
+    and with -1 minus the index in every validation step."""
 
     def __init__(self, do: Callable[[Any, int], None] | None = None, step_s: float = 0.0) -> None:
         super().__init__()
@@ -46,6 +47,7 @@ class Linear(pl.LightningModule):
         self.do, self.step_s = do, step_s
         self.order: list[str] = []
         torch.nn.init.constant_(self.layer.weight, 0.1)
+        torch.nn.init.zeros_(self.layer.bias)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         if self.do:

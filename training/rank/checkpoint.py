@@ -11,6 +11,7 @@ so its parts are called here one by one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -191,7 +192,9 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
+    """As far as it can be removed."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()

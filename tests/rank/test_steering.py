@@ -1,0 +1,304 @@
+"""Stop, pause, checkpoint and resume of one rank; what several agree on is in ``test_ranks.py``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ltui.training.queue.control import Command
+from ltui.training.queue.records import Outcome, Phase
+from ltui.training.rank.stopped import RunStopped
+from tests.rank.models import Linear, loader
+from tests.rank.runs import RunFolder, wait_for
+
+
+def asks(run: RunFolder, command: Command, at: int) -> Any:
+    """What a model does in its training step: ask once, in batch ``at`` of the whole run."""
+    calls = []
+
+    def do(module: Any, index: int) -> None:
+        if index >= 0:
+            calls.append(index)
+        if index >= 0 and len(calls) - 1 == at:
+            run.ask(command)
+
+    return do
+
+
+def counters(path: Path) -> tuple[int, int]:
+    state = torch.load(path, weights_only=True)
+    return state["global_step"], state["epoch"]
+
+
+def test_stop_saves_and_leaves(run: RunFolder, fit: Any) -> None:
+    model = Linear(asks(run, Command.STOP, 6))
+    with pytest.raises(RunStopped) as stopped:
+        fit(model, loader(5), loader(2), max_epochs=3)
+    assert stopped.value.code == 0
+    (path,) = run.checkpoints
+    assert path.name == "step-00000007-stop.ckpt"
+    assert counters(path) == (7, 1)
+    manifest = json.loads(Path(f"{path}.json").read_text())
+    assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert manifest["size_bytes"] == path.stat().st_size
+    assert (manifest["version"], manifest["file"]) == (1, path.name)
+    assert (manifest["global_step"], manifest["epoch"], manifest["reason"]) == (7, 1, "stop")
+    assert (manifest["attempt"], manifest["torch"]) == (1, torch.__version__)
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f"{path.name}.json"]
+    (saved,) = run.events("checkpoint_saved")
+    assert (saved["path"], saved["reason"]) == (str(path), "stop")
+    (event,) = run.events("stopped")
+    assert (event["global_step"], event["checkpoint"]) == (7, str(path))
+    assert run.events("exception") == []
+    pulse = run.pulse()
+    assert pulse is not None
+    assert (pulse.outcome, pulse.decision_done) == (Outcome.STOPPED, 1)
+    assert model.order[-1] == "train 6"
+
+
+def trained(fit: Any, model: Linear, **options: Any) -> Linear:
+    fit(model, loader(5), loader(2), max_epochs=3, **options)
+    return model
+
+
+def never_stopped(run: RunFolder, fit: Any, **options: Any) -> Linear:
+    """The same training as another attempt, so that the one under test is the first of its own."""
+    run.attempt = 9
+    model = trained(fit, Linear(), **options)
+    run.attempt = 1
+    return model
+
+
+@pytest.mark.parametrize(
+    ("at", "options"),
+    [
+        (6, {}),
+        (4, {}),  # the last batch of an epoch, validation to come
+        (6, {"accumulate_grad_batches": 2}),
+        (6, {"max_steps": 13}),
+        (7, {"val_check_interval": 3}),
+        (5, {"val_check_interval": 3}),
+    ],
+)
+def test_resumed_is_as_never_stopped(
+    run: RunFolder, fit: Any, at: int, options: dict[str, Any]
+) -> None:
+    """Order of steps, validations and epoch ends, and (the data being in order) the weights."""
+    reference = never_stopped(run, fit, **options)
+    first = Linear(asks(run, Command.STOP, at))
+    with pytest.raises(RunStopped):
+        trained(fit, first, **options)
+    (path,) = run.checkpoints
+    run.attempt = 2
+    second = trained(fit, Linear(), extra={"LTUI_RESUME_FROM": str(path)}, **options)
+    (resumed,) = run.events("resumed")
+    assert resumed["global_step"] == counters(path)[0]
+    assert first.order + second.order == reference.order
+
+
+def test_weights_after_resume_at_an_epochs_start(run: RunFolder, fit: Any) -> None:
+    """Where the position in the data is at its start, resuming is exact in everything."""
+    reference = never_stopped(run, fit)
+    with pytest.raises(RunStopped):
+        trained(fit, Linear(asks(run, Command.STOP, 4)))
+    run.attempt = 2
+    second = trained(fit, Linear(), extra={"LTUI_RESUME_FROM": str(run.checkpoints[0])})
+    assert torch.equal(second.layer.weight, reference.layer.weight)
+
+
+def test_stop_within_validation(run: RunFolder, fit: Any) -> None:
+    reference = never_stopped(run, fit)
+
+    def do(module: Any, index: int) -> None:
+        if index == -1 and module.trainer.global_step == 10:
+            run.ask(Command.STOP)
+
+    first = Linear(do)
+    with pytest.raises(RunStopped):
+        trained(fit, first)
+    assert first.order[-1] == "val 0"
+    (path,) = run.checkpoints
+    assert counters(path) == (10, 1)
+    assert [step for step, _ in run.metrics()["val_loss"]] == [5]
+    run.attempt = 2
+    second = trained(fit, Linear(), extra={"LTUI_RESUME_FROM": str(path)})
+    assert first.order[:-1] + second.order == reference.order
+    assert torch.equal(second.layer.weight, reference.layer.weight)
+
+
+def test_asked_before_the_first_step_and_on_the_last(run: RunFolder, fit: Any) -> None:
+    run.queue_dir.mkdir(parents=True)
+    run.ask(Command.STOP)
+    with pytest.raises(RunStopped):
+        fit(Linear(), loader(3), loader(2), max_epochs=1, num_sanity_val_steps=2)
+    assert run.checkpoints[0].name == "step-00000001-stop.ckpt"
+    run.attempt, run.requests = 2, 0
+    fit(Linear(asks(run, Command.STOP, 2)), loader(3), max_epochs=1)
+    assert run.events("stopped") == []
+    assert len(run.events("finished")) == 1
+
+
+def test_last_batch_of_an_epoch_without_validation_stops_at_the_next(
+    run: RunFolder, fit: Any
+) -> None:
+    model = Linear(asks(run, Command.STOP, 2))
+    with pytest.raises(RunStopped):
+        fit(model, loader(3), max_epochs=3)
+    assert counters(run.checkpoints[0]) == (4, 1)
+    assert "epoch end 0" in model.order
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_is_an_agreed_stop(run: RunFolder, fit: Any, number: int) -> None:
+    before = signal.getsignal(number)
+
+    def do(module: Any, index: int) -> None:
+        if index == 1:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(RunStopped):
+        fit(Linear(do), loader(5), max_epochs=1)
+    assert counters(run.checkpoints[0]) == (2, 0)
+    assert signal.getsignal(number) == before
+
+
+def test_second_interrupt_interrupts(run: RunFolder, fit: Any) -> None:
+    def do(module: Any, index: int) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            fit(Linear(do), loader(5), max_epochs=1)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert ended.value.code == 1
+    assert run.events("exception")[0]["type"] == "KeyboardInterrupt"
+    assert run.checkpoints == []
+
+
+def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
+    seen: list[Any] = []
+
+    def watch() -> None:
+        try:
+            wait_for(lambda: run.pulse() and run.pulse().phase == Phase.PAUSED)
+            seen.append(run.pulse().global_step)
+            run.ask(Command.CHECKPOINT)
+            wait_for(lambda: run.checkpoints)
+            wait_for(lambda: run.pulse().decision_done == 2)
+            seen.append(len(run.steps()))
+        finally:
+            run.ask(Command.CONTINUE)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    fit(Linear(asks(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
+    watcher.join()
+    assert seen == [3, 3]
+    assert run.checkpoints[0].name == "step-00000003-request.ckpt"
+    assert len(run.events("paused")) >= 1 and len(run.events("continued")) == 1
+    assert len(run.steps()) == 6
+    assert run.pulse().decision_done == 3
+    # The pause is no part of a step.
+    assert run.steps()[3, 6] < 5
+
+
+def test_stop_while_paused(run: RunFolder, fit: Any) -> None:
+    def watch() -> None:
+        wait_for(lambda: run.pulse() and run.pulse().phase == Phase.PAUSED)
+        run.ask(Command.STOP)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(RunStopped):
+        fit(Linear(asks(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
+    watcher.join()
+    assert counters(run.checkpoints[0]) == (3, 0)
+
+
+def test_periodic_checkpoints_are_pruned_and_the_end_is_saved(run: RunFolder, fit: Any) -> None:
+    extra = {"LTUI_CHECKPOINT_EVERY_S": "0.05", "LTUI_CHECKPOINT_KEEP": "2"}
+    fit(Linear(step_s=0.02), loader(20), max_epochs=1, extra=extra)
+    saved = run.events("checkpoint_saved")
+    assert [e["reason"] for e in saved].count("periodic") >= 3
+    names = [path.name for path in run.checkpoints]
+    assert sum("periodic" in name for name in names) == 2
+    assert names[-1] == "step-00000020-end.ckpt"
+    assert {f"{n}.json" for n in names} == {
+        p.name for p in run.checkpoints[0].parent.glob("*.json")
+    }
+
+
+def test_more_epochs_after_the_end(run: RunFolder, fit: Any) -> None:
+    fit(Linear(), loader(5), max_epochs=1, extra={"LTUI_CHECKPOINT_EVERY_S": "600"})
+    (path,) = run.checkpoints
+    run.attempt = 2
+    model = Linear()
+    fit(model, loader(5), max_epochs=2, extra={"LTUI_RESUME_FROM": str(path)})
+    assert model.order == [f"train {n}" for n in range(5, 10)] + ["epoch end 1"]
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: Any) -> None:
+    (run.path / "checkpoints").write_text("not a folder")
+    fit(Linear(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
+    (failed,) = run.events("checkpoint_failed")
+    assert failed["reason"] == "stop" and "Training goes on" in failed["text"]
+    assert run.events("stopped") == []
+    assert len(run.steps()) == 5
+    assert run.pulse().outcome == Outcome.FINISHED
+
+
+def test_a_full_disk_is_seen_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
+    from ltui.training.rank import checkpoint
+
+    monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 1 << 60)
+    fit(Linear(asks(run, Command.CHECKPOINT, 1)), loader(5), max_epochs=1)
+    (failed,) = run.events("checkpoint_failed")
+    assert "MB free" in failed["error"]
+    assert list((run.path / "checkpoints").iterdir()) == []
+
+
+def test_a_checkpoint_with_more_than_weights_is_loaded_if_ours(run: RunFolder, fit: Any) -> None:
+    class Odd(Linear):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["odd"] = Path("an object")
+
+    with pytest.raises(RunStopped):
+        fit(Odd(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
+    (path,) = run.checkpoints
+    run.attempt = 2
+    fit(Odd(), loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": str(path)})
+    assert run.steps()[0, 0] == 3
+    assert "loaded in full" in run.events("note")[0]["text"]
+
+
+def test_a_script_that_names_its_checkpoint_keeps_it(run: RunFolder, fit: Any) -> None:
+    with pytest.raises(RunStopped):
+        fit(Linear(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
+    (path,) = run.checkpoints
+    run.attempt = 2
+    fit(
+        Linear(), loader(5), None, None, str(path), max_epochs=1,
+        extra={"LTUI_RESUME_FROM": "/nowhere.ckpt"},
+    )  # fmt: skip
+    assert run.steps()[0, 0] == 3
+    assert "The script resumes from" in run.events("note")[0]["text"]
+
+
+def test_stop_in_test_outside_of_fit(run: RunFolder, fit: Any) -> None:
+    model = Linear()
+    model.on_test_start = lambda: run.ask(Command.STOP)  # type: ignore[method-assign]
+    with pytest.raises(RunStopped):
+        fit(model, loader(5), call="test")
+    assert run.checkpoints == []
+    assert run.events("stopped")[0]["checkpoint"] is None
