@@ -224,7 +224,7 @@ class RunStore:
             "AND kind NOT IN ('hello', 'plan') ORDER BY id LIMIT ?",
             (after_id, limit),
         )
-        return [Event(*row[:6], json.loads(row[6] or "{}")) for row in rows]
+        return [Event(*row, data=json.loads(data or "{}")) for *row, data in rows]
 
     @_says_what_is_wrong
     def introductions(self, attempt: int) -> dict[int, dict[str, dict[str, Any]]]:

@@ -42,7 +42,7 @@ def true_snapshot(run_dir: RunDir) -> RunSnapshot:
     if stored.state not in LIVE:
         return replace(stored, supervisor_pid=None)
     pulses = read_pulses(run_dir.queue_dir(stored.attempt))
-    now = replace(stored, taken_at=time.time(), **_positions(pulses))
+    now = _moved(stored, pulses)
     if holder is not None and holder.alive():
         return replace(
             now,
@@ -71,11 +71,15 @@ def _stored(run_dir: RunDir) -> RunSnapshot:
     )
 
 
-def _positions(pulses: Mapping[int, PulseState | None]) -> dict[str, object]:
-    """Where the ranks are now, as far as pulses tell."""
+def _moved(stored: RunSnapshot, pulses: Mapping[int, PulseState | None]) -> RunSnapshot:
+    """``stored``, where the ranks are now as far as pulses tell."""
     found = progress(Fold(), pulses, time.monotonic_ns())
-    known = {"epoch": found.epoch, "global_step": found.global_step}
-    return {name: value for name, value in known.items() if value is not None}
+    return replace(
+        stored,
+        taken_at=time.time(),
+        epoch=stored.epoch if found.epoch is None else found.epoch,
+        global_step=stored.global_step if found.global_step is None else found.global_step,
+    )
 
 
 def _unsupervised(
@@ -154,7 +158,7 @@ def _ranks(
                 cpu_percent=None,
                 rss_bytes=None,
                 samples_per_s=None,
-            )  # fmt: skip
+            )
         )
     return tuple(rank for rank in merged if rank is not None)
 

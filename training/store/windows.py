@@ -6,6 +6,7 @@ held in memory and a new supervisor goes on where the last one ended. SQL only; 
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ LEVELS = (64, 4096, 262144)
 
 STEP_VALUES = ("loss", "step_s", "fetch_s", "samples", "lr")
 """Columns of ``steps`` that windows are kept of."""
+
+_STEPS_UP = tuple(itertools.pairwise(LEVELS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def close_windows(
     if stop <= start:
         return open_step
     _close_from_rows(connection, family, key, start, stop)
-    for finer, level in zip(LEVELS, LEVELS[1:], strict=False):
+    for finer, level in _STEPS_UP:
         first, last = start * LEVELS[0] // level, stop * LEVELS[0] // level
         if last > first:
             _close_from_windows(connection, family, key, finer, level, first, last)
@@ -113,13 +116,13 @@ def drop_old(
     open_step: int,
     keep_windows: int,
 ) -> None:
-    """Delete rows before ``keep_from_step`` that windows hold, and windows that coarser ones hold."""
+    """Delete rows before ``keep_from_step`` and windows far back, if coarser windows hold them."""
     cut = min(keep_from_step, open_step) // LEVELS[0] * LEVELS[0]
     connection.execute(
         f"DELETE FROM {family.rows} WHERE {family.where()} AND step < ?",  # noqa: S608
         (*key, cut),
     )
-    for finer, level in zip(LEVELS, LEVELS[1:], strict=False):
+    for finer, level in _STEPS_UP:
         closed = open_step // level * level
         window_cut = min(closed, open_step - keep_windows * finer) // finer
         if window_cut > 0:

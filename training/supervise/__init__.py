@@ -1,1 +1,1 @@
-"""The detached supervisor of one run: engine, readings, commands, health, the truth about its state."""
+"""The detached supervisor of one run: engine, readings, commands, health, its true state."""

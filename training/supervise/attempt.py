@@ -1,7 +1,7 @@
 """Taking a run in hand: its lock, its store, its socket, and a keeper for a new attempt.
 
-``open_attempt`` returns a supervisor that stands, or raises ``ProblemError`` and leaves the run as it
-was.
+``open_attempt`` returns a supervisor that stands, or raises ``ProblemError`` and leaves the run as
+it was.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ltui.training.store.home import RunDir
 _LINE_BYTES = 64 << 20
 
 
-class NotSupervised(ProblemError):
+class NotSupervised(ProblemError):  # noqa: N818 - a state of things, caught by name
     """Nobody answers for the run: its supervisor ended, died, or hangs."""
 
 
@@ -61,7 +61,7 @@ class ControlClient:
         except (ProblemError, KeyError, ValueError):
             return None
 
-    def _lines(self, command: dict[str, Any], timeout_s: float) -> Any:
+    def _lines(self, command: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(timeout_s)
             link.connect(str(_resolved(self._run_dir.socket_path)))
@@ -78,7 +78,7 @@ class ControlClient:
 
 
 def _resolved(path: Path) -> Path:
-    """Where the link at a deep ``control.sock`` points: the kernel limits the path that is given."""
+    """Where the link at a deep ``control.sock`` points: the kernel limits what it is given."""
     try:
         return Path(os.readlink(path))
     except OSError:

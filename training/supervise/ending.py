@@ -28,13 +28,13 @@ class Facts:
     exit: EngineExit | None = None
     keeper_died: bool = False
     pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
-    fold: Fold = Fold()
+    fold: Fold = field(default_factory=Fold)
     failures: tuple[WorkerFailure, ...] = ()
     last_line: str | None = None
     """Of the engine's log."""
     stop_requested: bool = False
     forced: str | None = None
-    """Set where the run was ended by force on request: ``on request``, ``ranks did not agree ...``."""
+    """Why the run was ended by force: ``on request``, ``because ranks did not agree ...``."""
     rebooted: bool = False
     checkpoints: tuple[CheckpointInfo, ...] = ()
     foreign: bool = False
@@ -66,7 +66,7 @@ def ending(facts: Facts) -> Ending:
     if facts.stop_requested and not _failed_pulses(facts) and _by_signal(facts.exit):
         return Ending(
             state=RunState.STOPPED,
-            detail=f"stopped by {_signal_name(_signal_of(facts.exit))}{_at(facts)}; {_saved(facts)}",
+            detail=f"stopped by {_named(_signal_of(facts.exit))}{_at(facts)}; {_saved(facts)}",
             exit_code=code,
         )
     return _failed(facts, code)
@@ -166,7 +166,7 @@ def _failed(facts: Facts, code: int | None) -> Ending:
         number = _signal_of(facts.exit)
         return Ending(
             state=RunState.CRASHED,
-            detail=f"the {_engine(facts)} was killed by {_signal_name(number)}{_at(facts)}",
+            detail=f"the {_engine(facts)} was killed by {_named(number)}{_at(facts)}",
             exit_code=code,
         )
     failure = next((f for f in facts.failures if f.first), None)
@@ -194,7 +194,7 @@ def _killed_rank(facts: Facts) -> tuple[int, str] | None:
     for failure in sorted(facts.failures, key=lambda f: not f.first):
         # The agent ends the others by SIGTERM once one has failed.
         if failure.exit_code < 0 and (failure.first or failure.exit_code != -signal.SIGTERM):
-            return failure.rank, f"was killed by {_signal_name(-failure.exit_code)}"
+            return failure.rank, f"was killed by {_named(-failure.exit_code)}"
     said = {f.rank: f.exit_code for f in facts.failures}
     raised = {r for r, f in facts.fold.ranks.items() if f.exception is not None}
     # An engine that dies first takes its ranks along: then no rank is to blame.
@@ -255,7 +255,7 @@ def _signal_of(exit_: EngineExit) -> int | None:
     return None
 
 
-def _signal_name(number: int | None) -> str:
+def _named(number: int | None) -> str:
     if number is None:
         return "a signal"
     try:

@@ -1,7 +1,7 @@
 """What people asked for, and how far it is: requests to the ranks, and the stop ladder's signals.
 
-Called by the supervisor's loop alone. Talks to ranks through the control file; signals only where the
-ladder says so.
+Called by the supervisor's loop alone. Talks to ranks through the control file; signals only where
+the ladder says so.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ It is a child subreaper: what a dead rank leaves behind becomes its child, and i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -112,6 +113,11 @@ class Keeper:
             os.close(log)
         self.engine_pid = self._engine.pid
         return None
+
+    def end_engine(self) -> None:
+        """Ask the engine to end."""
+        if self.engine_pid is not None and self.engine_status is None:
+            _kill(self.engine_pid, signal.SIGTERM)
 
     def announce(self) -> None:
         """Say who keeps the run and what its engine is."""
@@ -271,10 +277,8 @@ def _alive(pid: int) -> bool:
 
 
 def _kill(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.kill(pid, number)
-    except OSError:
-        pass
 
 
 def main(run_dir: str, attempt: int) -> None:
@@ -285,9 +289,7 @@ def main(run_dir: str, attempt: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     keeper = Keeper(run_dir, attempt)
     # A person's `kill KEEPER` asks the engine to end; what follows is the ordinary end.
-    signal.signal(
-        signal.SIGTERM, lambda *_: keeper.engine_pid and _kill(keeper.engine_pid, signal.SIGTERM)
-    )
+    signal.signal(signal.SIGTERM, lambda *_: keeper.end_engine())
     error = keeper.start_engine()
     keeper.announce()
     if error is None:

@@ -40,7 +40,7 @@ from ltui.training.supervise.watch import QueueWatch, Sight
 TICK_S = 0.22
 READINGS_S = 1.0
 SNAPSHOT_S = 1.0
-_SILENT_S = 10.0
+_SILENT_S = 6.0
 """A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
 _STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
 _LOG_TAIL_BYTES = 65536
@@ -175,14 +175,19 @@ class Supervisor:
         for event in self._fold.events[len(self._fold.events) - (self._fold.events_seen - seen) :]:
             if event.kind == "checkpoint_saved":
                 self._shelf.look_again()
-            elif event.kind == "resumed" and isinstance(
-                step := event.fields.get("global_step"), int
-            ):
-                self._recorder.attempt(
-                    lambda step=step: self._store.set_resumed_step(self.attempt, step),  # type: ignore[misc]
-                    time.time(),
-                )
+            elif event.kind == "resumed":
+                self._note_resumed(event.fields.get("global_step"))
         return sight
+
+    def _note_resumed(self, step: Any) -> None:
+        """The rank knows from which step it really went on."""
+        if isinstance(step, int):
+            self._recorder.attempt(
+                lambda: self._store.set_resumed_step(self.attempt, step), time.time()
+            )
+
+    def _furthest_step(self) -> int | None:
+        return max((p.global_step for p in self._pulses.values() if p is not None), default=None)
 
     def _follow_orders(self) -> None:
         now_s = time.monotonic()
@@ -268,10 +273,7 @@ class Supervisor:
         if self._intents.error is not None:
             return self._intents.error
         if self._state is RunState.PAUSED:
-            step = max(
-                (p.global_step for p in self._pulses.values() if p is not None), default=None
-            )
-            return f"paused at step {step}"
+            return f"paused at step {self._furthest_step()}"
         if self._watch.errors:
             rank, why = next(iter(sorted(self._watch.errors.items())))
             return f"the queue of rank {rank} can't be read: {why}"
@@ -361,8 +363,7 @@ class Supervisor:
         self, end: EngineExit | None, keeper_died: bool
     ) -> tuple[Ending, list[WorkerFailure]]:
         log = self._engine_log()
-        failures = worker_failures(log) if self.spec.command is None else worker_failures(log)
-        step = max((p.global_step for p in self._pulses.values() if p is not None), default=None)
+        failures = worker_failures(log)
         checkpoints = self._shelf.all_checked()
         stopped = [p for p in self._pulses.values() if p is not None]
         all_stopped = bool(stopped) and all(p.outcome is Outcome.STOPPED for p in stopped)
@@ -378,7 +379,7 @@ class Supervisor:
                 forced=None if all_stopped else self._intents.forced,
                 checkpoints=checkpoints,
                 foreign=self.spec.command is not None,
-                global_step=step,
+                global_step=self._furthest_step(),
             )
         )
         return found, failures

@@ -7,6 +7,7 @@ Heavier imports come after the fork, so that the starter is gone within millisec
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -76,10 +77,8 @@ class _Report:
     def _send(self, document: dict[str, Any]) -> None:
         if self._handle is None:
             return
-        try:
+        with contextlib.suppress(OSError):  # the launcher was killed meanwhile; the run goes on
             os.write(self._handle, json.dumps(document).encode() + b"\n")
-        except OSError:
-            pass  # the launcher was killed meanwhile; the run goes on
         os.close(self._handle)
         self._handle = None
 

@@ -64,7 +64,10 @@ class GpuSampler:
         fixed = [_Fixed.read(pynvml, handle) for handle in handles]
         while not self._stopping.is_set():
             self._began_s = time.monotonic()
-            gpus = [_sample(pynvml, i, h, f) for i, (h, f) in enumerate(zip(handles, fixed))]
+            gpus = [
+                _sample(pynvml, i, h, f)
+                for i, (h, f) in enumerate(zip(handles, fixed, strict=True))
+            ]
             pids = tuple(_pids(pynvml, handle) for handle in handles)
             self._readings = GpuReadings(tuple(gpus), pids, None)
             self._began_s = time.monotonic()

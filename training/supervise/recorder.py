@@ -1,7 +1,7 @@
 """From polled records to the store, surviving a disk that is full or fails.
 
-While nothing can be written the rings go on holding what they can: the cursor stays where it is, and
-once the store works again whatever still stands in the rings is written, the rest becomes a gap.
+While nothing can be written the rings go on holding what they can: the cursor stays where it is.
+Once the store works again whatever still stands in the rings is written, the rest becomes a gap.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ltui.training.queue.reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.queue.records import Kind, StepField
@@ -156,14 +158,14 @@ def _steps(records: Iterable[Record]) -> int:
 
 def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
     if record.kind == Kind.STEP:
-        values = record.array.tolist()
+        values = _values(record)
         values += [math.nan] * (len(StepField) - len(values))
         batch.steps.append((rank, record.seq, values))
         return
     label = _label(record)
     if record.kind == Kind.METRICS:
         t, step, epoch = _number(label.get("t")), _whole(label.get("step")), label.get("epoch")
-        for name, value in zip(label.get("names") or (), record.array.tolist(), strict=False):
+        for name, value in zip(label.get("names") or (), _values(record), strict=False):
             batch.samples.append(
                 (rank, record.seq, str(name), step, _whole(epoch), t or now_s, float(value))
             )
@@ -171,6 +173,13 @@ def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
         kind = _LABELLED[Kind(record.kind)] or str(label.get("kind", "note"))
         t = _number(label.get("t")) or now_s
         batch.events.append((rank, record.seq, t, kind, str(label.get("text", "")), label))
+
+
+def _values(record: Record) -> list[float]:
+    """The payload as plain floats; nothing where a rank of another version put something else."""
+    if not isinstance(record.array, np.ndarray):
+        return []
+    return [float(value) for value in record.array.reshape(-1).tolist()]
 
 
 def _label(record: Record) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Watching the queue files of one attempt: finds them, polls them, reads pulses, sees who is alive."""
+"""Watching the queue files of one attempt: records, pulses, and which ranks are alive."""
 
 from __future__ import annotations
 
