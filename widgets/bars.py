@@ -11,42 +11,21 @@ from statistics import median
 
 from ltui.widgets.shapes import Cell, Tone
 
-_EIGHTHS_ACROSS = " ▏▎▍▌▋▊▉█"
 # Seven heights: a full block would run into the row above.
 _HEIGHTS = "▁▂▃▄▅▆▇"
-_TRACK = "·"
 
 
 def bar(share: float | None, width: int) -> str:
-    """A share of 1 in ``width`` cells, to an eighth of a cell; blanks where it is not known."""
-    filled, track = bar_parts(share, width)
-    return filled + track
-
-
-def bar_parts(share: float | None, width: int) -> tuple[str, str]:
-    """The filled part of a bar and the dotted rest, together ``width`` cells."""
-    if share is None or not math.isfinite(share):
-        return "", " " * width
-    eighths = round(min(1.0, max(0.0, share)) * width * 8)
-    # A little is visible, and what is not full does not look full.
-    if share > 0:
-        eighths = max(1, eighths)
-    if share < 1:
-        eighths = min(width * 8 - 1, eighths)
-    filled = _EIGHTHS_ACROSS[8] * (eighths // 8)
-    if eighths % 8:
-        filled += _EIGHTHS_ACROSS[eighths % 8]
-    return filled, _TRACK * (width - len(filled))
+    """A share of 1 in ``width`` cells, to half a cell; blanks where it is not known."""
+    return "".join(cell.text for cell in bar_cells(share, width))
 
 
 def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple[Cell, ...]:
-    """A bar as cells: its filled part in ``tone``, the rest faint."""
-    filled, track = bar_parts(share, width)
-    return Cell(text=filled, tone=tone), Cell(text=track, tone=Tone.FAINT)
+    """A bar as cells: its filled part in ``tone``, the rest faint.
 
-
-def rule_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple[Cell, ...]:
-    """A thin bar, in halves of a cell, for rows that stand close together."""
+    Thin lines, as blocks in rows that stand close together run into one slab. A little is
+    visible, and what is not full does not look full.
+    """
     if share is None or not math.isfinite(share):
         return (Cell(text=" " * width),)
     halves = round(min(1.0, max(0.0, share)) * width * 2)

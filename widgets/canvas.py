@@ -27,6 +27,11 @@ class Canvas:
         """Put ``text`` at ``x``, ``y``, cut at the edges. Returns the column after it."""
         if not 0 <= y < self.height:
             return x + cell_len(text)
+        width = cell_len(text)
+        if width == len(text) and x >= 0 and x + width <= self.width:
+            self.chars[y, x : x + width] = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+            self.ink[y, x : x + width] = ink
+            return x + width
         for letter in text:
             width = cell_len(letter)
             if width and x >= 0 and x + width <= self.width:
@@ -60,3 +65,12 @@ class Canvas:
             Segment(letters[a:b].replace("\0", ""), styles[inks[a]]) for a, b in pairwise(breaks)
         ]
         return Strip(segments, self.width)
+
+
+def changed_spans(old: Canvas, new: Canvas) -> list[tuple[int, int, int]]:
+    """Line, first and last column (exclusive) of what differs between canvases of the same size."""
+    differs = (old.chars != new.chars) | (old.ink != new.ink)
+    lines = np.flatnonzero(differs.any(axis=1))
+    first = differs.argmax(axis=1)
+    last = new.width - differs[:, ::-1].argmax(axis=1)
+    return [(int(y), int(first[y]), int(last[y])) for y in lines]

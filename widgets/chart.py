@@ -8,11 +8,13 @@ from typing import ClassVar
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
+from ltui.widgets.canvas import changed_spans
 from ltui.widgets.palette import Paint, paint_of
 from ltui.widgets.plot import Look, Plot, data_range, nearest_x, plot
 from ltui.widgets.scale import Range
@@ -44,14 +46,14 @@ class Chart(Widget, can_focus=True):
         Binding("end", "follow", "newest", show=False, id="chart.follow"),
     ]
 
-    shape: reactive[ChartShape | None] = reactive(None, layout=False)
-    view: reactive[Viewport | None] = reactive(None)
+    shape: reactive[ChartShape | None] = reactive(None, repaint=False)
+    view: reactive[Viewport | None] = reactive(None, repaint=False)
     """The part of the x axis in view; None for all of it."""
-    crosshair: reactive[float | None] = reactive(None)
+    crosshair: reactive[float | None] = reactive(None, repaint=False)
     """Where on the x axis the crosshair stands. Set it to link charts."""
-    log_y: reactive[bool | None] = reactive(None)
+    log_y: reactive[bool | None] = reactive(None, repaint=False)
     """None: as the shape says."""
-    grid: reactive[bool] = reactive(True)
+    grid: reactive[bool] = reactive(True, repaint=False)
 
     class CrosshairMoved(Message):
         """The person moved the crosshair; ``x`` is None where it left the chart."""
@@ -92,6 +94,7 @@ class Chart(Widget, can_focus=True):
         self._key: tuple[object, ...] = ()
         self._y: dict[bool, Range] = {}
         self._drag_x: int | None = None
+        self._inks: list[Style] = []
         self.set_reactive(Chart.shape, shape)
 
     @property
@@ -101,12 +104,20 @@ class Chart(Widget, can_focus=True):
             return self.shape is not None and self.shape.log_y
         return self.log_y
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        # Styles are looked up once a repaint: for every line they would cost as much as the curves.
+        self._inks = self._mix_inks()
+        return super().render_lines(crop)
+
+    def _mix_inks(self) -> list[Style]:
+        base = self.rich_style
+        return [base + style for style in _styles(paint_of(self.app))]
+
     def render_line(self, y: int) -> Strip:
         picture = self._picture()
         if y >= picture.canvas.height:
             return Strip.blank(self.size.width, self.rich_style)
-        strip = picture.canvas.strip(y, _styles(paint_of(self.app)))
-        return strip.apply_style(self.rich_style)
+        return picture.canvas.strip(y, self._inks or self._mix_inks())
 
     def _picture(self) -> Plot:
         """The picture of this very shape, look and size: drawn once, then shown line by line."""
@@ -130,6 +141,37 @@ class Chart(Widget, can_focus=True):
     def watch_shape(self, old: ChartShape | None, new: ChartShape | None) -> None:
         if old is not None and new is not None and old.title != new.title:
             self._y.clear()
+        self._redraw()
+
+    def watch_view(self) -> None:
+        self._redraw()
+
+    def watch_crosshair(self) -> None:
+        self._redraw()
+
+    def watch_log_y(self) -> None:
+        self._redraw()
+
+    def watch_grid(self) -> None:
+        self._redraw()
+
+    def _redraw(self) -> None:
+        """Repaint what differs from the picture before: over a slow line, cells cost time."""
+        before = self._plot
+        if not self.is_mounted or not self.is_on_screen or before is None or not self.size:
+            self.refresh()
+            return
+        now = self._picture()
+        old, new = before.canvas, now.canvas
+        if (old.width, old.height) != (new.width, new.height):
+            self.refresh()
+            return
+        spans = changed_spans(old, new)
+        if sum(last - first for _, first, last in spans) > new.width * new.height // 2:
+            self.refresh()
+        else:
+            for y, first, last in spans:
+                self.refresh(Region(first, y, last - first, 1))
 
     def action_toggle_log(self) -> None:
         self.log_y = not self.is_log

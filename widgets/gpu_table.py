@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ltui.widgets.bars import rule_cells, strip
+from ltui.widgets.bars import bar_cells, strip
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
 from ltui.widgets.shapes import Cell, GpuRow, Tone
@@ -53,10 +53,10 @@ class GpuTable(Table[GpuRow]):
             "index": (Cell(text=row.index),),
             "name": (Cell(text=row.name, tone=Tone.DIM),),
             "ranks": (Cell(text=row.ranks),),
-            "bar": rule_cells(row.utilisation, BAR_WIDTH),
+            "bar": bar_cells(row.utilisation, BAR_WIDTH),
             "utilisation": (Cell(text=row.utilisation_text),),
             "strip": (Cell(text=strip(row.strip, STRIP_WIDTH, high=1.0), tone=Tone.DIM),),
-            "memory_bar": rule_cells(row.memory, BAR_WIDTH, Tone.DIM),
+            "memory_bar": bar_cells(row.memory, BAR_WIDTH, Tone.DIM),
             "memory": (Cell(text=row.memory_text),),
             "power": (Cell(text=row.power_text),),
             "temperature": (row.temperature,),

@@ -13,7 +13,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
@@ -54,6 +54,7 @@ class LogLines(ScrollView, can_focus=True):
         self._lines = Lines(max_lines)
         self._widest = 0
         self._query = ""
+        self._pen: tuple[Style, Paint] | None = None
         self._found: int | None = None
 
     def set_lines(self, lines: Iterable[LogLine]) -> None:
@@ -137,26 +138,25 @@ class LogLines(ScrollView, can_focus=True):
 
     # Drawing
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        # Styles are looked up once a repaint, not for every line.
+        self._pen = self.rich_style, paint_of(self.app)
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         width, height = self.size
-        base = self.rich_style
+        base, paint = self._pen or (self.rich_style, paint_of(self.app))
         if not len(self._lines):
-            return _centred(
-                self.note if y == (height - 1) // 2 else "", width, self.app_paint, base
-            )
+            return _centred(self.note if y == (height - 1) // 2 else "", width, paint, base)
         index = self.scroll_offset.y + y
         if index >= len(self._lines):
             return Strip.blank(width, base)
         line = self._lines[index]
         found = self._found is not None and self._found - self._lines.first == index
-        text = _styled(line, self.app_paint, self._query, self.show_ranks, found)
+        text = _styled(line, paint, self._query, self.show_ranks, found)
         left = self.scroll_offset.x
         strip = Strip(text.render(self.app.console, end="")).crop_extend(left, left + width, base)
         return strip.apply_style(base)
-
-    @property
-    def app_paint(self) -> Paint:
-        return paint_of(self.app)
 
 
 def _centred(text: str, width: int, paint: Paint, base: Style) -> Strip:

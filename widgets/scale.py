@@ -66,7 +66,15 @@ def linear_ticks(within: Range, most: int, *, time: bool = False) -> list[Tick]:
     first = math.ceil(within.low / step - 1e-9)
     last = math.floor(within.high / step + 1e-9)
     places = [n * step for n in range(first, min(last, first + 4 * most) + 1)]
-    return [Tick(p, duration(p) if time else tick_label(p, step)) for p in places]
+    return [Tick(p, time_label(p) if time else tick_label(p, step)) for p in places]
+
+
+def time_label(seconds: float) -> str:
+    """``30 m``, ``1 h 30 m``: a duration without a part that is zero."""
+    text = duration(seconds)
+    for nothing in (" 00 s", " 00 m", " 00 h"):
+        text = text.removesuffix(nothing)
+    return text.removesuffix(".0 s") + " s" if text.endswith(".0 s") else text
 
 
 def _time_step(span: float, most: int) -> float:

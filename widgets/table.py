@@ -19,7 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ltui.widgets.columns import Cells, Column, Placed, changed, fit, line, titles
-from ltui.widgets.palette import paint_of
+from ltui.widgets.palette import Paint, paint_of
 from ltui.widgets.shapes import Tone
 
 Row = TypeVar("Row")
@@ -85,6 +85,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         super().__init__(id=id, classes=classes)
         self._rows: tuple[Row, ...] = tuple(rows)
         self._placed: tuple[Placed, ...] = ()
+        self._pen: tuple[Style, Paint] | None = None
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
 
     # What a subclass says
@@ -159,10 +160,14 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     # Drawing
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        # Styles are looked up once a repaint, not for every line.
+        self._pen = self.rich_style, paint_of(self.app)
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        paint = paint_of(self.app)
-        base = self.rich_style
+        base, paint = self._pen or (self.rich_style, paint_of(self.app))
         if not self._rows:
             return self._empty_line(y).apply_style(base)
         if not self._placed:

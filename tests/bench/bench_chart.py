@@ -1,0 +1,64 @@
+"""One repaint of a chart: new data for four series on 160x50 cells, every line drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from textual.app import App, ComposeResult
+
+from ltui.widgets.chart import Chart
+from ltui.widgets.shapes import ChartShape, Series
+
+WIDTH, HEIGHT, SERIES = 160, 50, 4
+LENGTHS = (1_000, 100_000, 1_000_000)
+ROUNDS = 9
+BOUND_MS = 10.0
+
+
+class _OneChart(App[None]):
+    def compose(self) -> ComposeResult:
+        yield Chart()
+
+
+def measure() -> list[dict[str, Any]]:
+    return asyncio.run(_measure())
+
+
+async def _measure() -> list[dict[str, Any]]:
+    app = _OneChart()
+    async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
+        await pilot.pause()
+        chart = app.query_one(Chart)
+        return [_row(chart, points) for points in LENGTHS]
+
+
+def _row(chart: Chart, points: int) -> dict[str, Any]:
+    taken = [_repaint(chart, _shape(points, seed)) for seed in range(ROUNDS)]
+    return {
+        "what": f"chart repaint, {SERIES} series of {points:,} points, {WIDTH}x{HEIGHT}, median",
+        "value": statistics.median(taken),
+        "unit": "ms",
+        "bound": BOUND_MS,
+    }
+
+
+def _shape(points: int, seed: int) -> ChartShape:
+    random = np.random.default_rng(seed)
+    x = np.arange(points, dtype=np.float64)
+    curve = np.exp(-x / points * 4)
+    series = tuple(
+        Series(name=f"rank {n}", x=x, y=curve + random.normal(0, 0.05, points), colour=n)
+        for n in range(SERIES)
+    )
+    return ChartShape(title="loss", series=series)
+
+
+def _repaint(chart: Chart, shape: ChartShape) -> float:
+    began = time.perf_counter()
+    chart.shape = shape
+    chart.render_lines(chart.size.region)
+    return (time.perf_counter() - began) * 1e3
