@@ -61,7 +61,7 @@ def build(folder: Path) -> Path:
 def environment(
     folder: Path, script: Path, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """``base`` (this process's by default) with which a program finds the stand-in in ``folder``."""
+    """``base`` (by default this process's) with which a program finds the stand-in."""
     env = dict(os.environ if base is None else base)
     paths = [str(folder), *filter(None, [env.get("LD_LIBRARY_PATH")])]
     return {**env, "LD_LIBRARY_PATH": os.pathsep.join(paths), SCRIPT_VARIABLE: str(script)}

@@ -24,7 +24,8 @@
  *                                      told to event sets that listened before it
  *   fail GPUS CALL ERROR [from T] [until T]
  *   hang GPUS CALL SECONDS|forever [from T] [until T]
- *                                      every matching call blocks so long, or until the line has gone
+ *                                      every matching call blocks so long, or until the line is gone
+ *                                      or its time is over
  *   lost GPUS [from T] [until T]       off the bus: every call says GPU_IS_LOST
  *
  *   GPUS     3   0-3   0,2,5   *   0/1 (slice 1 of GPU 0); and `-` in fail and hang, for calls that
