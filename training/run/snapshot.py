@@ -109,6 +109,20 @@ class RankSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuProcessSnapshot:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    owner: str
+    """``rank``, ``run`` (another process of this run), ``foreign``, ``unseen`` (the driver names it,
+    this machine does not show it: whose it is is unknown) or ``display``."""
+    rank: int | None = None
+    memory_bytes: int | None = None
+    user: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSnapshot:
     index: int
     uuid: str | None = None
@@ -126,6 +140,45 @@ class GpuSnapshot:
     ranks: tuple[int, ...] = ()
     error: str | None = None
     sampled_at: float | None = None
+    label: str | None = None
+    """For people where it isn't ``index``: ``3/1`` is MIG slice 1 of GPU 3."""
+    mig_parent: int | None = None
+    """Of a MIG slice: the index of its GPU."""
+    memory_temperature_c: float | None = None
+    slowdown_temperature_c: float | None = None
+    sm_clock_max_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    """In words; empty: nothing holds the clocks down."""
+    performance_state: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    """From the GPU."""
+    pcie_rx_bytes_per_s: float | None = None
+    nvlinks: int | None = None
+    nvlinks_up: int | None = None
+    nvlink_tx_bytes_per_s: float | None = None
+    nvlink_rx_bytes_per_s: float | None = None
+    nvlink_errors: int | None = None
+    ecc_corrected: int | None = None
+    """Since the driver was loaded."""
+    ecc_uncorrected: int | None = None
+    retired_pages: int | None = None
+    remapped_rows: int | None = None
+    repair_pending: bool | None = None
+    """Faulty memory waits for a reset to be taken out of use."""
+    repair_failed: bool | None = None
+    sm_activity: float | None = None
+    """GPM, 0 to 1, like the three below; None where the GPU doesn't offer it."""
+    sm_occupancy: float | None = None
+    tensor_activity: float | None = None
+    dram_activity: float | None = None
+    processes: tuple[GpuProcessSnapshot, ...] | None = None
+    xid_code: int | None = None
+    """The last XID error, and when it was read."""
+    xid_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,6 +327,12 @@ def _rank(document: dict[str, Any]) -> RankSnapshot:
 def _gpu(document: dict[str, Any]) -> GpuSnapshot:
     known = _known(GpuSnapshot, document)
     known["ranks"] = tuple(known.get("ranks") or ())
+    known["throttle_reasons"] = _tuple_or_none(known.get("throttle_reasons"))
+    processes = known.get("processes")
+    if processes is not None:
+        known["processes"] = tuple(
+            GpuProcessSnapshot(**_known(GpuProcessSnapshot, p)) for p in processes
+        )
     return GpuSnapshot(**known)
 
 
