@@ -225,7 +225,7 @@ class LivePanel:
             return
         lines = panel_lines(snapshot, hint, self._console.width)[: max(3, self._console.height - 1)]
         text = Text("\n", no_wrap=True, overflow="ellipsis").join(
-            Text(line[: self._console.width - 1], style=style) for line, style in lines
+            Text(line, style=style) for line, style in lines
         )
         self._live.update(text, refresh=True)
 

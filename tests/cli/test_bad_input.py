@@ -173,7 +173,7 @@ def fake_run(home: Path, run_id: str) -> RunDir:
 
 def test_a_run_that_does_not_exist(ltui: Ltui, private_home: Path) -> None:
     fake_run(private_home, "brave-owl-3f2a")
-    for command in ("show", "logs", "stop", "pause", "resume", "export", "delete"):
+    for command in ("show", "stop", "resume", "export"):
         error = refused(ltui, command, "brave-owk")
         assert error == "brave-owk: there is no such run. Did you mean brave-owl-3f2a?\n"
 
