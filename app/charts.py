@@ -28,7 +28,6 @@ class ChartSettings:
     """What the keys of a run screen change."""
 
     axis: str = "step"
-    log_y: bool = False
     smoothing: float = 0.9
 
     def next_axis(self) -> str:
@@ -95,7 +94,6 @@ def loss_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
         series=tuple(series),
         x_label=axis.label,
         x_time=axis.is_time,
-        log_y=settings.log_y,
         note=None if series else _nothing(frame, "no training step yet"),
     )
 
@@ -138,22 +136,8 @@ def _series(
 
 
 def _loss_subtitle(frame: Frame, settings: ChartSettings) -> str:
-    words = []
-    train = train_metric(frame.curves)
-    if train is not None:
-        values = smooth(frame.curves[train].mean[-500:], settings.smoothing)
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            words.append(f"train {formats.metric(float(finite[-1]))}")
-    for name in validation_metrics(frame.curves)[:1]:
-        finite = frame.curves[name].mean[np.isfinite(frame.curves[name].mean)]
-        if len(finite):
-            words.append(f"val {formats.metric(float(finite[-1]))}")
-    words.append(f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw")
-    if settings.log_y:
-        words.append("log")
-    quiet = silence(frame)
-    return " · ".join([quiet, *words] if quiet and words else words)
+    words = [silence(frame), f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw"]
+    return " · ".join(word for word in words if word)
 
 
 def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:

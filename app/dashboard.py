@@ -22,7 +22,7 @@ OTHER_THEMES = ("textual-ansi", "nord", "gruvbox", "solarized-light")
 class LtuiApp(App[None]):
     """``run`` given: its screen alone; else home, from which runs are opened."""
 
-    CSS_PATH = "ltui.tcss"
+    CSS_PATH = Path(__file__).with_name("ltui.tcss")
     TITLE = "ltui"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "next_theme", "theme", id="theme", show=False, tooltip="Next colour theme"),

@@ -85,7 +85,7 @@ def header(frame: Frame) -> HeaderShape:
     run = frame.snapshot
     sign, word, tone = state_sign(run)
     banner, banner_tone = banner_of(frame)
-    live = run.state in LIVE
+    moving = run.state in (RunState.RUNNING, RunState.PAUSING)
     return HeaderShape(
         name=clean_name(run.name),
         preset=clean_name(what_runs(run)),
@@ -95,7 +95,7 @@ def header(frame: Frame) -> HeaderShape:
         epoch=f"epoch {_epoch(run)}",
         step=f"step {formats.of(run.global_step, run.max_steps)}",
         share=done_share(run),
-        eta=f"{formats.duration(run.eta_s)} left" if live and run.eta_s is not None else "",
+        eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
         elapsed=formats.duration(run.elapsed_s),
         attempt=f"attempt {run.attempt}",
         banner=banner,

@@ -49,7 +49,9 @@ class HelpScreen(ModalScreen[None]):
                 continue
             words = binding.tooltip or binding.description
             by_action.setdefault(binding.id, ([], words))[0].append(_NAMES.get(key, key))
-        lines = [(" ".join(keys), words) for keys, words in by_action.values()]
+        own = str(getattr(screen, "SCOPE", ""))
+        ordered = sorted(by_action.items(), key=lambda item: not item[0].startswith(f"{own}."))
+        lines = [(" ".join(keys), words) for _, (keys, words) in ordered]
         return cls(lines, str(getattr(screen, "ABOUT", "")))
 
     def compose(self) -> ComposeResult:
@@ -57,7 +59,7 @@ class HelpScreen(ModalScreen[None]):
         text = Text()
         for keys, words in self._lines:
             text.append(keys.rjust(width), "bold")
-            text.append(f"  {words}\n")
+            text.append(f"   {words}\n")
         with VerticalScroll(classes="dialog -help"):
             if self._about:
                 yield Static(Text(self._about), classes="about")

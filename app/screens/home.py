@@ -53,6 +53,7 @@ q      | leave         | leave     | Leave ltui; runs go on
 class HomeScreen(Screen[None]):
     """Presets to launch and runs to open."""
 
+    SCOPE = "home"
     ABOUT = "Runs belong to their supervisors: leaving ltui never stops one."
     BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)
 

@@ -46,6 +46,8 @@ TITLES = {
     "ranks": "ranks",
     "log": "log",
 }
+CHART_S = 0.45
+"""Seconds between two pictures of a chart: more often than twice a second nobody reads it."""
 EVERYONE, ENGINE = -1, -2
 """Whose log is shown, besides the number of a rank."""
 MOST_ROWS = 9
@@ -91,6 +93,7 @@ class FrameArrived(Message):
 class RunScreen(Screen[None]):
     """``alone``: the app was opened at this run, so leaving the screen leaves the app."""
 
+    SCOPE = "run"
     ABOUT = "Leaving never stops the run: it goes on without a watcher."
     BINDINGS: ClassVar[list[BindingType]] = bindings("run", KEYS)
 
@@ -111,6 +114,7 @@ class RunScreen(Screen[None]):
         self.settings = charts.ChartSettings()
         self.log_of = EVERYONE
         self._drawn: dict[str, Any] = {}
+        self._charts_drawn: dict[str, float] = {}
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -190,7 +194,13 @@ class RunScreen(Screen[None]):
         self.frame = message.frame
         for sentence, severity in happened(before, self.frame.snapshot):
             self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]
-        self._draw(self.frame)
+        # Below a dialog nothing moves: the whole screen would be drawn again for every change.
+        if self.is_current:
+            self._draw(self.frame)
+
+    def on_screen_resume(self) -> None:
+        if self.frame is not None:
+            self._draw(self.frame)
 
     def _draw(self, frame: Frame) -> None:
         seen = self.arrangement.visible()
@@ -216,7 +226,12 @@ class RunScreen(Screen[None]):
         key = (frame.curves_version, self.settings, quiet, charts.throughput_figures(frame))
         if self._drawn.get(name) == key:
             return
+        drawn_at = self._charts_drawn.get(name, 0.0)
+        same_look = self._drawn.get(name, (None, None))[1] == self.settings
+        if same_look and 0 <= frame.now - drawn_at < CHART_S:
+            return
         self._drawn[name] = key
+        self._charts_drawn[name] = frame.now
         shape = make(frame, self.settings)
         self.query_one(f"#{name}-chart", Chart).shape = shape
         self.query_one(f"#{name}", Panel).say(shape.title, shape.subtitle)
@@ -295,9 +310,12 @@ class RunScreen(Screen[None]):
         self.query_one(KeyLine).show(key_hints(frame.snapshot, readonly=self.readonly))
 
     def _say(self, selector: str, text: Any) -> None:
-        if self._drawn.get(selector) != text:
+        before = self._drawn.get(selector)
+        if before != text:
             self._drawn[selector] = text
-            self.query_one(selector, Static).update(text)
+            # Only another number of lines moves anything else.
+            layout = before is None or str(before).count("\n") != str(text).count("\n")
+            self.query_one(selector, Static).update(text, layout=layout)
 
     # -- panels ------------------------------------------------------------------------------------
 
@@ -384,9 +402,9 @@ class RunScreen(Screen[None]):
         if self._refused("pause"):
             return
         if self.snapshot is not None and self.snapshot.state in (RunState.PAUSED, RunState.PAUSING):
-            self._ask({"cmd": "continue"}, "continuing")
+            self._ask({"cmd": "continue"}, None)
         else:
-            self._ask({"cmd": "pause"}, "pausing at the next agreed step")
+            self._ask({"cmd": "pause"}, None)
 
     def action_checkpoint(self) -> None:
         if not self._refused("checkpoint"):
@@ -409,7 +427,7 @@ class RunScreen(Screen[None]):
             self._resume()
 
     @work(thread=True, exclusive=True, group="command", exit_on_error=False)
-    def _ask(self, request: dict[str, Any], said: str) -> None:
+    def _ask(self, request: dict[str, Any], said: str | None) -> None:
         # Imported here: what starts supervisors is not needed for the first picture.
         from ltui.app.steering import ask
 

@@ -1,0 +1,90 @@
+"""Following logs: appended bytes only, bounded, made safe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ltui.app.logtail import LINE_BYTES, FileTail, LogTail, rank_of_log
+from ltui.widgets.shapes import Tone
+
+
+def texts(lines: object) -> list[str]:
+    return [line.text for line in lines]  # type: ignore[attr-defined]
+
+
+def test_names() -> None:
+    assert rank_of_log("rank-00003.log") == 3
+    assert rank_of_log("engine.log") is None
+    assert rank_of_log("rank-x.log") is None
+
+
+def test_only_what_was_appended_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.log"
+    tail = FileTail(path, 0)
+    assert tail.poll() == []
+    path.write_bytes(b"one\ntwo\nthr")
+    assert texts(tail.poll()) == ["one", "two"]
+    assert tail.poll() == []
+    with path.open("ab") as file:
+        file.write(b"ee\nfour")
+    assert texts(tail.poll()) == ["three"]
+    assert texts(tail.finish()) == ["four"]
+    assert tail.finish() == []
+
+
+def test_a_long_file_is_begun_near_its_end_at_a_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_bytes(b"".join(b"line %06d\n" % i for i in range(10_000)))
+    tail = FileTail(path, None, start_bytes=1000)
+    found = texts(tail.poll())
+    assert 0 < len(found) < 100
+    assert found[-1] == "line 009999"
+    assert all(len(text) == 11 for text in found)
+
+
+def test_a_replaced_or_cut_file_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.log"
+    path.write_bytes(b"old line\n")
+    tail = FileTail(path, 0)
+    tail.poll()
+    path.write_bytes(b"new\n")
+    assert texts(tail.poll()) == ["new"]
+
+
+def test_a_line_without_end_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.log"
+    path.write_bytes(b"x" * (LINE_BYTES + 10))
+    tail = FileTail(path, 0)
+    (line,) = tail.poll()
+    assert len(line.text) < LINE_BYTES
+    assert tail.finish() == []
+
+
+def test_escapes_never_pass_and_errors_stand_out(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00001.log"
+    path.write_bytes(
+        b"\x1b]0;title\x07\x1b[31mred\x1b[0m [b]not bold[/b]\n"
+        b"Traceback (most recent call last):\nRuntimeError: broken\nUserWarning: slow\n\xff\xfe\n"
+    )
+    lines = FileTail(path, 1).poll()
+    assert lines[0].text == "red [b]not bold[/b]"
+    assert [line.tone for line in lines] == [
+        Tone.PLAIN, Tone.BAD, Tone.BAD, Tone.WARN, Tone.PLAIN,
+    ]  # fmt: skip
+    assert all("\x1b" not in line.text and "\x07" not in line.text for line in lines)
+
+
+def test_files_of_ranks_are_merged_as_they_appear(tmp_path: Path) -> None:
+    log = LogTail(tmp_path / "1", max_lines=5)
+    assert not log.poll()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "rank-00000.log").write_bytes(b"a\nb\n")
+    assert log.poll()
+    (tmp_path / "1" / "rank-00001.log").write_bytes(b"c\n")
+    (tmp_path / "1" / "notes.txt").write_bytes(b"not a log\n")
+    assert log.poll()
+    assert [(line.rank, line.text) for line in log.lines()] == [(0, "a"), (0, "b"), (1, "c")]
+    (tmp_path / "1" / "rank-00000.log").open("ab").write(b"1\n2\n3\n4\n")
+    log.poll()
+    assert len(log.lines()) == 5
+    assert log.count == 7

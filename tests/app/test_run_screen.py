@@ -1,0 +1,314 @@
+"""The run screen driven by keys, on constructed frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frames import frame, log_lines, rank, snapshot
+from textual.pilot import Pilot
+
+from ltui.app.arrangement import PANELS
+from ltui.app.dashboard import LtuiApp
+from ltui.app.frame import Frame
+from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.diagnose import DiagnoseScreen
+from ltui.app.screens.help import HelpScreen
+from ltui.app.screens.keyline import KeyLine
+from ltui.app.screens.run import FrameArrived, RunScreen
+from ltui.training.run.snapshot import RankState, RunState
+from ltui.training.store.home import RunDir
+from ltui.widgets.chart import Chart
+from ltui.widgets.header import RunHeader
+from ltui.widgets.log_view import LogView
+from ltui.widgets.rank_table import RankTable
+
+
+class Script:
+    """Stands where the feed's watch stands: gives one frame again and again, or fails."""
+
+    def __init__(self, first: Frame) -> None:
+        self.frame: Frame | Exception = first
+        self.closed = False
+
+    def look(self, now: float, now_ns: int) -> Frame:
+        if isinstance(self.frame, Exception):
+            raise self.frame
+        return self.frame
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class OneRun(LtuiApp):
+    """The app at one run, whose frames come from a script; commands are noted, not sent."""
+
+    def __init__(self, script: Script, *, readonly: bool = False) -> None:
+        super().__init__(Path("/nowhere"), readonly=readonly)
+        self.script = script
+        self.asked: list[Any] = []
+
+    def get_default_screen(self) -> RunScreen:
+        run_dir = RunDir(Path("/nowhere/runs/brave-owl-3f2a"))
+        screen = RunScreen(
+            run_dir, readonly=self.readonly, alone=True, make_watch=lambda: self.script
+        )
+        screen._ask = lambda request, said: self.asked.append(request["cmd"])  # type: ignore[method-assign]
+        screen._resume = lambda: self.asked.append("resume")  # type: ignore[method-assign]
+        return screen
+
+    @property
+    def run_screen(self) -> RunScreen:
+        found = self.screen_stack[0]
+        assert isinstance(found, RunScreen)
+        return found
+
+
+async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
+    """Wait for something that will come, generously."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        await pilot.pause(0.02)
+
+
+async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
+    await until(pilot, lambda: app.run_screen.frame is not None and app.run_screen.frame.now > 1)
+    await until(pilot, lambda: app.run_screen.query_one(RunHeader).shape is not None)
+    await pilot.pause()
+    return app.run_screen
+
+
+def visible(screen: RunScreen) -> set[str]:
+    return {name for name in PANELS if screen.query_one(f"#{name}").display}
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [((160, 50), 5), ((100, 30), 3), ((80, 24), 1), ((200, 60), 5), ((40, 10), 0)],
+)
+async def test_every_size_shows_its_panels(size: tuple[int, int], count: int) -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=size) as pilot:
+        screen = await shown(pilot, app)
+        assert len(visible(screen)) == count
+        assert screen.query_one("#tiny").display == (count == 0)
+        assert screen.query_one("#details").display == (size[0] >= 190)
+        if count == 5:
+            assert len(screen.query_one(RankTable).rows) == 4
+
+
+async def test_resizing_switches_layouts_and_loses_nothing() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4")
+        for size in ((80, 24), (40, 10), (200, 60), (100, 30), (160, 50)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+        assert visible(screen) == set(PANELS)
+        assert screen.arrangement.chosen == "ranks"
+
+
+async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(pilot, app)
+        for key, name in zip("12345", PANELS, strict=True):
+            await pilot.press(key)
+            await pilot.pause()
+            assert visible(screen) == {name}
+    async with OneRun(Script(frame())).run_test(size=(160, 50)) as pilot:
+        app = pilot.app  # type: ignore[assignment]
+        screen = await shown(pilot, app)
+        await pilot.press("4", "z")
+        assert visible(screen) == {"ranks"}
+        await pilot.press("5")
+        assert visible(screen) == {"log"}
+        await pilot.press("z")
+        assert visible(screen) == set(PANELS)
+        await pilot.press("z", "0")
+        assert visible(screen) == set(PANELS)
+
+
+async def test_a_click_focuses_a_panel() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.click("#rank-table")
+        assert screen.arrangement.chosen == "ranks"
+        await pilot.press("z")
+        assert visible(screen) == {"ranks"}
+
+
+async def test_control_keys_ask_and_kill_asks_first() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("s", "p", "c")
+        assert app.asked == ["stop", "pause", "checkpoint"]
+        await pilot.press("k")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("n")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert app.asked == ["stop", "pause", "checkpoint"]
+        await pilot.press("k")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("y")
+        await until(pilot, lambda: "kill" in app.asked)
+
+
+async def test_k_kills_even_where_a_table_has_the_focus() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("4", "k")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+
+
+async def test_paused_continues_and_ended_resumes() -> None:
+    script = Script(frame(snapshot=snapshot(state=RunState.PAUSED)))
+    app = OneRun(script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("p", "r")
+        assert app.asked == ["continue"]
+        script.frame = frame(snapshot=snapshot(state=RunState.STOPPED, detail="stopped at step 9"))
+        await until(pilot, lambda: screen.snapshot.state is RunState.STOPPED)  # type: ignore[union-attr]
+        await pilot.press("p", "s", "r")
+        assert app.asked == ["continue", "resume"]
+        await until(pilot, lambda: screen.query_one("#ending").display)
+
+
+async def test_readonly_refuses_every_control_and_says_so() -> None:
+    app = OneRun(Script(frame()), readonly=True)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("s", "p", "c", "k")
+        await pilot.pause()
+        assert app.asked == []
+        assert isinstance(app.screen, RunScreen)
+        assert any("--readonly" in n.message for n in app._notifications)
+        hints = {hint.key for hint in screen.query_one(KeyLine)._hints}
+        assert not hints & {"s", "p", "c", "k", "r"}
+
+
+async def test_axis_smoothing_and_scale() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        chart = screen.query_one("#loss-chart", Chart)
+        await pilot.press("x")
+        assert chart.shape is not None
+        assert chart.shape.x_label == "epoch"
+        await pilot.press("plus")
+        assert screen.settings.smoothing > 0.9
+        await pilot.press("minus", "minus")
+        assert screen.settings.smoothing < 0.9
+        await pilot.press("4", "y")
+        assert chart.is_log
+        await pilot.press("0")
+        assert not chart.is_log
+        assert screen.settings.axis == "step"
+
+
+async def test_a_failing_feed_is_a_line_with_its_age_and_the_last_figures_stay() -> None:
+    script = Script(frame())
+    app = OneRun(script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        script.frame = OSError("the disk is gone")
+        header = screen.query_one(RunHeader)
+        await until(pilot, lambda: any("disk is gone" in n for n in header.shape.notes))  # type: ignore[union-attr]
+        assert len(screen.query_one(RankTable).rows) == 4
+        script.frame = frame()
+        await until(pilot, lambda: header.shape.notes == ())  # type: ignore[union-attr]
+
+
+async def test_what_happened_is_said_in_the_past_tense() -> None:
+    script = Script(frame())
+    app = OneRun(script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        sentence = "stopped at step 1204, checkpoint verified"
+        script.frame = frame(snapshot=snapshot(state=RunState.STOPPED, detail=sentence))
+        await until(pilot, lambda: any(sentence in n.message for n in app._notifications))
+
+
+async def test_help_palette_and_diagnosis_open_and_close() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        lines = " ".join(words for _, words in app.screen._lines)  # type: ignore[attr-defined]
+        assert "checkpoint" in lines
+        await pilot.press("escape", "d")
+        await until(pilot, lambda: isinstance(app.screen, DiagnoseScreen))
+        await pilot.press("escape")
+        titles = {command.title for command in app.get_system_commands(app.run_screen)}
+        assert {"Stop", "Kill", "Checkpoint", "Zoom"} <= titles
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press("escape")
+
+
+async def test_the_log_is_extended_filtered_and_searched() -> None:
+    script = Script(frame())
+    app = OneRun(script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        view = screen.query_one(LogView)
+        await until(pilot, lambda: len(view.lines) == 40)
+        script.frame = frame(log=log_lines(44), log_count=44)
+        await until(pilot, lambda: len(view.lines) == 44)
+        await pilot.press("v")
+        assert len(view.lines) == 11
+        await pilot.press("v", "v", "v", "v", "v")
+        assert len(view.lines) == 44
+        await pilot.press("slash", *"batch 7")
+        await pilot.press("enter")
+        assert len(view.lines.hits()) == 1
+        assert app.asked == []
+
+
+async def test_markup_from_a_run_is_shown_as_it_is() -> None:
+    evil = "[bold red]x[/] [@click=app.bell]y[/]"
+    run = snapshot(
+        name=evil, preset=evil, detail=evil, history_note=evil,
+        ranks=(rank(0, note=evil, state=RankState.DEAD),),
+    )  # fmt: skip
+    app = OneRun(Script(frame(snapshot=run)))
+    async with app.run_test(size=(200, 60)) as pilot:
+        screen = await shown(pilot, app)
+        assert screen.query_one(RunHeader).shape.name == evil  # type: ignore[union-attr]
+        assert "[bold red]" in screen.query_one(RunHeader).render().plain
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(app.screen, DiagnoseScreen))
+        await pilot.press("escape", "k")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+
+
+async def test_leaving_says_that_the_run_goes_on_and_ends_the_feed() -> None:
+    script = Script(frame())
+    app = OneRun(script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        assert screen.farewell() == (
+            "brave-owl goes on; to watch it again: ltui attach brave-owl-3f2a"
+        )
+        await pilot.press("q")
+        await pilot.pause()
+    deadline = time.monotonic() + 10
+    while not script.closed and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert script.closed
+
+
+def test_of_two_waiting_frames_the_latest_wins() -> None:
+    first, second = FrameArrived(frame()), FrameArrived(replace(frame(), now=5.0))
+    assert second.can_replace(first)

@@ -1,0 +1,195 @@
+"""From frames to shapes: every state, every silence, nothing parsed, nothing invented."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from frames import NOW, frame, gpu, rank, snapshot
+
+from ltui.app import translate
+from ltui.app.frame import Cleared, Ending
+from ltui.training.run.snapshot import (
+    CheckpointInfo,
+    RankState,
+    RunState,
+    Verdict,
+)
+from ltui.widgets.shapes import Tone
+
+STALL = Verdict(
+    kind="stall",
+    level="stalled",
+    culprits=(2,),
+    waiting=(0, 1, 3),
+    place="augment.py:88",
+    cause="rank 2 waits for its data",
+    remedy="look at worker 4711",
+    began=NOW - 8.2,
+)
+
+
+def test_header_of_a_run() -> None:
+    shape = translate.header(frame())
+    assert (shape.state_sign, shape.state, shape.tone) == ("●", "running", Tone.GOOD)
+    assert shape.epoch == "epoch 3/30"
+    assert shape.step.replace("\u2009", " ") == "step 1 204/2 930"
+    assert shape.share == pytest.approx(1204 / 2930)
+    assert shape.eta == "12 m 08 s left"
+    assert shape.banner is None
+    assert shape.notes == ()
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_every_state_has_a_sign_and_a_word(state: RunState) -> None:
+    shape = translate.header(frame(snapshot=snapshot(state=state)))
+    assert len(shape.state_sign) == 1
+    assert shape.state == state.value
+
+
+def test_unknown_is_not_zero() -> None:
+    bare = snapshot(epoch=None, global_step=None, max_steps=None, eta_s=None, elapsed_s=None)
+    shape = translate.header(frame(snapshot=bare))
+    assert shape.epoch == "epoch n/a"
+    assert shape.step == "step n/a"
+    assert shape.share is None
+    assert shape.eta == ""
+
+
+def test_a_paused_run_has_no_time_left() -> None:
+    assert translate.header(frame(snapshot=snapshot(state=RunState.PAUSED))).eta == ""
+
+
+def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
+    ranks = tuple(
+        rank(i, state=RankState.STALLED if i == 2 else RankState.WAITING) for i in range(4)
+    )
+    run = snapshot(ranks=ranks, verdicts=(STALL,))
+    shape = translate.header(frame(snapshot=run))
+    assert (shape.state_sign, shape.state) == ("!", "STALLED")
+    assert shape.banner == "STALLED 8.2 s: rank 2 waits for its data  look at worker 4711"
+    assert shape.banner_tone is Tone.BAD
+    rows = translate.rank_rows(frame(snapshot=run))
+    assert rows[2].state.text == "STALLED"
+    assert rows[2].note == "augment.py:88"
+    assert translate.ranks_title(frame(snapshot=run)) == "1 STALLED, 3 waiting"
+
+
+def test_a_cleared_verdict_says_how_long_it_lasted_then_goes() -> None:
+    over = Cleared(verdict=STALL, lasted_s=12.0, at=NOW - 1)
+    shape = translate.header(frame(cleared=(over,)))
+    assert shape.banner == "moves again: stalled (rank 2) for 12 s"
+    assert shape.banner_tone is Tone.GOOD
+    later = frame(cleared=(over,), now=NOW + translate.CLEARED_SHOWN_S)
+    assert translate.header(later).banner is None
+
+
+def test_the_worst_verdict_is_the_banner() -> None:
+    slow = Verdict(kind="slow", level="slow", cause="rank 1 is slow")
+    shape = translate.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
+    assert shape.banner is not None
+    assert shape.banner.startswith("STALLED")
+
+
+def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> None:
+    shown = frame(
+        supervisor_answers=False, snapshot_at=NOW - 12, error="disk gone", error_since=NOW - 3
+    )
+    assert translate.header(shown).notes == (
+        "the supervisor does not answer; figures are 12 s old",
+        "reading the run fails since 3.0 s: disk gone",
+    )
+
+
+def test_incomplete_history_is_said() -> None:
+    run = snapshot(history_note="disk full since 14:03")
+    assert translate.header(frame(snapshot=run)).notes == (
+        "history incomplete: disk full since 14:03",
+    )
+
+
+def test_silence_is_said_with_its_age_only_while_ranks_should_write() -> None:
+    quiet = frame(last_record_at=NOW - 31)
+    assert translate.silence(quiet) == "nothing received for 31 s"
+    assert translate.silence(frame()) is None
+    paused = replace(quiet, snapshot=snapshot(state=RunState.PAUSED))
+    assert translate.silence(paused) is None
+    never = frame(last_record_at=None, snapshot=snapshot(started_at=NOW - 40))
+    assert translate.silence(never) == "nothing received yet, 40 s after the start"
+
+
+def test_rows_are_in_the_order_of_ranks() -> None:
+    run = snapshot(ranks=tuple(rank(i) for i in (3, 0, 2, 1)))
+    assert [row.rank for row in translate.rank_rows(frame(snapshot=run))] == [
+        "r0",
+        "r1",
+        "r2",
+        "r3",
+    ]
+
+
+def test_a_rank_of_which_nothing_is_known_shows_no_figure() -> None:
+    bare = rank(
+        0, pid=None, phase=None, global_step=None, age_s=None, samples_per_s=None,
+        cpu_percent=None, rss_bytes=None, recent_step_s=(), state=RankState.UNKNOWN,
+    )  # fmt: skip
+    (row,) = translate.rank_rows(frame(snapshot=snapshot(ranks=(bare,))))
+    assert {row.pid, row.phase, row.step, row.age, row.rate, row.cpu, row.memory} == {"n/a"}
+
+
+def test_gpu_rows_say_stale_and_hot() -> None:
+    run = snapshot(
+        gpus=(gpu(0), gpu(1, sampled_at=NOW - 30), gpu(2, temperature_c=91.0), gpu(3, error="lost"))
+    )
+    rows = translate.gpu_rows(frame(snapshot=run))
+    assert rows[0].utilisation == pytest.approx(0.98)
+    assert rows[0].memory_text == "61.0 / 140 GiB"
+    assert rows[1].note == "30 s old"
+    assert rows[2].temperature.tone is Tone.WARN
+    assert "hot" in rows[2].temperature.text
+    assert rows[3].note == "lost"
+
+
+def test_without_gpus_the_line_says_why_and_ranks_have_readings() -> None:
+    run = snapshot(gpus=(), gpu_note="no NVIDIA driver on this machine")
+    text = translate.processes_text(frame(snapshot=run)).plain
+    assert text.splitlines()[0] == "no NVIDIA driver on this machine"
+    assert "pid 4000" in text
+    assert "104 %" in text
+
+
+def test_an_ending_names_the_first_rank_that_failed() -> None:
+    endings = (
+        Ending(rank=1, type="RuntimeError", message="size\nmismatch", traceback=None, at=NOW),
+        Ending(rank=0, type="RuntimeError", message="peer gone", traceback=None, at=NOW + 1),
+    )
+    run = snapshot(state=RunState.FAILED, detail="rank 1 failed at step 1204")
+    texts = [cell.text for cell in translate.ending_lines(frame(snapshot=run, endings=endings))]
+    assert texts[0] == "rank 1 failed at step 1204"
+    assert texts[1] == "rank 1 raised RuntimeError: size"
+    assert texts[2] == "after it, rank 0 failed too"
+    assert texts[3].replace("\u2009", " ").startswith("last good checkpoint: step 1 000, verified")
+
+
+def test_a_damaged_checkpoint_is_not_a_good_one() -> None:
+    bad = CheckpointInfo(path="/c/2", global_step=2000, ok=False)
+    good = CheckpointInfo(path="/c/1", global_step=1000, ok=True)
+    assert translate.good_checkpoint((bad, good)) is good
+    assert translate.good_checkpoint((bad,)) is None
+    run = snapshot(state=RunState.STOPPED, checkpoints=())
+    assert translate.ending_lines(frame(snapshot=run))[-1].text == "no checkpoint was saved"
+
+
+def test_a_live_run_has_no_ending() -> None:
+    assert translate.ending_lines(frame()) == ()
+
+
+@pytest.mark.parametrize("evil", ["\x1b]0;pwned\x07name", "name\x1b[2J", "na\u202eme"])
+def test_names_from_a_run_are_made_safe(evil: str) -> None:
+    run = snapshot(
+        name=evil, preset=evil, history_note=evil, ranks=(rank(0, phase=evil, note=evil),)
+    )
+    shape = translate.header(frame(snapshot=run))
+    (row,) = translate.rank_rows(frame(snapshot=run))
+    for text in (shape.name, shape.preset, *shape.notes, row.phase, row.note):
+        assert not set(text) & set("\x1b\x07\u202e")
