@@ -12,7 +12,7 @@ from ltui.training.run.spec import CheckpointPolicy, StallPolicy
 from ltui.training.run.trainer_args import Argument
 
 KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")
-AFTER_FIT = ("test", "validate", "predict")
+AFTER_FIT = ("validate", "test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

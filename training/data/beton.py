@@ -1,0 +1,93 @@
+"""FFCV for small arrays in memory: writing a ``.beton``, and batches of it in a given order.
+
+FFCV takes seconds to import (numba) and is optional, so it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+
+def has_ffcv() -> bool:
+    """Whether FFCV is installed, without importing it."""
+    return find_spec("ffcv") is not None
+
+
+def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Write uint8 ``images`` (n, channels, height, width) and integer ``labels`` unless it exists.
+
+    The file appears whole or not at all. Call it on one rank of a machine; the others wait.
+    """
+    if path.exists():
+        return
+    from ffcv.fields import IntField, NDArrayField
+    from ffcv.writer import DatasetWriter
+
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    fields = {
+        "image": NDArrayField(np.dtype(np.uint8), tuple(images.shape[1:])),
+        "label": IntField(),
+    }
+    dataset = TensorDataset(images, labels)
+    try:
+        pairs = _Pairs(dataset)
+        DatasetWriter(str(part), fields, num_workers=1).from_indexed_dataset(pairs)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _Pairs:
+    """Samples as the writer wants them: an array and a plain number."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = self.dataset[index]
+        return image.numpy(), int(label)
+
+
+def beton_batches(
+    path: Path, batch_size: int, device: torch.device
+) -> Callable[[list[int]], Iterator[Any]]:
+    """What ``RankLoader`` opens an epoch with: FFCV's loader, compiled once."""
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.fields.ndarray import NDArrayDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import Squeeze, ToDevice, ToTensor
+
+    there = [ToDevice(device, non_blocking=True)] if device.type == "cuda" else []
+    loader = Loader(
+        str(path),
+        batch_size=batch_size,
+        num_workers=1,
+        order=OrderOption.SEQUENTIAL,
+        drop_last=False,
+        pipelines={
+            "image": [NDArrayDecoder(), ToTensor(), *there],
+            "label": [IntDecoder(), ToTensor(), Squeeze(1), *there],
+        },
+    )
+
+    def open_batches(order: list[int]) -> Iterator[Any]:
+        # In sequential order FFCV goes through `indices` as they stand; so any order will do.
+        loader.indices = np.array(order, dtype=np.uint64)
+        batches = iter(loader)
+        try:
+            yield from batches
+        finally:
+            batches.close()
+
+    return open_batches

@@ -1,0 +1,93 @@
+"""Handwritten digits that scikit-learn ships: 1,797 grey images of 8x8, values 0 to 16.
+
+A fifth is for validation. One blank image labelled ``NO_LABEL`` stands behind the data: it evens
+out the ranks in validation, so that every digit counts exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from ltui.training.data.beton import beton_batches, has_ffcv, write_beton
+from ltui.training.data.cache import data_folder
+from ltui.training.data.order import OpenBatches, RankLoader, RankOrder
+
+NO_LABEL = -1
+VALIDATION_SHARE = 0.2
+_BETON = "digits-1.beton"
+_BRIGHTEST = 16.0
+
+
+def load_images() -> tuple[torch.Tensor, torch.Tensor]:
+    """All images (n, 1, 8, 8) as uint8 and their labels, shuffled once; the blank one last."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+    images = torch.as_tensor(digits.images).to(torch.uint8).unsqueeze(1)[order]
+    labels = torch.as_tensor(digits.target, dtype=torch.int64)[order]
+    blank = torch.zeros(1, *images.shape[1:], dtype=torch.uint8)
+    return torch.cat([images, blank]), torch.cat([labels, torch.tensor([NO_LABEL])])
+
+
+class Digits(LightningDataModule):
+    """Batches of (images as floats from 0 to 1, labels)."""
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        loader: Literal["auto", "ffcv", "torch"] = "auto",
+        folder: str | None = None,
+    ) -> None:
+        """``loader``: ``auto`` takes FFCV where it is installed; ``folder`` keeps its file."""
+        super().__init__()
+        if loader == "ffcv" and not has_ffcv():
+            raise ValueError("FFCV is not installed: use loader=torch, or pip install ffcv")
+        self.batch_size = batch_size
+        self.with_ffcv = loader == "ffcv" or (loader == "auto" and has_ffcv())
+        self.folder = folder
+        self.images, self.labels = load_images()
+
+    def prepare_data(self) -> None:
+        # Lightning calls this on one rank of a machine, and the others wait for it.
+        if self.with_ffcv:
+            write_beton(data_folder(self.folder) / _BETON, self.images, self.labels)
+
+    def train_dataloader(self) -> RankLoader:
+        first = self._validation_samples()
+        order = self._order(self._samples() - first, shuffle=True)
+        return RankLoader(order, self.batch_size, self._open(first))
+
+    def val_dataloader(self) -> RankLoader:
+        order = self._order(self._validation_samples(), filler=self._samples())
+        return RankLoader(order, self.batch_size, self._open(0))
+
+    def _samples(self) -> int:
+        return len(self.labels) - 1
+
+    def _validation_samples(self) -> int:
+        return int(self._samples() * VALIDATION_SHARE)
+
+    def _order(self, samples: int, **how: Any) -> RankOrder:
+        trainer = self.trainer
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        return RankOrder(samples, rank=rank, world_size=world_size, **how)
+
+    def _open(self, first: int) -> OpenBatches:
+        """Batches of samples numbered from ``first``."""
+        if self.with_ffcv and self.trainer is not None:
+            path = data_folder(self.folder) / _BETON
+            batches = beton_batches(path, self.batch_size, self.trainer.strategy.root_device)
+            return lambda order: batches([first + i for i in order])
+        dataset = TensorDataset(self.images, self.labels)
+        return lambda order: DataLoader(
+            Subset(dataset, [first + i for i in order]), batch_size=self.batch_size
+        )
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
+        images, labels = batch
+        return images.float() / _BRIGHTEST, labels.long()
