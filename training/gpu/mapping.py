@@ -164,7 +164,7 @@ def _by_prefix(readings: Sequence[GpuReading], entry: str) -> GpuReading | str:
     return matching[0]
 
 
-# -- whose processes, and the picture that front ends get --------------------------------------------
+# -- whose processes, and the picture that front ends get -----------------------------------------
 
 
 def snapshots(

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+HELD_UP = "not read since"
+"""How the error of a GPU begins that can't be read because the driver hangs at another one."""
+
 SLICES_PER_GPU = 100
 """A MIG slice ``n`` of GPU ``g`` has the index ``(g + 1) * SLICES_PER_GPU + n``."""
 

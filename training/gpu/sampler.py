@@ -21,7 +21,7 @@ import pynvml
 from ltui.training.gpu.device import Device
 from ltui.training.gpu.door import Door, DriverGoneError, GpuLostError, InFlight
 from ltui.training.gpu.processes import Directory
-from ltui.training.gpu.reading import GpuReading, Xid
+from ltui.training.gpu.reading import HELD_UP, GpuReading, Xid
 from ltui.training.gpu.slice import Slice, slices_of
 
 NOT_ANSWERING_S = 2.0
@@ -282,7 +282,7 @@ def _not_answering(reading: GpuReading, call: InFlight, age_s: float) -> GpuRead
     """The last reading, marked as one that the hanging call keeps from being renewed."""
     if call.gpu in (None, reading.label):
         return replace(reading, error=f"driver not answering since {age_s:.0f} s")
-    return replace(reading, error=f"not read since {age_s:.0f} s: driver hangs at GPU {call.gpu}")
+    return replace(reading, error=f"{HELD_UP} {age_s:.0f} s: driver hangs at GPU {call.gpu}")
 
 
 def _cannot_open(error: pynvml.NVMLError) -> str:

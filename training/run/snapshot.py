@@ -114,8 +114,8 @@ class GpuProcessSnapshot:
 
     pid: int
     owner: str
-    """``rank``, ``run`` (another process of this run), ``foreign``, ``unseen`` (the driver names it,
-    this machine does not show it: whose it is is unknown) or ``display``."""
+    """``rank``, ``run`` (another process of this run), ``foreign``, ``display``, or ``unseen``: the
+    driver names it, this machine does not show it, so whose it is is unknown."""
     rank: int | None = None
     memory_bytes: int | None = None
     user: str | None = None
