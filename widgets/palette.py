@@ -17,14 +17,14 @@ from textual.theme import Theme
 from ltui.widgets.shapes import Tone
 
 DARK_SERIES = (
-    "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#afafaf", "#d7d7ff",
+    "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#a8a8a8", "#d7d7ff",
 )  # fmt: skip
 LIGHT_SERIES = (
-    "#005fd7", "#af5f00", "#008700", "#8700af", "#008787", "#d70000", "#5f5f5f", "#00005f",
+    "#005fd7", "#af5f00", "#008700", "#8700af", "#008787", "#d70000", "#585858", "#00005f",
 )  # fmt: skip
 # Okabe and Ito's colours for every kind of colour vision, moved to the nearest of the 256.
 CONTRAST_SERIES = (
-    "#5fd7ff", "#ffaf00", "#00d787", "#ff87d7", "#ff5f00", "#0087ff", "#ffffff", "#afafaf",
+    "#5fd7ff", "#ffaf00", "#00d787", "#ff87d7", "#ff5f00", "#0087ff", "#ffffff", "#a8a8a8",
 )  # fmt: skip
 
 MARKERS = "●■▲◆○□△◇"

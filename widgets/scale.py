@@ -104,8 +104,9 @@ def _plain(value: float, step: float) -> str:
 
 
 def _digits(value: float, step: float) -> int:
-    ratio = abs(value / step)
-    return min(6, max(0, math.floor(math.log10(ratio) + 1e-9))) if ratio > 1 else 0
+    """Digits after the point of ``value`` in powers of ten, so that a step of it can be seen."""
+    powers = math.floor(math.log10(abs(value)) + 1e-9) - math.floor(math.log10(step) + 1e-9)
+    return min(6, max(0, powers))
 
 
 def log_ticks(within: Range, most: int) -> list[Tick]:

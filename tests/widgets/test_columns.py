@@ -1,0 +1,101 @@
+"""Which columns fit, and cells cut to them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from ltui.widgets.bars import bar, bar_cells, step_strip, strip
+from ltui.widgets.columns import Column, changed, fit, laid, line, titles
+from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.rank_table import RankTable
+from ltui.widgets.shapes import Cell
+
+COLUMNS = (
+    Column(key="a", title="a", width=4, right=True),
+    Column(key="b", title="b", width=10, importance=2),
+    Column(key="c", title="c", width=6, grows=True),
+)
+
+
+def test_the_least_important_column_goes_first() -> None:
+    assert [p.column.key for p in fit(COLUMNS, 24)] == ["a", "b", "c"]
+    assert [p.column.key for p in fit(COLUMNS, 23)] == ["a", "c"]
+    assert [p.column.key for p in fit(COLUMNS, 1)] == ["a"]
+
+
+def test_a_growing_column_takes_the_rest() -> None:
+    assert fit(COLUMNS, 50)[-1].width == 50 - 4 - 10 - 4
+
+
+@pytest.mark.parametrize("columns", [RankTable.COLUMNS, GpuTable.COLUMNS])
+@given(width=st.integers(1, 250))
+def test_columns_never_overlap_nor_leave_the_table(columns: tuple[Column, ...], width: int) -> None:
+    placed = fit(columns, width)
+    end = 0
+    for place in placed:
+        assert place.x >= end
+        end = place.x + place.width
+    assert end <= max(width, placed[0].width)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_state_and_step_are_always_there(width: int) -> None:
+    keys = {p.column.key for p in fit(RankTable.COLUMNS, width)}
+    assert {"rank", "step", "phase", "age", "state"} <= keys
+
+
+@given(st.text(max_size=40), st.integers(1, 30))
+def test_a_cell_is_exactly_as_wide_as_its_column(text: str, width: int) -> None:
+    place = fit((Column(key="a", title="", width=width),), width)[0]
+    assert sum(cell_len(c.text) for c in laid((Cell(text=text),), place)) == width
+
+
+def test_numbers_stand_at_the_right_and_long_text_ends_in_an_ellipsis() -> None:
+    placed = fit(COLUMNS, 24)
+    row = {"a": (Cell(text="12"),), "b": (Cell(text="x" * 30),)}
+    assert "".join(c.text for c in line(row, placed)) == "  12  " + "x" * 9 + "…" + " " * 8
+    assert "".join(c.text for c in titles(placed)).startswith("   a  b")
+
+
+def test_only_changed_columns_are_named() -> None:
+    placed = fit(COLUMNS, 24)
+    old = {"a": (Cell(text="1"),), "b": (Cell(text="x"),)}
+    new = {"a": (Cell(text="2"),), "b": (Cell(text="x"),)}
+    assert [p.column.key for p in changed(old, new, placed)] == ["a"]
+
+
+@given(st.floats(0, 1), st.integers(1, 40))
+def test_a_bar_has_its_width_and_tells_some_from_none_and_all(share: float, width: int) -> None:
+    text = bar(share, width)
+    assert len(text) == width
+    assert (text == "━" * width) == (share == 1)
+    assert (text == "┈" * width) == (share == 0)
+
+
+def test_bars_of_unknown_and_odd_numbers() -> None:
+    assert bar(None, 5) == "     "
+    assert bar(float("nan"), 5) == "     "
+    assert bar(7.0, 4) == "━━━━"
+    assert bar(-1.0, 4) == "┈┈┈┈"
+    assert bar(0.5, 5) == "━━╸┈┈"
+    assert len(bar_cells(0.3, 10)) == 2
+
+
+def test_strips_show_the_newest_on_the_right_and_gaps() -> None:
+    assert strip((0.0, 0.5, 1.0), 5, high=1.0) == "  ▁▄▇"
+    assert strip((1.0, float("nan"), 1.0), 3) == "▇ ▇"
+    assert strip(range(100), 4, high=99.0) == "▇▇▇▇"
+    assert strip((), 3) == "   "
+    assert strip((0.0, 0.0), 2) == "▁▁"
+    assert strip((1.0,), 0) == ""
+
+
+def test_a_slow_step_stands_out_of_level_ones() -> None:
+    assert step_strip((0.1,) * 7 + (5.0,), 8) == "▁▁▁▁▁▁▁▇"
+    level = step_strip((0.10, 0.11, 0.10, 0.12), 4)
+    assert set(level) <= {"▂", "▃"}
+    assert step_strip((), 4) == "    "
+    assert step_strip((0.0, 0.0), 2) == "▁▁"

@@ -1,0 +1,75 @@
+"""The head of a run at every width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from ltui.widgets.header import head_line, lines_under
+from ltui.widgets.shapes import HeaderShape, Tone
+
+SHAPE = HeaderShape(
+    name="brave-owl",
+    preset="cifar10-cnn",
+    state="running",
+    state_sign="●",
+    tone=Tone.GOOD,
+    epoch="epoch 3/30",
+    step="step 1 204/2 930",
+    share=0.41,
+    eta="12 m 08 s left",
+    elapsed="8 m 31 s",
+    attempt="attempt 2",
+)
+PARTS = (
+    "● running", "brave-owl", "cifar10-cnn", "epoch 3/30", "step 1 204/2 930",
+    "41 %", "12 m 08 s left", "8 m 31 s", "attempt 2",
+)  # fmt: skip
+
+
+def text(shape: HeaderShape, width: int) -> str:
+    return "".join(cell.text for cell in head_line(shape, width))
+
+
+def test_everything_is_there_where_there_is_room() -> None:
+    line = text(SHAPE, 160)
+    assert all(part in line for part in PARTS)
+    assert cell_len(line) == 160
+
+
+@given(st.integers(24, 200))
+def test_parts_are_whole_or_absent(width: int) -> None:
+    line = text(SHAPE, width)
+    assert cell_len(line) == width
+    left = line
+    for part in PARTS:
+        left = left.replace(part, "", 1)
+    assert set(left) <= set(" ━╸┈")
+
+
+def test_at_eighty_columns_what_matters_is_there() -> None:
+    line = text(SHAPE, 80)
+    for part in ("● running", "brave-owl", "step 1 204/2 930", "41 %", "12 m 08 s left"):
+        assert part in line
+
+
+def test_an_unknown_end_shows_no_bar_and_no_share() -> None:
+    line = text(replace(SHAPE, share=None, eta=""), 160)
+    assert "%" not in line
+    assert "━" not in line
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_banner_and_notes_are_wrapped_between_words(width: int) -> None:
+    banner = "STALLED 8 s: rank 2 waits for DataLoader worker 4711, frozen in augment.py:88"
+    found = lines_under(
+        replace(SHAPE, banner=banner, notes=("history incomplete: disk full",)), width
+    )
+    assert all(cell_len(cell.text) <= width for cell in found)
+    assert " ".join(c.text for c in found if c.tone is Tone.BAD) == banner
+    assert found[-1].text == "history incomplete: disk full"
+    assert lines_under(SHAPE, width) == ()

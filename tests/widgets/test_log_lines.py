@@ -1,0 +1,56 @@
+"""The bounded list behind the log."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ltui.widgets.log_lines import Lines, occurrences
+from ltui.widgets.shapes import LogLine
+
+
+def lines(*texts: str, rank: int | None = 0) -> list[LogLine]:
+    return [LogLine(rank=rank, text=t) for t in texts]
+
+
+def test_identical_neighbours_of_a_rank_become_one() -> None:
+    held = Lines(10)
+    held.extend(lines("a", "a"))
+    held.extend(lines("a"))
+    held.extend(lines("a", rank=1))
+    assert [(x.rank, x.text, x.count) for x in held] == [(0, "a", 3), (1, "a", 1)]
+
+
+def test_only_the_newest_are_kept() -> None:
+    held = Lines(3)
+    assert held.extend(lines("a", "b")) == 0
+    assert held.extend(lines("c", "d", "e")) == 2
+    assert [x.text for x in held] == ["c", "d", "e"]
+    assert held.first == 2
+
+
+@given(st.lists(st.lists(st.sampled_from("abcA"), max_size=8), max_size=12), st.integers(1, 9))
+def test_hits_found_bit_by_bit_are_those_of_one_search(batches: list[list[str]], most: int) -> None:
+    held = Lines(most)
+    for batch in batches:
+        held.extend(lines(*batch))
+        expected = [i for i, line in enumerate(held) if "a" in line.text.lower()]
+        assert held.hits("A") == expected
+    assert held.hits("") == []
+    assert held.hits("c") == [i for i, line in enumerate(held) if line.text == "c"]
+
+
+def test_clearing_forgets_hits() -> None:
+    held = Lines(5)
+    held.extend(lines("a", "b"))
+    assert held.hits("a") == [0]
+    held.clear()
+    held.extend(lines("b", "a"))
+    assert held.hits("a") == [1]
+
+
+def test_occurrences_do_not_overlap_and_ignore_case() -> None:
+    assert occurrences("aXaxA", "ax") == [0, 2]
+    assert occurrences("aaa", "aa") == [0]
+    assert occurrences("anything", "") == []
+    assert occurrences("İİ", "i") == []

@@ -1,0 +1,91 @@
+"""Themes: colours that stay apart wherever they are shown."""
+
+from __future__ import annotations
+
+import pytest
+from rich.color import Color, ColorSystem
+from textual.app import App
+from textual.color import Color as TextualColor
+from textual.theme import Theme
+
+from ltui.widgets.palette import (
+    CONTRAST_SERIES,
+    DARK_SERIES,
+    LIGHT_SERIES,
+    LTUI_CONTRAST,
+    MARKERS,
+    THEMES,
+    paint_of,
+)
+from ltui.widgets.shapes import Tone
+
+PALETTES = [DARK_SERIES, LIGHT_SERIES, CONTRAST_SERIES]
+
+
+@pytest.mark.parametrize("colours", PALETTES)
+@pytest.mark.parametrize("system", [ColorSystem.STANDARD, ColorSystem.EIGHT_BIT])
+def test_curves_have_different_colours_on_poor_terminals(
+    colours: tuple[str, ...], system: ColorSystem
+) -> None:
+    shown = {Color.parse(c).downgrade(system).number for c in colours}
+    assert len(shown) == len(colours) == len(MARKERS)
+
+
+@pytest.mark.parametrize("colours", PALETTES)
+def test_colours_are_entries_of_the_256(colours: tuple[str, ...]) -> None:
+    for colour in colours:
+        entry = Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT)
+        assert entry.get_truecolor().hex == colour
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=lambda t: t.name)
+def test_text_can_be_read_on_its_background(theme: Theme) -> None:
+    variables = {**theme.to_color_system().generate(), **theme.variables}
+    background = TextualColor.parse(variables["background"])
+    names = ["foreground", "success", "warning", "error", "accent", "ltui-dim"]
+    names += [f"series-{n}" for n in range(8)]
+    wanted = 4.5 if theme is not LTUI_CONTRAST else 7.0
+    for name in names:
+        shown = TextualColor.parse(variables[name])
+        limit = 3.0 if name.startswith(("series", "ltui-dim")) else wanted
+        assert _contrast(shown, background) >= limit, name
+
+
+def _contrast(one: TextualColor, other: TextualColor) -> float:
+    """The contrast ratio of WCAG 2."""
+
+    def luminance(colour: TextualColor) -> float:
+        parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4
+                 for c in colour.normalized]  # fmt: skip
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+class Themed(App[None]):
+    def on_mount(self) -> None:
+        for theme in THEMES:
+            self.register_theme(theme)
+
+
+@pytest.mark.parametrize("name", [*(t.name for t in THEMES), "nord", "textual-light", "ansi-dark"])
+async def test_every_theme_gives_every_style(name: str) -> None:
+    app = Themed()
+    async with app.run_test():
+        app.theme = name
+        paint = paint_of(app)
+        assert set(paint.tones) == set(Tone)
+        assert len(paint.series) == len(paint.faint_series) == 8
+
+
+async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("NO_COLOR", "1")
+        app = Themed()
+    async with app.run_test():
+        paint = paint_of(app)
+        styles = [*paint.tones.values(), *paint.series, paint.selected, paint.match, paint.faint]
+        assert all(s.color is None and s.bgcolor is None for s in styles)
+        assert paint.of(Tone.BAD) != paint.of(Tone.PLAIN)
+        assert paint.of(Tone.WARN) != paint.of(Tone.PLAIN)

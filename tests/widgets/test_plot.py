@@ -1,0 +1,135 @@
+"""Whole charts as text, without an app."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ltui.widgets.canvas import Canvas, changed_spans
+from ltui.widgets.plot import Look, plot
+from ltui.widgets.shapes import ChartShape, Series
+from ltui.widgets.viewport import Viewport
+
+
+def curve(name: str = "train", count: int = 100, colour: int = 0, **more: object) -> Series:
+    x = np.arange(count, dtype=np.float64)
+    return Series(name=name, x=x, y=2.0 - x / count, colour=colour, **more)  # type: ignore[arg-type]
+
+
+def shape(*series: Series, **more: object) -> ChartShape:
+    return ChartShape(title="loss", series=series, **more)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 60), st.integers(0, 300), st.booleans())
+def test_draws_at_every_size(width: int, height: int, count: int, log_y: bool) -> None:
+    drawn = plot(shape(curve(count=count)), Look(log_y=log_y, cursor=3.0), width, height)
+    assert drawn.canvas.chars.shape == (height, width)
+
+
+@pytest.mark.parametrize("size", [(20, 5), (80, 24), (200, 60)])
+def test_axes_legend_and_curve_are_there(size: tuple[int, int]) -> None:
+    text = plot(shape(curve()), Look(), *size).canvas.text()
+    assert any(0x2800 < ord(letter) < 0x2900 for letter in text)
+    assert "1" in text
+    if size[1] >= 6:
+        assert "train 1.010" in text
+        assert "step" in text
+
+
+def test_an_empty_chart_says_why() -> None:
+    nothing = shape(note="no validation yet")
+    assert "no validation yet" in plot(nothing, Look(), 60, 10).canvas.text()
+    assert "no data yet" in plot(None, Look(), 60, 10).canvas.text()
+    gaps = Series(name="a", x=np.arange(3.0), y=np.full(3, np.nan))
+    assert "no values yet" in plot(shape(gaps), Look(), 60, 10).canvas.text()
+
+
+def test_the_log_scale_leaves_out_what_is_not_positive() -> None:
+    y = np.array([100.0, 0.0, 1.0, -5.0, 0.01])
+    drawn = plot(shape(Series(name="a", x=np.arange(5.0), y=y)), Look(log_y=True), 80, 20)
+    assert drawn.y is not None
+    assert drawn.y.low <= -2
+    assert drawn.y.high >= 2
+    none = plot(shape(Series(name="a", x=np.arange(5.0), y=-np.ones(5))), Look(log_y=True), 80, 20)
+    assert "log scale" in none.canvas.text()
+
+
+def test_the_axis_stays_while_the_curve_grows_within_it() -> None:
+    before = plot(shape(curve(count=1000)), Look(), 100, 20)
+    after = plot(shape(curve(count=1001)), Look(), 100, 20, before.y)
+    assert after.y is before.y
+    assert after.x == before.x
+    cells = sum(last - first for _, first, last in changed_spans(before.canvas, after.canvas))
+    assert cells < 200
+
+
+def test_the_read_out_gives_the_values_under_the_crosshair() -> None:
+    two = shape(curve(), curve("validation", colour=1))
+    text = plot(two, Look(cursor=50.0), 100, 20).canvas.text()
+    assert "step 50" in text
+    assert text.count("1.500") == 2
+    assert "│" in text
+
+
+def test_a_gap_under_the_crosshair_is_not_a_number() -> None:
+    y = np.ones(10)
+    y[5] = np.nan
+    text = plot(shape(Series(name="a", x=np.arange(10.0), y=y)), Look(cursor=5.0), 80, 12)
+    assert "a n/a" in text.canvas.text()
+
+
+def test_curves_differ_without_colour() -> None:
+    series = [curve(f"s{n}", colour=n) for n in range(4)]
+    legend = plot(shape(*series), Look(dashes=True), 120, 20).canvas.line(0)
+    assert [legend[legend.index(f"s{n}") - 2] for n in range(4)] == list("●■▲◆")
+    ends = plot(shape(series[2]), Look(), 60, 12).canvas.text().split("\n", 1)[1]
+    assert "▲" in ends
+
+
+def test_entries_without_room_are_counted_not_cut() -> None:
+    series = [curve(f"a-rather-long-name-{n}", colour=n) for n in range(6)]
+    legend = plot(shape(*series), Look(), 70, 20).canvas.line(0)
+    shown = legend.count("a-rather-long-name-")
+    assert 0 < shown < 6
+    assert f"+{6 - shown}" in legend
+
+
+def test_a_name_of_wide_letters_keeps_the_line_as_wide() -> None:
+    canvas = plot(shape(curve("損失")), Look(), 60, 12).canvas
+    assert "損失 1.010" in canvas.line(0)
+    assert len(canvas.line(0)) == 58
+
+
+def test_the_extremes_of_windows_fit_into_the_axis() -> None:
+    series = curve(low=np.full(100, -3.0), high=np.full(100, 9.0))
+    drawn = plot(shape(series), Look(), 80, 20)
+    assert drawn.y is not None
+    assert drawn.y.low <= -3.0
+    assert drawn.y.high >= 9.0
+
+
+def test_a_view_shows_its_part_alone() -> None:
+    drawn = plot(shape(curve(count=1000)), Look(view=Viewport(low=100.0, high=200.0)), 80, 20)
+    assert drawn.x is not None
+    assert (drawn.x.low, drawn.x.high) == (100.0, 200.0)
+    assert drawn.y is not None
+    assert drawn.y.span < 0.5
+
+
+def test_a_million_points_lose_no_peak() -> None:
+    y = np.zeros(1_000_000)
+    y[333_333] = 7.0
+    drawn = plot(shape(Series(name="a", x=np.arange(1e6), y=y)), Look(), 80, 20)
+    assert drawn.y is not None
+    assert drawn.y.high >= 7.0
+
+
+def test_only_what_differs_is_a_change() -> None:
+    old, new = Canvas(10, 3), Canvas(10, 3)
+    assert changed_spans(old, new) == []
+    new.write(2, 1, "abc")
+    new.write(9, 2, "z", 1)
+    assert changed_spans(old, new) == [(1, 2, 5), (2, 9, 10)]

@@ -1,0 +1,103 @@
+"""Axes: round, calm, labelled."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ltui.widgets.formats import THIN
+from ltui.widgets.scale import (
+    Range,
+    calm_range,
+    growing_end,
+    linear_ticks,
+    log_label,
+    log_ticks,
+    nice_step,
+    tick_label,
+    time_label,
+)
+
+
+@given(st.floats(1e-12, 1e12), st.integers(1, 20))
+def test_steps_are_round_and_few(span: float, parts: int) -> None:
+    step = nice_step(span, parts)
+    mantissa = step / 10.0 ** math.floor(math.log10(step) + 1e-9)
+    assert min(abs(mantissa - m) for m in (1, 2, 5, 10)) < 1e-6
+    assert span / step <= parts * (1 + 1e-6)
+
+
+@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
+def test_a_range_holds_its_data_and_wastes_little(a: float, b: float) -> None:
+    low, high = min(a, b), max(a, b)
+    assume(high - low > 1e-6 * max(1.0, abs(high), abs(low)))
+    found = calm_range(low, high, None)
+    assert found.low <= low + 1e-6 * (high - low)
+    assert found.high >= high - 1e-6 * (high - low)
+    assert found.span <= 1.5 * (high - low)
+
+
+def test_a_range_stays_while_the_data_fits_and_fills_it() -> None:
+    first = calm_range(0.3, 2.3, None)
+    assert calm_range(0.25, 2.2, first) is first
+    assert calm_range(0.25, 2.9, first) != first
+    assert calm_range(0.3, 0.4, first) != first
+
+
+def test_one_value_gets_a_range_around_it() -> None:
+    for value in (0.0, 5.0, -3.0, 1e-30):
+        found = calm_range(value, value, None)
+        assert found.low < found.high
+        assert found.low <= value <= found.high
+
+
+def test_the_end_of_a_growing_axis_moves_seldom() -> None:
+    ends = {growing_end(0.0, float(n)) for n in range(1000, 1200)}
+    assert len(ends) <= 3
+    assert all(growing_end(0.0, float(n)) >= n for n in range(1, 2000))
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 10))
+def test_ticks_lie_inside_and_differ(low: float, span: float, most: int) -> None:
+    assume(span > 1e-9 * abs(low))
+    ticks = linear_ticks(Range(low, low + span), most)
+    assert len(ticks) <= most + 1
+    slack = 1e-6 * span + 1e-9 * abs(low)
+    assert all(low - slack <= t.at <= low + span + slack for t in ticks)
+
+
+def test_labels_of_one_axis_differ() -> None:
+    for low, high in ((0.0, 1.0), (0.91, 0.93), (0.0, 1e7), (0.0, 3e-5), (11_000, 13_000)):
+        labels = [t.label for t in linear_ticks(Range(low, high), 6)]
+        assert len(set(labels)) == len(labels)
+        assert labels
+
+
+def test_labels_read_well() -> None:
+    assert tick_label(0.25, 0.05) == "0.25"
+    assert tick_label(1200, 200).replace(THIN, " ") == "1 200"
+    assert tick_label(20_000, 10_000).replace(THIN, " ") == "20 k"
+    assert tick_label(0, 5) == "0"
+    assert tick_label(2e-5, 1e-5) == "2e-05"
+    assert log_label(1e-6) == "1e-06"
+    assert log_label(0.5) == "0.5"
+    assert time_label(1800) == "30 m"
+    assert time_label(5400) == "1 h 30 m"
+    assert time_label(0) == "0 s"
+    assert time_label(5) == "5 s"
+    assert time_label(86400) == "1 d"
+
+
+def test_log_ticks_show_decades_or_what_lies_between() -> None:
+    assert [t.label for t in log_ticks(Range(-2, 1), 4)] == ["0.01", "0.1", "1", "10"]
+    few = [t.label for t in log_ticks(Range(math.log10(0.3), math.log10(2.4)), 4)]
+    assert few == ["0.5", "1", "2"]
+    assert len(log_ticks(Range(-12, 6), 4)) <= 6
+    assert log_ticks(Range(math.log10(0.31), math.log10(0.34)), 4)
+
+
+def test_time_ticks_are_clock_steps() -> None:
+    labels = [t.label for t in linear_ticks(Range(0, 9000), 6, time=True)]
+    assert labels == ["0 s", "30 m", "1 h", "1 h 30 m", "2 h", "2 h 30 m"]
