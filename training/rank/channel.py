@@ -5,6 +5,7 @@ One channel a process, shared by every Trainer of a script, because a rank has o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import torch
 from ltui.training.queue.records import Kind, Outcome, Phase
 from ltui.training.queue.writer import QueueWriter
 from ltui.training.rank.environment import RankEnvironment
+from ltui.training.rank.ownlog import take_own_log
 
 if TYPE_CHECKING:
     from ltui.training.rank.steering import Steering
@@ -183,5 +185,7 @@ def open_channel(environment: RankEnvironment, rank: int) -> Channel:
         if (known.environment, known.rank) == (environment, rank):
             return known
         known.close()
+    with contextlib.suppress(OSError):  # the shared log will do
+        take_own_log(os.environ, rank)
     _current = Channel(environment, rank)
     return _current

@@ -224,7 +224,10 @@ class RunStore:
             "AND kind NOT IN ('hello', 'plan') ORDER BY id LIMIT ?",
             (after_id, limit),
         )
-        return [Event(*row, data=json.loads(data or "{}")) for *row, data in rows]
+        return [
+            Event(number, attempt, rank, t, kind, text, json.loads(data or "{}"))
+            for number, attempt, rank, t, kind, text, data in rows
+        ]
 
     @_says_what_is_wrong
     def introductions(self, attempt: int) -> dict[int, dict[str, dict[str, Any]]]:

@@ -32,7 +32,7 @@ CREATE TABLE attempts (
 );
 CREATE TABLE snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), taken_at REAL, document TEXT);
 CREATE TABLE cursors (
-    attempt INTEGER, rank INTEGER, next_seq INTEGER, missed INTEGER NOT NULL DEFAULT 0,
+    attempt INTEGER, rank INTEGER, next_seq INTEGER, base INTEGER, inode INTEGER,
     PRIMARY KEY (attempt, rank)
 ) WITHOUT ROWID;
 CREATE TABLE steps (

@@ -39,6 +39,18 @@ _INSERT_EVENT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far one rank's queue is in the store."""
+
+    next_seq: int
+    """Counts on where a rank starts anew with another queue file."""
+    base: int = 0
+    """What is added to the sequence numbers of the present file."""
+    inode: int = 0
+    """Of the present file."""
+
+
 @dataclass
 class Batch:
     """What one tick adds to the history."""
@@ -55,8 +67,7 @@ class Batch:
     """(rank, seq, unix time, kind, text, everything that came with it)"""
     gaps: list[tuple[int, int, int, float, str]] = field(default_factory=list)
     """(rank, seq of the first record read after the gap, records missed, unix time, why)"""
-    cursors: dict[int, int] = field(default_factory=dict)
-    """rank -> the next sequence number to read"""
+    cursors: dict[int, Cursor] = field(default_factory=dict)
     gpus: Sequence[GpuSnapshot] = ()
     processes: list[tuple[int, float, float | None, int | None]] = field(default_factory=list)
     """(rank, unix time, CPU percent, resident bytes)"""
@@ -140,12 +151,11 @@ class StoreWriter:
     def end_attempt(self, attempt: int, t: float) -> None:
         self._connection.execute("UPDATE attempts SET ended_at = ? WHERE attempt = ?", (t, attempt))
 
-    def cursors(self, attempt: int) -> dict[int, int]:
-        return dict(
-            self._connection.execute(
-                "SELECT rank, next_seq FROM cursors WHERE attempt = ?", (attempt,)
-            )
+    def cursors(self, attempt: int) -> dict[int, Cursor]:
+        rows = self._connection.execute(
+            "SELECT rank, next_seq, base, inode FROM cursors WHERE attempt = ?", (attempt,)
         )
+        return {rank: Cursor(*cursor) for rank, *cursor in rows}
 
     def missed(self, attempt: int) -> dict[int, int]:
         """Records of each rank that no history holds."""
@@ -182,9 +192,9 @@ class StoreWriter:
             with _Transaction(self._connection):
                 self._insert(attempt, batch)
                 self._connection.executemany(
-                    "INSERT INTO cursors (attempt, rank, next_seq) VALUES (?, ?, ?) "
-                    "ON CONFLICT (attempt, rank) DO UPDATE SET next_seq = excluded.next_seq",
-                    [(attempt, rank, seq) for rank, seq in batch.cursors.items()],
+                    "INSERT OR REPLACE INTO cursors (attempt, rank, next_seq, base, inode) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    [(attempt, r, c.next_seq, c.base, c.inode) for r, c in batch.cursors.items()],
                 )
                 self._close_windows(attempt, batch)
                 if snapshot is not None:
@@ -348,8 +358,11 @@ def _finite(value: float) -> float | None:
 
 
 def _step_row(attempt: int, rank: int, seq: int, values: Sequence[float]) -> tuple[Any, ...]:
-    step, epoch, batch = (_whole(v) for v in values[:3])
-    return (attempt, rank, seq, step, epoch, batch, *values[3 : len(STEP_COLUMNS)])
+    try:
+        place = (int(values[0]), int(values[1]), int(values[2]))
+    except (ValueError, OverflowError):  # NaN: not known
+        place = (_whole(values[0]), _whole(values[1]), _whole(values[2]))
+    return (attempt, rank, seq, *place, *values[3 : len(STEP_COLUMNS)])
 
 
 def _gpu_row(gpu: GpuSnapshot) -> tuple[Any, ...]:

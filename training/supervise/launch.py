@@ -78,13 +78,18 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     step, path = _resume_point(run_dir, checkpoint)
     check_start(spec or run_dir.read_spec())
     arguments = ["--resume-from", str(path), "--resume-step", str(step)]
-    if spec is not None:
-        arguments += ["--spec", str(_next_spec(run_dir, spec))]
+    aside: Path | None = None
     try:
         install_rank_side(run_dir.home)
+        if spec is not None:
+            aside = _next_spec(run_dir, spec)
+            arguments += ["--spec", str(aside)]
+        _start_supervisor(run_dir, arguments)
     except OSError as error:
         raise _unwritable(run_dir.home, error) from error
-    _start_supervisor(run_dir, arguments)
+    finally:
+        if aside is not None:
+            shutil.rmtree(aside.parent, ignore_errors=True)
 
 
 def adopt(run_dir: RunDir) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ltui.training.queue.reader import Poll
@@ -31,7 +32,7 @@ from ltui.training.supervise.ending import Ending, Facts, ending
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
 from ltui.training.supervise.marks import EngineExit, engine_exit, engine_mark, keeper_mark
 from ltui.training.supervise.nvml import GpuSampler
-from ltui.training.supervise.picture import Picture, Shelf, compose, refold
+from ltui.training.supervise.picture import Picture, Shelf, compose, refold, stored_state
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable, RankFinder, Reading
 from ltui.training.supervise.recorder import Recorder
 from ltui.training.supervise.sweep import sweep
@@ -66,10 +67,9 @@ class Supervisor:
         self._store = store
         self._lock = lock
         self._adopted = adopted
-        self._alive_at_adoption = False
         self._started_at = store.started_at(attempt) or time.time()
-        self._watch = QueueWatch(run_dir.queue_dir(attempt))
-        self._recorder = Recorder(store, attempt, self._watch.path)
+        self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
+        self._recorder = Recorder(store, attempt, self._watch)
         self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
         self._health = HealthHistory()
         self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
@@ -89,6 +89,7 @@ class Supervisor:
         self._pulses: Mapping[int, PulseState | None] = {}
         if adopted:
             self._intents.adopt()
+            self._state = stored_state(run_dir) or self._state
         self._snapshot = self._compose(self._judge(Sight()), time.time())
         self._recorder.attempt(self._write_first, time.time())
         self._server = ControlServer(
@@ -362,7 +363,7 @@ class Supervisor:
     def _judge_end(
         self, end: EngineExit | None, keeper_died: bool
     ) -> tuple[Ending, list[WorkerFailure]]:
-        log = self._engine_log()
+        log = _tail(self.run_dir.engine_log_path(self.attempt))
         failures = worker_failures(log)
         checkpoints = self._shelf.all_checked()
         stopped = [p for p in self._pulses.values() if p is not None]
@@ -374,7 +375,7 @@ class Supervisor:
                 pulses=self._pulses,
                 fold=self._fold,
                 failures=tuple(failures),
-                last_line=last_error_line(log),
+                last_line=self._last_line(log, failures),
                 stop_requested=self._intents.ladder is not None,
                 forced=None if all_stopped else self._intents.forced,
                 checkpoints=checkpoints,
@@ -384,14 +385,11 @@ class Supervisor:
         )
         return found, failures
 
-    def _engine_log(self) -> str:
-        try:
-            with open(self.run_dir.engine_log_path(self.attempt), "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+    def _last_line(self, engine_log: str, failures: list[WorkerFailure]) -> str | None:
+        """What was said last, where no exception was reported: by the first rank that failed."""
+        first = next((f.rank for f in failures if f.first), 0)
+        rank_log = _tail(self.run_dir.rank_log_path(self.attempt, first))
+        return last_error_line(rank_log) or last_error_line(engine_log)
 
     def _record_end(
         self, found: Ending, failures: list[WorkerFailure], end: EngineExit | None
@@ -444,6 +442,17 @@ class Supervisor:
         self._intents.close()
         self._store.close()
         os.close(self._lock)
+
+
+def _tail(path: Path) -> str:
+    """The end of a log; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailure]) -> RunSnapshot:

@@ -14,6 +14,7 @@ from ltui.training.run.fold import Fold, RankFold
 from ltui.training.run.health import Judgement
 from ltui.training.run.progress import metrics, progress, rank_snapshots
 from ltui.training.run.snapshot import (
+    LIVE,
     CheckpointInfo,
     GpuSnapshot,
     MetricValue,
@@ -96,14 +97,15 @@ def compose(picture: Picture) -> RunSnapshot:
 def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
     known = rank_snapshots(picture.fold, picture.pulses, picture.judgement.states, picture.now_ns)
     ranks = {rank.rank: rank for rank in known}
+    silent = picture.state is not RunState.STARTING
     for number, mark in picture.found.items():
         ranks.setdefault(
             number,
             RankSnapshot(
                 rank=number,
                 pid=mark.pid,
-                state=RankState.UNKNOWN,
-                note="no telemetry: process readings only",
+                state=RankState.UNKNOWN if silent else RankState.STARTING,
+                note="no telemetry: process readings only" if silent else None,
             ),
         )
     return tuple(_with_reading(ranks[r], picture.readings.get(r)) for r in sorted(ranks))
@@ -177,6 +179,16 @@ class Shelf:
         key = (info.path, info.saved_at)
         if key not in self._checked:
             self._checked[key] = verify(info).ok is True
+
+
+def stored_state(run_dir: RunDir) -> RunState | None:
+    """The state that an earlier supervisor left, where that is one of a live run."""
+    try:
+        with RunStore(run_dir) as store:
+            state = store.snapshot().state
+    except ProblemError:
+        return None
+    return state if state in LIVE else None
 
 
 def refold(run_dir: RunDir, attempt: int) -> Fold:

@@ -11,15 +11,16 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ltui.training.queue.reader import Poll, QueueFileError, QueueReader, Record
+from ltui.training.queue.reader import Poll, QueueFileError, Record
 from ltui.training.queue.records import Kind, StepField
 from ltui.training.run.snapshot import RunSnapshot
 from ltui.training.store.writer import Batch, StoreWriter
+from ltui.training.supervise.watch import QueueWatch
 
 RETRY_S = 2.0
 _LABELLED = {Kind.EVENT: None, Kind.HELLO: "hello", Kind.PLAN: "plan"}
@@ -29,11 +30,11 @@ _LABELLED = {Kind.EVENT: None, Kind.HELLO: "hello", Kind.PLAN: "plan"}
 class Recorder:
     """Writes one attempt's records, each exactly once."""
 
-    def __init__(self, store: StoreWriter, attempt: int, queue_path: Callable[[int], Path]) -> None:
+    def __init__(self, store: StoreWriter, attempt: int, watch: QueueWatch) -> None:
         self._store = store
         self._attempt = attempt
-        self._queue_path = queue_path
-        self._cursors = store.cursors(attempt)
+        self._watch = watch
+        self._next = {rank: c.next_seq for rank, c in store.cursors(attempt).items()}
         self._lost = sum(store.missed(attempt).values())
         self._failing_since: float | None = None
         self._failure = ""
@@ -109,12 +110,13 @@ class Recorder:
 
     def _catch_up(self, rank: int, seen: int, now_s: float) -> None:
         try:
-            reader = QueueReader(self._queue_path(rank), from_seq=self._cursors.get(rank, 0))
+            reader, base = self._watch.read_again(rank, self._next.get(rank, 0))
         except (OSError, QueueFileError):
             return
         try:
-            while self._cursors.get(rank, 0) < seen:
-                records = [r for r in reader.poll().records if r.seq < seen]
+            while self._next.get(rank, 0) < seen:
+                polled = [replace(r, seq=r.seq + base) for r in reader.poll().records]
+                records = [r for r in polled if r.seq < seen]
                 if not records:
                     return
                 batch, lost = self._batch({rank: records}, now_s, Batch())
@@ -126,7 +128,7 @@ class Recorder:
             reader.close()
 
     def _take(self, batch: Batch, lost: int) -> None:
-        self._cursors.update(batch.cursors)
+        self._next.update({rank: c.next_seq for rank, c in batch.cursors.items()})
         self._lost += lost
 
     # -- records to rows -----------------------------------------------------------------------
@@ -137,7 +139,7 @@ class Recorder:
         """The rows of records that no earlier batch held, and how many are lost before them."""
         lost = 0
         for rank, records in polled.items():
-            expected = self._cursors.get(rank, 0)
+            expected = self._next.get(rank, 0)
             for record in records:
                 if record.seq < expected:
                     continue
@@ -147,8 +149,8 @@ class Recorder:
                     extra.gaps.append((rank, record.seq, missed, now_s, "the queue was lapped"))
                 expected = record.seq + 1
                 _add(extra, rank, record, now_s)
-            if expected != self._cursors.get(rank, 0):
-                extra.cursors[rank] = expected
+            if expected != self._next.get(rank, 0):
+                extra.cursors[rank] = self._watch.cursor(rank, expected)
         return extra, lost
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ltui.training.queue.reader import Poll, QueueFileError, QueueReader
+from ltui.training.queue.reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.queue.records import Outcome, PulseState
+from ltui.training.store.writer import Cursor
 from ltui.training.supervise.alive import is_alive
 
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
@@ -30,12 +31,27 @@ class Sight:
     """More records stand in the queues than one look may take."""
 
 
-class QueueWatch:
-    """Readers of every rank's queue of one attempt."""
+@dataclass(slots=True)
+class _Tail:
+    """One rank's present queue file; ``base`` goes on top of its sequence numbers."""
 
-    def __init__(self, queue_dir: Path) -> None:
+    reader: QueueReader
+    base: int
+    inode: int
+
+
+class QueueWatch:
+    """Readers of every rank's queue of one attempt.
+
+    A rank that starts anew (torch elastic restarts it) makes another file under the same name; its
+    records are counted on from the file before.
+    """
+
+    def __init__(self, queue_dir: Path, known: Mapping[int, Cursor]) -> None:
+        """``known``: how far a supervisor before this one was."""
         self._dir = queue_dir
-        self._readers: dict[int, QueueReader] = {}
+        self._known = known
+        self._tails: dict[int, _Tail] = {}
         self._dir_changed_ns = -1
         self.errors: dict[int, str] = {}
         """Queues that can't be read, and why."""
@@ -46,27 +62,47 @@ class QueueWatch:
         polls: dict[int, Poll] = {}
         pulses: dict[int, PulseState | None] = {}
         behind = False
-        for rank, reader in self._readers.items():
+        for rank, tail in self._tails.items():
             try:
-                polls[rank], more = _drain(reader)
-                behind = behind or more
-                pulses[rank] = reader.pulse()
+                replaced = tail.reader.replaced()
+                polls[rank], more = _drain(tail)
+                pulses[rank] = tail.reader.pulse()
+                if replaced and not more:
+                    self._reopen(rank, tail)
+                behind = behind or more or replaced
             except (OSError, QueueFileError) as error:
                 self.errors[rank] = str(error)
                 pulses.setdefault(rank, None)
         gone = frozenset(r for r, p in pulses.items() if p is not None and is_gone(p))
         return Sight(polls, pulses, gone, behind)
 
-    def next_seq(self, rank: int) -> int:
-        return self._readers[rank].next_seq
+    def cursor(self, rank: int, next_seq: int) -> Cursor:
+        """What to keep so that a later watch goes on at ``next_seq``."""
+        tail = self._tails[rank]
+        return Cursor(next_seq, tail.base, tail.inode)
 
-    def path(self, rank: int) -> Path:
-        return self._dir / f"rank-{rank:05d}.queue"
+    def read_again(self, rank: int, from_seq: int) -> tuple[QueueReader, int]:
+        """Another reader of the present file from ``from_seq`` on, and the file's base."""
+        tail = self._tails[rank]
+        return QueueReader(tail.reader.path, from_seq=max(0, from_seq - tail.base)), tail.base
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        for tail in self._tails.values():
+            tail.reader.close()
+        self._tails.clear()
+
+    def _reopen(self, rank: int, tail: _Tail) -> None:
+        fresh = QueueReader(tail.reader.path)
+        base = tail.base + tail.reader.next_seq
+        tail.reader.close()
+        self._tails[rank] = _Tail(fresh, base, _inode(fresh.path))
+
+    def _open(self, rank: int, path: Path) -> _Tail:
+        reader, inode = QueueReader(path), _inode(path)
+        known = self._known.get(rank)
+        if known is None:
+            return _Tail(reader, 0, inode)
+        return _Tail(reader, known.base if known.inode == inode else known.next_seq, inode)
 
     def _discover(self) -> None:
         try:
@@ -77,31 +113,40 @@ class QueueWatch:
             return
         failed = False
         for rank, path in queue_files(self._dir).items():
-            if rank in self._readers:
+            if rank in self._tails:
                 continue
             try:
-                self._readers[rank] = QueueReader(path)
+                self._tails[rank] = self._open(rank, path)
                 self.errors.pop(rank, None)
             except (OSError, QueueFileError) as error:
                 self.errors[rank] = str(error)
                 failed = True
-        self._readers = dict(sorted(self._readers.items()))
+        self._tails = dict(sorted(self._tails.items()))
         # A file that is only being made is looked at again.
         self._dir_changed_ns = -1 if failed else changed_ns
 
 
-def _drain(reader: QueueReader) -> tuple[Poll, bool]:
-    poll = reader.poll(_POLL_RECORDS)
-    if len(poll.records) < _POLL_RECORDS:
-        return poll, False
-    records, missed = list(poll.records), poll.missed
-    for _ in range(_POLLS_A_TICK - 1):
-        poll = reader.poll(_POLL_RECORDS)
+def _inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def _drain(tail: _Tail) -> tuple[Poll, bool]:
+    """Everything new up to a limit, and whether there is more."""
+    records: list[Record] = []
+    missed = 0
+    for _ in range(_POLLS_A_TICK):
+        poll = tail.reader.poll(_POLL_RECORDS)
         records += poll.records
         missed += poll.missed
         if len(poll.records) < _POLL_RECORDS:
-            return Poll(tuple(records), missed), False
-    return Poll(tuple(records), missed), True
+            return _moved(records, missed, tail.base), False
+    return _moved(records, missed, tail.base), True
+
+
+def _moved(records: list[Record], missed: int, base: int) -> Poll:
+    if base:
+        records = [replace(record, seq=record.seq + base) for record in records]
+    return Poll(tuple(records), missed)
 
 
 def queue_files(queue_dir: Path) -> dict[int, Path]:
