@@ -19,7 +19,7 @@ from ltui.app.progress import Display, terminal_display
 from ltui.app.steering import ask
 from ltui.app.summary import ending_lines, resumable
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import LIVE, RankState, RunSnapshot, RunState
+from ltui.training.run.snapshot import LIVE, RankSnapshot, RunSnapshot, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import Event, RunStore
 from ltui.training.store.schema import StoreError
@@ -209,12 +209,18 @@ def all_events(run_dir: RunDir) -> list[Event]:
 
 
 def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
-    """Of ranks that died first, then of the engine, then of all others."""
-    dead = [r.rank for r in snapshot.ranks if r.exit_code or r.state is RankState.DEAD]
-    others = [r.rank for r in snapshot.ranks if r.rank not in dead]
+    """Of the ranks to blame, then of the engine, then of all others."""
+
+    def suspicion(rank: RankSnapshot) -> int:
+        # The engine ends the others with SIGTERM once one has failed.
+        failed = rank.exit_code not in (None, 0, -signal.SIGTERM)
+        return 0 if rank.note and failed else 1 if failed else 2
+
+    by_guilt = sorted(snapshot.ranks, key=lambda rank: (suspicion(rank), rank.rank))
+    guilty = [rank for rank in by_guilt if suspicion(rank) < 2]
+    paths = [run_dir.rank_log_path(snapshot.attempt, rank.rank) for rank in by_guilt]
     engine = run_dir.engine_log_path(snapshot.attempt)
-    ranks = [run_dir.rank_log_path(snapshot.attempt, rank) for rank in (*dead, *others)]
-    return [*ranks[: len(dead)], engine, *ranks[len(dead) :]]
+    return [*paths[: len(guilty)], engine, *paths[len(guilty) :]]
 
 
 def _end_of(path: Path) -> str:

@@ -61,6 +61,7 @@ def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> As
 
 def prepare_preset(preset: Preset, overrides: Sequence[str], named_python: str | None) -> Asked:
     """``prepare`` of a preset that is read already, perhaps edited since."""
+    _refuse_section(overrides)
     problems = check_preset(preset, overrides, this_machine(os.environ))
     python = choose_python(named_python, os.environ)
     if not problems:
@@ -96,6 +97,19 @@ def _problems_in(
     ]
 
 
+def _refuse_section(overrides: Sequence[str]) -> None:
+    """The section ``ltui`` is read with the file; an override of it would change nothing."""
+    for key in overridden_paths(overrides):
+        if key.split(".")[0] == "ltui":
+            raise ProblemError(
+                Problem(
+                    where=f"--set {key}",
+                    what="the section `ltui` can't be overridden.",
+                    remedy="Change it in a copy of the file.",
+                )
+            )
+
+
 def folders_of(preset: Preset) -> list[str]:
     """Where the ranks of a run find the user's classes: beside the file, and where they start."""
     beside = [] if preset.shipped or preset.path is None else [str(preset.path.parent)]
@@ -112,6 +126,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
                 remedy="Resume it without --set, or start the changed command with ltui exec.",
             )
         )
+    _refuse_section(overrides)
     machine = this_machine(os.environ)
     document = apply_overrides(spec.config, overrides)
     faults = find_faults(document, machine=machine, cpu_ranks=spec.nproc)

@@ -45,6 +45,8 @@ def refused(ltui: Ltui, *words: str, env: dict[str, str] | None = None) -> str:
         (["trainer.max_epoch=3"], "Did you mean `trainer.max_epochs`?"),
         (["trainer.max_epochs=many"], "--set trainer.max_epochs"),
         (["max_epochs"], "KEY=VALUE"),
+        (["ltui.checkpoint.every_s=5"], "can't be overridden"),
+        (["data.init_args.batch_size=many"], "it must be a whole number"),
         (["model.class_path=nowhere.Model"], "there is no module `nowhere`"),
         (["model.class_path=lightning.pytorch.demos.boring_classes.Boring"], "BoringModel"),
         (["trainer.accelerator=gpu", "trainer.devices=64"], "--set trainer."),
