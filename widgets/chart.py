@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from ltui.widgets.canvas import changed_spans
 from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.plot import Look, Plot, data_range, nearest_x, plot
+from ltui.widgets.plot import Look, Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.scale import Range
 from ltui.widgets.shapes import ChartShape, Tone
 from ltui.widgets.viewport import Viewport, panned, zoomed
@@ -211,14 +211,11 @@ class Chart(Widget, can_focus=True):
     def _beyond(self, now: float, direction: int, cell: float) -> float:
         """The data point a cell further on, or the next one where points lie further apart."""
         assert self.shape is not None
-        data = self._data()
-        target = now + direction * cell
-        found = nearest_x(self.shape.series, target)
-        if found is None or data is None:
-            return now
-        if (found - now) * direction > 0:
+        found = nearest_x(self.shape.series, now + direction * cell)
+        if found is not None and (found - now) * direction > 0:
             return found
-        return min(max(target, data.low), data.high)
+        further = next_x(self.shape.series, now, direction)
+        return now if further is None else further
 
     def action_clear(self) -> None:
         """First the crosshair goes, then the zoom."""

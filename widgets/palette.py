@@ -17,14 +17,14 @@ from textual.theme import Theme
 from ltui.widgets.shapes import Tone
 
 DARK_SERIES = (
-    "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#a8a8a8", "#d7d7ff",
+    "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#949494", "#d7d7ff",
 )  # fmt: skip
 LIGHT_SERIES = (
     "#005fd7", "#af5f00", "#008700", "#8700af", "#008787", "#d70000", "#585858", "#00005f",
 )  # fmt: skip
 # Okabe and Ito's colours for every kind of colour vision, moved to the nearest of the 256.
 CONTRAST_SERIES = (
-    "#5fd7ff", "#ffaf00", "#00d787", "#ff87d7", "#ff5f00", "#0087ff", "#ffffff", "#a8a8a8",
+    "#5fd7ff", "#ffaf00", "#00d787", "#ff87d7", "#ff5f00", "#0087ff", "#ffffff", "#949494",
 )  # fmt: skip
 
 MARKERS = "●■▲◆○□△◇"
@@ -109,7 +109,7 @@ LTUI_CONTRAST = Theme(
         "ltui-faint": "#585858",
         "ltui-selected": "#00005f",
         "border": "#ffffff",
-        "border-blurred": "#a8a8a8",
+        "border-blurred": "#949494",
         "block-cursor-background": "#00005f",
         "block-cursor-foreground": "#ffffff",
     },

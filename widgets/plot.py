@@ -257,6 +257,19 @@ def nearest_x(series: Sequence[Series], x: float) -> float | None:
     return min(points, key=lambda p: abs(p - x), default=None)
 
 
+def next_x(series: Sequence[Series], x: float, direction: int) -> float | None:
+    """The ``x`` of the first point of any series beyond ``x``; None where there is none."""
+    found = []
+    for one in series:
+        side = "right" if direction > 0 else "left"
+        index = int(np.searchsorted(one.x, x, side=side)) - (0 if direction > 0 else 1)
+        if 0 <= index < one.x.size:
+            found.append(float(one.x[index]))
+    if not found:
+        return None
+    return min(found) if direction > 0 else max(found)
+
+
 def _legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
     """Names and values: of the last points, or of those under the crosshair."""
     x = 1

@@ -1,0 +1,206 @@
+"""Rank and GPU tables in a small app."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from textual.app import App, ComposeResult
+from textual.geometry import Region
+
+from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.rank_table import RankTable
+from ltui.widgets.shapes import Cell, GpuRow, RankRow, Tone
+from ltui.widgets.table import Table
+
+
+def rank_row(number: int, **more: object) -> RankRow:
+    row = RankRow(
+        rank=f"r{number}",
+        pid=str(48_000 + number),
+        device=f"cuda:{number}",
+        phase="backward",
+        step="1 204",
+        age="12 ms",
+        strip=(0.1, 0.1, 0.12),
+        rate="7.84 k img/s",
+        cpu="98 %",
+        memory="2.10 GiB",
+        state=Cell(text="ok"),
+    )
+    return replace(row, **more)  # type: ignore[arg-type]
+
+
+def gpu_row(number: int, **more: object) -> GpuRow:
+    row = GpuRow(
+        index=str(number),
+        name="NVIDIA H200",
+        ranks=f"r{number}",
+        utilisation=0.98,
+        utilisation_text="98 %",
+        memory=0.43,
+        memory_text="61.2 / 140 GiB",
+        power_text="612 / 700 W",
+        temperature=Cell(text="64 °C"),
+        clock_text="1 980 MHz",
+        strip=(0.9, 0.95, 0.98),
+    )
+    return replace(row, **more)  # type: ignore[arg-type]
+
+
+STALLED = {
+    "state": Cell(text="STALLED", tone=Tone.BAD),
+    "age": "8.2 s",
+    "phase": "fetch data",
+    "note": "worker 4711",
+}
+
+
+class Tables(App[None]):
+    def __init__(self, ranks: int = 4) -> None:
+        super().__init__()
+        self.count = ranks
+        self.seen: list[tuple[str, str | None]] = []
+
+    def compose(self) -> ComposeResult:
+        yield GpuTable([gpu_row(n) for n in range(2)])
+        yield RankTable([rank_row(n) for n in range(self.count)])
+
+    def on_table_row_selected(self, message: Table.RowSelected) -> None:
+        self.seen.append(("selected", message.key))
+
+    def on_table_row_highlighted(self, message: Table.RowHighlighted) -> None:
+        self.seen.append(("highlighted", message.key))
+
+    @property
+    def ranks(self) -> RankTable:
+        return self.query_one(RankTable)
+
+
+def text_of(table: Table) -> list[str]:
+    return [strip.text for strip in table.render_lines(table.size.region)]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160, 220])
+async def test_lines_fit_and_numbers_keep_their_columns(width: int) -> None:
+    app = Tables()
+    async with app.run_test(size=(width, 24)):
+        lines = text_of(app.ranks)
+        assert all(len(line) == width for line in lines)
+        assert [line.find("1 204") for line in lines[1:5]] == [lines[1].find("1 204")] * 4
+        assert "state" in lines[0]
+        gpus = text_of(app.query_one(GpuTable))
+        assert "98 %" in gpus[1]
+        assert "61.2 / 140 GiB" in gpus[1]
+
+
+async def test_a_stalled_rank_is_marked_by_sign_and_word() -> None:
+    app = Tables()
+    async with app.run_test(size=(80, 24)) as pilot:
+        rows = [rank_row(0), rank_row(1, **STALLED), *(rank_row(n) for n in (2, 3))]
+        app.ranks.set_rows(rows)
+        await pilot.pause()
+        lines = text_of(app.ranks)
+        assert "! STALLED" in lines[2]
+        assert "fetch data" in lines[2]
+        assert not any("!" in line for line in (lines[1], *lines[3:]))
+
+
+async def test_only_changed_cells_are_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Tables()
+    async with app.run_test(size=(160, 24)) as pilot:
+        await pilot.pause()
+        table = app.ranks
+        painted: list[Region] = []
+        monkeypatch.setattr(table, "refresh", lambda *regions, **_: painted.extend(regions))
+        table.set_rows([rank_row(n) for n in range(4)])
+        assert painted == []
+        table.set_rows([rank_row(0, step="1 205"), *(rank_row(n) for n in range(1, 4))])
+        assert len(painted) == 1
+        assert painted[0].y == 1
+        assert painted[0].height == 1
+        assert painted[0].width == 10
+
+
+async def test_a_part_repainted_shows_what_the_whole_would() -> None:
+    app = Tables()
+    async with app.run_test(size=(120, 24)) as pilot:
+        app.ranks.set_rows(
+            [rank_row(0, age="99 ms"), rank_row(1, **STALLED), rank_row(2), rank_row(3)]
+        )
+        await pilot.pause()
+        by_parts = text_of(app.ranks)
+        app.ranks.refresh()
+        await pilot.pause()
+        assert by_parts == text_of(app.ranks)
+        assert "99 ms" in by_parts[1]
+
+
+async def test_a_thousand_ranks_scroll_and_only_seen_rows_are_made() -> None:
+    app = Tables(ranks=1024)
+    async with app.run_test(size=(120, 24)) as pilot:
+        made: list[str] = []
+        table = app.ranks
+        table.focus()
+        await pilot.press("end")
+        await pilot.pause()
+        assert table.cursor_key == "r1023"
+        assert "r1023" in "".join(text_of(table))
+        assert "rank" in text_of(table)[0]
+        original = table.cells_of
+        table.cells_of = lambda row: (made.append(row.rank), original(row))[1]  # type: ignore[method-assign]
+        table.set_rows([rank_row(n, step="1 205") for n in range(1024)])
+        await pilot.pause()
+        assert "r1023" in made
+        assert "r5" not in made
+        assert len(made) < 200
+
+
+async def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
+    app = Tables()
+    async with app.run_test(size=(120, 24)) as pilot:
+        app.ranks.focus()
+        await pilot.press("down", "down")
+        assert app.ranks.cursor_key == "r2"
+        app.ranks.set_rows([rank_row(n) for n in (9, 8, 0, 1, 2, 3)])
+        assert app.ranks.cursor_key == "r2"
+        app.ranks.set_rows([rank_row(0)])
+        assert app.ranks.cursor_key == "r0"
+        app.ranks.set_rows([])
+        assert app.ranks.cursor_key is None
+        await pilot.press("down", "enter", "end", "pageup")
+        await pilot.pause()
+        assert "no rank has reported yet" in "".join(text_of(app.ranks))
+        assert app.seen[-2:] == [("highlighted", "r0"), ("highlighted", None)]
+
+
+async def test_enter_and_click_select() -> None:
+    app = Tables()
+    async with app.run_test(size=(120, 24)) as pilot:
+        app.ranks.focus()
+        await pilot.press("down", "enter")
+        await pilot.click(RankTable, offset=(10, 4))
+        await pilot.pause()
+        assert [k for what, k in app.seen if what == "selected"] == ["r1", "r3"]
+        await pilot.click(RankTable, offset=(10, 0))
+        assert app.ranks.cursor_key == "r3"
+
+
+async def test_markup_and_escapes_in_a_row_stay_text() -> None:
+    app = Tables()
+    async with app.run_test(size=(160, 24)) as pilot:
+        app.ranks.set_rows([rank_row(0, note="[bold]x[/bold] [@click=quit]")])
+        await pilot.pause()
+        assert "[bold]x[/bold]" in text_of(app.ranks)[1]
+
+
+async def test_columns_without_any_value_are_left_out() -> None:
+    app = Tables()
+    async with app.run_test(size=(200, 24)) as pilot:
+        app.ranks.set_rows([rank_row(0, cpu="n/a", memory="n/a")])
+        await pilot.pause()
+        assert "CPU" not in text_of(app.ranks)[0]
+        app.ranks.set_rows([rank_row(0, cpu="5 %", memory="n/a")])
+        await pilot.pause()
+        assert "CPU" in text_of(app.ranks)[0]
+        assert "memory" not in text_of(app.ranks)[0]
