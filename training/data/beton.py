@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+_PAGE_BYTES = 2 << 20
+"""FFCV's least; its default wastes megabytes on small data."""
+
 
 def has_ffcv() -> bool:
     """Whether FFCV is installed, without importing it."""
@@ -39,7 +42,8 @@ def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
     dataset = TensorDataset(images, labels)
     try:
         pairs = _Pairs(dataset)
-        DatasetWriter(str(part), fields, num_workers=1).from_indexed_dataset(pairs)
+        writer = DatasetWriter(str(part), fields, page_size=_PAGE_BYTES, num_workers=1)
+        writer.from_indexed_dataset(pairs)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -50,6 +50,7 @@ class Digits(LightningDataModule):
         self.batch_size = batch_size
         self.with_ffcv = loader == "ffcv" or (loader == "auto" and has_ffcv())
         self.folder = folder
+        self._batches: OpenBatches | None = None
         self.images, self.labels = load_images()
 
     def prepare_data(self) -> None:
@@ -80,8 +81,12 @@ class Digits(LightningDataModule):
     def _open(self, first: int) -> OpenBatches:
         """Batches of samples numbered from ``first``."""
         if self.with_ffcv and self.trainer is not None:
-            path = data_folder(self.folder) / _BETON
-            batches = beton_batches(path, self.batch_size, self.trainer.strategy.root_device)
+            if self._batches is None:
+                # One for training and validation, because compiling it takes seconds.
+                path = data_folder(self.folder) / _BETON
+                device = self.trainer.strategy.root_device
+                self._batches = beton_batches(path, self.batch_size, device)
+            batches = self._batches
             return lambda order: batches([first + i for i in order])
         dataset = TensorDataset(self.images, self.labels)
         return lambda order: DataLoader(
