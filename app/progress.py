@@ -170,6 +170,7 @@ class PlainLines:
     def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
         key = (
             snapshot.state,
+            snapshot.detail,
             snapshot.epoch,
             tuple((n, v.step) for n, v in snapshot.metrics.items() if is_validation(n)),
             tuple(verdict.cause for verdict in open_verdicts(snapshot)),
@@ -193,6 +194,7 @@ def plain_line(snapshot: RunSnapshot) -> str:
     parts = [
         duration(snapshot.elapsed_s) if snapshot.elapsed_s is not None else "",
         snapshot.state.value,
+        clean_line(snapshot.detail, 300) if snapshot.detail else "",
         position(snapshot),
         metrics_text(snapshot),
         speed_text(snapshot) if snapshot.state is RunState.RUNNING else "",
@@ -260,6 +262,8 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
     lines.append(("  ".join(p for p in (position(snapshot), done, *times) if p), ""))
     lines.append((metrics_text(snapshot), ""))
     lines.append((speed_text(snapshot), ""))
+    if snapshot.detail:
+        lines.append((clean_line(snapshot.detail, 300), "yellow"))
     lines += [
         (rank_line(rank), "" if rank.state.value in ("ok", "starting", "ended") else "yellow")
         for rank in snapshot.ranks[:RANKS_SHOWN]

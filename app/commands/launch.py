@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -46,8 +47,9 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         )
     path = os.environ.get("PATH", os.defpath)
     env: dict[str, str] = {}
-    python = choose_python(options.python, os.environ)
+    python = sys.executable
     if options.python is not None:
+        python = choose_python(options.python, os.environ)
         path = env["PATH"] = f"{Path(python).parent}{os.pathsep}{path}"
     if shutil.which(command[0], path=path) is None:
         raise ProblemError(
