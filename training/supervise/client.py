@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import RunSnapshot, snapshot_from_json
 from ltui.training.store.home import RunDir
+from ltui.training.supervise.alive import lock_holder
 
 _LINE_BYTES = 64 << 20
 
@@ -64,7 +66,7 @@ class ControlClient:
     def _lines(self, command: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(timeout_s)
-            link.connect(str(_resolved(self._run_dir.socket_path)))
+            self._connect(link, time.monotonic() + timeout_s)
             link.sendall(json.dumps(command).encode() + b"\n")
             with link.makefile("rb") as file:
                 while line := file.readline(_LINE_BYTES):
@@ -72,6 +74,18 @@ class ControlClient:
                     if not isinstance(answer, dict):
                         raise ValueError("not an answer")
                     yield answer
+
+    def _connect(self, link: socket.socket, deadline: float) -> None:
+        """Connect; a supervisor that has only just taken the run gets the time to listen."""
+        while True:
+            try:
+                link.connect(str(_resolved(self._run_dir.socket_path)))
+                return
+            except (FileNotFoundError, ConnectionRefusedError):
+                starting = lock_holder(self._run_dir.lock_path) is not None
+                if not starting or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
     def _problem(self, what: str) -> Problem:
         return Problem(where=self._run_dir.id, what=what)

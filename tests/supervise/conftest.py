@@ -1,0 +1,106 @@
+"""Runs of fake ranks: real supervisors, keepers, sockets and signals, without torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ltui.training.run.snapshot import LIVE, RunSnapshot
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir, ltui_home, new_run_id
+from ltui.training.store.reader import RunStore
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.client import ControlClient
+from ltui.training.supervise.launch import launch
+
+ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+class Runs:
+    """Starts runs in one home and waits for what they become."""
+
+    def __init__(self, home: Path, cwd: Path) -> None:
+        self.home = home
+        self.cwd = cwd
+
+    def spec(self, *command: str) -> RunSpec:
+        run_id, name = new_run_id(self.home, None)
+        return RunSpec(
+            id=run_id, name=name, created_at=time.time(), cwd=str(self.cwd),
+            python=sys.executable, command=command, nproc=0,
+        )  # fmt: skip
+
+    def start(self, *command: str) -> RunDir:
+        return launch(self.spec(*command), self.home)
+
+    def fake(self, *options: str, ranks: int = 2) -> RunDir:
+        return self.start(sys.executable, str(ENGINE), str(ranks), *options)
+
+    def training(self, *options: str, ranks: int = 2, step: int = 5) -> RunDir:
+        """A run of fake ranks that all have passed ``step``."""
+        run = self.fake(*options, ranks=ranks)
+        self.until(
+            run,
+            lambda s: len(s.ranks) == ranks and all((r.global_step or 0) >= step for r in s.ranks),
+        )
+        return run
+
+    def until(
+        self, run: RunDir, wanted: Callable[[RunSnapshot], object], seconds: float = 30
+    ) -> RunSnapshot:
+        deadline = time.monotonic() + seconds
+        while True:
+            snapshot = true_snapshot(run)
+            if wanted(snapshot):
+                return snapshot
+            assert time.monotonic() < deadline, f"never came: {snapshot}"
+            time.sleep(0.05)
+
+    def ended(self, run: RunDir, seconds: float = 30) -> RunSnapshot:
+        snapshot = self.until(run, lambda s: s.state not in LIVE, seconds)
+        self.until_alone(run)
+        return snapshot
+
+    def order(self, run: RunDir, command: str, **fields: object) -> None:
+        ControlClient(run).request({"cmd": command, **fields})
+
+    def processes(self, run: RunDir) -> list[psutil.Process]:
+        """Everything of the run: supervisor, keeper, engine, ranks and what they started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                of_run = str(run.path) in " ".join(process.cmdline()) or (
+                    f"LTUI_RUN_DIR={run.path}".encode()
+                    in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                )
+                if of_run and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
+    def until_alone(self, run: RunDir, seconds: float = 15) -> None:
+        deadline = time.monotonic() + seconds
+        while left := self.processes(run):
+            assert time.monotonic() < deadline, f"still running: {[p.cmdline() for p in left]}"
+            time.sleep(0.05)
+
+    def steps(self, run: RunDir, rank: int = 0) -> list[int]:
+        with RunStore(run) as store:
+            return [row.step for row in store.export(["train/loss"]) if row.rank == rank]
+
+
+@pytest.fixture
+def runs(private_home: Path, tmp_path: Path) -> Iterator[Runs]:
+    started = Runs(ltui_home(), tmp_path)
+    yield started
+    for path in (private_home / "runs").iterdir():
+        for process in started.processes(RunDir(path)):
+            if process.pid != os.getpid():
+                process.kill()

@@ -1,0 +1,147 @@
+"""SIGKILL to each process of a run: what is shown is true, nothing is left, no step is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from ltui.training.run.snapshot import LIVE, RankState, RunState
+from ltui.training.store.reader import RunStore
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.launch import adopt, resume
+from ltui.training.supervise.marks import engine_mark, keeper_mark
+from tests.supervise.conftest import Runs
+
+
+def test_the_supervisor(runs: Runs) -> None:
+    run = runs.training()
+    before = true_snapshot(run)
+    os.kill(before.supervisor_pid, signal.SIGKILL)
+    assert true_snapshot(run).state is RunState.RUNNING
+    after = runs.until(run, lambda s: s.supervisor_pid not in (None, before.supervisor_pid))
+    assert after.state is RunState.RUNNING
+    assert [r.pid for r in after.ranks] == [r.pid for r in before.ranks]
+    goal = after.global_step + 20
+    moved = runs.until(run, lambda s: (s.global_step or 0) > goal)
+    assert [r.host for r in moved.ranks] == ["here", "here"]
+    assert moved.max_steps == before.max_steps
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert ended.history_note is None
+    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, ended.global_step + 1))
+
+
+def test_the_supervisor_again_and_again(runs: Runs) -> None:
+    run = runs.training()
+    for _ in range(3):
+        pid = runs.until(run, lambda s: s.supervisor_pid).supervisor_pid
+        os.kill(pid, signal.SIGKILL)
+        runs.until(run, lambda s, pid=pid: s.supervisor_pid not in (None, pid))
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, ended.global_step + 1))
+
+
+def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
+    """The keeper stays until somebody has recorded how it ended."""
+    run = runs.training("--steps", "40", "--pause", "0.05")
+    os.kill(true_snapshot(run).supervisor_pid, signal.SIGSTOP)
+    stopped = true_snapshot(run).supervisor_pid
+    assert stopped is not None
+    runs.until(run, lambda s: (s.global_step or 0) >= 40)
+    os.kill(stopped, signal.SIGKILL)
+    ended = runs.ended(run)
+    assert ended.state is RunState.FINISHED
+    assert runs.steps(run) == list(range(1, 41))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank(runs: Runs, rank: int) -> None:
+    run = runs.training()
+    os.kill(true_snapshot(run).ranks[rank].pid, signal.SIGKILL)
+    ended = runs.ended(run)
+    assert ended.state in (RunState.CRASHED, RunState.FAILED)
+    assert ended.ranks[rank].state is RankState.DEAD
+    assert runs.steps(run) == list(range(1, ended.ranks[0].global_step + 1))
+
+
+def test_the_engine(runs: Runs) -> None:
+    run = runs.training()
+    os.kill(engine_mark(run).pid, signal.SIGKILL)
+    ended = runs.ended(run)
+    assert ended.state is RunState.CRASHED
+    assert "the command was killed by SIGKILL" in ended.detail
+
+
+def test_the_keeper(runs: Runs) -> None:
+    run = runs.training()
+    os.kill(keeper_mark(run).pid, signal.SIGKILL)
+    ended = runs.ended(run)
+    assert ended.state is RunState.CRASHED
+    assert "keeper was killed" in ended.detail
+
+
+def test_keeper_and_supervisor_at_once(runs: Runs) -> None:
+    """Ranks of a foreign launcher outlive both; the next supervisor ends them."""
+    run = runs.training()
+    supervisor, keeper = true_snapshot(run).supervisor_pid, keeper_mark(run).pid
+    os.kill(supervisor, signal.SIGKILL)
+    os.kill(keeper, signal.SIGKILL)
+    alone = true_snapshot(run)
+    assert alone.supervisor_pid is None
+    adopt(run)
+    assert runs.ended(run).state is RunState.CRASHED
+
+
+def test_everything_at_once_is_lost_and_can_be_resumed(runs: Runs) -> None:
+    run = runs.training()
+    runs.order(run, "checkpoint")
+    saved = runs.until(run, lambda s: s.checkpoints).checkpoints[0]
+    processes = runs.processes(run)
+    for process in processes:
+        process.suspend()
+    for process in processes:
+        process.kill()
+    runs.until_alone(run)
+    lost = true_snapshot(run)
+    assert lost.state is RunState.LOST
+    assert "nobody saw how it ended" in lost.detail
+    assert all(r.state is RankState.DEAD for r in lost.ranks)
+    resume(run)
+    runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
+    runs.order(run, "stop")
+    assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LTUI_QUEUE_BYTES", "16384")
+    run = runs.training("--pause", "0.002")
+    pid = true_snapshot(run).supervisor_pid
+    os.kill(pid, signal.SIGSTOP)
+    goal = true_snapshot(run).global_step + 400
+    runs.until(run, lambda s: (s.global_step or 0) > goal)
+    os.kill(pid, signal.SIGCONT)
+    noted = runs.until(run, lambda s: s.history_note is not None and s.supervisor_pid == pid)
+    assert noted.history_note.startswith("records lost: ")
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    with RunStore(run) as store:
+        missed = sum(gap.missed for gap in store.gaps() if gap.rank == 0)
+    assert missed > 0
+    assert len(runs.steps(run)) == ended.ranks[0].global_step - missed
+
+
+def test_a_stopped_process_is_not_taken_for_dead(runs: Runs) -> None:
+    run = runs.training()
+    pid = true_snapshot(run).supervisor_pid
+    os.kill(pid, signal.SIGSTOP)
+    hanging = true_snapshot(run)
+    assert hanging.state in LIVE
+    assert f"(pid {pid}) does not answer" in hanging.detail
+    os.kill(pid, signal.SIGCONT)
+    runs.until(run, lambda s: s.detail is None)
+    runs.order(run, "kill")
+    runs.ended(run)

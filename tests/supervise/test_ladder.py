@@ -1,0 +1,53 @@
+"""Stopping what does not want to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ltui.training.run.snapshot import RunState
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.ladder import INTERRUPT_S, Ladder, Rung
+from tests.supervise.conftest import Runs
+
+
+def test_the_rungs_follow_each_other() -> None:
+    ladder = Ladder(100.0, 60.0, telemetry=True)
+    assert ladder.rung(100.0) is Rung.AGREE
+    assert ladder.words(103.0) == "stopping: waiting for ranks to agree, 3 s of 60 s"
+    assert ladder.forced(159.0) is None
+    assert ladder.rung(160.0) is Rung.INTERRUPT
+    assert ladder.rung(160.0 + INTERRUPT_S) is Rung.KILL
+    assert ladder.forced(170.0) == "because ranks did not agree within 60 s"
+    silent = Ladder(0.0, 10.0, telemetry=False)
+    assert (silent.rung(0.0), silent.rung(10.0)) == (Rung.TERMINATE, Rung.KILL)
+    assert Ladder(0.0, 60.0, telemetry=True, kill_at_once=True).rung(0.0) is Rung.KILL
+
+
+def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
+    run = runs.training()
+    frozen = true_snapshot(run).ranks[1].pid
+    os.kill(frozen, signal.SIGSTOP)
+    runs.order(run, "stop", timeout_s=2)
+    waiting = runs.until(run, lambda s: s.state is RunState.STOPPING)
+    assert waiting.detail.startswith("stopping: waiting for ranks to agree")
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert "by force because ranks did not agree within 2 s" in ended.detail
+
+
+def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
+    run = runs.start("bash", "-c", "trap '' TERM; while true; do sleep 0.1; done")
+    runs.order(run, "stop", timeout_s=1.5)
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert "the command did not end within 2 s" in ended.detail
+
+
+def test_kill_cuts_a_stop_short(runs: Runs) -> None:
+    run = runs.training()
+    os.kill(true_snapshot(run).ranks[0].pid, signal.SIGSTOP)
+    runs.order(run, "stop", timeout_s=600)
+    runs.until(run, lambda s: s.state is RunState.STOPPING)
+    runs.order(run, "kill")
+    assert "by force on request" in runs.ended(run).detail

@@ -1,0 +1,208 @@
+"""A run from launch to end, with ranks that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import RankState, RunState
+from ltui.training.store.reader import RunStore
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.alive import lock_holder
+from ltui.training.supervise.attempt import Plan, open_attempt
+from ltui.training.supervise.client import ControlClient, NotSupervised
+from ltui.training.supervise.launch import delete, launch, resume
+from tests.supervise.conftest import Runs
+
+
+def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
+    run = runs.training("--steps", "150")
+    live = true_snapshot(run)
+    assert live.supervisor_pid == lock_holder(run.lock_path).pid
+    assert [r.state for r in live.ranks] == [RankState.OK, RankState.OK]
+    assert (live.world_size, live.max_steps) == (2, 150)
+    measured = runs.until(run, lambda s: s.ranks[0].cpu_percent is not None)
+    assert measured.ranks[0].rss_bytes > 1_000_000
+    ended = runs.ended(run)
+    assert (ended.state, ended.exit_code) == (RunState.FINISHED, 0)
+    assert ended.detail == "finished at step 150"
+    assert ended.supervisor_pid is None
+    assert ended.history_note is None
+    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, 151))
+    assert run.engine_log_path(1).read_text() == "engine begins\n"
+
+
+def test_files_of_a_run_are_the_users_alone(runs: Runs) -> None:
+    run = runs.training()
+    modes = {p: stat.S_IMODE(p.stat().st_mode) for p in (run.path, *run.path.rglob("*"))}
+    open_to_others = [str(p) for p, mode in modes.items() if mode & 0o077]
+    assert open_to_others == []
+    runs.order(run, "kill")
+    runs.ended(run)
+
+
+def test_stop_leaves_a_checkpoint_and_resume_goes_on(runs: Runs) -> None:
+    run = runs.training()
+    runs.order(run, "stop")
+    stopped = runs.ended(run)
+    assert stopped.state is RunState.STOPPED
+    assert stopped.detail == f"stopped at step {stopped.global_step}, checkpoint verified"
+    (checkpoint,) = stopped.checkpoints
+    assert checkpoint.ok
+    resume(run)
+    again = runs.until(run, lambda s: (s.global_step or 0) > stopped.global_step + 5)
+    assert again.attempt == 2
+    with pytest.raises(ProblemError, match="so it can't be resumed"):
+        resume(run)
+    runs.order(run, "stop")
+    twice = runs.ended(run)
+    assert runs.steps(run) == list(range(1, twice.global_step + 1))
+
+
+def test_steps_that_were_redone_replace_the_earlier_ones(runs: Runs) -> None:
+    run = runs.training()
+    runs.order(run, "checkpoint")
+    saved = runs.until(run, lambda s: s.checkpoints).checkpoints[0]
+    runs.until(run, lambda s: (s.global_step or 0) > saved.global_step + 20)
+    runs.order(run, "kill")
+    killed = runs.ended(run)
+    assert killed.state is RunState.STOPPED
+    assert "by force on request" in killed.detail
+    assert f"the last checkpoint is of step {saved.global_step}" in killed.detail
+    resume(run)
+    runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert runs.steps(run) == list(range(1, ended.global_step + 1))
+
+
+def test_pause_holds_the_ranks_and_continue_frees_them(runs: Runs) -> None:
+    run = runs.training()
+    with pytest.raises(ProblemError, match="not paused"):
+        runs.order(run, "continue")
+    runs.order(run, "pause")
+    paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
+    assert paused.verdicts == ()
+    runs.order(run, "continue")
+    on = runs.until(run, lambda s: (s.global_step or 0) > paused.global_step + 10)
+    assert on.state is RunState.RUNNING
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    with RunStore(run) as store:
+        states = [change.state for change in store.state_changes()]
+    assert states[-1] == ended.state.value == "stopped"
+    assert [s for s in states if s in ("paused", "running")] == ["running", "paused", "running"]
+
+
+def test_a_failed_rank_is_named_with_its_exception(runs: Runs) -> None:
+    run = runs.fake("--fail-at", "20", "--fail-rank", "1")
+    ended = runs.ended(run)
+    assert ended.state is RunState.FAILED
+    assert ended.detail == "rank 1 raised RuntimeError: boom at last at step 20"
+    assert ended.ranks[1].state is RankState.DEAD
+    with pytest.raises(ProblemError, match="nothing to resume from"):
+        resume(run)
+
+
+def test_a_script_that_is_not_lightning(runs: Runs) -> None:
+    run = runs.start("bash", "-c", "echo plainly; sleep 300 & sleep 2.5; exit 3")
+    seen = runs.until(run, lambda s: s.ranks and s.ranks[0].rss_bytes)
+    assert seen.ranks[0].pid
+    with pytest.raises(ProblemError, match="ranks have not begun"):
+        runs.order(run, "pause")
+    ended = runs.ended(run)
+    assert (ended.state, ended.exit_code) == (RunState.FAILED, 3)
+    assert ended.detail == "the command exited with code 3: plainly"
+    assert run.engine_log_path(1).read_text() == "plainly\n"
+
+
+def test_ranks_without_telemetry_are_found_by_their_environment(runs: Runs) -> None:
+    run = runs.start("bash", "-c", "RANK=0 sleep 300 & RANK=1 sleep 300 & wait")
+    seen = runs.until(run, lambda s: len(s.ranks) == 2)
+    assert [r.rank for r in seen.ranks] == [0, 1]
+    runs.order(run, "stop", timeout_s=5)
+    assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_a_second_supervisor_refuses(runs: Runs) -> None:
+    run = runs.training()
+    with pytest.raises(ProblemError, match="another supervisor"):
+        open_attempt(run, Plan(adopt=True))
+    with pytest.raises(ProblemError, match="Stop it first"):
+        delete(run)
+    runs.order(run, "kill")
+    runs.ended(run)
+    delete(run)
+    assert list(run.path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"command": ("no-such-command",)}, "there is no such command"),
+        ({"command": None, "python": "/no/such/python"}, "can't be started"),
+        ({"cwd": "/no/such/folder"}, "does not exist"),
+    ],
+)
+def test_what_cannot_start_leaves_no_run(runs: Runs, change: dict[str, object], words: str) -> None:
+    with pytest.raises(ProblemError, match=words):
+        launch(runs.spec("true").with_changes(**change), runs.home)
+    assert list((runs.home / "runs").iterdir()) == []
+
+
+def test_an_interpreter_without_torch_is_named(runs: Runs) -> None:
+    bare = runs.cwd / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    spec = runs.spec().with_changes(command=None, python=str(bare), config={})
+    with pytest.raises(ProblemError, match="lacks torch and lightning"):
+        launch(spec, runs.home)
+    assert list((runs.home / "runs").iterdir()) == []
+
+
+def test_a_home_that_cannot_hold_a_run(runs: Runs) -> None:
+    shutil.rmtree(runs.home / "runs")
+    (runs.home / "runs").write_text("a file")
+    with pytest.raises(ProblemError, match="can't be written"):
+        launch(runs.spec("true"), runs.home)
+    (runs.home / "runs").unlink()
+    (runs.home / "runs").mkdir()
+
+
+def test_a_home_too_deep_for_a_socket(runs: Runs) -> None:
+    deep = runs.home / ("d" * 60) / ("e" * 60)
+    (deep / "runs").mkdir(parents=True)
+    run = launch(runs.spec("sleep", "300"), deep)
+    assert run.socket_path.is_symlink()
+    assert ControlClient(run).request({"cmd": "ping"})["ok"]
+    runs.order(run, "kill")
+    runs.ended(run)
+    assert not os.path.lexists(run.socket_path)
+    with pytest.raises(NotSupervised):
+        runs.order(run, "kill")
+
+
+def test_the_engine_gets_the_users_environment_and_ours(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    out = runs.cwd / "environment.json"
+    code = f"import json, os; json.dump(dict(os.environ), open({str(out)!r}, 'w'))"
+    run = runs.start(sys.executable, "-c", code)
+    runs.ended(run)
+    given = json.loads(out.read_text())
+    folder, mine = given["PYTHONPATH"].split(os.pathsep)
+    assert mine == "/mine"
+    assert (Path(folder) / "ltui/training/rank/entry.py").exists()
+    assert given["LTUI_RUN_DIR"] == str(run.path)
+    assert given["LTUI_ATTEMPT"] == "1"
+    assert "LTUI_RESUME_FROM" not in given
+    assert given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
