@@ -204,7 +204,7 @@ class RunScreen(Screen[None]):
 
     def _draw(self, frame: Frame) -> None:
         seen = self.arrangement.visible()
-        self.query_one(RunHeader).shape = translate.header(frame)
+        self._draw_header(frame)
         self._draw_ending(frame)
         self._draw_keys(frame)
         if "loss" in seen:
@@ -220,6 +220,16 @@ class RunScreen(Screen[None]):
             self._draw_log(frame)
         if DETAILS in seen:
             self._say("#detail-text", details.text(frame))
+
+    def _draw_header(self, frame: Frame) -> None:
+        header = self.query_one(RunHeader)
+        shape = header.shape = translate.header(frame)
+        below = (shape.banner is None, len(shape.notes))
+        if self._drawn.get("below header") != below:
+            self._drawn["below header"] = below
+            # Again after the present layout: Textual keeps a widget's height where two changes of it
+            # fall into one, and the banner would stay hidden.
+            self.call_after_refresh(header.refresh, layout=True)
 
     def _draw_chart(self, name: str, make: Callable[..., Any], frame: Frame) -> None:
         quiet = translate.silence(frame)

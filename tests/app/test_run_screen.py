@@ -20,7 +20,7 @@ from ltui.app.screens.diagnose import DiagnoseScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.keyline import KeyLine
 from ltui.app.screens.run import FrameArrived, RunScreen
-from ltui.training.run.snapshot import RankState, RunState
+from ltui.training.run.snapshot import RankState, RunState, Verdict
 from ltui.training.store.home import RunDir
 from ltui.widgets.chart import Chart
 from ltui.widgets.header import RunHeader
@@ -100,6 +100,16 @@ async def test_every_size_shows_its_panels(size: tuple[int, int], count: int) ->
         assert screen.query_one("#details").display == (size[0] >= 190)
         if count == 5:
             assert len(screen.query_one(RankTable).rows) == 4
+
+
+async def test_a_banner_takes_its_line_from_the_first_frame_on() -> None:
+    stall = Verdict(kind="stall", level="stalled", culprits=(2,), cause="rank 2 waits")
+    app = OneRun(Script(frame(snapshot=snapshot(verdicts=(stall,)))))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await until(pilot, lambda: screen.query_one(RunHeader).size.height == 2)
+        app.script.frame = frame()
+        await until(pilot, lambda: screen.query_one(RunHeader).size.height == 1)
 
 
 async def test_resizing_switches_layouts_and_loses_nothing() -> None:
