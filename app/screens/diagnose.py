@@ -20,7 +20,7 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.shapes import Tone
 
-_LOUD = {Tone.BAD: "bold", Tone.WARN: "bold"}
+_LOUD = {Tone.BAD: "bold"}
 
 
 class DiagnoseScreen(ModalScreen[None]):

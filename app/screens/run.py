@@ -227,8 +227,8 @@ class RunScreen(Screen[None]):
         below = (shape.banner is None, len(shape.notes))
         if self._drawn.get("below header") != below:
             self._drawn["below header"] = below
-            # Again after the present layout: Textual keeps a widget's height where two changes of it
-            # fall into one, and the banner would stay hidden.
+            # Again after the present layout: where two changes fall into one, Textual keeps the
+            # widget's height, and the banner would stay hidden.
             self.call_after_refresh(header.refresh, layout=True)
 
     def _draw_chart(self, name: str, make: Callable[..., Any], frame: Frame) -> None:
