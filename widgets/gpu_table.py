@@ -23,7 +23,7 @@ class GpuTable(Table[GpuRow]):
         Column(key="index", title="GPU", width=3, right=True),
         Column(key="name", title="name", width=18, importance=7),
         Column(key="ranks", title="ranks", width=8, importance=5),
-        Column(key="bar", title="used", width=BAR_WIDTH, importance=2),
+        Column(key="bar", title="util", width=BAR_WIDTH, importance=2),
         Column(key="utilisation", title="", width=5, right=True),
         Column(key="strip", title="recent", width=STRIP_WIDTH, importance=6),
         Column(key="memory_bar", title="memory", width=BAR_WIDTH, importance=8),

@@ -7,7 +7,7 @@ axis, which is kept while it fits) is handed in and given back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.cells import cell_len
@@ -261,13 +261,28 @@ def next_x(series: Sequence[Series], x: float, direction: int) -> float | None:
     """The ``x`` of the first point of any series beyond ``x``; None where there is none."""
     found = []
     for one in series:
-        side = "right" if direction > 0 else "left"
-        index = int(np.searchsorted(one.x, x, side=side)) - (0 if direction > 0 else 1)
+        if direction > 0:
+            index = int(np.searchsorted(one.x, x, side="right"))
+        else:
+            index = int(np.searchsorted(one.x, x, side="left")) - 1
         if 0 <= index < one.x.size:
             found.append(float(one.x[index]))
     if not found:
         return None
     return min(found) if direction > 0 else max(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """One curve in the legend: its sign, and what of name and value there is room for."""
+
+    series: Series
+    name: str
+    value: str
+
+    @property
+    def text(self) -> str:
+        return " ".join(part for part in (marker_of(self.series), self.name, self.value) if part)
 
 
 def _legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
@@ -276,23 +291,31 @@ def _legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
     if look.cursor is not None:
         place = duration(look.cursor) if shape.x_time else tick_text(look.cursor)
         unit = "" if shape.x_time else f"{shape.x_label} "
-        x = canvas.write(x, 0, f"{unit}{place}", INK_TEXT) + 3
-    entries = [(s, _value_text(s, look.cursor)) for s in shape.series]
-    for index, (series, value) in enumerate(entries):
-        rest = len(entries) - index
-        full = f"{marker_of(series)} {series.name} {value}"
-        short = f"{marker_of(series)} {value if look.cursor is not None else series.name}"
-        # Room is kept for the count of those left out.
-        room = canvas.width - x - (len(f"+{rest - 1}") + 3 if rest > 1 else 0)
-        text = next((t for t in (full, short) if cell_len(t) <= room), None)
-        if text is None:
-            canvas.write(x, 0, f"+{rest}", INK_DIM)
-            return
-        canvas.write(x, 0, text, INK_DIM)
-        canvas.write(x, 0, marker_of(series), ink_of(series, look, series.dim))
-        if text.endswith(value):
-            canvas.write(x + cell_len(text) - cell_len(value), 0, value, INK_TEXT)
-        x += cell_len(text) + 3
+        x = canvas.write(x, 0, f"{unit}{place}", INK_TEXT) + len(_LEGEND_GAP)
+    # Where not all find room, faint curves are the first to be left out.
+    ordered = sorted(shape.series, key=lambda s: s.dim)
+    entries = [_Entry(series=s, name=s.name, value=_value_text(s, look.cursor)) for s in ordered]
+    if _legend_width(entries) > canvas.width - x:
+        what = "name" if look.cursor is not None else "value"
+        entries = [replace(e, **{what: ""}) for e in entries]
+    shown = len(entries)
+    while shown and _legend_width(entries[:shown], len(entries) - shown) > canvas.width - x:
+        shown -= 1
+    for entry in entries[:shown]:
+        end = canvas.write(x, 0, entry.text, INK_DIM)
+        canvas.write(x, 0, marker_of(entry.series), ink_of(entry.series, look, entry.series.dim))
+        canvas.write(end - cell_len(entry.value), 0, entry.value, INK_TEXT)
+        x = end + len(_LEGEND_GAP)
+    if shown < len(entries):
+        canvas.write(x, 0, f"+{len(entries) - shown}", INK_DIM)
+
+
+_LEGEND_GAP = "   "
+
+
+def _legend_width(entries: Sequence[_Entry], left_out: int = 0) -> int:
+    texts = [e.text for e in entries] + ([f"+{left_out}"] if left_out else [])
+    return sum(cell_len(t) for t in texts) + len(_LEGEND_GAP) * max(0, len(texts) - 1)
 
 
 def tick_text(x: float) -> str:

@@ -97,6 +97,21 @@ def test_entries_without_room_are_counted_not_cut() -> None:
     assert f"+{6 - shown}" in legend
 
 
+def test_faint_curves_leave_the_legend_first() -> None:
+    both = shape(curve("raw", dim=True), curve("train"), curve("validation", colour=1))
+    legend = plot(both, Look(), 45, 20).canvas.line(0)
+    assert "train" in legend
+    assert "validation" in legend
+    assert "raw" in plot(both, Look(), 80, 20).canvas.line(0)
+
+
+def test_under_the_crosshair_values_matter_more_than_names() -> None:
+    three = shape(*(curve(f"a-rather-long-name-{n}", colour=n) for n in range(3)))
+    legend = plot(three, Look(cursor=50.0), 60, 20).canvas.line(0)
+    assert legend.count("1.500") == 3
+    assert "name" not in legend
+
+
 def test_a_name_of_wide_letters_keeps_the_line_as_wide() -> None:
     canvas = plot(shape(curve("損失")), Look(), 60, 12).canvas
     assert "損失 1.010" in canvas.line(0)
