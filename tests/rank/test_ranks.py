@@ -1,0 +1,271 @@
+"""Two real ranks: unmodified scripts under torch elastic and under Lightning's own launcher.
+
+Each run is made once and looked at by several tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ltui.training.queue.control import Command
+from ltui.training.queue.records import Kind, Outcome, Phase, StepField
+from tests.rank.runs import RunFolder, Script, wait_for
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def steps_done(run: RunFolder, rank: int = 0) -> int:
+    pulse = run.pulse(rank)
+    return 0 if pulse is None else pulse.global_step
+
+
+@pytest.fixture(scope="module")
+def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter that has torch and Lightning, and cannot import ltui by itself."""
+    folder = tmp_path_factory.mktemp("foreign")
+    venv.create(folder, symlinks=True, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    import torch
+
+    # A bare line adds the folder to the path without running the .pth files in it, hence without
+    # the finder of an editable install.
+    (packages / "borrowed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    python = str(folder / "bin/python")
+    probe = "import torch, importlib.util as u; print(u.find_spec('ltui'))"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    answer = subprocess.run(
+        [python, "-c", probe], capture_output=True, text=True, env=environment, check=True, cwd="/"
+    )
+    assert answer.stdout.strip() == "None"
+    return python
+
+
+@pytest.fixture(scope="module")
+def steered(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[Any]:
+    """torch elastic, ``lightning``: paused, checkpointed, continued; SIGTERM to rank 1 alone."""
+    run = RunFolder(tmp_path_factory.mktemp("steered"))
+    options = ["epochs=1000", "step_s=0.01", "skew=1", "batches=40", "workers=1"]
+    script = Script(run, side, ["lightning", *options], torchrun=2).start()
+    seen = SimpleNamespace(run=run, script=script)
+    try:
+        wait_for(lambda: steps_done(run) > 5, script.process)
+        seen.pids = script.pids()
+        run.ask(Command.PAUSE)
+        wait_for(lambda: all(run.pulse(r).phase == Phase.PAUSED for r in (0, 1)), script.process)
+        seen.paused_at = [run.pulse(r).global_step for r in (0, 1)]
+        run.ask(Command.CHECKPOINT)
+        wait_for(lambda: all(run.pulse(r).decision_done == 2 for r in (0, 1)), script.process)
+        seen.still_at = [run.pulse(r).global_step for r in (0, 1)]
+        run.ask(Command.CONTINUE)
+        wait_for(lambda: steps_done(run) > seen.paused_at[0] + 3, script.process)
+        seen.asked_at = steps_done(run, 1)
+        os.kill(seen.pids[1], signal.SIGTERM)
+        seen.code = script.wait()
+        yield seen
+    finally:
+        script.end()
+
+
+def test_both_ranks_tell(steered: Any) -> None:
+    for rank in (0, 1):
+        (hello,) = steered.run.labels(Kind.HELLO, rank)
+        assert (hello["rank"], hello["local_rank"], hello["world_size"]) == (rank, rank, 2)
+        assert hello["pid"] == steered.pids[rank]
+        steps = steered.run.column(StepField.GLOBAL_STEP, rank)
+        assert steps == list(range(1, len(steps) + 1))
+        assert set(steered.run.column(StepField.SAMPLES, rank)) == {4}
+    # Each rank's own loss, not a reduced one.
+    losses = [steered.run.column(StepField.LOSS, rank)[:5] for rank in (0, 1)]
+    assert losses[0] != losses[1]
+
+
+def test_all_pause_at_one_step(steered: Any) -> None:
+    assert steered.paused_at[0] == steered.paused_at[1] == steered.still_at[0]
+    assert steered.paused_at == steered.still_at
+    assert [e["global_step"] for e in steered.run.events("continued")] == steered.paused_at[:1]
+    assert steered.run.events("paused", rank=1) == []
+
+
+def test_sigterm_to_one_rank_stops_all_at_one_step(steered: Any) -> None:
+    run = steered.run
+    assert steered.code == 0, steered.script.output()
+    (stopped,) = run.events("stopped")
+    assert stopped["global_step"] - steered.asked_at <= 3
+    assert {run.pulse(r).global_step for r in (0, 1)} == {stopped["global_step"]}
+    assert {run.pulse(r).outcome for r in (0, 1)} == {Outcome.STOPPED}
+    names = [path.name for path in run.checkpoints]
+    assert names[0] == f"step-{steered.paused_at[0]:08d}-request.ckpt"
+    assert names[1] == f"step-{stopped['global_step']:08d}-stop.ckpt"
+    assert "AFTER FIT" not in steered.script.output()
+
+
+def test_nothing_of_it_is_left(steered: Any) -> None:
+    def left() -> list[str]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if str(steered.run.path).encode() in entry.read_bytes():
+                    found.append(entry.parent.name)
+            except OSError:
+                continue
+        return found
+
+    assert wait_for(lambda: left() == [])
+
+
+def test_resumed_by_the_other_package_and_launcher(
+    steered: Any, side: Path, foreign_python: str
+) -> None:
+    """``pytorch_lightning``, its own launcher, an environment without ltui; runs to its end."""
+    run = RunFolder(steered.run.path, attempt=2)
+    path = steered.run.checkpoints[-1]
+    at = steered.run.events("stopped")[0]["global_step"]
+    epochs = at // 40 + 2
+    options = [f"epochs={epochs}", "batches=40"]
+    script = Script(run, side, ["pytorch_lightning", *options], python=foreign_python)
+    script.extra = {"LTUI_RESUME_FROM": str(path)}
+    script.start()
+    try:
+        assert script.wait() == 0, script.output()
+    finally:
+        script.end()
+    for rank in (0, 1):
+        steps = run.column(StepField.GLOBAL_STEP, rank)
+        assert steps == list(range(at + 1, epochs * 40 + 1))
+        assert run.pulse(rank).outcome == Outcome.FINISHED
+        assert "(pytorch_lightning)" in run.labels(Kind.HELLO, rank)[0]["lightning"]
+    assert run.events("resumed")[0]["global_step"] == at
+    assert run.events("resumed", rank=1) == []
+    assert script.output().count("AFTER FIT") == 2
+    assert [step for step, _ in run.metrics()["val/loss"]] == [
+        40 * epoch for epoch in range(at // 40 + 1, epochs + 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def validating(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[Any]:
+    """Lightning's own launcher, ``lightning``: stopped within validation, then resumed."""
+    run = RunFolder(tmp_path_factory.mktemp("validating"))
+    options = ["epochs=2", "batches=6", "val_batches=400", "val_s=0.01"]
+    first = Script(run, side, ["lightning", *options]).start()
+    seen = SimpleNamespace(run=run)
+    try:
+        wait_for(
+            lambda: run.pulse() and run.pulse().phase == Phase.VALIDATION and run.pulse().batch > 5,
+            first.process,
+        )
+        run.ask(Command.STOP)
+        seen.code, seen.output = first.wait(), first.output()
+        seen.events, seen.metrics = run.events("stopped"), run.metrics()
+        seen.steps = [run.column(StepField.GLOBAL_STEP, rank) for rank in (0, 1)]
+        run.attempt = 2
+        options[2:] = ["val_batches=3"]
+        second = Script(run, side, ["lightning", *options])
+        second.extra = {"LTUI_RESUME_FROM": str(run.checkpoints[0])}
+        second.start()
+        try:
+            seen.second_code, seen.second_output = second.wait(), second.output()
+        finally:
+            second.end()
+        yield seen
+    finally:
+        first.end()
+
+
+def test_stop_within_validation_leaves_at_once(validating: Any) -> None:
+    assert validating.code == 0, validating.output
+    assert validating.events[0]["global_step"] == 6
+    assert validating.steps == [[1, 2, 3, 4, 5, 6]] * 2
+    assert "VALIDATION END" not in validating.output
+    assert "EPOCH END" not in validating.output
+    assert "AFTER FIT" not in validating.output
+    assert "val/loss" not in validating.metrics
+
+
+def test_the_validation_runs_again_on_resume(validating: Any) -> None:
+    assert validating.second_code == 0, validating.second_output
+    lines = [line for line in validating.second_output.splitlines() if " END " in line]
+    assert lines == ["VALIDATION END 6", "EPOCH END 0", "VALIDATION END 12", "EPOCH END 1"]
+    assert validating.run.column(StepField.GLOBAL_STEP) == list(range(7, 13))
+
+
+def test_an_error_in_one_rank_is_told_by_it_first(run: RunFolder, side: Path) -> None:
+    script = Script(run, side, ["lightning", "raise_rank=1"], torchrun=2).start()
+    try:
+        assert script.wait() != 0
+    finally:
+        script.end()
+    (event,) = run.events("exception", rank=1)
+    assert (event["type"], event["message"]) == ("ValueError", "the user's own mistake")
+    for other in run.events("exception", rank=0):
+        assert other["t"] >= event["t"]
+
+
+PRESET = """
+import torch
+import lightning.pytorch as pl
+
+class Model(pl.LightningModule):
+    def __init__(self, width: int = 8):
+        super().__init__()
+        self.layer = torch.nn.Linear(width, 1)
+
+    def training_step(self, batch, index):
+        return self.layer(batch).pow(2).mean()
+
+    def test_step(self, batch, index):
+        self.log("test/loss", self.layer(batch).pow(2).mean(), sync_dist=True)
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4)
+
+    test_dataloader = train_dataloader
+"""
+
+
+def preset(folder: Path, **model: Any) -> Path:
+    import json
+
+    (folder / "mine.py").write_text(textwrap.dedent(PRESET))
+    document = {
+        "config": {
+            "seed_everything": 3,
+            "trainer": {"max_epochs": 2, "accelerator": "cpu", "devices": "auto"},
+            "model": {"class_path": "mine.Model", **model},
+            "data": {"class_path": "mine.Data"},
+            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+        },
+        "after_fit": ["test"],
+        "python_path": [str(folder)],
+    }
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder / "config.json"
+
+
+def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    command += ["-m", "ltui.training.rank.main", str(preset(run.path))]
+    environment = {**os.environ, **run.environment(), "PYTHONPATH": str(side)}
+    environment["OMP_NUM_THREADS"] = "1"
+    ended = subprocess.run(
+        command, env=environment, cwd=run.path, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr
+    for rank in (0, 1):
+        assert run.column(StepField.GLOBAL_STEP, rank) == list(range(1, 17))
+    assert [step for step, _ in run.metrics()["test/loss"]] == [16]
+    assert run.column(StepField.LR)[0] == 0.01
+    assert not (run.path / "config.yaml").exists()
