@@ -28,7 +28,8 @@ NOT_ANSWERING_S = 2.0
 """A driver call older than this is said to hang."""
 REOPEN_S = 15.0
 """Pause before a driver that could not be opened, or has gone, is opened again."""
-SLICES_EVERY_S = 30.0
+LOOK_EVERY_S = 30.0
+"""From one look for new MIG slices, and for GPUs that were refused, to the next."""
 MOST_XIDS = 256
 NOT_READ_YET = "GPUs not read yet"
 NO_DRIVER = "no NVIDIA driver on this machine"
@@ -62,6 +63,7 @@ class GpuSampler:
         self._xids: deque[Xid] = deque(maxlen=MOST_XIDS)
         self._last_xid: dict[int, Xid] = {}
         self._devices: list[Device] = []
+        self._without_handle: set[int] = set()
         self._slices: dict[int, list[Slice]] = {}
         self._events: Any = None
         self._stopping = threading.Event()
@@ -121,9 +123,14 @@ class GpuSampler:
         count = self._door.call("DeviceGetCount", None, pynvml.nvmlDeviceGetCount)
         self._events = self._new_event_set()
         self._latest = {}
-        for index in range(count):
-            self._add_device(index)
+        self._without_handle = set(range(count))
+        self._add_devices()
         self._note = None if count else NO_GPU
+
+    def _add_devices(self) -> None:
+        """Those that the driver has not given a handle of yet."""
+        for index in sorted(self._without_handle):
+            self._add_device(index)
 
     def _add_device(self, index: int) -> None:
         find = pynvml.nvmlDeviceGetHandleByIndex
@@ -134,6 +141,7 @@ class GpuSampler:
             self._publish([GpuReading(index=index, label=str(index), error=refused)])
             return
         device = Device(self._door, self._directory, handle, index)
+        self._without_handle.remove(index)
         self._devices.append(device)
         self._listen(device)
 
@@ -153,12 +161,13 @@ class GpuSampler:
 
     def _sample_on(self) -> None:
         opened: set[int] = set()
-        tick, next_s, slices_s = 0, time.monotonic(), 0.0
+        tick, next_s, look_s = 0, time.monotonic(), 0.0
         while not self._stopping.is_set():
             self._take_events()
-            look = time.monotonic() >= slices_s
+            look = time.monotonic() >= look_s
             if look:
-                slices_s = time.monotonic() + SLICES_EVERY_S
+                look_s = time.monotonic() + LOOK_EVERY_S
+                self._add_devices()
             for device in self._devices:
                 if self._stopping.is_set():
                     return

@@ -1,0 +1,95 @@
+"""What the GPU sampler costs, over the stand-in driver; its process does nothing else.
+
+The figures hold the stand-in's own work too, which is small beside the bindings'. A real driver
+takes longer for a call, most of it waiting.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ltui.training.gpu import stand_in
+
+SECONDS = 12.0
+
+_SAMPLING = """
+import sys, time
+from ltui.training.gpu.sampler import GpuSampler
+sampler = GpuSampler()
+while not sampler.latest().readings:
+    time.sleep(0.05)
+time.sleep(2.5)  # opening is over, the first rates are in
+before = time.process_time(), time.monotonic(), sampler._door.calls
+time.sleep(float(sys.argv[1]))
+after = time.process_time(), time.monotonic(), sampler._door.calls
+print((after[0] - before[0]) / (after[1] - before[1]), (after[2] - before[2]) / (after[1] - before[1]))
+"""
+
+_HANGING = """
+import time
+from ltui.training.gpu.sampler import GpuSampler
+sampler = GpuSampler()
+while sampler.latest().not_answering_s is None:
+    time.sleep(0.05)
+worst = 0.0
+for _ in range(2000):
+    began = time.perf_counter()
+    view = sampler.latest()
+    worst = max(worst, time.perf_counter() - began)
+assert view.not_answering_s
+print(worst)
+"""
+
+_SCRIPTS = {
+    "8 GPUs with GPM": "gpus 8 h100\nprocess * self 43e9\n",
+    "8 GPUs without GPM": "gpus 8 a100\nprocess * self 43e9\n",
+    "64 GPUs with GPM": "gpus 64 h100\nprocess * self 43e9\n",
+}
+_HUNG = "gpus 8 h100\nhang 5 DeviceGetPowerUsage forever from 1\n"
+
+
+def measure() -> list[dict[str, Any]]:
+    if stand_in.compiler() is None:
+        return [{"what": "GPU sampler: no C compiler", "value": None, "unit": "%", "bound": None}]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        library = stand_in.build(Path(folder))
+        for what, script in _SCRIPTS.items():
+            share, calls = _run(library, script, _SAMPLING, str(SECONDS))
+            rows.append(
+                {
+                    "what": f"GPU sampler, {what} at 1 Hz, CPU ({calls:.0f} calls/s)",
+                    "value": 100 * share,
+                    "unit": "%",
+                    # Of one core; the whole supervisor has 2 % with 8 GPUs.
+                    "bound": 2.0 if what.startswith("8 ") else None,
+                }
+            )
+        (worst,) = _run(library, _HUNG, _HANGING)
+    rows.append(
+        {
+            "what": "newest readings asked for while the driver hangs, worst of 2000",
+            "value": 1e3 * worst,
+            "unit": "ms",
+            "bound": 100.0,
+        }
+    )
+    return rows
+
+
+def _run(library: Path, script: str, program: str, *arguments: str) -> list[float]:
+    path = library.parent / "gpus.txt"
+    path.write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=stand_in.environment(library.parent, path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return [float(word) for word in done.stdout.split()]

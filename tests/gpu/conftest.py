@@ -1,0 +1,97 @@
+"""A process under the stand-in driver, steered by its script and asked through a pipe."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltui.training.gpu import stand_in
+
+PROGRAM = Path(__file__).parent / "asked.py"
+
+
+class Asked:
+    """A Python process that has the stand-in loaded; ``ask`` evaluates an expression there.
+
+    In it are ``nvml`` (pynvml), ``gpu(i)`` (a handle), ``sampler`` and ``refused(function)``.
+    """
+
+    def __init__(self, library: Path, script: Path, *, sampling: bool, period_s: float) -> None:
+        self.script = script
+        self.errors = script.with_suffix(".stderr")
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(period_s if sampling else 0)],
+                env=stand_in.environment(library.parent, script),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def ask(self, expression: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(expression.replace("\n", " ") + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"the process ended: {self.errors.read_text()}"
+        value = pickle.loads(base64.b64decode(line))
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def steer(self, text: str) -> None:
+        stand_in.write_script(self.script, text)
+
+    def view_when(self, holds: Callable[[Any], bool], seconds: float = 20.0) -> Any:
+        """The first view of the sampler for which it holds."""
+        deadline = time.monotonic() + seconds
+        while not holds(view := self.ask("sampler.latest()")):
+            assert time.monotonic() < deadline, f"never came about; last: {view}"
+            time.sleep(0.03)
+        return view
+
+    def close(self) -> int:
+        """Ends the process as a program ends, and gives its exit code."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if stand_in.compiler() is None:
+        pytest.skip("no C compiler to build the stand-in driver with")
+    return stand_in.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def under(library: Path, tmp_path: Path) -> Iterator[Callable[..., Asked]]:
+    """``under(script_text)``: a process with that driver; ``sampling=True``: and a sampler."""
+    started: list[Asked] = []
+
+    def start(text: str, *, sampling: bool = False, period_s: float = 0.1) -> Asked:
+        script = tmp_path / f"gpus-{len(started)}.txt"
+        script.write_text(text)
+        started.append(Asked(library, script, sampling=sampling, period_s=period_s))
+        return started[-1]
+
+    yield start
+    for asked in started:
+        if asked.process.poll() is None:
+            asked.close()

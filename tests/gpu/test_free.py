@@ -1,0 +1,125 @@
+"""What ``devices`` may say, and which GPUs a run then gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from ltui.training.gpu.free import (
+    Count,
+    Everything,
+    Free,
+    Named,
+    Pick,
+    Wait,
+    free_gpus,
+    occupied,
+    parse_devices,
+    pick,
+)
+from ltui.training.gpu.reading import GpuProcess, GpuReading, slice_index
+from ltui.training.problem import ProblemError
+
+GIB = 1 << 30
+
+
+def gpu(index, used=0.2, total=80.0, *, pids=(), **more):
+    values = {
+        "index": index, "label": str(index), "uuid": f"GPU-{index}", "memory_used_bytes":
+        int(used * GIB), "memory_total_bytes": int(total * GIB),
+        "processes": tuple(GpuProcess(pid=pid, user="eve") for pid in pids), **more,
+    }  # fmt: skip
+    return GpuReading(**values)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (2, Count(2)), ("2", Count(2)), ("auto", Everything()), (-1, Everything()),
+        ("-1", Everything()), ([2], Named((2,))), ("2,", Named((2,))), ("0,2", Named((0, 2))),
+        ("[1, 3]", Named((1, 3))), ("0-2,5", Named((0, 1, 2, 5))), ("free:2", Free(2)),
+        ("free", Free(1)), (" free:1 ", Free(1)), ("GPU-ab,MIG-cd", Named(("GPU-ab", "MIG-cd"))),
+    ],
+)  # fmt: skip
+def test_forms_of_devices(text, expected):
+    assert parse_devices(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (0, "at least one"), ("-2", "at least one"), ("free:0", "no GPU at all"),
+        ("free:x", "no choice of free"), ("free:", "no choice of free"), ("freely", "no choice"),
+        ("1,x", "'x' is neither"), ("", "empty"), (",", "empty"), ("1,1", "1 is listed twice"),
+        ("3-1", "neither"), (True, "no choice"), (None, "no choice"), ("cuda:1", "neither"),
+        ("0-2,1", "listed twice"), ([0, "GPU"], "neither"), (1.5, "neither"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(text, what):
+    with pytest.raises(ProblemError) as raised:
+        parse_devices(text, "--set trainer.devices")
+    (problem,) = raised.value.problems
+    assert what in problem.what
+    assert problem.where == "--set trainer.devices"
+    assert problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("reading", "reason"),
+    [
+        (gpu(0), None), (gpu(0, pids=[7]), "used by pid 7 (user eve)"),
+        (gpu(0, pids=[7, 8]), "used by pid 7 (user eve) and 1 more"),
+        (gpu(0, used=30), "30.0 GiB of its memory are in use by processes that can't be seen"),
+        (gpu(0, error="fell off the bus"), "fell off the bus"),
+        (gpu(0, memory_used_bytes=None), "the driver doesn't tell its memory"),
+        (gpu(0, processes=(GpuProcess(pid=1, graphics=True),)), None),
+        (gpu(0, processes=None), None), (gpu(0, used=0.9, total=8, processes=None),
+         "0.9 GiB of its memory are in use by processes that can't be seen"),
+    ],
+)  # fmt: skip
+def test_what_is_occupied(reading, reason):
+    assert occupied(reading) == reason
+
+
+def test_most_free_memory_first():
+    gpus = (gpu(0, 0.5), gpu(1, pids=[3]), gpu(2, 0.1), gpu(3, 0.5), gpu(4, 0.1, 40))
+    assert [r.index for r in free_gpus(gpus)] == [2, 0, 3, 4]
+    assert pick(Free(2), gpus) == Pick(indices=(2, 0), visible="GPU-2,GPU-0")
+
+
+def test_waiting_for_busy_ones():
+    gpus = (gpu(0), gpu(1, pids=[3]))
+    answer = pick(Free(2), gpus)
+    assert isinstance(answer, Wait)
+    assert answer.reason == "1 of the 2 GPUs are free; GPU 1: used by pid 3 (user eve)"
+    assert isinstance(pick(Named((1,)), gpus), Wait)
+
+
+def test_what_can_never_be_had():
+    with pytest.raises(ProblemError, match="3 GPUs are asked for, and there are 2"):
+        pick(Free(3), (gpu(0), gpu(1)))
+    with pytest.raises(ProblemError, match="no GPU on this machine"):
+        pick(Free(1), ())
+    with pytest.raises(ProblemError) as raised:
+        pick(Named((1, 7, "GPU-9")), (gpu(0), gpu(1)))
+    assert [p.what for p in raised.value.problems] == [
+        "there is no GPU 7; there are 0, 1.", "there is no GPU GPU-9; there are 0, 1.",
+    ]  # fmt: skip
+
+
+def test_the_order_of_a_list_is_kept():
+    assert pick(Named((1, "GPU-0")), (gpu(0), gpu(1))) == Pick(
+        indices=(1, 0), visible="GPU-1,GPU-0"
+    )
+
+
+def test_without_uuids_indices_are_used():
+    gpus = (gpu(0, uuid=None), gpu(1))
+    assert pick(Named((0, 1)), gpus) == Pick(indices=(0, 1), visible="0,1", by_index=True)
+
+
+def test_slices_stand_for_their_gpu():
+    whole = gpu(0, has_slices=True)
+    part = gpu(slice_index(0, 1), label="0/1", uuid="MIG-x", parent=0, total=10)
+    assert pick(Free(1), (whole, part)) == Pick(indices=(101,), visible="MIG-x")
+    with pytest.raises(ProblemError, match="cut into MIG slices"):
+        pick(Named((0,)), (whole, part))
