@@ -296,8 +296,8 @@ def _legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
     ordered = sorted(shape.series, key=lambda s: s.dim)
     entries = [_Entry(series=s, name=s.name, value=_value_text(s, look.cursor)) for s in ordered]
     if _legend_width(entries) > canvas.width - x:
-        what = "name" if look.cursor is not None else "value"
-        entries = [replace(e, **{what: ""}) for e in entries]
+        pointed = look.cursor is not None
+        entries = [replace(e, name="") if pointed else replace(e, value="") for e in entries]
     shown = len(entries)
     while shown and _legend_width(entries[:shown], len(entries) - shown) > canvas.width - x:
         shown -= 1
