@@ -92,7 +92,7 @@ def _problems_in(
     needed = {**NEEDED, **requires}
     seen = look(python, list(needed), {use.place: use.class_path for use in uses}, folders)
     # Without torch nearly every class is missing: those problems would bury their reason.
-    return lacking(seen, {**needs_of(seen), **needed}) or [
+    return lacking(seen, {**needed, **needs_of(seen), **needed}) or [
         place(fault) for fault in class_faults(uses, seen)
     ]
 

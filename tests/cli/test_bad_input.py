@@ -234,3 +234,17 @@ def test_export_to_where_nothing_can_be_written(
     assert "no history yet" in refused(ltui, "export", "last", "-o", "/proc/nowhere/x.csv")
     shutil.rmtree(run_dir.path)
     assert "there is no run yet" in refused(ltui, "export", "last")
+
+
+def test_the_deep_check_asks_the_real_classes(
+    ltui: Ltui, tmp_path: Path, runs_left: RunsLeft
+) -> None:
+    (tmp_path / "my.yaml").write_text(
+        f"{GOOD}optimizer:\n  class_path: torch.optim.SGD\n  init_args:\n    lr: fast\n"
+    )
+    quick = ltui("check", "my.yaml", "--quick")
+    assert quick.returncode == 0, quick.stderr
+    assert "The real classes were not asked" in quick.stdout
+    error = refused(ltui, "check", "my.yaml")
+    assert error.startswith("my.yaml:12 optimizer.init_args.lr: ")
+    assert runs_left() == []
