@@ -1,4 +1,4 @@
-"""The light install: only what pyproject.toml names without extras, and no torch anywhere in sight."""
+"""The light install: only what pyproject.toml names without extras, and no torch in sight."""
 
 from __future__ import annotations
 
