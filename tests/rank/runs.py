@@ -173,7 +173,7 @@ class Script:
             )
         return self
 
-    def wait(self, s: float = 60) -> int:
+    def wait(self, s: float = 110) -> int:
         try:
             return self.process.wait(s)
         except subprocess.TimeoutExpired:

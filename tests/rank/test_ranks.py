@@ -22,7 +22,7 @@ from ltui.training.queue.control import Command
 from ltui.training.queue.records import Kind, Outcome, Phase, StepField
 from tests.rank.runs import RunFolder, Script, wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def steps_done(run: RunFolder, rank: int = 0) -> int:

@@ -206,7 +206,8 @@ def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
     watcher.join()
     assert seen == [3, 3]
     assert run.checkpoints[0].name == "step-00000003-request.ckpt"
-    assert len(run.events("paused")) >= 1 and len(run.events("continued")) == 1
+    assert len(run.events("paused")) >= 1
+    assert len(run.events("continued")) == 1
     assert len(run.steps()) == 6
     assert run.pulse().decision_done == 3
     # The pause is no part of a step.
@@ -252,7 +253,8 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: A
     (run.path / "checkpoints").write_text("not a folder")
     fit(Linear(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
-    assert failed["reason"] == "stop" and "Training goes on" in failed["text"]
+    assert failed["reason"] == "stop"
+    assert "Training goes on" in failed["text"]
     assert run.events("stopped") == []
     assert len(run.steps()) == 5
     assert run.pulse().outcome == Outcome.FINISHED

@@ -136,15 +136,10 @@ def test_phases_as_the_pulse_tells_them(run: RunFolder, fit: Any) -> None:
             return super().training_step(batch, batch_idx)
 
         def on_after_backward(self) -> None:
-            seen["after"] = run.pulse().phase
+            seen["backward"] = run.pulse().phase
 
-        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any) -> None:
-            def watched() -> Any:
-                loss = closure()
-                seen["optimizer"] = run.pulse().phase
-                return loss
-
-            super().optimizer_step(epoch, index, optimizer, watched)
+        def on_before_optimizer_step(self, *_: Any) -> None:
+            seen["optimizer"] = run.pulse().phase
 
         def on_train_batch_end(self, *_: Any) -> None:
             seen["end"] = run.pulse().phase
@@ -152,7 +147,7 @@ def test_phases_as_the_pulse_tells_them(run: RunFolder, fit: Any) -> None:
     fit(Watched(), loader(2), max_epochs=1)
     assert seen == {
         "step": Phase.FORWARD,
-        "after": Phase.OPTIMIZER,
+        "backward": Phase.BACKWARD,
         "optimizer": Phase.OPTIMIZER,
         "end": Phase.BATCH_END,
     }

@@ -103,6 +103,7 @@ class Board:
             os.close(descriptor)
         self.words = memoryview(self._map).cast("q")
         self._row = self._ROW * (1 + rank)
+        self.own_word = self._row + self._WORD
         self.words[self._row + self._WORD] = 0
         self.words[self._row + self._RESULT] = 0
         self.words[self._row + self._PID] = os.getpid()

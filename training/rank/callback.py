@@ -28,6 +28,7 @@ from ltui.training.rank.steering import Steering
 from ltui.training.rank.stopped import RunStopped
 from ltui.training.rank.telemetry import Telemetry
 
+_BACKWARD, _OPTIMIZER = int(Phase.BACKWARD), int(Phase.OPTIMIZER)
 _MESSAGE_LIMIT = 4000
 _TRACEBACK_LIMIT = 16000
 
@@ -171,7 +172,8 @@ class RankHooks:
             telemetry.attach(trainer)
             telemetry.restart_clock()
 
-    # Every batch: no decorator, few look-ups.
+    # Every batch: no decorator, few look-ups. The backward pass lasts until the optimizer's step
+    # begins, so there is no on_after_backward.
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -188,15 +190,7 @@ class RankHooks:
         telemetry = self.telemetry
         if telemetry is not None:
             try:
-                telemetry.turn(7)  # Phase.BACKWARD
-            except Exception as error:  # noqa: BLE001
-                self.telemetry_failed(error)
-
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        telemetry = self.telemetry
-        if telemetry is not None:
-            try:
-                telemetry.backward_ended()
+                telemetry.turn(_BACKWARD)
             except Exception as error:  # noqa: BLE001
                 self.telemetry_failed(error)
 
@@ -204,7 +198,7 @@ class RankHooks:
         telemetry = self.telemetry
         if telemetry is not None:
             try:
-                telemetry.turn(8)  # Phase.OPTIMIZER
+                telemetry.turn(_OPTIMIZER)
             except Exception as error:  # noqa: BLE001
                 self.telemetry_failed(error)
 

@@ -63,7 +63,7 @@ class Steering:
         self._control = ControlFile.open(folder / "control.bin")
         name = f"agree-{environment.restarts}-{world_size}.bin"
         self._board = Board(folder / name, rank, world_size)
-        self._words = self._board.words
+        self._words, self._mine = self._board.words, self._board.own_word
         self._done = self._words[0]
         self._state = self._control.read()
         self._answered = self._state.decision.decision_id if self._state.decision else 0
@@ -71,6 +71,7 @@ class Steering:
         self._every_s = environment.checkpoint_every_s
         self._saved_at = time.monotonic()
         self._saves = 0
+        self._asked_for = True
 
     def raise_flag(self, signum: int) -> None:
         """For a signal handler: one byte is stored."""
@@ -95,8 +96,11 @@ class Steering:
         if self._leads:
             self._look()
         here = position(fit, global_step, part)
+        if self._words[0] == self._done:
+            self._words[self._mine] = 2 * here + 1  # passed
+            return False
         acted = False
-        if self._words[0] != self._done and place_allows(trainer, place):
+        if place_allows(trainer, place):
             number, action = self._board.request()
             if self._meet(here, number):
                 self._act(trainer, fit, number, action, place)
@@ -109,11 +113,15 @@ class Steering:
         request."""
         state = self._control.poll()
         if state is not None:
-            self._state = state
+            self._state, self._asked_for = state, True
+        elif not self._asked_for and not (self._every_s and self._periodic_is_due()):
+            return  # nothing changed since nothing was asked
         if self._words[0] != self._done:
             return  # not acted on yet
         action, control_id = self._asked()
-        if action is not Action.NONE and self._board.all_acted():
+        if action is Action.NONE:
+            self._asked_for = False
+        elif self._board.all_acted():
             self._board.publish(action, control_id)
 
     def _asked(self) -> tuple[Action, int]:
@@ -124,9 +132,12 @@ class Steering:
                 return action, request.request_id
         if self._state.signal:
             return Action.STOP, 0
-        if self._every_s and time.monotonic() - self._saved_at >= self._every_s:
+        if self._every_s and self._periodic_is_due():
             return Action.PERIODIC, 0
         return Action.NONE, 0
+
+    def _periodic_is_due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self._every_s
 
     def _meet(self, here: int, number: int) -> bool:
         """Wait here until all ranks have come (True), or until it is clear that they will not
@@ -174,7 +185,7 @@ class Steering:
             self._control.decide(control_id, command, global_step)
         elif action is Action.STOP:
             self._control.clear_signal()
-        self._state = self._control.read()
+        self._state, self._asked_for = self._control.read(), True
 
     def _acknowledge(self, control_id: int) -> None:
         if control_id:

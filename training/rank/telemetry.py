@@ -28,12 +28,14 @@ from ltui.training.rank.channel import Channel
 from ltui.training.rank.metrics import UserMetrics
 
 _NAN = math.nan
+_clock = time.perf_counter
 _MEMORY_EVERY_S = 0.5
 """torch builds a dictionary of a hundred entries to say how much memory is allocated."""
 
 _STEP, _METRICS = int(Kind.STEP), int(Kind.METRICS)
 _FETCH, _TRANSFER, _FORWARD = int(Phase.FETCH), int(Phase.TRANSFER), int(Phase.FORWARD)
-_BACKWARD, _OPTIMIZER, _BATCH_END = int(Phase.BACKWARD), int(Phase.OPTIMIZER), int(Phase.BATCH_END)
+_BATCH_END = int(Phase.BATCH_END)
+_NO_TIME = [0.0] * len(Phase)
 
 
 class Telemetry:
@@ -48,7 +50,7 @@ class Telemetry:
         self._pulse = channel.pulse
         self._enter = channel.pulse.phase
         self._put_row = channel.queue.put_row
-        self._spent = [0.0] * len(Phase)
+        self._spent = list(_NO_TIME)
         self._phase = _BATCH_END
         self._before_fetch = _BATCH_END
         self._mark = self._step_began = time.perf_counter()
@@ -96,7 +98,9 @@ class Telemetry:
             self.fetch_ended()
 
         loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
-        manual = loop.manual_optimization
+        self._watch_manual_optimization(loop.manual_optimization)
+
+    def _watch_manual_optimization(self, manual: Any) -> None:
         step_done = manual._on_after_step
 
         def on_after_step() -> None:
@@ -109,7 +113,7 @@ class Telemetry:
 
     def turn(self, phase: int) -> None:
         """Charge the time since the last mark to the phase that ends, and enter ``phase``."""
-        now = time.perf_counter()
+        now = _clock()
         self._spent[self._phase] += now - self._mark
         self._mark = now
         self._phase = phase
@@ -126,12 +130,15 @@ class Telemetry:
         self.turn(_FETCH)
 
     def fetch_ended(self) -> None:
-        # A user's own iteration fetches inside training_step.
-        self.turn(_TRANSFER if self._before_fetch == _BATCH_END else self._before_fetch)
-
-    def backward_ended(self) -> None:
-        # Of a stepping batch, on_before_optimizer_step comes next; of an accumulating one, nothing.
-        self.turn(_FORWARD if self._manual else _OPTIMIZER)
+        if self._before_fetch != _BATCH_END:
+            self.turn(self._before_fetch)  # a user's own iteration fetches inside training_step
+        elif self._on_cuda:
+            self.turn(_TRANSFER)
+        else:  # on CPU there is nothing to wait for, so it is worth no pulse
+            now = _clock()
+            self._spent[_FETCH] += now - self._mark
+            self._mark = now
+            self._phase = _TRANSFER
 
     def batch_begins(self, batch: Any, batch_index: int) -> None:
         self._pulse.batch = batch_index
@@ -145,7 +152,7 @@ class Telemetry:
 
     def batch_ended(self, trainer: Any, outputs: Any, batch_index: int) -> None:
         """The end of a batch: its row, then a look at the clocks of rarer things."""
-        now = time.perf_counter()
+        now = _clock()
         spent = self._spent
         spent[self._phase] += now - self._mark
         self._mark = now
@@ -153,9 +160,20 @@ class Telemetry:
         step = self._steps.completed
         stepped = self.stepped = step != self.global_step
         self.global_step = self._pulse.global_step = step
-        loss = self._loss(trainer, outputs)
+        loss = _NAN
+        if type(outputs) is dict:
+            tensor = outputs.get("loss")
+            if tensor is not None:
+                factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
+                if self._on_cuda:
+                    self._send_loss(tensor, factor)
+                else:
+                    loss = tensor.item() * factor
+                    if loss - loss != 0.0:
+                        self._note_loss(loss)
         if now >= self._memory_due:
             self._look_at_memory(now)
+        began, self._step_began = self._step_began, now
         self._put_row(
             (
                 step,
@@ -164,39 +182,26 @@ class Telemetry:
                 self._samples,
                 loss,
                 self._lr,
-                now - self._step_began,
-                spent[_FETCH],
-                spent[_FORWARD],
-                spent[_BACKWARD],
-                spent[_OPTIMIZER],
+                now - began,
+                spent[4],  # by Phase: fetch, forward, backward, optimizer
+                spent[6],
+                spent[7],
+                spent[8],
                 self._memory,
                 self._memory_peak,
                 time.time(),
                 1.0 if stepped else 0.0,
-                spent[_TRANSFER],
+                spent[5],  # transfer
             ),
             _STEP,
         )
-        self._step_began = now
-        spent[_FETCH] = spent[_TRANSFER] = spent[_FORWARD] = 0.0
-        spent[_BACKWARD] = spent[_OPTIMIZER] = spent[_BATCH_END] = 0.0
+        spent[:] = _NO_TIME
         self._enter(_BATCH_END)
 
-    def _loss(self, trainer: Any, outputs: Any) -> float:
-        if not isinstance(outputs, dict):
-            return _NAN
-        loss = outputs.get("loss")
-        if loss is None:
-            return _NAN
-        factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
-        if self._on_cuda:
-            self._send_loss(loss, factor)
-            return _NAN
-        value = float(loss) * factor
-        if value - value != 0.0 and not self._nonfinite_told:
+    def _note_loss(self, loss: float) -> None:
+        if not self._nonfinite_told:
             self._nonfinite_told = True
-            self.channel.event("note", f"The loss became {value} at step {self.global_step}.")
-        return value
+            self.channel.event("note", f"The loss became {loss} at step {self.global_step}.")
 
     def _send_loss(self, loss: torch.Tensor, factor: int) -> None:
         """Through the staged path: published when the copy has come, by a later call."""
