@@ -19,6 +19,7 @@ class GpuTable(Table[GpuRow]):
     """Utilisation and memory as bars beside their figures."""
 
     NOTE: ClassVar[str] = "no GPU readings yet"
+    KEEPS_CURSOR: ClassVar[bool] = False
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column(key="index", title="GPU", width=3, right=True),
         Column(key="name", title="name", width=18, importance=7),

@@ -18,6 +18,7 @@ class RankTable(Table[RankRow]):
     """A stalled rank is marked by a sign and the word of its state, and by colour."""
 
     NOTE: ClassVar[str] = "no rank has reported yet"
+    KEEPS_CURSOR: ClassVar[bool] = False
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column(key="rank", title="rank", width=5),
         Column(key="pid", title="pid", width=8, right=True, importance=7),

@@ -36,8 +36,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             scrollbar-size-vertical: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False, id="table.up"),
-        Binding("down,j", "move(1)", "down", show=False, id="table.down"),
+        Binding("up", "move(-1)", "up", show=False, id="table.up"),
+        Binding("down", "move(1)", "down", show=False, id="table.down"),
         Binding("pageup", "page(-1)", "page up", show=False, id="table.page_up"),
         Binding("pagedown", "page(1)", "page down", show=False, id="table.page_down"),
         Binding("home", "end(-1)", "first", show=False, id="table.first"),
@@ -47,6 +47,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     NOTE: ClassVar[str] = "nothing yet"
     """Shown in the middle of an empty table, unless ``note`` says something else."""
+    KEEPS_CURSOR: ClassVar[bool] = True
+    """Mark the row under the cursor also while the focus is elsewhere."""
 
     cursor: reactive[int] = reactive(0, repaint=False)
     note: reactive[str | None] = reactive(None)
@@ -189,7 +191,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         return strip
 
     def _is_current(self, index: int) -> bool:
-        return index == self.cursor
+        return index == self.cursor and (self.KEEPS_CURSOR or self.has_focus)
 
     def _empty_line(self, y: int) -> Strip:
         width, height = self.size

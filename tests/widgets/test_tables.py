@@ -204,3 +204,22 @@ async def test_columns_without_any_value_are_left_out() -> None:
         await pilot.pause()
         assert "CPU" in text_of(app.ranks)[0]
         assert "memory" not in text_of(app.ranks)[0]
+
+
+async def test_the_cursor_is_marked_only_where_the_focus_is() -> None:
+    app = Tables()
+    async with app.run_test(size=(120, 24)) as pilot:
+        app.ranks.focus()
+        await pilot.pause()
+        assert text_of(app.ranks)[1].startswith("▸")
+        assert not any("▸" in line for line in text_of(app.query_one(GpuTable)))
+        app.query_one(GpuTable).focus()
+        await pilot.pause()
+        assert not any("▸" in line for line in text_of(app.ranks))
+
+
+def test_letters_are_left_to_the_screens() -> None:
+    """``k`` kills on a run screen: a table must not take it."""
+    for table in (RankTable, GpuTable):
+        keys = {key.strip() for b in table.BINDINGS for key in b.key.split(",")}  # type: ignore[union-attr]
+        assert not any(len(key) == 1 for key in keys)
