@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from textual.geometry import Size
 from textual.reactive import reactive
@@ -20,6 +20,7 @@ from ltui.widgets.shapes import Cell, HeaderShape, Tone
 
 BAR_WIDTH = 12
 MAX_BANNER_LINES = 3
+MAX_NAME_WIDTH = 32
 _GAP = "   "
 
 
@@ -56,8 +57,8 @@ def _parts(shape: HeaderShape) -> list[_Part]:
     state = Cell(text=f"{shape.state_sign} {shape.state}", tone=shape.tone)
     parts = [
         _Part((state,), 0, left=True),
-        _Part((Cell(text=shape.name, tone=Tone.ACCENT),), 1, left=True),
-        _Part((Cell(text=shape.preset, tone=Tone.DIM),), 8, left=True),
+        _Part((Cell(text=_shortened(shape.name), tone=Tone.ACCENT),), 1, left=True),
+        _Part((Cell(text=_shortened(shape.preset), tone=Tone.DIM),), 8, left=True),
         _Part((Cell(text=shape.epoch),), 5),
         _Part((Cell(text=shape.step),), 2),
     ]
@@ -68,6 +69,13 @@ def _parts(shape: HeaderShape) -> list[_Part]:
     parts.append(_Part((Cell(text=shape.elapsed, tone=Tone.DIM),), 9))
     parts.append(_Part((Cell(text=shape.attempt, tone=Tone.DIM),), 7))
     return [p for p in parts if p.width and p.cells[0].text != NA]
+
+
+def _shortened(name: str) -> str:
+    """A name or a command of any length must not push out what follows it."""
+    if cell_len(name) <= MAX_NAME_WIDTH:
+        return name
+    return set_cell_size(name, MAX_NAME_WIDTH - 1).rstrip() + "…"
 
 
 def _bar_tone(tone: Tone) -> Tone:

@@ -73,3 +73,10 @@ def test_banner_and_notes_are_wrapped_between_words(width: int) -> None:
     assert " ".join(c.text for c in found if c.tone is Tone.BAD) == banner
     assert found[-1].text == "history incomplete: disk full"
     assert lines_under(SHAPE, width) == ()
+
+
+def test_a_name_of_any_length_leaves_room_for_the_rest() -> None:
+    line = text(replace(SHAPE, name="x" * 200, preset="python train.py " * 20), 100)
+    assert cell_len(line) == 100
+    assert "…" in line
+    assert "step 1 204/2 930" in line
