@@ -11,7 +11,7 @@ from ltui.app.curves import epoch_places, smooth
 from ltui.app.frame import CurveData, FloatArray, Frame
 from ltui.app.history import RANK_CURVES, TRAIN_LOSS
 from ltui.app.translate import SAMPLES, silence
-from ltui.training.run.snapshot import LIVE
+from ltui.training.run.snapshot import LIVE, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.shapes import ChartShape, Series
@@ -136,8 +136,16 @@ def _series(
 
 
 def _loss_subtitle(frame: Frame, settings: ChartSettings) -> str:
-    words = [silence(frame), f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw"]
-    return " · ".join(word for word in words if word)
+    quiet = silence(frame) if train_metric(frame.curves) else None
+    smoothing = f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw"
+    return " · ".join([*([quiet] if quiet else []), *_scores(frame), smoothing])
+
+
+def _scores(frame: Frame) -> list[str]:
+    """What validation says besides its loss: ``val/acc 0.9870``."""
+    metrics = frame.snapshot.metrics
+    names = sorted(n for n in metrics if _of_validation(n) and "loss" not in n.lower())
+    return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in names[:2]]
 
 
 def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
@@ -222,9 +230,13 @@ def wait_strip(frame: Frame, points: int = 24) -> tuple[float, ...]:
 
 
 def _nothing(frame: Frame, otherwise: str) -> str:
+    run = frame.snapshot
     quiet = silence(frame)
     if quiet:
         return quiet
-    if frame.snapshot.state in LIVE:
+    if run.state not in LIVE:
+        return "nothing was recorded"
+    if run.started_at is None or run.state is RunState.PAUSED:
         return otherwise
-    return "nothing was recorded"
+    # Importing torch and preparing data take their time: say how long it has been.
+    return f"{otherwise}, {formats.duration(frame.now - run.started_at)} after the start"

@@ -169,13 +169,8 @@ def notes(frame: Frame) -> tuple[str, ...]:
 
 def silence(frame: Frame) -> str | None:
     """``nothing received for 12 s``, where ranks should be writing and do not."""
-    if frame.snapshot.state not in (RunState.RUNNING, RunState.STARTING):
+    if frame.snapshot.state is not RunState.RUNNING or frame.last_record_at is None:
         return None
-    if frame.last_record_at is None:
-        started = frame.snapshot.started_at
-        if started is None or frame.now - started < SILENT_AFTER_S:
-            return None
-        return f"nothing received yet, {formats.age(frame.now - started)} after the start"
     silent_s = frame.now - frame.last_record_at
     if silent_s < SILENT_AFTER_S:
         return None

@@ -16,6 +16,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 from textual.worker import get_current_worker
 
+from ltui.app.first_paint import shipped_preset_names
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.keyline import KeyHint, KeyLine
 from ltui.app.screens.keys import bindings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ltui.training.run.presets import Preset
 
 LOOK_S = 1.0
+PRESET_CELLS = 28
 CHECK_AFTER_S = 0.15
 """Typing is checked once it rests for so long."""
 READONLY = "this dashboard only watches (--readonly): nothing was started or changed"
@@ -79,7 +81,8 @@ class HomeScreen(Screen[None]):
         with Horizontal(id="upper"):
             with Panel(1, "presets", id="presets"):
                 yield Input(placeholder="filter by name or tag", id="filter", compact=True)
-                yield OptionList(id="preset-list", markup=False)
+                names = [Option(Text(name), id=name) for name in shipped_preset_names()]
+                yield OptionList(*names, id="preset-list", markup=False)
             yield Panel(2, "reading presets …", id="form")
             with Panel(None, "configuration", id="yaml"):
                 yield Static(id="yaml-text", markup=False)
@@ -115,6 +118,7 @@ class HomeScreen(Screen[None]):
         from ltui.app.screens import launch_form, runs_table  # noqa: F401 - off the UI thread
         from ltui.training.problem import ProblemError
         from ltui.training.run.presets import load_preset, preset_names
+        from ltui.widgets.sanitise import clean_name
 
         cwd = Path.cwd()
         loaded: dict[str, Preset] = {}
@@ -126,7 +130,8 @@ class HomeScreen(Screen[None]):
             except ProblemError as error:
                 broken[name] = str(error.problems[0])
         machine = this_machine(os.environ)
-        self._from_thread(self._show_presets, names, loaded, broken, machine)
+        where = clean_name(f"{_short(cwd)} · trains with {_trainer(self.python)}")
+        self._from_thread(self._show_presets, names, loaded, broken, machine, where)
 
     def _from_thread(self, function: object, *values: object) -> None:
         if not get_current_worker().is_cancelled and self.app.is_running:
@@ -138,7 +143,9 @@ class HomeScreen(Screen[None]):
         loaded: dict[str, Preset],
         broken: dict[str, str],
         machine: Machine,
+        where: str,
     ) -> None:
+        self.query_one("#title", Static).update(Text.assemble((" ltui", "bold"), f"   {where}"))
         from ltui.app.screens.launch_form import LaunchForm
         from ltui.app.screens.runs_table import RunsTable
 
@@ -162,9 +169,10 @@ class HomeScreen(Screen[None]):
             if preset is not None and not preset.shipped:
                 tags = tags or "./"
             if wanted.lower() in f"{name} {tags}".lower():
-                text = Text(clean_name(name).ljust(18))
-                text.append(f" {clean_name(tags)}", "dim")
-                text.no_wrap, text.overflow = True, "ellipsis"
+                text = Text(clean_name(name))
+                if not self.has_class("-narrow"):
+                    first = clean_name(tags.split(",")[0])
+                    text.append(first.rjust(PRESET_CELLS - len(text)), "dim")
                 options.add_option(Option(text, id=name))
         if options.option_count:
             options.highlighted = 0
@@ -176,6 +184,8 @@ class HomeScreen(Screen[None]):
         name = event.option_id
         if name is None or (self.preset is not None and self.preset.name == name):
             return
+        if not self.names:
+            return  # The presets behind the names are still being read.
         preset = self.presets.get(name)
         if preset is None:
             self.preset = self.result = None
@@ -492,6 +502,25 @@ class HomeScreen(Screen[None]):
             return None
         names = ", ".join(live[:4]) + (" and others" if len(live) > 4 else "")
         return f"{names} {'goes' if len(live) == 1 else 'go'} on; to watch: ltui attach"
+
+
+def _short(path: Path) -> str:
+    home = str(Path.home())
+    text = str(path)
+    return f"~{text[len(home) :]}" if text == home or text.startswith(f"{home}/") else text
+
+
+def _trainer(python: str | None) -> str:
+    """The interpreter that runs started here would use."""
+    import os
+
+    from ltui.app.interpreter import choose_python
+    from ltui.training.problem import ProblemError
+
+    try:
+        return _short(Path(choose_python(python, os.environ)))
+    except ProblemError as error:
+        return str(error.problems[0])
 
 
 HINTS = (

@@ -233,7 +233,9 @@ class RunScreen(Screen[None]):
 
     def _draw_chart(self, name: str, make: Callable[..., Any], frame: Frame) -> None:
         quiet = translate.silence(frame)
-        key = (frame.curves_version, self.settings, quiet, charts.throughput_figures(frame))
+        waited = None if frame.curves else int(frame.now)
+        figures = (charts.throughput_figures(frame), frame.snapshot.metrics)
+        key = (frame.curves_version, self.settings, quiet, figures, waited)
         if self._drawn.get(name) == key:
             return
         drawn_at = self._charts_drawn.get(name, 0.0)

@@ -56,7 +56,8 @@ def test_axes_cycle_and_smoothing_stays_in_its_bounds() -> None:
 
 def test_nothing_to_draw_says_why() -> None:
     empty = frame(curves={}, rates={})
-    assert loss_chart(empty, ChartSettings()).note == "no training step yet"
+    note = loss_chart(empty, ChartSettings()).note
+    assert note == "no training step yet, 1 m 00 s after the start"
     quiet = frame(curves={}, rates={}, last_record_at=NOW - 60)
     assert loss_chart(quiet, ChartSettings()).note == "nothing received for 1 m 00 s"
     over = frame(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))
