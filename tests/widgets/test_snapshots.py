@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from tests.widgets.board import Board
+from board import Board
 
 
 @pytest.mark.parametrize(
