@@ -116,6 +116,22 @@ def test_logs_are_safe_on_a_terminal_and_exact_in_a_pipe(
     assert shown.drawn == "red\r\ntail without end\r\n"
 
 
+def test_logs_follow_until_the_run_ends(ltui: Ltui) -> None:
+    script = "for i in 1 2 3; do echo line $i; sleep 1; done; printf end"
+    assert ltui("exec", "--detach", "--", "sh", "-c", script).returncode == 0
+    followed = ltui("logs", "last", "--follow")
+    assert followed.returncode == 0
+    assert followed.stdout == "line 1\nline 2\nline 3\nend\n"
+    assert show(ltui)["state"] == "finished"
+    for words, said in (
+        (["--attempt", "9"], "--attempt 9: there are no logs of it. There are: 1."),
+        (["--rank", "4"], "--rank 4: there is no such log."),
+    ):
+        done = ltui("logs", "last", *words)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
 def test_show_and_runs_print_one_document_each(ltui: Ltui) -> None:
     assert ltui("exec", "--", "true").returncode == 0
     snapshot = show(ltui)
