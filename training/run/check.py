@@ -256,7 +256,7 @@ def class_faults(value: Any, path: str, *, dotted: bool) -> list[Fault]:
 
 
 def _class_path(value: Any, path: str, dotted: bool) -> list[Fault]:
-    if isinstance(value, str) and _CLASS_PATH.fullmatch(value):
+    if isinstance(value, str) and _CLASS_PATH.fullmatch(value) and not value.endswith(".py"):
         return []
     if isinstance(value, str) and not dotted and value.isidentifier():
         return []

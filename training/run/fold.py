@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
 from ltui.training.queue.records import Kind, StepField
 from ltui.training.run.snapshot import MetricValue
 
@@ -217,7 +218,7 @@ def _fold_steps(
 ) -> None:
     total = rank.total
     marks = list(rank.marks)
-    step_times: list[float] = []
+    step_times = list(rank.recent_step_s)
     epoch, gap_s = rank.epoch, rank.between_epochs_s
     # One pass over plain floats: for the handful of rows of a tick that is cheaper than a NumPy
     # call for each column, and a backlog of 20,000 rows still takes some tens of milliseconds.
@@ -227,7 +228,7 @@ def _fold_steps(
         new_epoch = total is not None and row_epoch is not None and row_epoch != epoch
         pause = 0.0
         if new_epoch and elapsed is not None:
-            usual = _usual(step_times or rank.recent_step_s)
+            usual = _usual(step_times)
             pause = max(0.0, elapsed - (usual or 0.0))
             gap_s = pause
         total = _add(total, t_ns, row, pause)
@@ -253,7 +254,7 @@ def _fold_steps(
         lr=_finite(last[StepField.LR]),
         memory_bytes=_whole(last[StepField.MEMORY_BYTES]),
         memory_peak_bytes=_whole(last[StepField.MEMORY_PEAK_BYTES]),
-        recent_step_s=(*rank.recent_step_s, *step_times[-RECENT_STEPS:])[-RECENT_STEPS:],
+        recent_step_s=tuple(step_times[-RECENT_STEPS:]),
         between_epochs_s=gap_s,
         samples_per_s=_rate(marks, total),
     )
@@ -377,7 +378,8 @@ def _fold_metrics(metrics: dict[str, MetricValue], record: RecordLike) -> None:
     if label is None or not isinstance(names, list):
         return
     step = _whole(label.get("step")) or 0
-    for name, value in zip(names, record.array.tolist(), strict=False):
+    values = np.asarray(record.array, dtype=np.float64).reshape(-1).tolist()
+    for name, value in zip(names, values, strict=False):
         bound = value if math.isfinite(value) else None
         metrics[str(name)] = _extend(metrics.get(str(name)), value, step, bound, bound)
 

@@ -99,7 +99,11 @@ class RunSpec:
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise ProblemError(
-                Problem(where=where, what=f"it is damaged ({error}).", remedy="Restore it or delete the run.")
+                Problem(
+                    where=where,
+                    what=f"it is damaged ({error}).",
+                    remedy="Restore it or delete the run.",
+                )
             ) from error
 
     def with_changes(self, **changes: Any) -> RunSpec:
