@@ -261,7 +261,7 @@ _RUN = (
     """\
 On a terminal the first Ctrl-C stops the run with a checkpoint and the second
 kills it. Closing the terminal, or ending this process with SIGTERM, leaves the
-run running.
+run running (exit code 129 or 143). Without a terminal it prints plain lines.
 
 examples:
   ltui run quickstart
