@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import mmap
 import os
 import signal
 import sys
@@ -18,6 +19,22 @@ from ltui.training.queue.ring import RingWriter
 
 RUN_DIR = Path(os.environ["LTUI_RUN_DIR"])
 QUEUES = RUN_DIR / "queue" / os.environ["LTUI_ATTEMPT"]
+
+
+class Lockstep:
+    """Stands in for the gradient all-reduce: nobody passes a step that another has not reached."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        handle = os.open(QUEUES / "lockstep.bin", os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(handle, 8 * ranks)
+        self.words = memoryview(mmap.mmap(handle, 8 * ranks)).cast("q")
+        os.close(handle)
+        self.rank = rank
+
+    def meet(self, step: int) -> None:
+        self.words[self.rank] = step
+        while min(self.words) < step:
+            time.sleep(0.001)
 
 
 class FakeRank:
@@ -41,6 +58,8 @@ class FakeRank:
         self.label(Kind.HELLO, hello)
         plan = {"max_steps": options.steps, "max_epochs": 1, "batches_per_epoch": options.steps}
         self.label(Kind.PLAN, plan)
+        self.lockstep = Lockstep(options.rank, options.ranks)
+        self.decided = 0
 
     def label(self, kind: Kind, document: dict) -> None:
         self.ring.put(kind, time.monotonic_ns(), json.dumps(document).encode(), ())
@@ -53,6 +72,8 @@ class FakeRank:
         while self.step < self.options.steps:
             self.pulse.set(phase=Phase.FORWARD, batch=self.step)
             time.sleep(self.options.pause)
+            self.pulse.set(phase=Phase.BACKWARD)
+            self.lockstep.meet(self.step + 1)
             self.step += 1
             row = [0.0] * len(StepField)
             row[StepField.GLOBAL_STEP] = self.step
@@ -75,19 +96,24 @@ class FakeRank:
         sys.exit(1)
 
     def act(self) -> None:
-        state = self.control.poll()
-        if state is None or state.request is None:
-            return
-        if state.request.kind is Command.STOP:
+        """Rank 0 binds all to the next step, as real ranks agree on one."""
+        state = self.control.read()
+        asked, decided = state.request, state.decision
+        if self.rank == 0 and asked and asked.request_id > (decided.decision_id if decided else 0):
+            self.control.decide(asked.request_id, asked.kind, self.step + 1)
+        elif decided and decided.decision_id > self.decided and self.step >= decided.at_global_step:
+            self.decided = decided.decision_id
+            self.obey(decided.kind)
+
+    def obey(self, kind: Command) -> None:
+        if kind is Command.STOP:
             self.stop()
-        elif state.request.kind is Command.CHECKPOINT:
+        elif kind is Command.CHECKPOINT:
             self.save("request")
-        elif state.request.kind is Command.PAUSE:
+        elif kind is Command.PAUSE:
             self.pulse.set(phase=Phase.PAUSED)
             while (now := self.control.read().request) and now.kind is Command.PAUSE:
                 time.sleep(0.02)
-            if now and now.kind is Command.STOP:
-                self.stop()
 
     def stop(self) -> None:
         self.save("stop")

@@ -117,8 +117,9 @@ def test_everything_at_once_is_lost_and_can_be_resumed(runs: Runs) -> None:
 
 
 def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LTUI_QUEUE_BYTES", "16384")
-    run = runs.training("--pause", "0.002")
+    with monkeypatch.context() as environment:
+        environment.setenv("LTUI_QUEUE_BYTES", "16384")
+        run = runs.training("--pause", "0.002")
     pid = true_snapshot(run).supervisor_pid
     os.kill(pid, signal.SIGSTOP)
     goal = true_snapshot(run).global_step + 400
@@ -138,9 +139,9 @@ def test_a_stopped_process_is_not_taken_for_dead(runs: Runs) -> None:
     run = runs.training()
     pid = true_snapshot(run).supervisor_pid
     os.kill(pid, signal.SIGSTOP)
-    hanging = true_snapshot(run)
+    hanging = runs.until(run, lambda s: s.detail is not None)
     assert hanging.state in LIVE
-    assert f"(pid {pid}) does not answer" in hanging.detail
+    assert hanging.detail == f"the supervisor (pid {pid}) does not answer"
     os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda s: s.detail is None)
     runs.order(run, "kill")

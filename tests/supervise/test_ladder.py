@@ -37,7 +37,9 @@ def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
 
 
 def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
-    run = runs.start("bash", "-c", "trap '' TERM; while true; do sleep 0.1; done")
+    script = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"
+    run = runs.start("bash", "-c", script)
+    runs.until(run, lambda _: run.engine_log_path(1).read_text())
     runs.order(run, "stop", timeout_s=1.5)
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED

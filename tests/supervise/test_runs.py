@@ -193,10 +193,11 @@ def test_a_home_too_deep_for_a_socket(runs: Runs) -> None:
 def test_the_engine_gets_the_users_environment_and_ours(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/mine")
     out = runs.cwd / "environment.json"
     code = f"import json, os; json.dump(dict(os.environ), open({str(out)!r}, 'w'))"
-    run = runs.start(sys.executable, "-c", code)
+    with monkeypatch.context() as environment:
+        environment.setenv("PYTHONPATH", "/mine")
+        run = runs.start(sys.executable, "-c", code)
     runs.ended(run)
     given = json.loads(out.read_text())
     folder, mine = given["PYTHONPATH"].split(os.pathsep)

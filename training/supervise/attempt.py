@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir, write_atomically
+from ltui.training.store.home import RunDir, open_private_log, write_atomically
 from ltui.training.store.schema import damaged
 from ltui.training.store.writer import StoreWriter
 from ltui.training.supervise import keeper
@@ -166,7 +166,7 @@ def _start_keeper(
     }
     path = run_dir.engine_start_path(attempt)
     write_atomically(path, json.dumps(document).encode())
-    with open(run_dir.path / "logs" / "keeper.log", "ab") as log:
+    with open_private_log(run_dir.path / "logs" / "keeper.log") as log:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", keeper.__file__, str(run_dir.path), str(attempt)],
             stdin=subprocess.DEVNULL,

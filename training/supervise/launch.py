@@ -19,7 +19,7 @@ from typing import Any
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir
+from ltui.training.store.home import RunDir, open_private_log
 from ltui.training.store.manifest import checkpoints, newest_whole, verify
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.alive import lock_holder
@@ -295,7 +295,7 @@ def _start_supervisor(run_dir: RunDir, arguments: Sequence[str]) -> None:
     read_end, write_end = os.pipe()
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LTUI_RUN_")}
     try:
-        with open(run_dir.supervisor_log_path, "ab") as log:
+        with open_private_log(run_dir.supervisor_log_path) as log:
             starter = subprocess.Popen(
                 supervisor_argv(run_dir, *arguments, "--report-to", str(write_end)),
                 stdin=subprocess.DEVNULL,

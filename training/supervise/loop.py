@@ -90,8 +90,11 @@ class Supervisor:
         if adopted:
             self._intents.adopt()
             self._state = stored_state(run_dir) or self._state
-        self._snapshot = self._compose(self._judge(Sight()), time.time())
-        self._recorder.attempt(self._write_first, time.time())
+        now_s = time.time()
+        sight = self._look()
+        self._snapshot = self._compose(self._judge(sight), now_s)
+        self._recorder.attempt(self._write_first, now_s)
+        self._recorder.record(sight.polls, Batch(), None, now_s)
         self._server = ControlServer(
             run_dir.bound_socket_path(), run_dir.socket_path, self._take_order
         )

@@ -99,7 +99,7 @@ class RankFinder:
     """Ranks of a command that sends no telemetry, by ``RANK`` in their environment."""
 
     def __init__(self) -> None:
-        self._ranks: dict[ProcessMark, int | None] = {}
+        self._ranks: dict[ProcessMark, int] = {}
 
     def find(self, table: ProcessTable, engine: ProcessMark) -> dict[int, ProcessMark]:
         """rank -> process; the command itself as rank 0 where nobody names a rank."""
@@ -108,9 +108,10 @@ class RankFinder:
             mark = table.mark(pid)
             if mark is None:
                 continue
-            if mark not in self._ranks:
-                self._ranks[mark] = _rank(pid)
-            rank = self._ranks[mark]
+            rank = self._ranks.get(mark)
+            if rank is None and (rank := _rank(pid)) is not None:
+                # What has none yet may still be about to start its program.
+                self._ranks[mark] = rank
             # The tree is walked from its root, so a rank's own children come later.
             if rank is not None and pid != engine.pid:
                 found.setdefault(rank, mark)

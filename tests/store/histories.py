@@ -1,0 +1,50 @@
+"""Histories to read back, written through the real writer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from ltui.training.queue.records import StepField
+from ltui.training.run.snapshot import RunSnapshot, RunState
+from ltui.training.store.home import RunDir
+from ltui.training.store.writer import Batch, Cursor, StoreWriter
+
+
+def run_dir(folder: Path) -> RunDir:
+    run = RunDir(folder / "runs" / "brave-owl-0002")
+    run.path.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def begin(store: StoreWriter, attempt: int = 1, resumed_step: int | None = None) -> None:
+    store.begin_attempt(
+        attempt, started_at=1.0, boot_id="b", resumed_path=None, resumed_step=resumed_step
+    )
+
+
+def step_row(step: float, loss: float = math.nan, wall_s: float = 0.0) -> list[float]:
+    row = [math.nan] * len(StepField)
+    row[StepField.GLOBAL_STEP] = step
+    row[StepField.EPOCH] = step // 1000
+    row[StepField.LOSS] = loss
+    row[StepField.WALL_S] = wall_s
+    row[StepField.STEP_S] = 0.5
+    return row
+
+
+def steps(first: int, last: int, *, rank: int = 0, factor: float = 1.0) -> Batch:
+    """Steps ``first`` to ``last``, whose loss is ``factor`` times the step."""
+    rows = [(rank, s, step_row(s, factor * s, 100.0 + s)) for s in range(first, last + 1)]
+    return Batch(steps=rows, cursors={rank: Cursor(last + 1)})
+
+
+def write(store: StoreWriter, attempt: int, batches: Iterable[Batch]) -> None:
+    for batch in batches:
+        store.commit(attempt, batch)
+
+
+def snapshot(**changes: object) -> RunSnapshot:
+    values = {"id": "brave-owl-0002", "name": "brave-owl", "state": RunState.RUNNING}
+    return RunSnapshot(**{**values, **changes})

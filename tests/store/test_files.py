@@ -1,0 +1,187 @@
+"""Files that are damaged, newer, shared or full of something else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import GpuSnapshot, Verdict
+from ltui.training.store.export import chosen_metrics, write_csv, write_json
+from ltui.training.store.manifest import checkpoints, newest_whole, verify
+from ltui.training.store.reader import RunStore
+from ltui.training.store.schema import LAYOUT, StoreError
+from ltui.training.store.writer import Batch, Cursor, StoreWriter
+from tests.store.histories import begin, run_dir, snapshot, steps
+
+
+def _written(folder: Path, count: int = 500) -> Path:
+    run = run_dir(folder)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    store.commit(1, steps(1, count), snapshot())
+    store.close()
+    return run.db_path
+
+
+def test_a_newer_layout_is_refused_by_name(tmp_path: Path) -> None:
+    path = _written(tmp_path)
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {LAYOUT + 1}")
+    connection.close()
+    with pytest.raises(StoreError, match="written by a newer ltui"):
+        RunStore(run_dir(tmp_path))
+    with pytest.raises(StoreError, match="Upgrade ltui"):
+        StoreWriter(path)
+
+
+def _read_everything(folder: Path) -> None:
+    with RunStore(run_dir(folder)) as store:
+        store.snapshot()
+        list(store.export(store.metric_names()))
+        store.curve("train/loss")
+
+
+@pytest.mark.parametrize("damage", ["header", "middle", "empty", "text"])
+def test_damage_is_said_in_a_sentence(tmp_path: Path, damage: str) -> None:
+    path = _written(tmp_path)
+    data = bytearray(path.read_bytes())
+    if damage == "header":
+        data[:100] = b"x" * 100
+    elif damage == "middle":
+        data[4096:] = b"\xff" * (len(data) - 4096)
+    else:
+        data = bytearray(b"hello" if damage == "text" else b"")
+    path.write_bytes(bytes(data))
+    with pytest.raises(StoreError) as caught:
+        _read_everything(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_history_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no history yet"):
+        RunStore(run_dir(tmp_path))
+
+
+def test_reading_goes_on_while_the_writer_is_in_the_middle(tmp_path: Path) -> None:
+    path = _written(tmp_path)
+    store = StoreWriter(path)
+    store._connection.execute("BEGIN IMMEDIATE")
+    store._connection.execute("DELETE FROM steps")
+    with RunStore(run_dir(tmp_path)) as history:
+        assert len(list(history.export(["train/loss"]))) == 500
+    store._connection.execute("ROLLBACK")
+    store.close()
+
+
+def test_a_failed_commit_leaves_nothing_and_is_forgotten(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    batch = Batch(samples=[(0, 1, "new/name", 1, 0, 1.0, 1.0)], cursors={0: Cursor(2)})
+    store._connection.execute("PRAGMA max_page_count = 1")
+    many = [(0, seq, f"m{seq}" * 40, 1, 0, 1.0, 1.0) for seq in range(1000)]
+    with pytest.raises(sqlite3.Error):
+        store.commit(1, Batch(samples=[*many, *batch.samples]))
+    store._connection.execute("PRAGMA max_page_count = 1000000")
+    store.commit(1, batch)
+    assert store.cursors(1) == {0: Cursor(2)}
+    store.close()
+    with RunStore(run) as history:
+        assert [row.value for row in history.export(["new/name"])] == [1.0]
+
+
+def test_everything_else_comes_back(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    gpus = [
+        GpuSnapshot(index=0, sampled_at=float(t), utilisation_percent=None if t == 2 else t)
+        for t in range(4)
+    ]
+    for gpu in gpus:
+        store.commit(1, Batch(gpus=[gpu]))
+    event = (1, 5, 2.0, "checkpoint_saved", "saved", {"path": "p", "value": float("nan")})
+    store.commit(1, Batch(events=[event, event], gaps=[(1, 9, 4, 3.0, "lapped")]))
+    verdict = Verdict(kind="stall", level="stalled", cause="rank 1", culprits=(1,), began=1.0)
+    store.write_verdict(1, verdict)
+    store.write_verdict(1, Verdict(**{**_fields(verdict), "ended": 9.0}))
+    store.commit(1, Batch(), snapshot(global_step=7))
+    store.close()
+    with RunStore(run) as history:
+        (found,) = history.events()
+        assert (found.rank, found.kind, found.data) == (
+            1, "checkpoint_saved", {"path": "p", "value": None},
+        )  # fmt: skip
+        assert history.events(after_id=found.id) == []
+        assert [gap.missed for gap in history.gaps()] == [4]
+        assert [(v.culprits, v.ended) for v in history.verdicts()] == [((1,), 9.0)]
+        readings = history.gpu_history(0, last_s=2.0)
+        assert list(readings.times) == [1.0, 2.0, 3.0]
+        assert str(readings.utilisation_percent[1]) == "nan"
+        assert history.snapshot().global_step == 7
+
+
+def _fields(verdict: Verdict) -> dict[str, object]:
+    return {name: getattr(verdict, name) for name in verdict.__dataclass_fields__}
+
+
+def test_export_as_csv_and_json(tmp_path: Path) -> None:
+    _written(tmp_path, 3)
+    with RunStore(run_dir(tmp_path)) as history:
+        names = chosen_metrics(history, ["train/*"])
+        table, document = io.StringIO(), io.StringIO()
+        write_csv(history.export(names), table)
+        write_json(history.export(names), document)
+        empty = io.StringIO()
+        write_json(history.export([]), empty)
+        with pytest.raises(ProblemError, match="the run has: train/loss"):
+            chosen_metrics(history, ["val*"])
+    rows = list(csv.DictReader(io.StringIO(table.getvalue())))
+    assert list(rows[0]) == ["metric", "step", "epoch", "time", "rank", "value"]
+    loaded = json.loads(document.getvalue())
+    assert [float(r["value"]) for r in rows] == [r["value"] for r in loaded] == [1.0, 2.0, 3.0]
+    assert json.loads(empty.getvalue()) == []
+
+
+def _checkpoint(folder: Path, step: int, saved_at: float, data: bytes = b"weights") -> Path:
+    import hashlib
+
+    path = folder / f"step-{step:08d}-stop.ckpt"
+    path.write_bytes(data)
+    manifest = {
+        "version": 1, "global_step": step, "saved_at": saved_at, "size_bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(), "reason": "stop",
+    }  # fmt: skip
+    Path(f"{path}.json").write_text(json.dumps(manifest))
+    return path
+
+
+def test_only_whole_checkpoints_are_resumed_from(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path / "none") is None
+    _checkpoint(tmp_path, 10, 1.0)
+    cut = _checkpoint(tmp_path, 30, 3.0)
+    cut.write_bytes(b"wei")
+    flipped = _checkpoint(tmp_path, 20, 2.0)
+    flipped.write_bytes(b"wxights")
+    (tmp_path / "step-00000040-stop.ckpt").write_bytes(b"no manifest")
+    Path(f"{_checkpoint(tmp_path, 50, 5.0)}.json").write_text("{")
+    found = {info.global_step: info.ok for info in checkpoints(tmp_path)}
+    assert found == {0: False, 10: None, 20: None, 30: False}
+    assert [verify(info).ok for info in checkpoints(tmp_path)] == [False, True, False, False]
+    best = newest_whole(tmp_path)
+    assert best is not None
+    assert (best.global_step, best.ok) == (10, True)
+
+
+def test_the_last_saved_counts_not_the_furthest(tmp_path: Path) -> None:
+    _checkpoint(tmp_path, 500, 1.0)
+    _checkpoint(tmp_path, 120, 2.0)
+    best = newest_whole(tmp_path)
+    assert best is not None
+    assert best.global_step == 120

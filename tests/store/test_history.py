@@ -1,0 +1,158 @@
+"""Curves, windows and lineage of histories long and short."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ltui.training.store.reader import RunStore
+from ltui.training.store.windows import LEVELS
+from ltui.training.store.writer import Batch, StoreWriter
+from tests.store.histories import begin, run_dir, step_row, steps, write
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 4096, 30_000])
+def test_a_curve_is_whole_whatever_its_length(tmp_path: Path, count: int) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    write(store, 1, (steps(s, min(s + 999, count)) for s in range(1, count + 1, 1000)))
+    store.close()
+    with RunStore(run) as history:
+        curve = history.curve("train/loss", max_points=500)
+        everything = history.curve("train/loss", max_points=10**9, rank=None)
+    assert len(curve) <= 500
+    assert np.all(np.diff(curve.steps) > 0)
+    assert (curve.low.min(), curve.high.max()) == (1.0, float(count))
+    assert np.all((curve.low <= curve.mean) & (curve.mean <= curve.high))
+    # The loss is the step, so every mean lies where it is drawn.
+    np.testing.assert_allclose(curve.mean, curve.steps, atol=0.51)
+    np.testing.assert_allclose(everything.times, 100.0 + everything.steps, atol=0.51)
+
+
+def test_rows_far_back_become_windows_and_nothing_falls_between(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path, keep_rows=5000)
+    begin(store)
+    write(store, 1, (steps(s, s + 999) for s in range(1, 40_001, 1000)))
+    store.close()
+    with RunStore(run) as history:
+        rows = list(history.export(["train/loss"]))
+        full = [row.step for row in rows[-5000:]]
+        curve = history.curve("train/loss", max_points=10**9)
+        early = history.curve("train/loss", first_step=100, last_step=400)
+    assert full == list(range(35_001, 40_001))
+    assert len(rows) < 8000
+    assert [row.step for row in rows] == sorted({row.step for row in rows})
+    assert rows[0].step == LEVELS[0] - 1
+    assert rows[0].value == pytest.approx(32.0)
+    assert (curve.low.min(), curve.high.max()) == (1.0, 40_000.0)
+    assert early.low.min() <= 192 <= early.high.max() <= 400
+
+
+def test_windows_are_what_numpy_makes_of_the_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    losses = rng.normal(size=10_000)
+    losses[rng.integers(0, 10_000, 500)] = math.nan
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    for first in range(0, 10_000, 777):
+        part = range(first, min(first + 777, 10_000))
+        store.commit(1, Batch(steps=[(0, s, step_row(s, losses[s])) for s in part]))
+    found = {
+        (level, win): values
+        for level, win, *values in store._connection.execute(
+            "SELECT level, win, n, loss_n, loss_mean, loss_low, loss_high FROM step_windows"
+        )
+    }
+    store.close()
+    assert {level for level, _ in found} == {64, 4096}
+    for (level, win), (n, known, mean, low, high) in found.items():
+        part = losses[win * level : (win + 1) * level]
+        assert (n, known) == (level, np.isfinite(part).sum())
+        assert mean == pytest.approx(np.nanmean(part))
+        assert (low, high) == (np.nanmin(part), np.nanmax(part))
+
+
+def test_a_restarted_writer_goes_on_with_the_windows(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    for first in range(1, 9001, 450):
+        store = StoreWriter(run.db_path)
+        begin(store)
+        store.commit(1, steps(first, first + 449))
+        store.commit(1, steps(first, first + 449))  # twice: as after a lost cursor
+        store.close()
+    with RunStore(run) as history:
+        assert [row.step for row in history.export(["train/loss"])] == list(range(1, 9001))
+        counts = history._connection.execute(
+            "SELECT n, count(*) FROM step_windows WHERE level = 64 GROUP BY n ORDER BY n"
+        ).fetchall()
+    assert counts == [(63, 1), (64, 139)]
+
+
+def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    store.commit(1, steps(1, 1000))
+    begin(store, 2, resumed_step=600)
+    with RunStore(run) as history:
+        assert len(list(history.export(["train/loss"]))) == 1000, "nothing was redone yet"
+    store.commit(2, steps(601, 700, factor=10.0))
+    begin(store, 3, resumed_step=650)
+    store.commit(3, steps(651, 660, factor=100.0))
+    store.close()
+    with RunStore(run) as history:
+        rows = list(history.export(["train/loss"]))
+        curve = history.curve("train/loss")
+    assert [row.step for row in rows] == list(range(1, 661))
+    assert [rows[i - 1].value for i in (600, 601, 650, 651)] == [600, 6010, 6500, 65100]
+    np.testing.assert_array_equal(curve.mean, [row.value for row in rows])
+
+
+def test_ranks_are_kept_apart_and_can_be_averaged(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    for rank in range(3):
+        store.commit(1, steps(1, 200, rank=rank, factor=float(rank)))
+    store.close()
+    with RunStore(run) as history:
+        assert history.curve("train/loss", rank=2).mean[-1] == 400.0
+        together = history.curve("train/loss", rank=None)
+        assert len(history.curve("train/loss", rank=7)) == 0
+    assert (together.low[-1], together.mean[-1], together.high[-1]) == (0.0, 200.0, 400.0)
+
+
+def test_the_users_metric_of_that_name_wins(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    store.commit(1, steps(1, 10))
+    assert RunStore(run).metric_names() == ["train/loss"]
+    logged = [(0, 100 + s, "train/loss", s, 0, 5.0, -1.0) for s in (2, 4)]
+    store.commit(1, Batch(samples=[*logged, (0, 200, "val/acc", 4, 0, 5.0, 0.5)]))
+    store.close()
+    with RunStore(run) as history:
+        assert history.metric_names() == ["train/loss", "val/acc"]
+        assert [row.value for row in history.export(["train/loss"])] == [-1.0, -1.0]
+        assert list(history.curve("step/loss").mean) == list(range(1, 11))
+        assert len(history.curve("no/such/metric")) == 0
+
+
+def test_a_loss_that_is_not_a_number_is_a_gap_and_infinity_is_kept(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    rows = [(0, s, step_row(s, v)) for s, v in enumerate((1.0, math.nan, math.inf, 2.0))]
+    store.commit(1, Batch(steps=rows))
+    store.close()
+    with RunStore(run) as history:
+        curve = history.curve("train/loss")
+        assert [row.step for row in history.export(["train/loss"])] == [0, 2, 3]
+    assert np.isnan(curve.mean[1])
+    assert np.isinf(curve.mean[2])

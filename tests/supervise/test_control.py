@@ -1,0 +1,146 @@
+"""The control socket: who may speak, how fast it answers, what it makes of nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ltui.training.run.snapshot import RunSnapshot, RunState
+from ltui.training.supervise.control import ControlServer
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ControlServer]:
+    path = tmp_path / "control.sock"
+    started = ControlServer(path, path, _handle)
+    yield started
+    started.close()
+    assert not path.exists()
+
+
+def _handle(order: dict[str, object]) -> dict[str, object]:
+    if order["cmd"] == "refuse":
+        raise ValueError("not now.")
+    return {"ok": True, "echo": order}
+
+
+def _ask(path: Path, data: bytes) -> list[dict[str, object]]:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(5)
+        link.connect(str(path))
+        link.sendall(data)
+        link.shutdown(socket.SHUT_WR)
+        with link.makefile("rb") as file:
+            return [json.loads(line) for line in file]
+
+
+def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    lines = [
+        b'{"cmd": "ping"}',
+        b'{"cmd": "status"}',
+        b"{",
+        b"[1]",
+        b'{"cmd": "refuse"}',
+        b'{"cmd": 1}',
+    ]
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(5)
+        link.connect(str(path))
+        link.sendall(b"\n".join(lines) + b"\n")
+        with link.makefile("rb") as file:
+            answers = [json.loads(file.readline()) for _ in lines]
+    assert [answer["ok"] for answer in answers] == [True, False, False, False, False, True]
+    assert answers[0]["pid"] == os.getpid()
+    assert answers[4]["error"] == "not now."
+
+
+def test_only_the_latest_snapshot_is_told(server: ControlServer, tmp_path: Path) -> None:
+    for step in range(3):
+        server.publish(RunSnapshot(id="a", name="a", state=RunState.RUNNING, global_step=step))
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(5)
+        link.connect(str(tmp_path / "control.sock"))
+        link.sendall(b'{"cmd": "status"}\n')
+        with link.makefile("rb") as file:
+            answer = json.loads(file.readline())
+    assert answer["snapshot"]["global_step"] == 2
+
+
+def test_a_slow_reader_holds_nobody_up(server: ControlServer, tmp_path: Path) -> None:
+    path = str(tmp_path / "control.sock")
+    big = RunSnapshot(id="a", name="n" * 3_000_000, state=RunState.RUNNING)
+    server.publish(big)
+    with socket.socket(socket.AF_UNIX) as sleeper, socket.socket(socket.AF_UNIX) as link:
+        sleeper.connect(path)
+        sleeper.sendall(b'{"cmd": "status"}\n')
+        link.settimeout(5)
+        link.connect(path)
+        link.sendall(b'{"cmd": "ping"}\n')
+        with link.makefile("rb") as file:
+            assert json.loads(file.readline())["ok"]
+        sleeper.settimeout(5)
+        with sleeper.makefile("rb") as file:
+            assert len(json.loads(file.readline())["snapshot"]["name"]) == 3_000_000
+
+
+def test_an_endless_request_is_cut_off(server: ControlServer, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(5)
+        link.connect(str(tmp_path / "control.sock"))
+        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe
+            for _ in range(1000):
+                link.sendall(b"x" * 65536)
+
+
+def test_the_socket_is_the_users_alone(server: ControlServer, tmp_path: Path) -> None:
+    assert stat.S_IMODE((tmp_path / "control.sock").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(server: ControlServer, tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    path.chmod(0o666)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == 0 and str(folder).startswith("/tmp/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            link = socket.socket(socket.AF_UNIX)
+            link.settimeout(5)
+            link.connect(str(path))
+            link.sendall(b'{"cmd": "ping"}\n')
+            os.write(write_end, b"answer:" + link.recv(100))
+        except OSError as error:
+            os.write(write_end, f"error:{type(error).__name__}".encode())
+        os._exit(0)
+    os.close(write_end)
+    os.waitpid(child, 0)
+    with os.fdopen(read_end, "rb") as file:
+        said = file.read()
+    assert said in (b"answer:", b"error:BrokenPipeError", b"error:ConnectionResetError"), said
+
+
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    server = ControlServer(path, path, _handle)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(5)
+        link.connect(str(path))
+    server.close()
+    assert threading.active_count() < 20
+    assert sys.getrefcount(server) < 10

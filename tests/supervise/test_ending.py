@@ -1,0 +1,142 @@
+"""The sentence that says how a run ended, from what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ltui.training.queue.records import Outcome, Phase, PulseState
+from ltui.training.run.fold import Fold, FoldedEvent, RankFold
+from ltui.training.run.snapshot import CheckpointInfo, RunState
+from ltui.training.supervise.elastic import last_error_line, worker_failures
+from ltui.training.supervise.ending import Facts, ending
+from ltui.training.supervise.marks import EngineExit
+
+ELASTIC_LOG = """\
+W1121 torch/distributed/elastic/multiprocessing/api.py:1000] Sending process 4301 closing signal
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+/bin/sh FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_04:20:00
+  host      : vm
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 4300)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_04:19:59
+  host      : vm
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 4301)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 4301
+============================================================
+"""
+
+
+def _pulse(rank: int, outcome: Outcome = Outcome.RUNNING, changed: float = 1.0) -> PulseState:
+    return PulseState(
+        pid=100 + rank, start_ticks=1, rank=rank, local_rank=rank, world_size=2,
+        phase=Phase.FORWARD, epoch=0, batch=0, global_step=7, changed_ns=0,
+        changed_wall_s=changed, outcome=outcome, decision_done=0, collective_enqueued=-1,
+        collective_completed=-1, telemetry_ok=True, restarts=0,
+    )  # fmt: skip
+
+
+def _raised(rank: int, t: float, name: str, message: str) -> RankFold:
+    fields: dict[str, Any] = {"type": name, "message": message, "t": t, "step": 7}
+    event = FoldedEvent(rank=rank, t_ns=0, kind="exception", text=message, fields=fields)
+    return RankFold(rank=rank, exception=event)
+
+
+def _facts(**changes: Any) -> Facts:
+    facts = Facts(
+        exit=EngineExit(exit_code=1),
+        pulses={0: _pulse(0), 1: _pulse(1)},
+        global_step=7,
+    )
+    return replace(facts, **changes)
+
+
+def test_torch_elastic_says_who_failed_first() -> None:
+    failures = worker_failures(f"earlier output\n{ELASTIC_LOG}")
+    assert [(f.rank, f.exit_code, f.first) for f in failures] == [(0, 1, False), (1, -9, True)]
+    assert worker_failures("nothing of the kind") == []
+
+
+def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
+    victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:3")
+    found = ending(
+        _facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=Fold(ranks={0: victim}))
+    )
+    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+    assert found.detail.startswith("rank 1 was killed by SIGKILL")
+    assert found.detail.endswith("at step 7")
+
+
+def test_without_an_agent_the_silent_rank_is_the_cause() -> None:
+    victim = _raised(0, 5.0, "RuntimeError", "Connection reset by peer")
+    found = ending(_facts(fold=Fold(ranks={0: victim})))
+    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+
+
+def test_the_real_exception_wins_over_those_it_caused() -> None:
+    ranks = {
+        0: _raised(0, 4.0, "RuntimeError", "[gloo] Socket timeout"),
+        1: _raised(1, 5.0, "IndexError", "index 9 is out of bounds\nfor axis 0"),
+    }
+    found = ending(_facts(fold=Fold(ranks=ranks)))
+    assert found.state is RunState.FAILED
+    assert found.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
+
+
+def test_ends_that_are_no_failure() -> None:
+    well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
+    assert ending(_facts(exit=EngineExit(exit_code=0), pulses=well)).state is RunState.FINISHED
+    left = {r: _pulse(r, Outcome.STOPPED) for r in (0, 1)}
+    whole = CheckpointInfo(path="p", global_step=7, ok=True, saved_at=1.0)
+    stopped = ending(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(whole,)))
+    assert stopped.detail == "stopped at step 7, checkpoint verified"
+    broken = replace(whole, ok=False)
+    stopped = ending(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(broken,)))
+    assert stopped.detail == "stopped at step 7, no checkpoint was saved"
+    plain = ending(Facts(exit=EngineExit(exit_code=0), foreign=True))
+    assert (plain.state, plain.detail) == (RunState.FINISHED, "exit code 0")
+
+
+def test_an_end_before_training_ended_says_so() -> None:
+    found = ending(_facts(exit=EngineExit(exit_code=0)))
+    assert "exit code 0, but rank 0 had not ended its training" in found.detail
+
+
+def test_signals_as_shells_tell_them() -> None:
+    found = ending(Facts(exit=EngineExit(exit_code=137), foreign=True))
+    assert (found.state, "SIGKILL" in found.detail) == (RunState.CRASHED, True)
+    asked = ending(Facts(exit=EngineExit(exit_code=143), foreign=True, stop_requested=True))
+    assert asked.state is RunState.STOPPED
+
+
+def test_a_command_that_could_not_start() -> None:
+    found = ending(Facts(exit=EngineExit(exit_code=127, error="x could not be started: no")))
+    assert (found.state, found.detail) == (RunState.FAILED, "x could not be started: no")
+
+
+def test_nobody_saw_it() -> None:
+    assert ending(_facts(exit=None)).state is RunState.LOST
+    assert "the machine was restarted" in ending(_facts(exit=None, rebooted=True)).detail
+    well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
+    assert ending(_facts(exit=None, pulses=well)).state is RunState.FINISHED
+    assert ending(_facts(exit=None, keeper_died=True)).state is RunState.CRASHED
+
+
+def test_the_line_that_says_most() -> None:
+    log = "a\nTraceback\nValueError: bad\nbye\n\n"
+    assert last_error_line(log) == "ValueError: bad"
+    assert last_error_line("one\ntwo\n") == "two"
+    assert last_error_line("") is None
