@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from board import Board
+
+from tests.widgets.board import Board
 
 
 @pytest.mark.parametrize(
