@@ -26,7 +26,8 @@ time.sleep(2.5)  # opening is over, the first rates are in
 before = time.process_time(), time.monotonic(), sampler._door.calls
 time.sleep(float(sys.argv[1]))
 after = time.process_time(), time.monotonic(), sampler._door.calls
-print((after[0] - before[0]) / (after[1] - before[1]), (after[2] - before[2]) / (after[1] - before[1]))
+spent, span, calls = (b - a for a, b in zip(before, after))
+print(spent / span, calls / span)
 """
 
 _HANGING = """
