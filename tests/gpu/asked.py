@@ -15,6 +15,8 @@ from typing import Any
 import pynvml as nvml
 
 from ltui.training.gpu import sampler as sampling
+from ltui.training.gpu.run_gpus import RunGpus
+from ltui.training.run.snapshot import RankSnapshot, RankState
 
 
 def gpu(index: int) -> Any:
@@ -34,6 +36,7 @@ def main() -> None:
     period_s = float(sys.argv[1])
     sampling.REOPEN_S = sampling.LOOK_EVERY_S = 0.2
     known = {"nvml": nvml, "gpu": gpu, "refused": refused, "os": os, "kept": {}}
+    known |= {"RunGpus": RunGpus, "RankSnapshot": RankSnapshot, "RankState": RankState}
     if period_s:
         known["sampler"] = sampling.GpuSampler(period_s=period_s, slow_every=2)
     for line in sys.stdin:
