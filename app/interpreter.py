@@ -116,7 +116,7 @@ def look(
         raise ProblemError(
             Problem(
                 where=python,
-                what=f"it does not work as a Python interpreter ({why}).",
+                what=f"it does not work as a Python of 3.10 or newer ({why}).",
                 remedy="Name another one with --python.",
             )
         ) from error

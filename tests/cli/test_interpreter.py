@@ -53,7 +53,7 @@ def test_what_is_no_program_is_refused(named: str) -> None:
 
 
 def test_a_program_that_is_no_python_is_refused() -> None:
-    with pytest.raises(ProblemError, match="does not work as a Python interpreter"):
+    with pytest.raises(ProblemError, match="does not work as a Python"):
         look("/bin/true", ["torch"])
 
 
