@@ -74,6 +74,8 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
             return f"{name} is {snapshot.state.value}: there is nothing to resume"
         if snapshot.state is RunState.FINISHED:
             return f"{name} has finished: there is nothing to resume"
+        if all(checkpoint.ok is False for checkpoint in snapshot.checkpoints):
+            return f"{name} left no good checkpoint: start it again as a new run"
         return None
     if not live:
         return f"{name} has ended: there is nothing to {WORDS[action]}"

@@ -322,7 +322,9 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
         lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
     elif bad and not frame.endings:
         lines += [
-            _cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD) for r in run.ranks if r.note
+            _cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD)
+            for r in run.ranks
+            if r.note and (r.state is RankState.DEAD or r.exit_code)
         ][:2]
     checkpoint = good_checkpoint(run.checkpoints)
     if checkpoint is None:

@@ -235,7 +235,7 @@ class RunScreen(Screen[None]):
         quiet = translate.silence(frame)
         waited = None if frame.curves else int(frame.now)
         figures = (charts.throughput_figures(frame), frame.snapshot.metrics)
-        key = (frame.curves_version, self.settings, quiet, figures, waited)
+        key = (frame.curves_version, self.settings, quiet, figures, waited, frame.snapshot.state)
         if self._drawn.get(name) == key:
             return
         drawn_at = self._charts_drawn.get(name, 0.0)

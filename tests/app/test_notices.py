@@ -1,0 +1,77 @@
+"""Sentences about what happened, and about what can't be done now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from frames import snapshot
+from ltui.app.notices import CONTROLS, farewell, happened, refusal
+from ltui.app.screens.run import key_hints, kill_question
+from ltui.training.run.snapshot import LIVE, CheckpointInfo, RunState
+
+
+def sentences(before: object, now: object) -> list[str]:
+    return [text.replace("\u2009", " ") for text, _ in happened(before, now)]  # type: ignore[arg-type]
+
+
+def test_nothing_is_said_of_the_first_look_or_of_no_change() -> None:
+    assert sentences(None, snapshot()) == []
+    assert sentences(snapshot(), snapshot()) == []
+
+
+def test_changes_are_said_with_their_step() -> None:
+    run = snapshot()
+    paused = replace(run, state=RunState.PAUSED)
+    assert sentences(run, paused) == ["paused at step 1 204"]
+    assert sentences(paused, run) == ["continued at step 1 204"]
+    stopped = replace(run, state=RunState.STOPPED, detail=None)
+    assert sentences(run, stopped) == ["stopped at step 1 204"]
+    assert sentences(run, replace(stopped, detail="stopped at step 7, checkpoint verified")) == [
+        "stopped at step 7, checkpoint verified"
+    ]
+    assert sentences(stopped, replace(run, attempt=3)) == ["attempt 3 started from step 1 204"]
+
+
+def test_a_failure_is_said_as_an_error() -> None:
+    (said,) = happened(snapshot(), snapshot(state=RunState.CRASHED, detail="rank 1 was killed"))
+    assert said == ("rank 1 was killed", "error")
+
+
+def test_only_a_checkpoint_that_was_asked_for_is_said() -> None:
+    asked = CheckpointInfo(path="/c/9", global_step=1204, ok=True, reason="request")
+    periodic = CheckpointInfo(path="/c/8", global_step=1200, ok=True, reason="periodic")
+    run = snapshot()
+    now = replace(run, checkpoints=(*run.checkpoints, periodic, asked))
+    assert sentences(run, now) == ["checkpoint saved at step 1 204, verified"]
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_every_control_is_either_offered_or_refused_with_a_sentence(state: RunState) -> None:
+    run = snapshot(state=state)
+    for action in CONTROLS:
+        why = refusal(run, action, readonly=False)
+        offered = any(h.action == f"screen.{action}" for h in key_hints(run, readonly=False))
+        assert offered == (why is None)
+        assert refusal(run, action, readonly=True) is not None
+    assert (refusal(run, "resume", readonly=False) is None) == (
+        state not in LIVE and state is not RunState.FINISHED
+    )
+
+
+def test_without_a_good_checkpoint_there_is_nothing_to_resume() -> None:
+    bad = CheckpointInfo(path="/c/1", global_step=1, ok=False)
+    for checkpoints in ((), (bad,)):
+        run = snapshot(state=RunState.CRASHED, checkpoints=checkpoints)
+        assert "no good checkpoint" in str(refusal(run, "resume", readonly=False))
+
+
+def test_a_kill_names_what_is_lost() -> None:
+    assert "204 steps since then are lost" in kill_question(snapshot())
+    assert "everything it has learned is lost" in kill_question(snapshot(checkpoints=()))
+
+
+def test_leaving_a_live_run_names_the_way_back() -> None:
+    assert "ltui attach brave-owl-3f2a" in farewell(snapshot())
+    assert farewell(snapshot(state=RunState.STOPPED, detail="stopped")) == "brave-owl: stopped"
