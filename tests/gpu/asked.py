@@ -35,6 +35,7 @@ def refused(function: Callable[..., Any], *arguments: Any) -> str | None:
 def main() -> None:
     period_s = float(sys.argv[1])
     sampling.REOPEN_S = sampling.LOOK_EVERY_S = 0.2
+    sampling.OPENING_S = 3.0
     known = {"nvml": nvml, "gpu": gpu, "refused": refused, "os": os, "kept": {}}
     known |= {"RunGpus": RunGpus, "RankSnapshot": RankSnapshot, "RankState": RankState}
     if period_s:

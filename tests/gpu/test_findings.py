@@ -67,6 +67,13 @@ def test_low_power_while_the_steps_go_on_is_no_hung_collective():
     assert "small kernels" in text
 
 
+def test_nothing_is_claimed_of_a_rank_that_tells_nothing():
+    waiting = replace(HEALTHY, power_w=71.0, utilisation_percent=100.0)
+    silent = tuple(RankSnapshot(rank=rank) for rank in range(2))
+    (text,) = Clock(silent).see(waiting, seconds=30)
+    assert text.endswith("kernels wait, or do little work")
+
+
 def test_a_single_rank_waits_in_no_collective():
     waiting = replace(HEALTHY, power_w=71.0, utilisation_percent=100.0)
     (text,) = Clock(STALLED[:1]).see(waiting, seconds=30)

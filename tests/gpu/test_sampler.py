@@ -218,7 +218,7 @@ def test_a_process_ends_while_the_driver_hangs(under):
 def test_opening_the_driver_hangs(under):
     gpus = under("gpus 1 h100\nhang - Init forever\n", sampling=True)
     view = gpus.view_when(lambda v: v.not_answering_s is not None)
-    assert view.note.startswith("driver not answering since 2 s (Init)")
+    assert view.note.startswith("driver not answering since 3 s (Init)")
     assert view.readings == ()
     gpus.steer("gpus 1 h100\n")
     gpus.view_when(complete(1))

@@ -26,11 +26,14 @@ from ltui.training.gpu.slice import Slice, slices_of
 
 NOT_ANSWERING_S = 2.0
 """A driver call older than this is said to hang."""
+OPENING_S = 10.0
+"""The same for opening the driver, which takes seconds on machines with many GPUs."""
 REOPEN_S = 15.0
 """Pause before a driver that could not be opened, or has gone, is opened again."""
 LOOK_EVERY_S = 30.0
 """From one look for new MIG slices, and for GPUs that were refused, to the next."""
 MOST_XIDS = 256
+OPENING = "Init"
 NOT_READ_YET = "GPUs not read yet"
 NO_DRIVER = "no NVIDIA driver on this machine"
 NO_GPU = "the NVIDIA driver shows no GPU"
@@ -77,7 +80,7 @@ class GpuSampler:
         readings = tuple(sorted(self._latest.copy().values(), key=lambda r: r.index))
         call = self._door.in_flight
         age_s = 0.0 if call is None else time.monotonic() - call.began
-        if call is None or age_s < NOT_ANSWERING_S:
+        if call is None or age_s < (OPENING_S if call.call == OPENING else NOT_ANSWERING_S):
             return GpuView(readings=readings, note=self._note)
         return GpuView(
             readings=tuple(_not_answering(reading, call, age_s) for reading in readings),
@@ -119,7 +122,7 @@ class GpuSampler:
             self._stopping.wait(REOPEN_S)
 
     def _open(self) -> None:
-        self._door.call("Init", None, pynvml.nvmlInit)
+        self._door.call(OPENING, None, pynvml.nvmlInit)
         count = self._door.call("DeviceGetCount", None, pynvml.nvmlDeviceGetCount)
         self._events = self._new_event_set()
         self._latest = {}

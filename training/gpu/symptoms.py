@@ -114,16 +114,14 @@ def _waiting(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[Sy
 
 def _why(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> str:
     """A collective that waits and a stream of tiny kernels look alike here; the ranks tell."""
-    still = any(
-        ranks[rank].state in (RankState.STALLED, RankState.WAITING)
-        for rank in gpu.ranks
-        if rank in ranks
-    )
-    if still and len(ranks) > 1:
+    states = {ranks[rank].state for rank in gpu.ranks if rank in ranks}
+    if not states & {RankState.STALLED, RankState.WAITING}:
+        if RankState.OK in states:
+            return "little work: small kernels, or short waits between them"
+        return "kernels wait, or do little work"
+    if len(ranks) > 1:
         return "kernels wait in a collective"
-    if still:
-        return "a kernel runs that does next to nothing"
-    return "little work: small kernels, or short waits between them"
+    return "a kernel runs that does next to nothing"
 
 
 def _held_down(gpu: GpuSnapshot) -> Iterator[Symptom]:

@@ -752,13 +752,14 @@ API int nvmlGpmSampleGet(void *handle, struct gpm_sample *sample) {
 }
 
 API int nvmlGpmMigSampleGet(void *handle, unsigned gpu_instance, struct gpm_sample *sample) {
-  struct handle *place = handle;
+  int found = 0;
+  pthread_mutex_lock(&lock);
   for (int slot = 1; script && slot < SLOTS; slot++) {
-    const struct device *part = &script->devices[place->gpu][slot];
-    if (part->present && part->gpu_instance == gpu_instance)
-      return take_sample(handle, "GpmMigSampleGet", slot, sample);
+    const struct device *part = &script->devices[((struct handle *)handle)->gpu][slot];
+    if (part->present && part->gpu_instance == gpu_instance) found = slot;
   }
-  return INVALID_ARGUMENT;
+  pthread_mutex_unlock(&lock);
+  return found ? take_sample(handle, "GpmMigSampleGet", found, sample) : INVALID_ARGUMENT;
 }
 
 static const struct {
