@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:  #
     whole = fold(Fold(), 0, records).ranks[0]
     state = Fold()
     edges = [0, *sorted(cuts), len(records)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         state = fold(state, 0, records[begin:end])
     split = state.ranks[0]
     assert repr(split.total) == repr(whole.total)

@@ -86,8 +86,8 @@ def beton_batches(
     )
 
     def open_batches(order: list[int]) -> Iterator[Any]:
-        # In sequential order FFCV goes through `indices` as they stand; so any order will do.
-        loader.indices = np.array(order, dtype=np.uint64)
+        # "Sequential" is the order of these indices as they stand, whatever it is.
+        loader.traversal_order.indices = np.array(order, dtype=np.uint64)
         batches = iter(loader)
         try:
             yield from batches

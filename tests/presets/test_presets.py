@@ -1,0 +1,100 @@
+"""Every shipped preset: it loads, checks clean, and its classes exist and take its arguments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ltui.training.run.devices import Machine
+from ltui.training.run.document import get
+from ltui.training.run.form import apply_form, field_texts
+from ltui.training.run.presets import build_spec, check_preset, load_preset, shipped_names
+from ltui.training.run.spec import RunSpec
+from ltui.training.run.trainer_args import TRAINER_ARGUMENTS
+
+MACHINES = (Machine(gpus=0, cores=2), Machine(gpus=1, cores=8), Machine(gpus=8, cores=64))
+
+
+def _spec(name: str, machine: Machine, *overrides: str) -> RunSpec:
+    return build_spec(
+        load_preset(name),
+        overrides,
+        id="i",
+        name="n",
+        cwd="/",
+        python=sys.executable,
+        created_at=0,
+        machine=machine,
+    )
+
+
+def test_quickstart_comes_first() -> None:
+    assert shipped_names()[0] == "quickstart"
+    assert "cifar10-cnn" in shipped_names()
+
+
+@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.gpus}gpu")
+def test_a_preset_checks_clean_everywhere(name: str, machine: Machine) -> None:
+    preset = load_preset(name)
+    assert check_preset(preset, (), machine) == []
+    assert _spec(name, machine).nproc == (machine.gpus or 2)
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_presets_form_is_whole(name: str) -> None:
+    preset = load_preset(name)
+    assert preset.about
+    assert preset.tags
+    assert preset.knobs
+    missing = object()
+    for knob in preset.knobs:
+        assert get(preset.document, knob.key, missing) is not missing, knob.key
+    result = apply_form(preset, field_texts(preset), MACHINES[0])
+    assert result.problems == ()
+    assert result.overrides == ()
+
+
+def _ask(program: str, argument: Any) -> Any:
+    """What a fresh interpreter prints, as torch stays out of this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(argument)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+_LOOK = """
+import importlib, inspect, json, sys
+from lightning.pytorch import Trainer
+found = {}
+for path, arguments in json.loads(sys.argv[1]):
+    module, _, name = path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    inspect.signature(cls).bind(**arguments)
+    found[path] = [base.__name__ for base in cls.__mro__]
+names = list(inspect.signature(Trainer).parameters)
+print(json.dumps({"classes": found, "trainer": names}))
+"""
+
+
+def test_classes_and_trainer_arguments_are_the_real_ones() -> None:
+    uses: list[tuple[str, Mapping[str, Any]]] = []
+    for name in shipped_names():
+        document = load_preset(name).document
+        uses += [(document[k]["class_path"], document[k]["init_args"]) for k in ("model", "data")]
+    seen = _ask(_LOOK, uses)
+    for path, _ in uses:
+        base = "LightningModule" if ".models." in path else "LightningDataModule"
+        assert base in seen["classes"][path]
+    # Versions of Lightning differ by an argument or two; none may be unknown to the checker.
+    assert set(seen["trainer"]) <= set(TRAINER_ARGUMENTS)
+    assert len(TRAINER_ARGUMENTS) - len(seen["trainer"]) <= 2
