@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from ltui.training.run.devices import Machine
+
+DRIVER_S = 5.0
+"""A driver that has not answered by then hangs, as it does after a GPU fell off the bus."""
+
+_Answer = TypeVar("_Answer")
 
 
 def this_machine(environment: Mapping[str, str]) -> Machine:
     """GPUs that a run would see, and usable cores."""
-    return Machine(gpus=visible_gpus(gpu_count(), environment), cores=usable_cores())
+    count = within(DRIVER_S, gpu_count)
+    return Machine(gpus=visible_gpus(count, environment), cores=usable_cores())
+
+
+def within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | None:
+    """What ``ask`` returns; None where it does not in time, and its thread is left behind."""
+    answers: list[_Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), name="driver", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
 
 
 def usable_cores() -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.interpreter import NEEDED, Findings, choose_python, install_command, look, version_of
-from ltui.app.machine import usable_cores
+from ltui.app.machine import DRIVER_S, usable_cores, within
 from ltui.app.summary import columns
 from ltui.training.problem import ProblemError
 from ltui.training.store.home import ltui_home
@@ -47,7 +47,7 @@ class Finding:
 
 def examine(options: Namespace) -> int:
     """``ltui doctor``."""
-    findings = [*_ltui(), *_interpreter(), *_gpu(), *_machine(), *_terminal()]
+    findings = [*_ltui(), *_interpreter(), *_gpus(), *_machine(), *_terminal()]
     healthy = all(finding.ok for finding in findings if finding.needed)
     if options.json:
         fields = ("what", "value", "ok", "needed", "remedy")
@@ -123,6 +123,11 @@ def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) ->
     if module == "ffcv":
         remedy += "   (first: apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++)"
     return Finding(module, use, False, remedy, needed=purpose is None)
+
+
+def _gpus() -> list[Finding]:
+    silent = Finding("GPU", "the driver does not answer", False, "Look at: dmesg | grep -i nvrm")
+    return within(DRIVER_S, _gpu) or [silent]
 
 
 def _gpu() -> list[Finding]:

@@ -1,0 +1,104 @@
+"""What is said of the GPUs, with a stand-in for the driver that tells what a script says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltui.app.machine import visible_gpus, within
+from ltui.training.gpu import stand_in
+from tests.cli.conftest import Ltui
+
+Simulate = Callable[[str], dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if stand_in.compiler() is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("nvml")
+    stand_in.build(folder)
+    return folder
+
+
+@pytest.fixture
+def simulate(library: Path, tmp_path: Path) -> Simulate:
+    """``simulate("gpus 2 h100")`` is the environment of a program that sees those GPUs."""
+
+    def environment(script: str) -> dict[str, str]:
+        path = tmp_path / "gpus"
+        path.write_text(script)
+        return stand_in.environment(library, path)
+
+    return environment
+
+
+def gpu_findings(ltui: Ltui, env: dict[str, str]) -> list[dict[str, Any]]:
+    report = json.loads(ltui("doctor", "--json", env=env).stdout)
+    return [f for f in report["findings"] if f["what"].startswith("GPU")]
+
+
+def test_the_doctor_lists_gpus(ltui: Ltui, simulate: Simulate) -> None:
+    driver, *gpus = gpu_findings(ltui, simulate("driver 575.1\ngpus 2 h100\n"))
+    assert driver["value"] == "575.1"
+    assert [gpu["what"] for gpu in gpus] == ["GPU 0", "GPU 1"]
+    assert "GiB free" in gpus[0]["value"]
+
+
+def test_the_doctor_says_why_the_driver_fails(ltui: Ltui, simulate: Simulate) -> None:
+    (gpu,) = gpu_findings(ltui, simulate("init LIB_RM_VERSION_MISMATCH\ngpus 1 h100\n"))
+    assert gpu["ok"] is False
+    assert "mismatch" in gpu["value"].lower()
+
+
+def test_a_driver_that_hangs_holds_nobody_up(ltui: Ltui, simulate: Simulate) -> None:
+    env = simulate("gpus 1 h100\nhang - DeviceGetCount forever\n")
+    (gpu,) = gpu_findings(ltui, env)
+    assert gpu["value"] == "the driver does not answer"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "visible", "said"),
+    [
+        (["trainer.devices=4"], None, "4 GPUs are more than exist: this machine has 2"),
+        (["trainer.devices=2"], "1", "2 GPUs are more than exist: this machine has 1"),
+        (["trainer.devices=[0, 5]"], None, "there is no GPU 5: this machine has 2"),
+    ],
+)
+def test_more_gpus_than_exist(
+    ltui: Ltui, simulate: Simulate, overrides: list[str], visible: str | None, said: str
+) -> None:
+    env = simulate("gpus 2 h100\n")
+    if visible is not None:
+        env["CUDA_VISIBLE_DEVICES"] = visible
+    words = [word for override in overrides for word in ("--set", override)]
+    done = ltui("run", "quickstart", "--detach", *words, env=env)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert ltui("runs", "--json").stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [
+        (None, 4),
+        ("", 0),
+        ("0,1", 2),
+        ("0,9,1", 1),
+        ("-1", 0),
+        ("GPU-aa,GPU-bb", 2),
+        ("MIG-aa", 1),
+    ],
+)
+def test_visible_devices(chosen: str | None, count: int) -> None:
+    environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    assert visible_gpus(4, environment) == count
+    assert visible_gpus(None, environment) is None
+
+
+def test_an_answer_in_time_is_given() -> None:
+    assert within(60.0, lambda: 3) == 3
