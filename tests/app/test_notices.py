@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from frames import snapshot
+
 from ltui.app.notices import CONTROLS, farewell, happened, refusal
 from ltui.app.screens.run import key_hints, kill_question
 from ltui.training.run.snapshot import LIVE, CheckpointInfo, RunState

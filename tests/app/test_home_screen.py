@@ -1,0 +1,269 @@
+"""Home driven by keys, on real presets and real run directories."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList, Static, TextArea
+
+from ltui.app.dashboard import LtuiApp
+from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.launch_form import KnobField, LaunchForm
+from ltui.app.screens.run import RunScreen
+from ltui.app.screens.runs_table import RunsTable
+from ltui.app.screens.yaml_edit import YamlScreen
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir
+
+LOCAL = """\
+trainer: {max_epochs: 3}
+model: {class_path: my.Model}
+ltui:
+  title: "[bold]mine[/bold]"
+  knobs: [{key: trainer.max_epochs, label: epochs, type: int, min: 1, max: 9}]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with one configuration that is fine and one that is not."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(LOCAL)
+    (folder / "broken.yaml").write_text("trainer: {\nmodel:\n")
+    (folder / "other.yaml").write_text("something: else\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def home(private_home: Path) -> Path:
+    (private_home / "runs").mkdir(parents=True)
+    return private_home
+
+
+def a_run(home: Path, run_id: str) -> RunDir:
+    run_dir = RunDir(home / "runs" / run_id)
+    for folder in (run_dir.path, run_dir.logs_dir(1), run_dir.queue_dir(1)):
+        folder.mkdir(parents=True)
+    run_dir.write_spec(
+        RunSpec(
+            id=run_id,
+            name=run_id[:-5],
+            created_at=time.time(),
+            cwd="/",
+            python="python3",
+            preset="quickstart",
+            config={"trainer": {}},
+        )
+    )
+    return run_dir
+
+
+async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        await pilot.pause(0.02)
+
+
+async def ready(pilot: Pilot[Any], app: LtuiApp) -> HomeScreen:
+    screen = app.screen
+    assert isinstance(screen, HomeScreen)
+    await until(pilot, lambda: screen.result is not None and bool(screen.query(RunsTable)))
+    return screen
+
+
+async def choose(pilot: Pilot[Any], screen: HomeScreen, name: str) -> None:
+    options = screen.query_one("#preset-list", OptionList)
+    options.highlighted = options.get_option_index(name)
+    await until(pilot, lambda: screen.preset is not None and screen.preset.name == name)
+    await until(pilot, lambda: screen.result is not None)
+
+
+def field(screen: HomeScreen, key: str) -> Input:
+    (found,) = [f for f in screen.query(KnobField) if f.knob.key == key]
+    return found.query_one(Input)
+
+
+def beside(screen: HomeScreen, key: str) -> str:
+    (found,) = [f for f in screen.query(KnobField) if f.knob.key == key]
+    return str(found.query_one(".beside", Static).content)
+
+
+async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        assert screen.preset is not None
+        assert screen.preset.name == "quickstart"
+        assert len(screen.query(KnobField)) >= 3
+        assert "Enter" in RunsTable.NOTE
+        options = screen.query_one("#preset-list", OptionList)
+        ids = [options.get_option_at_index(i).id for i in range(options.option_count)]
+        assert ids[0] == "quickstart"
+        assert "./mine.yaml" in ids
+        assert "./other.yaml" not in ids
+        assert "class_path" in str(screen.query_one("#yaml-text", Static).content)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50), (40, 10)])
+async def test_every_size_is_drawn(home: Path, place: Path, size: tuple[int, int]) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=size) as pilot:
+        screen = await ready(pilot, app)
+        assert screen.query_one("#tiny").display == (size == (40, 10))
+        assert screen.query_one("#yaml").display == (size == (160, 50))
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        assert not screen.query_one("#tiny").display
+
+
+async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        epochs = field(screen, "trainer.max_epochs")
+        epochs.value = "many"
+        await until(pilot, lambda: "whole number" in beside(screen, "trainer.max_epochs"))
+        epochs.value = "3"
+        await until(pilot, lambda: "✗" not in beside(screen, "trainer.max_epochs"))
+        assert screen.result is not None
+        assert "trainer.max_epochs=3" in screen.result.overrides
+        await until(
+            pilot, lambda: "max_epochs: 3" in str(screen.query_one("#yaml-text", Static).content)
+        )
+
+
+async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        field(screen, "trainer.max_epochs").focus()
+        await pilot.press("e", "c", "q", "slash")
+        assert app.screen is screen
+        assert field(screen, "trainer.max_epochs").value.endswith("ecq/")
+        await pilot.press("escape")
+        assert app.focused is screen.query_one("#preset-list")
+
+
+async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        field(screen, "trainer.max_epochs").value = "0"
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
+        assert any("trainer.max_epochs" in line for line in app.screen._lines)  # type: ignore[attr-defined]
+        await pilot.press("escape")
+        assert not list((home / "runs").iterdir())
+
+
+async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        await choose(pilot, screen, "./mine.yaml")
+        title = screen.query_one("#form").border_title
+        assert title is not None
+        assert "mine" in title
+        names = [name for name in screen.names if "broken" in name]
+        if names:
+            options = screen.query_one("#preset-list", OptionList)
+            options.highlighted = options.get_option_index(names[0])
+            await until(pilot, lambda: screen.preset is None)
+            await pilot.press("enter")
+            assert app.screen is screen
+
+
+async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        options = screen.query_one("#preset-list", OptionList)
+        await pilot.press("slash", *"digits")
+        assert options.option_count == 1
+        assert options.get_option_at_index(0).id == "quickstart"
+        await pilot.press("backspace", "x", "x", "x")
+        assert options.get_option_at_index(0).disabled
+
+
+async def test_the_configuration_can_be_edited(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        await choose(pilot, screen, "./mine.yaml")
+        await pilot.press("e")
+        await until(pilot, lambda: isinstance(app.screen, YamlScreen))
+        editor = app.screen.query_one(TextArea)
+        good = editor.text
+        editor.load_text(good.replace("max_epochs: 3", "max_epoch: 3"))
+        problems = app.screen.query_one("#yaml-problems", Static)
+        await until(pilot, lambda: "max_epochs" in str(problems.content))
+        await pilot.press("ctrl+s")
+        assert isinstance(app.screen, YamlScreen)
+        editor.load_text(good.replace("max_epochs: 3", "max_epochs: 5"))
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: app.screen is screen)
+        await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "5")
+
+
+async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, place: Path) -> None:
+    run_dir = a_run(home, "calm-fox-1a2b")
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table = screen.query_one(RunsTable)
+        await until(pilot, lambda: len(table.rows) == 1)
+        assert table.rows[0].name == "calm-fox"
+        await pilot.press("3", "enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await pilot.press("q")
+        await until(pilot, lambda: app.screen is screen)
+        if not screen.lines["calm-fox-1a2b"].live:
+            await pilot.press("delete")
+            await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await pilot.press("y")
+            await until(pilot, lambda: not table.rows)
+            assert not run_dir.path.exists()
+
+
+async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Path) -> None:
+    a_run(home, "calm-fox-1a2b")
+    a_run(home, "bad-bear-ffff").spec_path.write_text("version: 99\n")
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table = screen.query_one(RunsTable)
+        await until(pilot, lambda: len(table.rows) == 2)
+        (bad,) = [row for row in table.rows if row.id == "bad-bear-ffff"]
+        assert bad.state.text == "unreadable"
+        assert "newer" in bad.note.text
+
+
+async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) -> None:
+    run_dir = a_run(home, "calm-fox-1a2b")
+    app = LtuiApp(home, readonly=True)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
+        await pilot.press("enter", "3", "delete", "r")
+        await pilot.pause()
+        assert app.screen is screen
+        assert run_dir.path.exists()
+        assert any("--readonly" in n.message for n in app._notifications)
+
+
+async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        await choose(pilot, screen, "./mine.yaml")
+        assert "[bold]mine[/bold]" in screen.query_one("#form")._border_title.plain  # type: ignore[union-attr]
+        assert isinstance(screen.query_one("#launch-form"), LaunchForm)
