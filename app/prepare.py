@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ltui.app.class_paths import class_faults, class_uses
 from ltui.app.interpreter import (
     NEEDED,
     choose_python,
-    class_faults,
-    class_uses,
     lacking,
     look,
     needs_of,

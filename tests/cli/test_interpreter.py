@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ltui.app.class_paths import ClassUse, class_faults, class_uses, fits
 from ltui.app.interpreter import (
     NEEDED,
-    ClassUse,
     Findings,
     choose_python,
-    class_faults,
-    class_uses,
-    fits,
     lacking,
     look,
     needs_of,
