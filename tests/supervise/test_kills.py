@@ -88,6 +88,7 @@ def test_keeper_and_supervisor_at_once(runs: Runs) -> None:
     """Ranks of a foreign launcher outlive both; the next supervisor ends them."""
     run = runs.training()
     supervisor, keeper = true_snapshot(run).supervisor_pid, keeper_mark(run).pid
+    os.kill(keeper, signal.SIGSTOP)  # lest it starts another in between
     os.kill(supervisor, signal.SIGKILL)
     os.kill(keeper, signal.SIGKILL)
     alone = true_snapshot(run)

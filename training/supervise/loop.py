@@ -38,7 +38,7 @@ from ltui.training.supervise.recorder import Recorder
 from ltui.training.supervise.sweep import sweep
 from ltui.training.supervise.watch import QueueWatch, Sight
 
-TICK_S = 0.22
+TICK_S = 0.25
 READINGS_S = 1.0
 SNAPSHOT_S = 1.0
 _SILENT_S = 6.0
@@ -64,6 +64,8 @@ class Supervisor:
         self.spec = spec
         self.attempt = attempt
         self.keeper_process: subprocess.Popen[bytes] | None = None
+        self._keeper: ProcessMark | None = None
+        self._engine: ProcessMark | None = None
         self._store = store
         self._lock = lock
         self._adopted = adopted
@@ -162,7 +164,7 @@ class Supervisor:
         now_s = time.time()
         self._follow_orders()
         sight = self._look()
-        engine = engine_mark(self.run_dir, self.attempt)
+        engine = self._engine_mark()
         batch = self._read_machine(now_s, engine)
         self._intents.climb(time.monotonic(), self._pulses, engine, self._found)
         judgement = self._judge(sight)
@@ -340,8 +342,14 @@ class Supervisor:
     def _keeper_alive(self) -> bool:
         if self.keeper_process is not None:
             self.keeper_process.poll()
-        mark = keeper_mark(self.run_dir, self.attempt)
-        return mark is not None and mark.alive()
+        if self._keeper is None:
+            self._keeper = keeper_mark(self.run_dir, self.attempt)
+        return self._keeper is not None and self._keeper.alive()
+
+    def _engine_mark(self) -> ProcessMark | None:
+        if self._engine is None:
+            self._engine = engine_mark(self.run_dir, self.attempt)
+        return self._engine
 
     def _finish(self, end: EngineExit | None, keeper_died: bool) -> None:
         """Clean up, find out how it ended, and stay until that is written."""
@@ -350,7 +358,7 @@ class Supervisor:
             for p in self._pulses.values()
             if p is not None and p.pid > 0
         ]
-        engine = engine_mark(self.run_dir, self.attempt)
+        engine = self._engine_mark()
         left = sweep(self.run_dir, [*known, *([engine] if engine else [])])
         while self._look_last():
             pass
@@ -409,6 +417,7 @@ class Supervisor:
             ended_at=ended_at,
             elapsed_s=max(0.0, ended_at - self._started_at),
             eta_s=None,
+            throughput=replace(self._snapshot.throughput, samples_per_s=None, steps_per_s=None),
         )
         self._snapshot = _with_exits(snapshot, found, failures)
         self._server.publish(self._snapshot)
@@ -465,5 +474,14 @@ def _with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailu
     for rank in snapshot.ranks:
         code = codes.get(rank.rank, 0 if snapshot.exit_code == 0 else None)
         note = found.detail if rank.rank == found.first_failed_rank else rank.note
-        ranks.append(replace(rank, exit_code=code, note=note))
+        ranks.append(
+            replace(
+                rank,
+                exit_code=code,
+                note=note,
+                samples_per_s=None,
+                cpu_percent=None,
+                rss_bytes=None,
+            )
+        )
     return replace(snapshot, ranks=tuple(ranks))
