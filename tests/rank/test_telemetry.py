@@ -214,3 +214,23 @@ def test_samples_of(batch: Any, samples: float) -> None:
 @pytest.mark.parametrize("batch", [None, "text", [], {}, object()])
 def test_samples_unknown(batch: Any) -> None:
     assert math.isnan(samples_of(batch))
+
+
+def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> None:
+    from ltui.training.queue.writer import QueueWriter
+
+    run.queue_dir.mkdir(parents=True)
+    writer = QueueWriter.create(run.queue_dir / "rank-00000.queue", capacity_bytes=4096)
+    pulse = writer.pulse
+    pulse.set(phase=Phase.BATCH_END, global_step=7)
+    began = pulse.changed_ns
+    pulse.mark[1], pulse.mark[0] = began + 1_000_000_000, Phase.BACKWARD
+    seen = run.pulse()
+    assert (seen.phase, seen.global_step) == (Phase.BACKWARD, 7)
+    assert seen.changed_ns == began + 1_000_000_000
+    assert seen.changed_wall_s == pytest.approx(pulse.changed_wall_s + 1)
+    pulse.beat()
+    assert run.pulse().phase == Phase.BACKWARD
+    pulse.move(Phase.BATCH_END, began + 2_000_000_000)
+    assert run.pulse().phase == Phase.BATCH_END
+    writer.close()

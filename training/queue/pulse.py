@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from dataclasses import replace
 from struct import Struct
 from typing import Final
 
@@ -24,7 +25,9 @@ _CRC = Struct("<I")
 _BODY_BYTES = _HOT.size + _IDENTITY.size
 _SLOT_BYTES = 512
 """Room for fields to come; the rest of the page is unused."""
-PULSE_BYTES = 2 * _SLOT_BYTES
+_MARK_AT = 2 * _SLOT_BYTES
+_MARK = Struct("<qq")
+PULSE_BYTES = _MARK_AT + 64
 
 _PLACE = frozenset({"phase", "epoch", "batch", "global_step"})
 _COUNTERS = frozenset(
@@ -51,6 +54,7 @@ class PulseWriter:
         "decision_done",
         "epoch",
         "global_step",
+        "mark",
         "outcome",
         "telemetry_ok",
     )
@@ -58,6 +62,9 @@ class PulseWriter:
     def __init__(self, view: memoryview) -> None:
         """``view`` is the whole queue file, mapped and writable."""
         self._view: Final = view
+        at = PULSE_AT + _MARK_AT
+        self.mark: Final = view[at : at + _MARK.size].cast("q")
+        """(phase, since when in ns): store the time, then the phase. Released by ``mute``."""
         self._muted = False
         self._counter = 0
         self.current_phase: int = Phase.UNKNOWN
@@ -81,6 +88,13 @@ class PulseWriter:
             self.current_phase = phase
             self.changed_ns = now_ns
             self.changed_wall_s = time.time()
+        self._publish(now_ns)
+
+    def move(self, phase: int, now_ns: int) -> None:
+        """Enter ``phase`` at ``now_ns``; publish also what was set as attributes. Once a batch."""
+        self.current_phase = phase
+        self.changed_ns = now_ns
+        self.changed_wall_s = time.time()
         self._publish(now_ns)
 
     def set(self, **changes: int) -> None:
@@ -118,6 +132,7 @@ class PulseWriter:
     def mute(self) -> None:
         """Never write again: this process is a forked child of the rank."""
         self._muted = True
+        self.mark.release()
 
     def _publish(self, now_ns: int) -> None:
         if self._muted:
@@ -151,7 +166,21 @@ def parse_pulse(block: bytes) -> PulseState | None:
     """The newest whole slot of the pulse block; ``None`` where there is none (yet)."""
     slots = [_parse_slot(block, at) for at in (0, _SLOT_BYTES)]
     whole = [slot for slot in slots if slot is not None]
-    return max(whole, key=lambda slot: slot[0])[1] if whole else None
+    return _marked(max(whole, key=lambda slot: slot[0])[1], block) if whole else None
+
+
+def _marked(state: PulseState, block: bytes) -> PulseState:
+    """``state`` with the mark's phase where that was entered after ``state`` was published."""
+    phase, since_ns = _MARK.unpack_from(block, _MARK_AT)
+    if since_ns <= state.changed_ns or phase not in set(Phase):
+        return state
+    return replace(
+        state,
+        phase=Phase(phase),
+        changed_ns=since_ns,
+        changed_wall_s=state.changed_wall_s + (since_ns - state.changed_ns) / 1e9,
+        heartbeat_ns=max(since_ns, state.heartbeat_ns),
+    )
 
 
 def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:

@@ -181,8 +181,7 @@ class RankHooks:
         telemetry = self.telemetry
         if telemetry is not None:
             try:
-                telemetry.batch_begins(batch, batch_idx)
-                telemetry.metrics.send_if_due(trainer, telemetry.global_step)
+                telemetry.batch_begins(batch_idx)
             except Exception as error:  # noqa: BLE001
                 self.telemetry_failed(error)
 
@@ -209,7 +208,7 @@ class RankHooks:
         stepped = True
         if telemetry is not None:
             try:
-                telemetry.batch_ended(trainer, outputs, batch_idx)
+                telemetry.batch_ended(trainer, outputs, batch, batch_idx)
                 stepped = telemetry.stepped
                 self._part = 0
             except Exception as error:  # noqa: BLE001

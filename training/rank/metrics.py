@@ -16,7 +16,7 @@ import torch
 from ltui.training.queue.records import Kind
 from ltui.training.rank.channel import Channel
 
-EVERY_S = 0.1
+EVERY_NS = 100_000_000
 """At most ten records a second out of the training loop."""
 
 
@@ -26,16 +26,15 @@ class UserMetrics:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._seen: dict[str, torch.Tensor] = {}
-        self._due = 0.0
+        self.due_ns = 0
 
     def forget(self) -> None:
         self._seen = {}
 
-    def send_if_due(self, trainer: Any, global_step: int) -> None:
-        now = time.perf_counter()
-        if now >= self._due:
-            self._due = now + EVERY_S
-            self.send(trainer, global_step, self._channel.pulse.epoch)
+    def send_later(self, trainer: Any, global_step: int, epoch: int, now_ns: int) -> None:
+        """``send``, and not again before ``EVERY_NS`` are over (``due_ns``)."""
+        self.due_ns = now_ns + EVERY_NS
+        self.send(trainer, global_step, epoch)
 
     def send(self, trainer: Any, global_step: int, epoch: int) -> None:
         current = trainer._logger_connector._callback_metrics

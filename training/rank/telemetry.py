@@ -28,14 +28,25 @@ from ltui.training.rank.channel import Channel
 from ltui.training.rank.metrics import UserMetrics
 
 _NAN = math.nan
-_clock = time.perf_counter
-_MEMORY_EVERY_S = 0.5
+_clock = time.monotonic_ns
+_MEMORY_EVERY_NS = 500_000_000
 """torch builds a dictionary of a hundred entries to say how much memory is allocated."""
 
 _STEP, _METRICS = int(Kind.STEP), int(Kind.METRICS)
 _FETCH, _TRANSFER, _FORWARD = int(Phase.FETCH), int(Phase.TRANSFER), int(Phase.FORWARD)
 _BATCH_END = int(Phase.BATCH_END)
-_NO_TIME = [0.0] * len(Phase)
+_NO_TIME = [0] * len(Phase)
+
+
+class Clock:
+    """One hand: since when the rank has been in which phase, and what was spent in each, in ns."""
+
+    __slots__ = ("phase", "since", "spent", "step_began")
+
+    def __init__(self) -> None:
+        self.spent = list(_NO_TIME)
+        self.phase = _BATCH_END
+        self.since = self.step_began = _clock()
 
 
 class Telemetry:
@@ -48,17 +59,15 @@ class Telemetry:
         self.stepped = False
         """Whether the optimizer stepped in the batch that just ended."""
         self._pulse = channel.pulse
-        self._enter = channel.pulse.phase
+        self._mark = channel.pulse.mark
         self._put_row = channel.queue.put_row
-        self._spent = list(_NO_TIME)
-        self._phase = _BATCH_END
+        self.clock = Clock()
         self._before_fetch = _BATCH_END
-        self._mark = self._step_began = time.perf_counter()
         self._epoch = 0
-        self._samples = self._lr = _NAN
+        self._lr: Any = _NAN
         self._memory = self._memory_peak = _NAN
-        self._memory_due = 0.0
-        self._on_cuda = self._manual = False
+        self._memory_due = 0
+        self._on_cuda = False
         self._scaled_loss = True
         self._param_group: Mapping[str, Any] | None = None
         self._steps: Any = None
@@ -76,7 +85,6 @@ class Telemetry:
         )
         # In automatic optimization Lightning divides the loss by this before it hands it out.
         self._scaled_loss = automatic
-        self._manual = not automatic
         self._on_cuda = trainer.strategy.root_device.type == "cuda"
         optimizers = trainer.optimizers
         self._param_group = optimizers[0].param_groups[0] if optimizers else None
@@ -90,7 +98,8 @@ class Telemetry:
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
         def on_before_fetch() -> None:
-            self.fetch_begins()
+            self._before_fetch = self.clock.phase
+            self.turn(_FETCH)
             before()
 
         def on_after_fetch() -> None:
@@ -114,52 +123,46 @@ class Telemetry:
     def turn(self, phase: int) -> None:
         """Charge the time since the last mark to the phase that ends, and enter ``phase``."""
         now = _clock()
-        self._spent[self._phase] += now - self._mark
-        self._mark = now
-        self._phase = phase
-        self._enter(phase)
+        clock = self.clock
+        clock.spent[clock.phase] += now - clock.since
+        clock.since = now
+        clock.phase = phase
+        mark = self._mark
+        mark[1] = now
+        mark[0] = phase
 
     def restart_clock(self) -> None:
         """What happened since the last batch (validation, a pause, an epoch's end) is no part of a
         step."""
-        self._mark = self._step_began = time.perf_counter()
-        self._phase = _BATCH_END
-
-    def fetch_begins(self) -> None:
-        self._before_fetch = self._phase
-        self.turn(_FETCH)
+        self.clock.since = self.clock.step_began = _clock()
+        self.clock.phase = _BATCH_END
 
     def fetch_ended(self) -> None:
-        if self._before_fetch != _BATCH_END:
-            self.turn(self._before_fetch)  # a user's own iteration fetches inside training_step
-        elif self._on_cuda:
-            self.turn(_TRANSFER)
-        else:  # on CPU there is nothing to wait for, so it is worth no pulse
-            now = _clock()
-            self._spent[_FETCH] += now - self._mark
-            self._mark = now
-            self._phase = _TRANSFER
+        # A user's own iteration fetches inside training_step.
+        before = self._before_fetch
+        self.turn(_TRANSFER if before == _BATCH_END else before)
 
-    def batch_begins(self, batch: Any, batch_index: int) -> None:
-        self._pulse.batch = batch_index
+    def batch_begins(self, batch_index: int) -> None:
         self.turn(_FORWARD)
-        self._samples = samples_of(batch)
+        self._pulse.batch = batch_index
         group = self._param_group
         if group is not None:
-            lr = group["lr"]
-            # A tensor may stand on the device, and reading it would wait for it.
-            self._lr = lr if type(lr) is float else _host_float(lr)
+            self._lr = group["lr"]
 
-    def batch_ended(self, trainer: Any, outputs: Any, batch_index: int) -> None:
+    def batch_ended(self, trainer: Any, outputs: Any, batch: Any, batch_index: int) -> None:
         """The end of a batch: its row, then a look at the clocks of rarer things."""
         now = _clock()
-        spent = self._spent
-        spent[self._phase] += now - self._mark
-        self._mark = now
-        self._phase = _BATCH_END
+        clock = self.clock
+        spent = clock.spent
+        spent[clock.phase] += now - clock.since
+        metrics = self.metrics
+        if now >= metrics.due_ns:
+            # Lightning has put this batch's metrics nowhere yet: these are of the batch before.
+            metrics.send_later(trainer, self.global_step, self._epoch, now)
+        pulse = self._pulse
         step = self._steps.completed
         stepped = self.stepped = step != self.global_step
-        self.global_step = self._pulse.global_step = step
+        self.global_step = pulse.global_step = step
         loss = _NAN
         if type(outputs) is dict:
             tensor = outputs.get("loss")
@@ -173,30 +176,32 @@ class Telemetry:
                         self._note_loss(loss)
         if now >= self._memory_due:
             self._look_at_memory(now)
-        began, self._step_began = self._step_began, now
+        lr = self._lr
         self._put_row(
             (
                 step,
                 self._epoch,
                 batch_index,
-                self._samples,
+                samples_of(batch),
                 loss,
-                self._lr,
-                now - began,
-                spent[4],  # by Phase: fetch, forward, backward, optimizer
-                spent[6],
-                spent[7],
-                spent[8],
+                lr if type(lr) is float else host_float(lr),
+                (now - clock.step_began) * 1e-9,
+                spent[4] * 1e-9,  # by Phase: fetch, forward, backward, optimizer
+                spent[6] * 1e-9,
+                spent[7] * 1e-9,
+                spent[8] * 1e-9,
                 self._memory,
                 self._memory_peak,
                 time.time(),
                 1.0 if stepped else 0.0,
-                spent[5],  # transfer
+                spent[5] * 1e-9,  # transfer
             ),
             _STEP,
         )
+        clock.since = clock.step_began = now
+        clock.phase = _BATCH_END
         spent[:] = _NO_TIME
-        self._enter(_BATCH_END)
+        pulse.move(_BATCH_END, now)
 
     def _note_loss(self, loss: float) -> None:
         if not self._nonfinite_told:
@@ -216,8 +221,8 @@ class Telemetry:
         )
         queue.flush_staged()
 
-    def _look_at_memory(self, now: float) -> None:
-        self._memory_due = now + _MEMORY_EVERY_S if self._on_cuda else math.inf
+    def _look_at_memory(self, now: int) -> None:
+        self._memory_due = now + _MEMORY_EVERY_NS
         if self._on_cuda:
             self._memory = float(torch.cuda.memory_allocated())
             self._memory_peak = float(torch.cuda.max_memory_allocated())
@@ -255,7 +260,8 @@ def samples_of(batch: Any) -> float:
     return _NAN
 
 
-def _host_float(value: Any) -> float:
+def host_float(value: Any) -> float:
+    """A learning rate as a number; NaN where it stands on a device that would be waited for."""
     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
         return _NAN
     return float(value)
