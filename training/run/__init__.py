@@ -1,1 +1,4 @@
-"""The pure core: specs, presets, records folded into a run's state, judgement. No clock, thread, process or file."""
+"""The pure core: specs, presets, records folded into a run's state, judgement.
+
+No clock, thread or process; only ``presets.py`` reads files.
+"""

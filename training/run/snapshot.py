@@ -1,4 +1,4 @@
-"""The one frozen picture of a run that every front end shows: ``ltui show --json`` and the dashboard alike.
+"""The one frozen picture of a run: what ``ltui show --json`` and the dashboard both show.
 
 Pure. Missing is ``None``, never zero. Times ending in ``_at`` are unix seconds.
 """

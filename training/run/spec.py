@@ -1,6 +1,7 @@
 """What a run is: everything that the supervisor needs to start it, and to start it again.
 
-Pure: reading and writing the file is ``training/store``'s business, finding presets ``run/presets.py``'s.
+Pure: reading and writing the file is ``training/store``'s business, finding presets that of
+``run/presets.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class StallPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """A run as launched. ``config`` (a preset) or ``command`` (``ltui exec``) is given, never both."""
+    """A run as launched: either ``config`` (a preset) or ``command`` (``ltui exec``) is given."""
 
     id: str
     name: str
@@ -48,7 +49,7 @@ class RunSpec:
     preset: str | None = None
     """Preset name or path of the configuration file, for people."""
     config: Mapping[str, Any] | None = None
-    """What LightningCLI is given: ``seed_everything``, ``trainer``, ``model``, ``data``; resolved."""
+    """What LightningCLI is given: ``seed_everything``, ``trainer``, ``model``, ``data``, ..."""
     after_fit: tuple[str, ...] = ()
     """Trainer methods run after ``fit``: ``("test",)``."""
     python_path: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ class RunSpec:
             raise ProblemError(
                 Problem(
                     where=where,
-                    what=f"it was written by a newer ltui (layout {version}, this one reads {SPEC_VERSION}).",
+                    what=f"a newer ltui wrote it (layout {version}, this one reads {SPEC_VERSION}).",
                     remedy="Upgrade ltui to open this run.",
                 )
             )
