@@ -1,0 +1,270 @@
+"""The watch on real files: queues that other processes write, logs, a store not there yet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ltui.app.feed import Feed
+from ltui.app.frame import Frame
+from ltui.app.watch import RunWatch
+from ltui.training.run.snapshot import LIVE, RunState
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir
+
+# Writes as a rank does, one command a line: "steps FIRST LAST", "metric STEP VALUE", "pulse STEP".
+RANK = """
+import json, os, sys, time
+from pathlib import Path
+from ltui.training.queue.records import Kind, Phase, StepField
+from ltui.training.queue.writer import QueueWriter
+from ltui.training.rank.channel import own_start_ticks
+import torch
+rank = int(sys.argv[2])
+q = QueueWriter.create(Path(sys.argv[1]))
+hello = {"rank": rank, "local_rank": rank, "world_size": 2, "pid": os.getpid(), "device": "cpu"}
+q.put(None, Kind.HELLO, json.dumps(hello).encode())
+q.pulse.set(
+    pid=os.getpid(), start_ticks=own_start_ticks(), rank=rank, local_rank=rank, world_size=2,
+    phase=Phase.SETUP,
+)
+print("ready", flush=True)
+for line in sys.stdin:
+    word, *values = line.split()
+    if word == "steps":
+        for step in range(int(values[0]), int(values[1]) + 1):
+            row = [float("nan")] * len(StepField)
+            row[StepField.GLOBAL_STEP], row[StepField.EPOCH], row[StepField.BATCH] = step, 0, step
+            row[StepField.SAMPLES], row[StepField.STEP_S], row[StepField.FETCH_S] = 32, 0.1, 0.02
+            row[StepField.LOSS], row[StepField.WALL_S] = 1.0 / step, time.time()
+            q.put_row(row, Kind.STEP)
+        q.pulse.set(phase=Phase.FORWARD, epoch=0, batch=int(values[1]), global_step=int(values[1]))
+    elif word == "metric":
+        label = {"names": ["val_loss"], "step": int(values[0]), "epoch": 0, "t": time.time()}
+        value = torch.tensor([float(values[1])], dtype=torch.float64)
+        q.put(value, Kind.METRICS, json.dumps(label).encode())
+    print("done", flush=True)
+"""
+
+
+class Writer:
+    """One rank's queue, written by a process of its own."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(path), str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.answer() == "done"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def run_dir(private_home: Path) -> RunDir:
+    found = RunDir(private_home / "runs" / "calm-fox-1a2b")
+    for folder in (found.path, found.logs_dir(1), found.queue_dir(1)):
+        folder.mkdir(parents=True)
+    found.write_spec(
+        RunSpec(
+            id="calm-fox-1a2b", name="calm-fox", created_at=time.time(), cwd="/", python="python3"
+        )
+    )
+    return found
+
+
+@pytest.fixture
+def ranks(run_dir: RunDir) -> Iterator[list[Writer]]:
+    writers = [Writer(run_dir.queue_dir(1) / f"rank-{i:05d}.queue", i) for i in range(2)]
+    try:
+        for writer in writers:
+            assert writer.answer() == "ready"
+        yield writers
+    finally:
+        for writer in writers:
+            writer.end()
+
+
+def look(watch: RunWatch) -> Frame:
+    return watch.look(time.time(), time.monotonic_ns())
+
+
+def until(watch: RunWatch, true: Callable[[Frame], bool]) -> Frame:
+    deadline = time.monotonic() + 30
+    while True:
+        frame = look(watch)
+        if true(frame):
+            return frame
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.1)
+
+
+def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[Writer]) -> None:
+    watch = RunWatch(run_dir)
+    try:
+        for writer in ranks:
+            writer.say("steps 1 20")
+        ranks[0].say("metric 20 0.5")
+        frame = until(watch, lambda f: "val_loss" in f.curves)
+        assert not frame.supervisor_answers
+        assert frame.snapshot.state in LIVE
+        loss = frame.curves["train/loss"]
+        assert loss.steps.tolist() == list(range(1, 21))
+        assert loss.mean == pytest.approx(1.0 / np.arange(1, 21))
+        assert frame.curves["val_loss"].mean.tolist() == [0.5]
+        assert frame.rates[None].mean == pytest.approx([640.0])
+        assert frame.waits is not None
+        assert frame.waits.mean == pytest.approx([0.2])
+        assert [r.rank for r in frame.snapshot.ranks] == [0, 1]
+        assert {r.pid for r in frame.snapshot.ranks} == {w.process.pid for w in ranks}
+        assert all(r.phase == "forward" for r in frame.snapshot.ranks)
+        assert all(r.age_s is not None and 0 <= r.age_s < 60 for r in frame.snapshot.ranks)
+        assert frame.snapshot.global_step == 20
+
+        version = frame.curves_version
+        assert look(watch).curves_version == version
+        ranks[0].say("steps 21 21")
+        frame = until(watch, lambda f: f.curves_version > version)
+        assert frame.curves["train/loss"].steps[-1] == 21
+        # Rank 1 has not done step 21: no total may be made of half of it.
+        assert frame.rates[None].steps[-1] == 20
+    finally:
+        watch.close()
+
+
+def test_an_unfinished_queue_is_no_error_and_is_found_later(run_dir: RunDir) -> None:
+    path = run_dir.queue_dir(1) / "rank-00000.queue"
+    path.write_bytes(b"")
+    watch = RunWatch(run_dir)
+    try:
+        frame = look(watch)
+        assert frame.error is None
+        assert frame.curves == {}
+    finally:
+        watch.close()
+
+
+def test_logs_are_followed(run_dir: RunDir) -> None:
+    watch = RunWatch(run_dir)
+    try:
+        (run_dir.logs_dir(1) / "rank-00001.log").write_bytes(b"\x1b[31mhello\x1b[0m\n")
+        frame = until(watch, lambda f: f.log_count > 0)
+        assert [(line.rank, line.text) for line in frame.log] == [(1, "hello")]
+    finally:
+        watch.close()
+
+
+def test_a_damaged_store_is_said_and_the_rest_goes_on(run_dir: RunDir, private_home: Path) -> None:
+    posted: list[Frame] = []
+    run_dir.db_path.write_bytes(b"this is no database at all" * 100)
+    feed = Feed(lambda: RunWatch(run_dir), posted.append, run_id=run_dir.id)
+    feed.start()
+    try:
+        deadline = time.monotonic() + 20
+        while not any(f.error for f in posted):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        feed.stop()
+        feed.join(10)
+    shown = next(f for f in posted if f.error)
+    assert shown.snapshot.id == run_dir.id
+
+
+def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
+    posted: list[Frame] = []
+
+    class Broken:
+        broken = True
+
+        def look(self, now: float, now_ns: int) -> Frame:
+            if self.broken:
+                raise RuntimeError("nothing works")
+            return posted_good
+
+        def close(self) -> None:
+            self.closed = True
+
+    watch = Broken()
+    feed = Feed(lambda: watch, posted.append, run_id="calm-fox-1a2b")
+    posted_good = feed._last
+    feed.start()
+    try:
+        deadline = time.monotonic() + 20
+        while len(posted) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert {f.error for f in posted} == {"nothing works"}
+        assert len({f.error_since for f in posted}) == 1
+        watch.broken = False
+        while posted[-1].error is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        feed.stop()
+        feed.join(10)
+    assert watch.closed
+
+
+def test_the_dashboard_needs_no_torch() -> None:
+    code = (
+        "import sys, ltui.app.dashboard, ltui.app.screens.run, ltui.app.screens.home;"
+        "import ltui.app.launching, ltui.app.steering, ltui.training.supervise.launch;"
+        "print([m for m in ('torch', 'lightning') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ},
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_first_picture_needs_neither_textual_nor_numpy() -> None:
+    code = (
+        "import sys; from ltui.app import app, first_paint; lines = first_paint.first_lines(None);"
+        "assert any('quickstart' in line for line in lines);"
+        "print([m for m in ('textual', 'rich', 'numpy', 'yaml', 'sqlite3') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> None:
+    watch = RunWatch(run_dir)
+    try:
+        for writer in ranks:
+            writer.say("steps 1 5")
+        until(watch, lambda f: f.snapshot.state in LIVE and bool(f.curves))
+        for writer in ranks:
+            writer.end()
+        frame = until(watch, lambda f: f.snapshot.state not in LIVE)
+        assert frame.snapshot.state in (RunState.LOST, RunState.CRASHED, RunState.FAILED)
+        assert frame.curves["train/loss"].steps[-1] == 5
+    finally:
+        watch.close()
