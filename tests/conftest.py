@@ -24,7 +24,7 @@ def _wait_until_empty(left: Callable[[], list[str]], seconds: float) -> list[str
 
 
 def _processes_of(home: Path) -> list[str]:
-    """Processes whose environment says that they belong to this test's home, and our own children."""
+    """Our own children, and processes whose environment names this test's home."""
     found = {}
     needle = f"LTUI_HOME={home}".encode()
     for process in psutil.process_iter():
@@ -60,7 +60,9 @@ def _new_threads(before: set[threading.Thread]) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private_home(
+    leaves_nothing_behind: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """``$LTUI_HOME`` of this test; no run of the person's own is ever touched."""
     home = tmp_path / "home"
     monkeypatch.setenv("LTUI_HOME", str(home))
@@ -70,14 +72,18 @@ def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind(private_home: Path) -> Iterator[None]:
-    """Fails a test after which a thread, a process or a changed environment remains."""
+def leaves_nothing_behind(tmp_path: Path) -> Iterator[None]:
+    """Fails a test after which a thread, a process or a changed environment remains.
+
+    Set up before ``monkeypatch``, so that what a test patched is undone when this looks.
+    """
+    home = tmp_path / "home"
     threads = set(threading.enumerate())
     environment = dict(os.environ)
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     processes = _wait_until_empty(
-        lambda: [p for p in _processes_of(private_home) if int(p.split()[0]) not in children], 10.0
+        lambda: [p for p in _processes_of(home) if int(p.split()[0]) not in children], 10.0
     )
     assert not processes, f"the test left processes running: {processes}"
     left = _wait_until_empty(lambda: _new_threads(threads), 3.0)

@@ -11,7 +11,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("app", "training", "widgets", "presets")
-WITH_TORCH = ("training/rank/", "training/models/", "training/data/", "training/queue/writer.py")
+WITH_TORCH = (
+    "training/rank/",
+    "training/models/",
+    "training/data/",
+    "training/queue/writer.py",
+    "training/queue/tensors.py",
+    "training/queue/staging.py",
+)
 
 
 def _modules() -> list[str]:

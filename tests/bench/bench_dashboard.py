@@ -20,7 +20,9 @@ from typing import Any
 
 import psutil
 
-from tests.bench.bench_run import SCRIPT, _ltui
+from tests.bench.bench_run import _ltui, torchrun
+
+COLOURS = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
 
 @contextmanager
@@ -33,12 +35,7 @@ def _on_terminal(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env={
-            **os.environ,
-            "LTUI_HOME": str(home),
-            "TERM": "xterm-256color",
-            "COLORTERM": "truecolor",
-        },
+        env={**os.environ, "LTUI_HOME": str(home), **COLOURS},
         start_new_session=True,
     )
     os.close(slave)
@@ -77,15 +74,7 @@ def _watching() -> tuple[float, float]:
     """Processor share (%) and resident memory (MB) of a dashboard on a run of eight ranks."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        torchrun = (
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "8",
-            str(SCRIPT),
-        )
-        _ltui(home, "exec", "--detach", "--", *torchrun, "100000", "0.1")
+        _ltui(home, "exec", "--detach", "--", *torchrun(8), "100000", "0.1")
         try:
             with _on_terminal(home, "attach", "last") as (process, master):
                 _drain(master, 60, b"r7")

@@ -1,4 +1,4 @@
-"""Whole runs, timed from outside: launch, stop, a dead rank, a stalled rank, what the supervisor costs."""
+"""Whole runs, timed from outside: launch, stop, dead and stalled ranks, the supervisor's cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from ltui.training.store.home import RunDir, find_run
 from ltui.training.supervise.client import ControlClient
 
 SCRIPT = Path(__file__).with_name("first_step.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(SCRIPT))
+
+
+def torchrun(ranks: int) -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", str(SCRIPT))
+
+
+def _row(what: str, value: float, unit: str, bound: float) -> dict[str, Any]:
+    return {"what": what, "value": value, "unit": unit, "bound": bound}
 
 
 def _ltui(home: Path, *arguments: str) -> None:
@@ -49,7 +56,7 @@ def _run(pause_s: float = 0.02) -> Iterator[tuple[Path, RunDir, ControlClient]]:
     """A two-rank run under way, at least ten steps in."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        _ltui(home, "exec", "--detach", "--", *TORCHRUN, "100000", str(pause_s))
+        _ltui(home, "exec", "--detach", "--", *torchrun(2), "100000", str(pause_s))
         run = find_run(home, "last")
         client = ControlClient(run)
         _until(lambda: _steps(client) >= 10)
@@ -93,22 +100,26 @@ def _first_step(command: Callable[[Path], list[str]]) -> float:
 def _launch() -> list[dict[str, Any]]:
     bare, ours = [], []
     for _ in range(4):
-        bare.append(_first_step(lambda _: [*TORCHRUN, "1", "0"]))
+        bare.append(_first_step(lambda _: [*torchrun(2), "1", "0"]))
         ours.append(
             _first_step(
-                lambda _: [sys.executable, "-m", "ltui.app.cli", "exec", "--", *TORCHRUN, "1", "0"]
+                lambda _: [
+                    sys.executable,
+                    "-m",
+                    "ltui.app.cli",
+                    "exec",
+                    "--",
+                    *torchrun(2),
+                    "1",
+                    "0",
+                ]
             )
         )
     plain, watched = statistics.median(bare), statistics.median(ours)
     return [
         {"what": "first step, bare torchrun (median of 4)", "value": plain, "unit": "s"},
         {"what": "first step, ltui exec torchrun", "value": watched, "unit": "s"},
-        {
-            "what": "what ltui adds to the launch",
-            "value": watched - plain,
-            "unit": "s",
-            "bound": 0.5,
-        },
+        _row("what ltui adds to the launch", watched - plain, "s", 0.5),
     ]
 
 
@@ -118,26 +129,16 @@ def _supervisor_cost(client: ControlClient) -> list[dict[str, Any]]:
     time.sleep(10)
     cpu, memory = supervisor.cpu_percent(), supervisor.memory_info().rss / 1e6
     return [
-        {
-            "what": "supervisor CPU, 2 ranks, 50 steps/s",
-            "value": cpu,
-            "unit": "% of a core",
-            "bound": 2,
-        },
-        {"what": "supervisor resident memory", "value": memory, "unit": "MB", "bound": 100},
+        _row("supervisor CPU, 2 ranks, 50 steps/s", cpu, "% of a core", 2),
+        _row("supervisor resident memory", memory, "MB", 100),
     ]
 
 
-def _stop(home: Path, run: RunDir, client: ControlClient) -> dict[str, Any]:
+def _stop(run: RunDir, client: ControlClient) -> dict[str, Any]:
     began = time.monotonic()
     client.request({"cmd": "stop", "timeout_s": 30})
     _until(lambda: any(run.checkpoints_dir.glob("*stop*.json")))
-    return {
-        "what": "stop: command to complete checkpoint",
-        "value": time.monotonic() - began,
-        "unit": "s",
-        "bound": 3,
-    }
+    return _row("stop: command to complete checkpoint", time.monotonic() - began, "s", 3)
 
 
 def _fault(send: signal.Signals, wanted: str) -> float:
@@ -154,25 +155,11 @@ def _fault(send: signal.Signals, wanted: str) -> float:
 
 def measure() -> list[dict[str, Any]]:
     rows = _launch()
-    with _run() as (home, run, client):
+    with _run() as (_, run, client):
         rows += _supervisor_cost(client)
-        rows.append(_stop(home, run, client))
-    rows.append(
-        {
-            "what": "a dead rank is shown",
-            "value": _fault(signal.SIGKILL, "dead"),
-            "unit": "s",
-            "bound": 1,
-        }
-    )
-    rows.append(
-        {
-            "what": "a stopped rank is named",
-            "value": _fault(signal.SIGSTOP, "stalled"),
-            "unit": "s",
-            "bound": 10,
-        }
-    )
+        rows.append(_stop(run, client))
+    rows.append(_row("a dead rank is shown", _fault(signal.SIGKILL, "dead"), "s", 1))
+    rows.append(_row("a stopped rank is named", _fault(signal.SIGSTOP, "stalled"), "s", 10))
     return rows
 
 

@@ -1,9 +1,7 @@
-"""SIGKILL to every process of a run: what is shown stays true, nothing is orphaned, no step is lost."""
+"""SIGKILL to each process of a run: the state shown is true, nothing is orphaned or lost."""
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import pty
 import signal
@@ -16,11 +14,6 @@ import pytest
 from tests.system.conftest import Ltui
 
 pytestmark = pytest.mark.timeout(200)
-
-
-def _steps_on_record(ltui: Ltui) -> list[int]:
-    rows = csv.DictReader(io.StringIO(ltui("export", "last", "--metric", "train/loss").stdout))
-    return [int(row["step"]) for row in rows if row["rank"] == "0"]
 
 
 def _of_run(ltui: Ltui, *words: str) -> psutil.Process:
@@ -71,7 +64,7 @@ def test_the_supervisor(ltui: Ltui, slow_quickstart: list[str]) -> None:
     stopped = ltui.show()
     assert stopped["state"] == "stopped"
     assert stopped["history_note"] is None
-    assert _steps_on_record(ltui) == list(range(1, stopped["global_step"] + 1))
+    assert ltui.steps_on_record() == list(range(1, stopped["global_step"] + 1))
     ltui.wait_until_alone()
 
 
@@ -86,7 +79,7 @@ def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
     ended = ltui.wait(lambda s: s["state"] == "crashed", seconds=30)
     assert f"rank {rank}" in ended["detail"]
     assert "SIGKILL" in ended["detail"]
-    assert _steps_on_record(ltui) == list(range(1, ended["global_step"] + 1))
+    assert ltui.steps_on_record() == list(range(1, ended["global_step"] + 1))
     ltui.wait_until_alone()
 
 

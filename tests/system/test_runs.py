@@ -20,12 +20,10 @@ def test_quickstart_learns_and_its_history_is_whole(ltui: Ltui) -> None:
     assert snapshot["world_size"] == 2
     assert snapshot["metrics"]["val/acc"]["last"] >= 0.95
     assert snapshot["global_step"] == snapshot["max_steps"]
-    rows = list(
-        csv.DictReader(io.StringIO(ltui("export", "last", "--metric", "train/loss").stdout))
-    )
-    for rank in ("0", "1"):
-        steps = [int(row["step"]) for row in rows if row["rank"] == rank]
-        assert steps == list(range(1, snapshot["global_step"] + 1))
+    for rank in (0, 1):
+        assert ltui.steps_on_record(rank) == list(range(1, snapshot["global_step"] + 1))
+    table = ltui("export", "last", "--metric", "train/loss", "--format", "csv").stdout
+    rows = list(csv.DictReader(io.StringIO(table)))
     assert float(rows[-1]["value"]) < float(rows[0]["value"])
     ltui.wait_until_alone()
 
@@ -76,11 +74,7 @@ def test_stop_and_resume_continue_one_curve(ltui: Ltui, slow_quickstart: list[st
     resumed = ltui.wait_for_step(step + 10)
     assert resumed["attempt"] == 2
     ltui("stop", "last")
-    rows = list(
-        csv.DictReader(io.StringIO(ltui("export", "last", "--metric", "train/loss").stdout))
-    )
-    steps = [int(row["step"]) for row in rows if row["rank"] == "0"]
-    assert steps == list(range(1, ltui.show()["global_step"] + 1))
+    assert ltui.steps_on_record() == list(range(1, ltui.show()["global_step"] + 1))
     ltui.wait_until_alone()
 
 
