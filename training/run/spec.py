@@ -84,7 +84,10 @@ class RunSpec:
             raise ProblemError(
                 Problem(
                     where=where,
-                    what=f"a newer ltui wrote it (layout {version}, this one reads {SPEC_VERSION}).",
+                    what=(
+                        f"it was written by a newer ltui (layout {version}, "
+                        f"this one reads {SPEC_VERSION})."
+                    ),
                     remedy="Upgrade ltui to open this run.",
                 )
             )
