@@ -20,6 +20,7 @@ import psutil
 from ltui.training.store.home import RunDir, find_run
 from ltui.training.supervise.client import ControlClient
 
+LTUI = (sys.executable, "-m", "ltui.app.cli")
 SCRIPT = Path(__file__).with_name("first_step.py")
 
 
@@ -33,7 +34,7 @@ def _row(what: str, value: float, unit: str, bound: float) -> dict[str, Any]:
 
 def _ltui(home: Path, *arguments: str) -> None:
     subprocess.run(
-        [sys.executable, "-m", "ltui.app.cli", *arguments],
+        [*LTUI, *arguments],
         env={**os.environ, "LTUI_HOME": str(home), "FIRST_STEP_FILE": str(home / "first")},
         stdout=subprocess.DEVNULL,
         check=True,

@@ -120,4 +120,5 @@ def ltui(private_home: Path, tmp_path: Path) -> Iterator[Ltui]:
 @pytest.fixture
 def slow_quickstart() -> list[str]:
     """``quickstart`` stretched so that a test has time to act on it."""
-    return ["run", "quickstart", "--detach", "--set", "trainer.max_epochs=2000"]
+    settings = ("trainer.max_epochs=2000", "data.init_args.loader=torch")
+    return ["run", "quickstart", "--detach", *(w for s in settings for w in ("--set", s))]

@@ -18,7 +18,7 @@ def test_quickstart_learns_and_its_history_is_whole(ltui: Ltui) -> None:
     snapshot = ltui.show()
     assert snapshot["state"] == "finished", done.stdout
     assert snapshot["world_size"] == 2
-    assert snapshot["metrics"]["val/acc"]["last"] >= 0.95
+    assert snapshot["metrics"]["val/accuracy"]["last"] >= 0.95
     assert snapshot["global_step"] == snapshot["max_steps"]
     for rank in (0, 1):
         assert ltui.steps_on_record(rank) == list(range(1, snapshot["global_step"] + 1))
