@@ -121,9 +121,7 @@ class ControlFile:
             return None
         state = self.read()
         # A slot that is not there yet although its generation is: ask again at the next poll.
-        if self._requests.generation & 0xFFFFFFFF == word & 0xFFFFFFFF and (
-            self._decisions.generation & 0xFFFF == word >> 32 & 0xFFFF
-        ):
+        if self._requests.has(word, 32) and self._decisions.has(word >> 32, 16):
             self._seen = word
         return state
 
@@ -191,6 +189,12 @@ class _Area:
                 self.generation = generation
                 self._kept = (value[0], value[1], value[2])
         return self._kept
+
+    def has(self, generation: int, bits: int) -> bool:
+        """Whether what was read last is at least as new as ``generation``, of which few bits
+        count."""
+        behind = (generation - self.generation) & ((1 << bits) - 1)
+        return behind == 0 or behind >= 1 << (bits - 1)
 
     def write(self, view: memoryview, number: int, kind: int, step: int) -> int:
         """Write the slot whose turn it is; the new generation."""

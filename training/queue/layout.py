@@ -143,8 +143,3 @@ def check_word(next_seq: int, position: int) -> int:
 def pad_word(position: int) -> int:
     """The second half of the pad word at ``position``."""
     return (position >> 3) & 0xFFFFFFFF
-
-
-def record_bytes(ndim: int, label_bytes: int, payload_bytes: int) -> int:
-    """Bytes that a record takes in the ring."""
-    return RECORD_BYTES + 8 * ndim + align8(label_bytes) + align8(payload_bytes)

@@ -134,7 +134,7 @@ class QueueReader:
         if self._pos >= head.committed:
             # Committed but not found: damaged, overwritten meanwhile, or given up by the writer.
             missed += self._expect(head.next_seq)
-            self._searching = False
+            self._searching = self._searching and self._pos > head.committed
         return Poll(tuple(records), missed)
 
     def pulse(self) -> PulseState | None:
@@ -191,7 +191,7 @@ class QueueReader:
                 self._searching = True
                 at += 8
             elif not found.whole:
-                self._chunk_bytes = found.size
+                self._chunk_bytes = max(_CHUNK_BYTES, found.size)
                 break
             else:
                 self._searching, self._looks, self._chunk_bytes = False, 0, _CHUNK_BYTES

@@ -28,7 +28,6 @@ from ltui.training.queue.layout import (
     PAD,
     PAD_MAGIC,
     RECORD,
-    RECORD_BYTES,
     RECORD_MAGIC,
     RESERVED_AT,
     RING_AT,
@@ -51,13 +50,13 @@ class RingWriter:
 
     __slots__ = (
         "_address",
+        "_heads",
         "_muted",
         "_pos",
         "_rows",
         "_seq",
         "_words",
         "capacity",
-        "closed",
         "mapped",
         "view",
     )
@@ -72,8 +71,8 @@ class RingWriter:
         self._pos = 0
         self._seq = 0
         self._muted = False
-        self.closed = False
         self._rows: dict[int, Struct] = {}
+        self._heads: dict[int, Struct] = {}
 
     @classmethod
     def create(cls, path: Path, capacity_bytes: int) -> RingWriter:
@@ -150,17 +149,33 @@ class RingWriter:
         if self._muted:
             return
         ndim = len(shape)
-        payload_bytes = sum(len(c) if isinstance(c, bytes) else c[1] for c in chunks)
-        total = layout.record_bytes(ndim, len(label), payload_bytes)
+        payload_bytes = 0
+        for chunk in chunks:
+            payload_bytes += len(chunk) if isinstance(chunk, bytes) else chunk[1]
+        head = self._heads.get(ndim) or self._head(ndim)
+        total = head.size + align8(len(label)) + align8(payload_bytes)
         pos = self._reserve(total)
         start = RING_AT + pos % self.capacity
         view = self.view
-        head = (RECORD_MAGIC, 0, pos, self._seq, t_ns, payload_bytes, len(label))
-        RECORD.pack_into(view, start, *head, kind, dtype, form, ndim, flags, 0)
-        at = start + RECORD_BYTES
-        for size in shape:
-            view[at : at + 8] = size.to_bytes(8, "little", signed=True)
-            at += 8
+        head.pack_into(
+            view,
+            start,
+            RECORD_MAGIC,
+            0,
+            pos,
+            self._seq,
+            t_ns,
+            payload_bytes,
+            len(label),
+            kind,
+            dtype,
+            form,
+            ndim,
+            flags,
+            0,
+            *shape,
+        )
+        at = start + head.size
         if label:
             view[at : at + len(label)] = label
             at += align8(len(label))
@@ -185,11 +200,16 @@ class RingWriter:
         self._muted = True
 
     def close(self) -> None:
-        """Unmap. The file stays; nothing is flushed, because nothing was ever held back."""
-        self._muted = self.closed = True
+        """Unmap; twice is harmless. The file stays; nothing is flushed, because nothing was ever
+        held back."""
+        self._muted = True
         self._words.release()
         self.view.release()
         self.mapped.close()
+
+    def _head(self, ndim: int) -> Struct:
+        head = self._heads[ndim] = Struct(f"{RECORD.format}{ndim}q")
+        return head
 
     def _row(self, count: int) -> Struct:
         row = self._rows[count] = Struct(f"{RECORD.format}q{count}d")

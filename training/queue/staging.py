@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
 from ltui.training.queue.tensors import Encoded
 
 

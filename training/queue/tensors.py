@@ -3,10 +3,12 @@ layouts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
 from ltui.training.queue.layout import COALESCED, DTYPE_CODES, DTYPE_NAMES, PART, Layout, align8
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _COMPRESSED = {
     torch.sparse_bsr: Layout.BSR,
     torch.sparse_bsc: Layout.BSC,
 }
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _BY_ROW = (Layout.CSR, Layout.BSR)
 _INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
 
@@ -37,13 +40,16 @@ class Encoded:
 
     dtype: int
     form: Layout
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     parts: list[torch.Tensor] = field(default_factory=list)
     flags: int = 0
 
     def on_cuda(self) -> bool:
         """Whether bytes must be fetched from a device first."""
-        return any(part.is_cuda for part in self.parts)
+        for part in self.parts:  # noqa: SIM110  (a generator costs as much as the whole answer)
+            if part.is_cuda:
+                return True
+        return False
 
     def chunks(self) -> list[Chunk]:
         """The payload, of parts that lie in CPU memory and are kept alive by the caller."""
@@ -63,14 +69,14 @@ def encode(tensor: torch.Tensor) -> Encoded:
 
     ``TypeError`` names the layout, type or device that a queue can't carry.
     """
-    if hasattr(tensor, "__tensor_flatten__") or tensor.device.type not in ("cpu", "cuda"):
-        kind = type(tensor).__name__
-        raise TypeError(f"the queue can't carry a {kind} on device {tensor.device.type}")
-    tensor = tensor.detach()
+    if type(tensor) not in _PLAIN_TYPES:
+        tensor = _without_subclass(tensor)
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise TypeError(f"the queue can't carry a tensor on device {tensor.device.type}")
     code = DTYPES.get(tensor.dtype)
     if code is None:
         raise TypeError(f"the queue can't carry dtype {tensor.dtype}")
-    shape = tuple(tensor.shape)
+    shape = tensor.shape
     if tensor.layout is torch.strided:
         if tensor.is_nested:
             raise TypeError("the queue can't carry a nested tensor; put its components")
@@ -89,6 +95,13 @@ def encode(tensor: torch.Tensor) -> Encoded:
     else:
         parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     return Encoded(code, form, shape, [_plain(part) for part in parts])
+
+
+def _without_subclass(tensor: torch.Tensor) -> torch.Tensor:
+    """Subclasses that only add behaviour are tensors; those that wrap others have no bytes here."""
+    if hasattr(tensor, "__tensor_flatten__") or not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"the queue can't carry a {type(tensor).__name__}")
+    return tensor.as_subclass(torch.Tensor)
 
 
 def to_tensor(record: Record) -> torch.Tensor:
@@ -126,7 +139,7 @@ def to_tensor(record: Record) -> torch.Tensor:
     )
 
 
-def _encode_quantized(tensor: torch.Tensor, code: int, shape: tuple[int, ...]) -> Encoded:
+def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> Encoded:
     if DTYPE_NAMES[code] not in _INTEGERS:
         raise TypeError(f"the queue can't carry dtype {tensor.dtype}")
     scheme = tensor.qscheme()
@@ -145,7 +158,8 @@ def _encode_quantized(tensor: torch.Tensor, code: int, shape: tuple[int, ...]) -
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Detached, row-major, with conjugation and negation carried out: memory means what it says."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
@@ -154,7 +168,11 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    address, size = tensor.data_ptr(), tensor.nbytes
+    if size and not address:
+        # FSDP frees the storage of parameters that it has sharded away.
+        raise TypeError("the queue can't carry a tensor whose storage was freed")
+    return address, size
 
 
 def _split(payload: bytes) -> list[torch.Tensor]:

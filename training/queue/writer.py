@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from ltui.training.queue.pulse import PulseWriter
 from ltui.training.queue.ring import RingWriter
 from ltui.training.queue.staging import Fetch, PinnedCopy, Stage
@@ -27,10 +28,11 @@ class QueueWriter:
     its ``close`` leaves the rank's queue as it is.
     """
 
-    __slots__ = ("__weakref__", "_ring", "_stage", "pulse")
+    __slots__ = ("__weakref__", "_muted", "_ring", "_stage", "pulse")
 
     def __init__(self, ring: RingWriter, fetch: Fetch = PinnedCopy) -> None:
         self._ring = ring
+        self._muted = False
         self._stage = Stage(fetch)
         self.pulse = PulseWriter(ring.view)
         _open_writers.add(self)
@@ -59,6 +61,8 @@ class QueueWriter:
         this one. ``TypeError`` names a layout or type that can't be carried, ``ValueError`` a
         record too large.
         """
+        if self._muted:
+            return
         if self._stage:
             self.flush_staged()
         now_ns = time.monotonic_ns() if t_ns is None else t_ns
@@ -87,7 +91,7 @@ class QueueWriter:
 
     def flush_staged(self) -> None:
         """Publish the CUDA tensors whose copies have arrived; never waits for the others."""
-        for staged in self._stage.arrived():
+        for staged in () if self._muted else self._stage.arrived():
             encoded = staged.encoded
             self._ring.put(
                 staged.kind,
@@ -101,7 +105,11 @@ class QueueWriter:
             )
 
     def mute(self) -> None:
-        """Write nothing more, in this process."""
+        """Write nothing more, in this process.
+
+        Staged copies are left alone: a forked child may not ask its parent's CUDA events.
+        """
+        self._muted = True
         self._ring.mute()
         self.pulse.mute()
 
@@ -109,12 +117,12 @@ class QueueWriter:
         """Publish what has arrived, count what has not as missed, and unmap. Puts after it do
         nothing."""
         _open_writers.discard(self)
-        if not self._ring.closed:
+        if not self._muted:
             self.flush_staged()
             for _ in range(self._stage.abandon()):
                 self._ring.skip()
-            self.pulse.mute()
-            self._ring.close()
+            self.mute()
+        self._ring.close()
 
 
 def _mute_all() -> None:
