@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.text import Text
 
@@ -183,8 +184,18 @@ def silence(frame: Frame) -> str | None:
 def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
     """One row a rank, in order of rank, so that rows keep their place."""
     places = {rank: v for v in reversed(frame.snapshot.verdicts) for rank in v.culprits}
-    ordered = sorted(frame.snapshot.ranks, key=lambda r: r.rank)
+    ordered = sorted(_present(frame.snapshot), key=lambda r: r.rank)
     return tuple(_rank_row(rank, places.get(rank.rank)) for rank in ordered)
+
+
+def _present(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
+    """The ranks without the readings that were true only while they lived."""
+    if run.state in LIVE:
+        return run.ranks
+    return tuple(
+        replace(r, age_s=None, samples_per_s=None, cpu_percent=None, rss_bytes=None)
+        for r in run.ranks
+    )
 
 
 def _rank_row(rank: RankSnapshot, verdict: Verdict | None) -> RankRow:
@@ -281,7 +292,7 @@ def gpus_missing(frame: Frame) -> str:
 def processes_text(frame: Frame) -> Text:
     """On a machine without GPU readings: why, and the processor and memory of each rank."""
     out = Text(gpus_missing(frame), "dim")
-    for rank in sorted(frame.snapshot.ranks, key=lambda r: r.rank)[:PROCESS_ROWS]:
+    for rank in sorted(_present(frame.snapshot), key=lambda r: r.rank)[:PROCESS_ROWS]:
         cpu = formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %"
         pid = formats.NA if rank.pid is None else str(rank.pid)
         memory = formats.size(rank.rss_bytes)

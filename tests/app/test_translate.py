@@ -136,6 +136,12 @@ def test_a_rank_of_which_nothing_is_known_shows_no_figure() -> None:
     assert {row.pid, row.phase, row.step, row.age, row.rate, row.cpu, row.memory} == {"n/a"}
 
 
+def test_readings_of_processes_that_ended_are_not_shown_as_if_they_stood() -> None:
+    (row, *_) = translate.rank_rows(frame(snapshot=snapshot(state=RunState.FINISHED)))
+    assert {row.age, row.rate, row.cpu, row.memory} == {"n/a"}
+    assert row.pid == "4000"
+
+
 def test_gpu_rows_say_stale_and_hot() -> None:
     run = snapshot(
         gpus=(gpu(0), gpu(1, sampled_at=NOW - 30), gpu(2, temperature_c=91.0), gpu(3, error="lost"))
