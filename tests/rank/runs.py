@@ -103,7 +103,7 @@ class RunFolder:
 
 
 def wait_for(
-    what: Callable[[], Any], process: subprocess.Popen | None = None, s: float = 60
+    what: Callable[[], Any], process: subprocess.Popen | None = None, s: float = 110
 ) -> Any:
     """The first true answer of ``what``. Fails where the process ends without it."""
     deadline = time.monotonic() + s
