@@ -91,8 +91,9 @@ def test_keeper_and_supervisor_at_once(runs: Runs) -> None:
     os.kill(keeper, signal.SIGSTOP)  # lest it starts another in between
     os.kill(supervisor, signal.SIGKILL)
     os.kill(keeper, signal.SIGKILL)
-    alone = true_snapshot(run)
-    assert alone.supervisor_pid is None
+    alone = runs.until(run, lambda s: s.supervisor_pid is None)
+    assert alone.state is RunState.RUNNING
+    assert "go on without one" in alone.detail
     adopt(run)
     assert runs.ended(run).state is RunState.CRASHED
 
