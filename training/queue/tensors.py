@@ -73,13 +73,13 @@ def encode(tensor: torch.Tensor) -> Encoded:
         tensor = _without_subclass(tensor)
     if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(f"the queue can't carry a tensor on device {tensor.device.type}")
+    if tensor.is_nested:
+        raise TypeError("the queue can't carry a nested tensor; put its components")
     code = DTYPES.get(tensor.dtype)
     if code is None:
         raise TypeError(f"the queue can't carry dtype {tensor.dtype}")
     shape = tensor.shape
     if tensor.layout is torch.strided:
-        if tensor.is_nested:
-            raise TypeError("the queue can't carry a nested tensor; put its components")
         if tensor.is_quantized:
             return _encode_quantized(tensor, code, shape)
         return Encoded(code, Layout.STRIDED, shape, [_plain(tensor)])
