@@ -125,6 +125,21 @@ def test_a_paused_run_never_stalls(phase: Phase) -> None:
     assert found.states[0] is RankState.PAUSED
 
 
+def test_a_stopped_process_is_named_long_before_the_budget() -> None:
+    pulses = [
+        pulse(0, Phase.BACKWARD, 10.0, batch=20),
+        pulse(1, Phase.BACKWARD, 10.0, batch=20),
+    ]
+    found = at(12, pulses, held={1: 4711})
+    assert found.states == {0: RankState.WAITING, 1: RankState.STALLED}
+    (verdict,) = found.verdicts
+    assert (verdict.culprits, verdict.waiting) == ((1,), (0,))
+    assert "rank 1 is stopped" in verdict.cause
+    assert verdict.remedy == "Let it go on with: kill -CONT 4711"
+    assert not at(10.5, pulses, held={1: 4711}).verdicts
+    assert not at(12, pulses, held={}).verdicts
+
+
 def test_a_rank_that_finished_while_another_trains_is_mentioned() -> None:
     found = at(
         12,

@@ -24,6 +24,8 @@ WARM_UP_STEPS = 3
 """A rank's first steps compile, allocate and connect: they get the slow phases' budget."""
 FIRST_BATCH_S = 30.0
 """Least budget of an epoch's first batch, where loader workers start."""
+HELD_S = 1.0
+"""A process stopped for less (a debugger that looks and goes on) is not worth a word."""
 BAD_LOSSES = 3
 """Batches in a row without a finite loss before it is reported (one may be a skipped batch)."""
 
@@ -70,13 +72,15 @@ def judge(
     *,
     fold: Fold | None = None,
     dead: Mapping[int, str] | None = None,
+    held: Mapping[int, int] | None = None,
     now_s: float | None = None,
 ) -> Judgement:
     """Every rank's state, and what is wrong with the run.
 
     ``now_ns`` is CLOCK_MONOTONIC, as in the pulses; ``now_s`` unix time, for ``began``, ``ended``.
     ``dead`` names the ranks whose process is gone without having finished, and how it ended
-    (``killed by SIGKILL``). ``fold`` gives the step times that budgets adapt to.
+    (``killed by SIGKILL``). ``held`` gives the pids of ranks whose process is stopped: no budget
+    need pass for them. ``fold`` gives the step times that budgets adapt to.
     """
     fold = fold or Fold()
     forgiven_ns = history.forgiven_ns
@@ -97,6 +101,8 @@ def judge(
     if died:
         states.update(dict.fromkeys(overdue, RankState.WAITING))
         found.append(_dead(died, states, pulses, fold, dead or {}))
+    elif stopped := _stopped(held or {}, states, still):
+        found.append(_held(stopped, held or {}, states, pulses, still))
     elif overdue and RankState.PAUSED not in states.values():
         stall = _stall(overdue, states, pulses, still, policy, fold, slowest_s)
         if stall is not None:
@@ -154,6 +160,53 @@ def _state(pulse: PulseState | None, rank: int, dead: Mapping[int, str]) -> Rank
     if pulse.phase is Phase.PAUSED:
         return RankState.PAUSED
     return RankState.STARTING if pulse.phase in _BEFORE_TRAINING else RankState.OK
+
+
+def _stopped(
+    held: Mapping[int, int], states: Mapping[int, RankState], still: Mapping[int, float]
+) -> list[int]:
+    live = (RankState.OK, RankState.STARTING)
+    return sorted(r for r in held if states.get(r) in live and still.get(r, 0.0) > HELD_S)
+
+
+def _held(
+    stopped: list[int],
+    held: Mapping[int, int],
+    states: dict[int, RankState],
+    pulses: Mapping[int, PulseState | None],
+    still: Mapping[int, float],
+) -> Verdict:
+    """Ranks whose process was stopped from outside; the others that stand still wait for them."""
+    waiting = sorted(
+        r
+        for r, s in states.items()
+        if s is RankState.OK and r not in stopped and still.get(r, 0.0) > HELD_S
+    )
+    states.update(dict.fromkeys(waiting, RankState.WAITING))
+    states.update(dict.fromkeys(stopped, RankState.STALLED))
+    alive = {r: p for r in stopped if (p := pulses[r]) is not None}
+    seconds = max(still[r] for r in stopped)
+    who = f"the process of {_ranks(stopped)}" if len(stopped) == 1 else _ranks(stopped)
+    cause = f"{who} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP or a debugger)"
+    cause += f" in {alive[stopped[0]].phase.label} for {seconds:.0f} s"
+    if waiting:
+        cause += f"; {_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+    return Verdict(
+        kind="stall",
+        level="stalled",
+        culprits=tuple(stopped),
+        waiting=tuple(waiting),
+        place=alive[stopped[0]].phase.label,
+        cause=cause,
+        remedy=f"Let it go on with: kill -CONT {' '.join(str(held[r]) for r in stopped)}",
+        confidence=1.0,
+        began=min(p.changed_wall_s for p in alive.values()),
+        evidence={
+            "stopped_pids": {str(r): held[r] for r in stopped},
+            "still_s": {str(r): round(still[r], 1) for r in (*stopped, *waiting)},
+            "ranks": {str(r): _where(p) for r, p in alive.items()},
+        },
+    )
 
 
 def _stall(

@@ -40,6 +40,12 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19])
 
 
+def is_held(pid: int) -> bool:
+    """Whether the process is stopped: by SIGSTOP, or by a debugger."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] in (b"T", b"t")
+
+
 def is_alive(pid: int, ticks: int | None) -> bool:
     """Whether the process that started at ``ticks`` runs; any of that pid where ``ticks`` is 0."""
     now = start_ticks(pid)

@@ -251,6 +251,7 @@ class Supervisor:
             self._health,
             fold=self._fold,
             dead=dict.fromkeys(sorted(sight.gone), "its process is gone"),
+            held=sight.held,
             now_s=time.time(),
         )
         self._health = judgement.history

@@ -11,7 +11,7 @@ from pathlib import Path
 from ltui.training.queue.reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.queue.records import Outcome, PulseState
 from ltui.training.store.writer import Cursor
-from ltui.training.supervise.alive import is_alive
+from ltui.training.supervise.alive import is_alive, is_held
 
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 _POLL_RECORDS = 2000
@@ -27,6 +27,8 @@ class Sight:
     pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
     gone: frozenset[int] = frozenset()
     """Ranks whose process ended without its pulse saying so."""
+    held: Mapping[int, int] = field(default_factory=dict)
+    """rank -> pid, where the process is stopped (SIGSTOP, a debugger)."""
     behind: bool = False
     """More records stand in the queues than one look may take."""
 
@@ -74,7 +76,8 @@ class QueueWatch:
                 self.errors[rank] = str(error)
                 pulses.setdefault(rank, None)
         gone = frozenset(r for r, p in pulses.items() if p is not None and is_gone(p))
-        return Sight(polls, pulses, gone, behind)
+        held = {r: p.pid for r, p in pulses.items() if p is not None and p.pid and is_held(p.pid)}
+        return Sight(polls, pulses, gone, held, behind)
 
     def cursor(self, rank: int, next_seq: int) -> Cursor:
         """What to keep so that a later watch goes on at ``next_seq``."""

@@ -1,0 +1,31 @@
+"""A rank that stands still is named while it does, and forgotten when it moves again."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.system.conftest import Ltui
+
+
+@pytest.mark.timeout(200)
+def test_a_stopped_rank_is_named_and_the_verdict_ends(
+    ltui: Ltui, slow_quickstart: list[str]
+) -> None:
+    ltui(*slow_quickstart)
+    pid = ltui.wait_for_step(20)["ranks"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        stalled = ltui.wait(lambda s: s["verdicts"], seconds=30)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    (verdict,) = stalled["verdicts"]
+    assert (verdict["level"], verdict["culprits"], verdict["waiting"]) == ("stalled", [1], [0])
+    assert "rank 1 is stopped" in verdict["cause"]
+    assert [rank["state"] for rank in stalled["ranks"]] == ["waiting", "stalled"]
+    moving = ltui.wait_for_step(stalled["global_step"] + 5)
+    assert not moving["verdicts"]
+    ltui("stop", "last", "--kill")
+    ltui.wait_until_alone()
