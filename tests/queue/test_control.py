@@ -148,6 +148,25 @@ control.decide(2, Command.STOP, 20)
     assert len(outcomes) == 3
 
 
+def test_a_slot_written_to_any_point_leaves_the_decision_before(tmp_path: Path) -> None:
+    control = ControlFile.open(tmp_path / "c")
+    for step in range(1, 6):
+        control.decide(step, Command.CHECKPOINT, step)
+    before = (tmp_path / "c").read_bytes()
+    control.decide(6, Command.STOP, 1 << 40)
+    after = (tmp_path / "c").read_bytes()
+    control.close()
+    # Of what differs, the word that announces it stands first in the file, and is stored last.
+    slot = [at for at in range(1024, len(after)) if before[at] != after[at]]
+    assert len(slot) > 3
+    for cut in range(slot[0], slot[-1] + 1):
+        torn = tmp_path / "torn"
+        torn.write_bytes(before[:1024] + after[1024:cut] + before[cut:])
+        reading = ControlFile.open(torn)
+        assert reading.read().decision == Decision(5, Command.CHECKPOINT, 5)
+        reading.close()
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [

@@ -267,6 +267,41 @@ def test_a_torn_commit_leaves_the_one_before(tmp_path: Path) -> None:
     assert ([record.seq for record in records], missed) == (list(range(7)), 0)
 
 
+@pytest.mark.parametrize("size", [600, 1000])
+def test_what_the_writer_reserved_is_void_though_it_still_looks_whole(
+    tmp_path: Path, size: int
+) -> None:
+    ring = RingWriter.create(tmp_path / "q", 4096)
+    for number in range(60):
+        ring.put_row([number] * ROW, 1)
+    before, _ = drain(QueueReader(tmp_path / "q"))
+    ring._reserve(size)
+    after, missed = drain(QueueReader(tmp_path / "q", from_seq=before[0].seq))
+    assert after[-1].seq == 59
+    assert 0 < missed < len(before)
+    assert [r.seq for r in after] == list(range(before[0].seq + missed, 60))
+    ring.close()
+
+
+def test_records_of_an_earlier_lap_are_never_taken_for_new_ones(tmp_path: Path) -> None:
+    ring = RingWriter.create(tmp_path / "q", 4096)
+    size = layout.align8(layout.RECORD_BYTES + 8 + 8 * ROW)
+    for number in range(2 * 4096 // size + 3):
+        ring.put_row([number] * ROW, 1)
+    ring.close()
+    content = bytearray((tmp_path / "q").read_bytes())
+    reader = QueueReader(tmp_path / "q")
+    newest = reader.poll().records[-1].seq
+    _, position, _ = max(layout.SLOT.unpack_from(content, at) for at in layout.SLOTS_AT)
+    # As if four more had been committed where whole records of the lap before still stand.
+    committed = (newest + 5, position + 4 * size)
+    for at in layout.SLOTS_AT:
+        layout.SLOT.pack_into(content, at, *committed, layout.check_word(*committed))
+    (tmp_path / "q").write_bytes(content)
+    poll = reader.poll()
+    assert (poll.records, poll.missed) == ((), 4)
+
+
 def test_a_file_of_a_newer_layout_is_refused_by_name(tmp_path: Path) -> None:
     content = bytearray(written(tmp_path))
     struct.pack_into("<I", content, 8, layout.LAYOUT_VERSION + 1)
