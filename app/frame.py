@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ltui.app.gpu_history import GpuPast
 from ltui.training.run.snapshot import RunSnapshot, Verdict
 from ltui.widgets.shapes import LogLine
 
@@ -69,7 +70,8 @@ class Frame:
     """Samples per second; ``None`` is all ranks together."""
     waits: CurveData | None = None
     """Share of the step spent waiting for data, 0 to 1."""
-    gpu_strips: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    gpu_pasts: Mapping[int, GpuPast] = field(default_factory=dict)
+    """The last minutes of each GPU, by its index."""
     cleared: tuple[Cleared, ...] = ()
     endings: tuple[Ending, ...] = ()
     curves_version: int = 0

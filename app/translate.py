@@ -11,7 +11,6 @@ from ltui.app.frame import Cleared, Ending, Frame
 from ltui.training.run.snapshot import (
     LIVE,
     CheckpointInfo,
-    GpuSnapshot,
     RankSnapshot,
     RankState,
     RunSnapshot,
@@ -20,13 +19,12 @@ from ltui.training.run.snapshot import (
 )
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.shapes import Cell, GpuRow, HeaderShape, RankRow, Tone
+from ltui.widgets.shapes import Cell, HeaderShape, RankRow, Tone
 
 CLEARED_SHOWN_S = 10.0
 """How long a banner goes on saying that something is over."""
 SILENT_AFTER_S = 5.0
 """Nothing new for this long is said, with its age."""
-HOT_C = 85.0
 PROCESS_ROWS = 16
 SAMPLES = "samples/s"
 
@@ -142,13 +140,17 @@ def _verdict_tone(verdict: Verdict) -> Tone:
 
 
 def _verdict_text(verdict: Verdict, now: float) -> str:
-    lasting = "" if verdict.began is None else f" {formats.age(now - verdict.began)}"
+    # What is said of GPUs tells its own age.
+    aged = verdict.began is not None and not verdict.kind.startswith("gpu_")
+    lasting = f" {formats.age(now - verdict.began)}" if aged and verdict.began is not None else ""
     text = f"{verdict.level.upper()}{lasting}: {clean_line(verdict.cause)}"
     return f"{text}  {clean_line(verdict.remedy)}" if verdict.remedy else text
 
 
 def _cleared_text(cleared: Cleared) -> str:
     verdict = cleared.verdict
+    if verdict.kind.startswith("gpu_"):
+        return f"over after {formats.age(cleared.lasted_s)}: {clean_line(verdict.cause)}"
     who = f" (rank {formats.ranks(verdict.culprits)})" if verdict.culprits else ""
     return f"moves again: {verdict.level}{who} for {formats.age(cleared.lasted_s)}"
 
@@ -237,51 +239,7 @@ def ranks_title(frame: Frame) -> str:
     return ", ".join(f"{n} {word}" for word, n in words)
 
 
-# -- GPUs ------------------------------------------------------------------------------------------
-
-
-def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
-    return tuple(
-        _gpu_row(gpu, frame.gpu_strips.get(gpu.index, ()), frame.now)
-        for gpu in sorted(frame.snapshot.gpus, key=lambda g: g.index)
-    )
-
-
-def _gpu_row(gpu: GpuSnapshot, strip: tuple[float, ...], now: float) -> GpuRow:
-    hot = gpu.temperature_c is not None and gpu.temperature_c >= HOT_C
-    temperature = formats.temperature(gpu.temperature_c)
-    return GpuRow(
-        index=str(gpu.index),
-        name=clean_name((gpu.name or formats.NA).removeprefix("NVIDIA ")),
-        ranks=f"r{formats.ranks(gpu.ranks)}" if gpu.ranks else "",
-        utilisation=_share(gpu.utilisation_percent),
-        utilisation_text=formats.percent(_share(gpu.utilisation_percent)),
-        memory=_ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
-        memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
-        power_text=formats.power(gpu.power_w, gpu.power_limit_w),
-        temperature=_cell(
-            f"{temperature} hot" if hot else temperature, Tone.WARN if hot else Tone.PLAIN
-        ),
-        clock_text=formats.clock(gpu.sm_clock_mhz),
-        strip=strip,
-        note=clean_name(_gpu_note(gpu, now)),
-    )
-
-
-def _gpu_note(gpu: GpuSnapshot, now: float) -> str:
-    if gpu.error:
-        return gpu.error
-    if gpu.sampled_at is not None and now - gpu.sampled_at > SILENT_AFTER_S:
-        return f"{formats.age(now - gpu.sampled_at)} old"
-    return ""
-
-
-def _share(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
+# -- without GPUs ----------------------------------------------------------------------------------
 
 
 def gpus_missing(frame: Frame) -> str:

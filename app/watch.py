@@ -16,6 +16,7 @@ from typing import Any
 
 from ltui.app.curves import rate_curve
 from ltui.app.frame import Cleared, CurveData, Ending, Frame
+from ltui.app.gpu_history import KEPT_S, GpuBook, GpuSample
 from ltui.app.history import RANK_CURVES, TRAIN_LOSS, CurveBook, RateBook
 from ltui.app.logtail import LogTail
 from ltui.training.queue.reader import QueueFileError, QueueReader
@@ -37,7 +38,6 @@ RELOAD_S = 5.0
 """Least seconds between loads of the stored history."""
 POLL_RECORDS = 4000
 POLLS_A_LOOK = 4
-STRIP = 32
 CURVE_POINTS = 2000
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 
@@ -85,9 +85,10 @@ class RunWatch:
         self._book = CurveBook()
         self._rate_book = RateBook()
         self._log: LogTail | None = None
-        self._strips: dict[int, deque[float]] = {}
-        self._sampled: dict[int, float | None] = {}
-        self._standing: dict[tuple[str, tuple[int, ...]], Verdict] = {}
+        self._gpus = GpuBook()
+        self._gpus_read: set[int] = set()
+        self._gpus_unread: set[int] = set()
+        self._standing: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
         self._cleared: deque[Cleared] = deque(maxlen=8)
         self._endings: tuple[Ending, ...] = ()
         self._reload_wanted = True
@@ -133,15 +134,16 @@ class RunWatch:
         self._follow_verdicts(snapshot, now)
 
     def _sample_gpus(self, snapshot: RunSnapshot) -> None:
-        for gpu in snapshot.gpus:
-            if gpu.utilisation_percent is None or self._sampled.get(gpu.index) == gpu.sampled_at:
-                continue
-            self._sampled[gpu.index] = gpu.sampled_at
-            strip = self._strips.setdefault(gpu.index, deque(maxlen=STRIP))
-            strip.append(gpu.utilisation_percent / 100)
+        self._gpus.add(snapshot.gpus)
+        self._gpus_unread |= {gpu.index for gpu in snapshot.gpus} - self._gpus_read
 
     def _follow_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
-        standing = {(v.kind, v.culprits): v for v in snapshot.verdicts if v.ended is None}
+        standing = {
+            # GPUs come and go among those that a finding names: its place is no part of it.
+            (v.kind, "" if v.kind.startswith("gpu_") else v.place or "", v.culprits): v
+            for v in snapshot.verdicts
+            if v.ended is None
+        }
         if snapshot.state in LIVE:
             for key, verdict in self._standing.items():
                 if key not in standing and not any(k[0] == key[0] for k in standing):
@@ -168,8 +170,30 @@ class RunWatch:
             names = store.metric_names()
             self._book.load({name: _stored_curve(store, name) for name in names})
             self._endings = _endings(store, self._attempt or 1)
+            self._load_gpus(store)
             world_size = self._snapshot.world_size if self._snapshot else None
             self._rate_book.load(*_stored_rates(store, world_size or 1))
+
+    def _load_gpus(self, store: RunStore) -> None:
+        """What the supervisor recorded of the GPUs before this watch began, once for each."""
+        for index in sorted(self._gpus_unread):
+            history = store.gpu_history(index, KEPT_S)
+            columns = (
+                history.times,
+                history.utilisation_percent / 100,
+                history.memory_used_bytes,
+                history.power_w,
+                history.temperature_c,
+            )
+            self._gpus.load(
+                index,
+                [
+                    GpuSample(at=t, utilisation=u, memory_bytes=m, power_w=w, temperature_c=c)
+                    for t, u, m, w, c in zip(*(c.tolist() for c in columns), strict=True)
+                ],
+            )
+        self._gpus_read |= self._gpus_unread
+        self._gpus_unread = set()
 
     # -- the ranks' queues -------------------------------------------------------------------------
 
@@ -299,7 +323,7 @@ class RunWatch:
             curves=self._book.curves(),
             rates=self._rate_book.rates(),
             waits=self._rate_book.waits(),
-            gpu_strips={i: tuple(strip) for i, strip in self._strips.items()},
+            gpu_pasts=self._gpus.pasts(),
             cleared=tuple(self._cleared),
             endings=self._endings,
             curves_version=self._book.version + self._rate_book.version,

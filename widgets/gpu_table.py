@@ -13,6 +13,20 @@ from ltui.widgets.table import Table
 
 BAR_WIDTH = 10
 STRIP_WIDTH = 12
+SIGNS = {Tone.BAD: "!", Tone.WARN: "▲"}
+"""Before a GPU with which something is wrong; others have a blank."""
+
+_TEXTS = {
+    "ranks": "ranks",
+    "sm": "sm_text",
+    "tensor": "tensor_text",
+    "dram": "dram_text",
+    "power": "power_text",
+    "clock": "clock_text",
+    "throttle": "throttle",
+    "note": "note",
+}
+"""Columns that are left out where no GPU has a value for them."""
 
 
 class GpuTable(Table[GpuRow]):
@@ -21,18 +35,22 @@ class GpuTable(Table[GpuRow]):
     NOTE: ClassVar[str] = "no GPU readings yet"
     KEEPS_CURSOR: ClassVar[bool] = False
     COLUMNS: ClassVar[tuple[Column, ...]] = (
-        Column(key="index", title="GPU", width=3, right=True),
-        Column(key="name", title="name", width=18, importance=7),
-        Column(key="ranks", title="ranks", width=8, importance=5),
-        Column(key="bar", title="util", width=BAR_WIDTH, importance=2),
-        Column(key="utilisation", title="", width=5, right=True),
-        Column(key="strip", title="recent", width=STRIP_WIDTH, importance=6),
-        Column(key="memory_bar", title="memory", width=BAR_WIDTH, importance=8),
-        Column(key="memory", title="", width=15, right=True),
-        Column(key="power", title="power", width=11, right=True, importance=3),
-        Column(key="temperature", title="temp", width=6, right=True, importance=2),
-        Column(key="clock", title="clock", width=9, right=True, importance=9),
-        Column(key="note", title="", width=8, grows=True, importance=4),
+        Column(key="index", title="  GPU", width=6),
+        Column(key="name", title="name", width=16, importance=12),
+        Column(key="ranks", title="rank", width=6, importance=4),
+        Column(key="bar", title="util", width=BAR_WIDTH, importance=6),
+        Column(key="utilisation", title="util", width=5, right=True),
+        Column(key="strip", title="last 2 min", width=STRIP_WIDTH, importance=9),
+        Column(key="sm", title="SM", width=5, right=True, importance=5),
+        Column(key="tensor", title="tensor", width=6, right=True, importance=8),
+        Column(key="dram", title="DRAM", width=5, right=True, importance=8),
+        Column(key="memory_bar", title="memory", width=BAR_WIDTH, importance=13),
+        Column(key="memory", title="memory", width=15, right=True),
+        Column(key="power", title="power", width=11, right=True, importance=2),
+        Column(key="temperature", title="temp", width=7, right=True, importance=3),
+        Column(key="clock", title="clock", width=9, right=True, importance=10),
+        Column(key="throttle", title="held down by", width=18, importance=11),
+        Column(key="note", title="", width=8, grows=True, importance=7),
     )
 
     def key_of(self, row: GpuRow) -> str:
@@ -40,27 +58,31 @@ class GpuTable(Table[GpuRow]):
 
     def columns_of(self, rows: Sequence[GpuRow]) -> Sequence[Column]:
         """All columns but the strip where there is no history, and those without any value."""
-        gone = set()
+        gone = {k for k, name in _TEXTS.items() if all(getattr(r, name) in ("", NA) for r in rows)}
+        # A GPU whose ranks aren't known is worth an empty column; power that is refused is said.
+        gone -= {"power"}
         if not any(r.strip for r in rows):
             gone.add("strip")
-        if all(r.clock_text in ("", NA) for r in rows):
-            gone.add("clock")
-        if not any(r.note for r in rows):
-            gone.add("note")
         return [c for c in self.COLUMNS if c.key not in gone]
 
     def cells_of(self, row: GpuRow) -> Mapping[str, Cells]:
+        sign = f"{SIGNS.get(row.tone, ' ')} "
+        loud = row.tone if row.tone in SIGNS else Tone.WARN
         return {
-            "index": (Cell(text=row.index),),
+            "index": (Cell(text=sign, tone=row.tone), Cell(text=row.index)),
             "name": (Cell(text=row.name, tone=Tone.DIM),),
             "ranks": (Cell(text=row.ranks),),
             "bar": bar_cells(row.utilisation, BAR_WIDTH),
             "utilisation": (Cell(text=row.utilisation_text),),
             "strip": (Cell(text=strip(row.strip, STRIP_WIDTH, high=1.0), tone=Tone.DIM),),
+            "sm": (Cell(text=row.sm_text),),
+            "tensor": (Cell(text=row.tensor_text),),
+            "dram": (Cell(text=row.dram_text),),
             "memory_bar": bar_cells(row.memory, BAR_WIDTH, Tone.DIM),
             "memory": (Cell(text=row.memory_text),),
             "power": (Cell(text=row.power_text),),
             "temperature": (row.temperature,),
             "clock": (Cell(text=row.clock_text, tone=Tone.DIM),),
-            "note": (Cell(text=row.note, tone=Tone.WARN),),
+            "throttle": (Cell(text=row.throttle, tone=Tone.WARN),),
+            "note": (Cell(text=row.note, tone=loud),),
         }

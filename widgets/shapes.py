@@ -120,8 +120,18 @@ class GpuRow:
     temperature: Cell
     clock_text: str
     strip: tuple[float, ...] = ()
-    """Recent utilisation, 0 to 1, oldest first."""
+    """Utilisation of the last minutes, 0 to 1, oldest first; NaN where none was read."""
     note: str = ""
+    heat: tuple[float, ...] = ()
+    """The same, finer, for the heat strip."""
+    sm_text: str = ""
+    """SM, tensor-core and DRAM activity where the GPU offers them: ``62 %``."""
+    tensor_text: str = ""
+    dram_text: str = ""
+    throttle: str = ""
+    """What holds the clocks down, in words."""
+    tone: Tone = Tone.PLAIN
+    """WARN or BAD where something is wrong with this GPU; a sign says the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

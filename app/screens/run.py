@@ -19,9 +19,12 @@ from ltui.app import charts, details, translate
 from ltui.app.arrangement import DETAILS, PANELS, Arrangement, Room, room_of
 from ltui.app.feed import Feed, Watch
 from ltui.app.frame import Frame
+from ltui.app.gpu_panel import gpus_title
 from ltui.app.notices import CONTROLS, farewell, happened, refusal
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.diagnose import DiagnoseScreen
+from ltui.app.screens.gpu import GpuScreen
+from ltui.app.screens.gpu_board import GpuBoard
 from ltui.app.screens.keyline import KeyHint, KeyLine
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
@@ -52,6 +55,8 @@ EVERYONE, ENGINE = -1, -2
 """Whose log is shown, besides the number of a rank."""
 MOST_ROWS = 9
 """Lines that GPUs and ranks get where panels stand above each other; the rest is scrolled to."""
+MOST_GPU_LINES = 15
+"""With the heat strip of many GPUs above their rows, and what is wrong below."""
 
 KEYS = """
 s        | stop                | stop             | Stop at an agreed step, with a checkpoint
@@ -131,7 +136,7 @@ class RunScreen(Screen[None]):
                         yield Chart(id="throughput-chart")
                         yield Static(id="waiting", markup=False)
                 with Panel(3, TITLES["gpus"], id="gpus"):
-                    yield GpuTable(id="gpu-table")
+                    yield GpuBoard(id="gpu-board")
                     yield Static(id="gpu-note", markup=False)
                 with Panel(4, TITLES["ranks"], id="ranks"):
                     yield RankTable(id="rank-table")
@@ -249,17 +254,24 @@ class RunScreen(Screen[None]):
         self.query_one(f"#{name}", Panel).say(shape.title, shape.subtitle)
 
     def _draw_gpus(self, frame: Frame) -> None:
-        rows = translate.gpu_rows(frame)
-        table = self.query_one(GpuTable)
-        table.display = bool(rows)
-        self.query_one("#gpu-note").display = not rows
-        if rows:
-            table.set_rows(rows)
-            self._fit("gpus", len(rows) + 1)
+        board = self.query_one(GpuBoard)
+        has = bool(frame.snapshot.gpus)
+        board.display = has
+        self.query_one("#gpu-note").display = not has
+        shared = self.arrangement.room in (Room.FULL, Room.VAST) and not self.arrangement.zoomed
+        self.query_one("#gpus", Panel).say(TITLES["gpus"], gpus_title(frame))
+        if has:
+            self._fit("gpus", board.show(frame, alone=not shared), MOST_GPU_LINES)
         else:
             text = translate.processes_text(frame)
             self._say("#gpu-note", text)
             self._fit("gpus", text.plain.count("\n") + 1)
+
+    @on(GpuTable.RowSelected)
+    def _open_gpu(self, message: GpuTable.RowSelected) -> None:
+        if isinstance(message.table, GpuTable):
+            message.stop()
+            self.app.push_screen(GpuScreen(lambda: self.frame, message.key))
 
     def _draw_ranks(self, frame: Frame) -> None:
         rows = translate.rank_rows(frame)
@@ -267,10 +279,10 @@ class RunScreen(Screen[None]):
         self.query_one("#ranks", Panel).say(TITLES["ranks"], translate.ranks_title(frame))
         self._fit("ranks", len(rows) + 1)
 
-    def _fit(self, name: str, lines: int) -> None:
+    def _fit(self, name: str, lines: int, most: int = MOST_ROWS) -> None:
         """Where panels stand above each other, one of few rows is no higher than they are."""
         shared = self.arrangement.room in (Room.FULL, Room.VAST) and not self.arrangement.zoomed
-        height: int | str = min(max(lines, 2), MOST_ROWS) + 2 if shared else "1fr"
+        height: int | str = min(max(lines, 2), most) + 2 if shared else "1fr"
         if self._drawn.get(f"{name} height") != height:
             self._drawn[f"{name} height"] = height
             self.query_one(f"#{name}").styles.height = height

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ltui.app.frame import CurveData, Frame
+from ltui.app.gpu_history import GpuPast, GpuSample
 from ltui.training.run.snapshot import (
     CheckpointInfo,
     GpuSnapshot,
@@ -135,6 +136,14 @@ def snapshot(**changes: Any) -> RunSnapshot:
     )
 
 
+def gpu_past(values: Any = (0.9, 0.95, 0.98, 0.97)) -> GpuPast:
+    samples = tuple(
+        GpuSample(at=NOW - len(values) + i, utilisation=v, power_w=600 * v, temperature_c=60.0)
+        for i, v in enumerate(values)
+    )
+    return GpuPast(samples, tuple(values)[-12:], tuple(values)[-60:])
+
+
 def frame(**changes: Any) -> Frame:
     total = curve(np.full(100, 31_000.0) + 400 * np.sin(np.arange(100) / 5), step_s=0.5)
     return replace(
@@ -150,7 +159,7 @@ def frame(**changes: Any) -> Frame:
             },
             rates={None: total},
             waits=curve(np.full(100, 0.04)),
-            gpu_strips=dict.fromkeys(range(4), (0.9, 0.95, 0.98, 0.97)),
+            gpu_pasts={i: gpu_past() for i in range(4)},
             curves_version=1,
             log=log_lines(40),
             log_count=40,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from frames import NOW, frame, gpu, rank, snapshot
 
-from ltui.app import translate
+from ltui.app import gpu_panel, translate
 from ltui.app.frame import Cleared, Ending
 from ltui.training.run.snapshot import (
     CheckpointInfo,
@@ -146,12 +146,12 @@ def test_gpu_rows_say_stale_and_hot() -> None:
     run = snapshot(
         gpus=(gpu(0), gpu(1, sampled_at=NOW - 30), gpu(2, temperature_c=91.0), gpu(3, error="lost"))
     )
-    rows = translate.gpu_rows(frame(snapshot=run))
+    rows = gpu_panel.gpu_rows(frame(snapshot=run))
     assert rows[0].utilisation == pytest.approx(0.98)
     assert rows[0].memory_text == "61.0 / 140 GiB"
     assert rows[1].note == "30 s old"
     assert rows[2].temperature.tone is Tone.WARN
-    assert "hot" in rows[2].temperature.text
+    assert rows[2].temperature.text == "91 °C!"
     assert rows[3].note == "lost"
 
 

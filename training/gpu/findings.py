@@ -7,6 +7,7 @@ been gone for a while, so that nothing flickers on the screen.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -125,6 +126,63 @@ def verdict(finding: Finding) -> Verdict:
         began=finding.since,
         evidence=dict(finding.evidence),
     )
+
+
+def verdicts(findings: Iterable[Finding]) -> tuple[Verdict, ...]:
+    """The findings as a run's picture carries them; alike on several GPUs they are one."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.kind, _wording(finding.text)), []).append(finding)
+    return tuple(_joint(group) for group in alike.values())
+
+
+def _wording(text: str) -> str:
+    """The text without its figures, and without who uses the GPU."""
+    return re.sub(r"\d+(\.\d+)?", "#", text.partition(" (")[0])
+
+
+def _joint(group: Sequence[Finding]) -> Verdict:
+    first = min(group, key=lambda f: f.gpu)
+    place = _places([f.place.removeprefix("GPU ") for f in sorted(group, key=lambda f: f.gpu)])
+    same = all(f.text == first.text for f in group)
+    text = first.text if same else f"{first.text} ({first.place}; the others alike)"
+    return replace(
+        verdict(first),
+        culprits=tuple(sorted({rank for f in group for rank in f.ranks})),
+        place=place,
+        cause=f"{place}: {text}",
+        # The history tells verdicts of one kind apart by their beginning.
+        began=min(f.since for f in group) + first.gpu * 1e-6,
+        evidence={
+            **first.evidence,
+            "gpus": sorted(f.gpu for f in group),
+            "serious": any(f.level == ERROR for f in group),
+        },
+    )
+
+
+def _places(labels: Sequence[str]) -> str:
+    """``GPU 3``, ``GPUs 0-3, 5``; slices are named one by one."""
+    if len(labels) == 1:
+        return f"GPU {labels[0]}"
+    parts: list[str] = []
+    run: list[int] = []
+
+    def close() -> None:
+        if run:
+            parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
+            run.clear()
+
+    for label in labels:
+        if not label.isdecimal():
+            close()
+            parts.append(label)
+            continue
+        if run and int(label) != run[-1] + 1:
+            close()
+        run.append(int(label))
+    close()
+    return f"GPUs {', '.join(parts)}"
 
 
 def _kept_s(seen: Seen) -> float:

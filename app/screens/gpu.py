@@ -1,0 +1,98 @@
+"""One GPU: every reading in words, charts of the last minutes, whose processes are on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ltui.app.frame import Frame
+from ltui.app.gpu_charts import NAMES, gpu_charts
+from ltui.app.gpu_history import GpuPast
+from ltui.app.gpu_panel import find_gpu, gpu_rows, readings_text
+from ltui.app.screens.keys import bindings
+from ltui.app.screens.panel import Panel
+from ltui.widgets.chart import Chart
+
+LOOK_S = 1.0
+CHARTS_FROM = 100
+"""Cells of width from which charts stand beside the readings."""
+
+
+class GpuScreen(ModalScreen[None]):
+    """Follows the newest frame. ``[`` and ``]`` go to the GPU before and after."""
+
+    SCOPE = "gpu"
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "gpu",
+        """
+        escape,q,enter | close    | close    | Back
+        [,left         | other(-1) | previous | The GPU before
+        ],right        | other(1)  | next     | The GPU after
+        """,
+    )
+
+    def __init__(self, frame_of: Callable[[], Frame | None], name: str) -> None:
+        super().__init__()
+        self._frame_of, self.gpu = frame_of, name
+        self._shown: Text | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -wide"):
+            with Horizontal(id="one-gpu"):
+                with VerticalScroll(id="readings-scroll"):
+                    yield Static(id="readings", markup=False)
+                with Vertical(id="gpu-charts"):
+                    for name in NAMES:
+                        with Panel(None, name, id=f"gpu-{name}"):
+                            yield Chart(id=f"gpu-{name}-chart")
+            yield Static(Text("esc back   [ ] the GPU before, after   ↑↓ scroll"), id="answers")
+
+    def on_mount(self) -> None:
+        self.query_one("#readings-scroll").focus()
+        for chart in self.query(Chart):
+            chart.can_focus = False
+        self._fit(self.app.size.width)
+        self._look()
+        self.set_interval(LOOK_S, self._look)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._fit(event.size.width)
+
+    def _fit(self, width: int) -> None:
+        self.query_one("#gpu-charts").display = width >= CHARTS_FROM
+
+    def _look(self) -> None:
+        frame = self._frame_of()
+        gpu = find_gpu(frame, self.gpu) if frame is not None else None
+        dialog = self.query_one(".dialog")
+        dialog.border_title = f"GPU {self.gpu}"
+        if frame is None or gpu is None:
+            self._say(Text("there are no readings of this GPU now"))
+            return
+        self._say(readings_text(gpu, frame))
+        for name, shape in gpu_charts(gpu, frame.gpu_pasts.get(gpu.index, GpuPast())).items():
+            self.query_one(f"#gpu-{name}-chart", Chart).shape = shape
+            self.query_one(f"#gpu-{name}", Panel).say(shape.title, shape.subtitle)
+
+    def _say(self, text: Text) -> None:
+        if text != self._shown:
+            self._shown = text
+            self.query_one("#readings", Static).update(text)
+
+    def action_other(self, by: int) -> None:
+        frame = self._frame_of()
+        names = [row.index for row in gpu_rows(frame)] if frame is not None else []
+        if self.gpu in names:
+            self.gpu = names[(names.index(self.gpu) + by) % len(names)]
+            self._look()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
