@@ -152,7 +152,7 @@ class RunScreen(Screen[None]):
     def on_mount(self) -> None:
         self._feed = Feed(self._make_watch, self._post_frame, run_id=self.run_dir.id)
         self._feed.start()
-        self._arrange(replace(self.arrangement, room=room_of(*self.app.size)))
+        self._lay_out(replace(self.arrangement, room=room_of(*self.app.size)))
 
     def on_unmount(self) -> None:
         if self._feed is not None:
@@ -165,9 +165,9 @@ class RunScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         room = room_of(event.size.width, event.size.height)
         if room is not self.arrangement.room:
-            self._arrange(replace(self.arrangement, room=room))
+            self._lay_out(replace(self.arrangement, room=room))
 
-    def _arrange(self, arrangement: Arrangement) -> None:
+    def _lay_out(self, arrangement: Arrangement) -> None:
         if not self.is_mounted:
             return
         self.arrangement = arrangement
@@ -344,7 +344,7 @@ class RunScreen(Screen[None]):
     # -- panels ------------------------------------------------------------------------------------
 
     def action_panel(self, name: str) -> None:
-        self._arrange(self.arrangement.choose(name))
+        self._lay_out(self.arrangement.choose(name))
         for child in self.query_one(f"#{name}").query("*"):
             if child.focusable:
                 child.focus()
@@ -358,18 +358,18 @@ class RunScreen(Screen[None]):
             self.arrangement = self.arrangement.choose(name)
 
     def action_zoom(self) -> None:
-        self._arrange(replace(self.arrangement, zoomed=not self.arrangement.zoomed))
+        self._lay_out(replace(self.arrangement, zoomed=not self.arrangement.zoomed))
 
     def action_reset(self) -> None:
         self.settings = charts.ChartSettings()
         for chart in self.query(Chart):
             chart.action_show_all()
             chart.log_y = None
-        self._arrange(Arrangement(room=self.arrangement.room))
+        self._lay_out(Arrangement(room=self.arrangement.room))
 
     def action_details(self) -> None:
         shown = DETAILS in self.arrangement.visible()
-        self._arrange(replace(self.arrangement, details=not shown))
+        self._lay_out(replace(self.arrangement, details=not shown))
         if not shown and DETAILS not in self.arrangement.visible():
             self.notify("details need 130 columns and 40 lines", timeout=3)
 
