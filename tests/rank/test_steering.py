@@ -52,7 +52,14 @@ def test_stop_saves_and_leaves(run: RunFolder, fit: Any) -> None:
     assert (manifest["version"], manifest["file"]) == (1, path.name)
     assert (manifest["global_step"], manifest["epoch"], manifest["reason"]) == (7, 1, "stop")
     assert (manifest["attempt"], manifest["torch"]) == (1, torch.__version__)
-    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f"{path.name}.json"]
+    own = path.with_name(f"{path.name}.rank-00000")
+    assert sorted(path.parent.iterdir()) == [path, Path(f"{path}.json"), own]
+    assert manifest["beside"] == {
+        own.name: {
+            "sha256": hashlib.sha256(own.read_bytes()).hexdigest(),
+            "size_bytes": own.stat().st_size,
+        }
+    }
     (saved,) = run.events("checkpoint_saved")
     assert (saved["path"], saved["reason"]) == (str(path), "stop")
     (event,) = run.events("stopped")

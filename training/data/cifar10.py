@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10
 
 from ltui.training.data.cache import data_folder
-from ltui.training.data.order import RankLoader, RankOrder
+from ltui.training.data.order import RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
 
@@ -26,9 +26,10 @@ class DataMissingError(RuntimeError):
 class Cifar10(LightningDataModule):
     """Batches of (images as floats from -1 to 1, labels)."""
 
-    def __init__(self, batch_size: int = 64, folder: str | None = None) -> None:
+    def __init__(self, batch_size: int = 64, folder: str | None = None, workers: int = 0) -> None:
         """``folder`` holds, or will hold, ``cifar-10-batches-py``."""
         super().__init__()
+        self.workers = workers
         self.batch_size = batch_size
         self.folder = folder
         self._parts: dict[bool, TensorDataset] = {}
@@ -63,11 +64,8 @@ class Cifar10(LightningDataModule):
             shuffle=train,
             filler=None if train else samples,
         )
-        return RankLoader(
-            order,
-            self.batch_size,
-            lambda indices: DataLoader(Subset(dataset, indices), batch_size=self.batch_size),
-        )
+        batches = torch_batches(dataset, self.batch_size, self.workers)
+        return RankLoader(order, self.batch_size, batches)
 
     def _read(self, train: bool) -> TensorDataset:
         if train not in self._parts:

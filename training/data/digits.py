@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from ltui.training.data.beton import beton_batches, has_ffcv, write_beton
 from ltui.training.data.cache import data_folder
-from ltui.training.data.order import OpenBatches, RankLoader, RankOrder
+from ltui.training.data.order import OpenBatches, RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
 VALIDATION_SHARE = 0.2
@@ -42,9 +42,12 @@ class Digits(LightningDataModule):
         batch_size: int = 32,
         loader: Literal["auto", "ffcv", "torch"] = "auto",
         folder: str | None = None,
+        workers: int = 0,
     ) -> None:
-        """``loader``: ``auto`` takes FFCV where it is installed; ``folder`` keeps its file."""
+        """``loader``: ``auto`` takes FFCV where it is installed; ``folder`` keeps its file;
+        ``workers`` are processes of torch's DataLoader."""
         super().__init__()
+        self.workers = workers
         if loader == "ffcv" and not has_ffcv():
             raise ValueError("FFCV is not installed: use loader=torch, or pip install ffcv")
         self.batch_size = batch_size
@@ -89,9 +92,8 @@ class Digits(LightningDataModule):
             batches = self._batches
             return lambda order: batches([first + i for i in order])
         dataset = TensorDataset(self.images, self.labels)
-        return lambda order: DataLoader(
-            Subset(dataset, [first + i for i in order]), batch_size=self.batch_size
-        )
+        opened = torch_batches(dataset, self.batch_size, self.workers)
+        return lambda order: opened([first + i for i in order])
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         images, labels = batch

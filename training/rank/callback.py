@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from ltui.training.queue.records import Outcome, Phase
 from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.rank.exact import ExactState
 from ltui.training.rank.loops import Place
 from ltui.training.rank.resume import fit_of, resume_from
 from ltui.training.rank.signals import StopSignals, replace_lightning_handlers
@@ -59,6 +60,7 @@ class RankHooks:
         self._fit = 0
         self._stage = ""
         self._patched = False
+        self._exact: ExactState | None = None
         self._part = 0
         self._ended: BaseException | None = None
 
@@ -112,6 +114,9 @@ class RankHooks:
             self._patched = True
             self.telemetry.watch_loops(trainer)
             self._watch_saving(trainer)
+            self._keep_exact(trainer, channel)
+        if self.steering is not None:
+            self.steering.exact = self._exact
         self._resume(trainer, channel)
 
     def _take_the_wheel(self, trainer: Any, channel: Channel) -> None:
@@ -122,6 +127,13 @@ class RankHooks:
         self.steering = channel.steering
         if not self._patched:
             replace_lightning_handlers(trainer, StopSignals(channel.steering.raise_flag))
+
+    def _keep_exact(self, trainer: Any, channel: Channel) -> None:
+        tell = channel.event if channel.rank == 0 else _tell_nothing
+        try:
+            self._exact = ExactState(trainer, lambda text: tell("note", text))
+        except AttributeError as error:  # a Lightning whose loops are others
+            tell("note", f"Resuming will not be exact: {error}")
 
     def _watch_saving(self, trainer: Any) -> None:
         """Show a ModelCheckpoint's saving as the phase that it is."""
@@ -147,7 +159,8 @@ class RankHooks:
         channel.resumed = True
         tell = channel.event if channel.rank == 0 else _tell_nothing
         own_folder = self.environment.checkpoints_dir.resolve()
-        resume_from(trainer, path, tell, trusted=own_folder in path.resolve().parents)
+        trusted = own_folder in path.resolve().parents
+        resume_from(trainer, path, tell, trusted=trusted, exact=self._exact)
 
     @guarded
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -300,6 +313,8 @@ class RankHooks:
             return
         if self.steering is not None:
             self.steering.fit_ended(self._fit)
+        if self._exact is not None:
+            self._exact.let_go()
         channel.queue.flush_staged()
         channel.pulse.set(phase=Phase.TEARDOWN)
         if self._stage == "fit":

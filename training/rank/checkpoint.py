@@ -2,7 +2,8 @@
 
 ``step-00001204-stop.ckpt`` and, written last, ``step-00001204-stop.ckpt.json``: a file without a
 manifest, or one whose size or checksum differs, is never resumed from. A sharded checkpoint is a
-directory; its manifest lists the checksum of every file.
+directory; its manifest lists the checksum of every file. Beside it lies a small file of each rank
+with what is the rank's own (``exact.py``), listed in the manifest too.
 
 Every rank calls ``save`` at the same place and passes the same collectives whatever fails:
 Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier when rank 0's disk is full,
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank.channel import lightning_version
+from ltui.training.rank.exact import rank_file
 
 MANIFEST_VERSION = 1
 _SPARE_BYTES = 16 << 20
@@ -53,17 +55,22 @@ def save(
     attempt: int,
     fit: int,
     amend: Callable[[dict[str, Any]], None] | None = None,
+    rank_state: Callable[[], dict[str, Any]] | None = None,
 ) -> Saved:
     """Write one checkpoint; all ranks call it together. Raises nothing that a disk can cause.
 
-    ``amend`` may change the dumped dictionary before it is written.
+    ``amend`` may change the dumped dictionary before it is written. ``rank_state`` gives what this
+    rank keeps for itself.
     """
     began = time.perf_counter()
     step, epoch = trainer.global_step, trainer.current_epoch
     path = folder / checkpoint_name(step, reason)
     temporary = folder / f".{path.name}.part"
     error: str | None = None
+    own_part = _part_of(rank_file(path, trainer.global_rank))
+    ranks = trainer.world_size if rank_state is not None else 0
     try:
+        state = None if rank_state is None else rank_state()
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(False)
         if amend is not None:
             amend(checkpoint)
@@ -72,8 +79,11 @@ def save(
             _remove(temporary)
             require_space(folder, bytes_of(checkpoint))
         trainer.strategy.save_checkpoint(checkpoint, str(temporary))
+        if state is not None:
+            _write_state(own_part, state)
     except Exception as failure:  # noqa: BLE001  (the barrier below must be reached by every rank)
         error = f"{type(failure).__name__}: {failure}"
+        _remove(own_part)
     trainer.strategy.barrier("ltui checkpoint")
     size: int | None = None
     if trainer.is_global_zero:
@@ -83,6 +93,7 @@ def save(
                 size = _publish(
                     temporary,
                     path,
+                    ranks,
                     global_step=step,
                     epoch=epoch,
                     reason=reason,
@@ -90,18 +101,32 @@ def save(
                     fit=fit,
                     **versions,
                 )
-            else:
-                _remove(temporary)
         except OSError as failure:
             error = f"{type(failure).__name__}: {failure}"
-            _remove(temporary)
+        if error is not None:
+            for part in (temporary, *folder.glob(f".{path.name}.rank-*.part")):
+                _remove(part)
     return Saved(path=path, size_bytes=size, seconds=time.perf_counter() - began, error=error)
 
 
-def _publish(temporary: Path, path: Path, **facts: Any) -> int:
+def _part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _write_state(part: Path, state: dict[str, Any]) -> None:
+    # Every rank writes, and the first to come makes the folder.
+    part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with part.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _publish(temporary: Path, path: Path, ranks: int, **facts: Any) -> int:
     """Flush, checksum, rename, then the manifest. Returns the size in bytes."""
     manifest_path = Path(f"{path}.json")
     manifest_path.unlink(missing_ok=True)
+    beside = _publish_states(path, ranks)
     files = {}
     for file in _files(temporary):
         with file.open("rb") as stream:
@@ -118,6 +143,7 @@ def _publish(temporary: Path, path: Path, **facts: Any) -> int:
         "sha256": files["."][0] if "." in files else None,
         "size_bytes": size,
         "saved_at": time.time(),
+        "beside": beside,
         **facts,
     }
     if path.is_dir():
@@ -127,6 +153,18 @@ def _publish(temporary: Path, path: Path, **facts: Any) -> int:
         }
     write_whole(manifest_path, json.dumps(manifest, indent=1).encode())
     return size
+
+
+def _publish_states(path: Path, ranks: int) -> dict[str, dict[str, Any]]:
+    """The ranks' own files under their names. A rank that could not write has left none."""
+    for earlier in path.parent.glob(f"{path.name}.rank-*"):
+        earlier.unlink(missing_ok=True)
+    beside = {}
+    for rank in range(ranks):
+        file = rank_file(path, rank)
+        os.rename(_part_of(file), file)
+        beside[file.name] = {"sha256": _sha256(file), "size_bytes": file.stat().st_size}
+    return beside
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -141,7 +179,9 @@ def prune_periodic(folder: Path, keep: int) -> None:
     manifests = sorted(folder.glob("step-*-periodic.ckpt.json"), key=lambda p: p.stat().st_mtime)
     for manifest in manifests[: max(0, len(manifests) - keep)]:
         manifest.unlink(missing_ok=True)
-        _remove(manifest.with_suffix(""))
+        path = manifest.with_suffix("")
+        for file in (path, *path.parent.glob(f"{path.name}.rank-*")):
+            _remove(file)
 
 
 def write_whole(path: Path, data: bytes) -> None:

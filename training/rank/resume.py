@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ltui.training.rank.exact import ExactState
+
 Tell = Callable[..., None]
 
 
@@ -30,7 +32,9 @@ def fit_of(checkpoint: Path) -> int:
         return 1
 
 
-def resume_from(trainer: Any, checkpoint: Path, tell: Tell, *, trusted: bool) -> None:
+def resume_from(
+    trainer: Any, checkpoint: Path, tell: Tell, *, trusted: bool, exact: ExactState | None = None
+) -> None:
     """Have the coming ``fit`` restore ``checkpoint``. ``tell(kind, text, **fields)`` reports it."""
     connector = trainer._checkpoint_connector
     start = connector.resume_start
@@ -47,6 +51,8 @@ def resume_from(trainer: Any, checkpoint: Path, tell: Tell, *, trusted: bool) ->
         step, epoch = state.get("global_step", 0), state.get("epoch", 0)
         text = f"Resumed at step {step} from {checkpoint.name}."
         tell("resumed", text, path=str(checkpoint), global_step=step, step=step, epoch=epoch)
+        if exact is not None:
+            exact.read(checkpoint)
 
     connector.resume_start = resume_start
 

@@ -12,8 +12,8 @@ or the epoch as done, and the end of a validation batch. What a checkpoint holds
 
 The sanity check is too short to have boundaries: what is asked then is done after the first step.
 
-Exact: weights, optimizer, schedulers, scaler, step, epoch and batch counters. Not exact: the
-position in the data unless the loader keeps its own state, and random states.
+Beside Lightning's checkpoint every rank keeps its random states and its position in the data
+(``exact.py``).
 
 A stop whose checkpoint can't be written does not stop: training goes on, the failure is told, and
 whoever asked may make room or kill. So a full disk never costs what was trained.
@@ -31,6 +31,7 @@ from ltui.training.rank import checkpoint as checkpoints
 from ltui.training.rank.agree import GONE, Action, Board, Move, passed, position
 from ltui.training.rank.agree import frozen as frozen_at
 from ltui.training.rank.channel import Channel
+from ltui.training.rank.exact import ExactState
 from ltui.training.rank.loops import Place, amendment, place_allows
 from ltui.training.rank.stopped import RunStopped
 
@@ -72,6 +73,8 @@ class Steering:
         self._saved_at = time.monotonic()
         self._saves = 0
         self._asked_for = True
+        self.exact: ExactState | None = None
+        """Of the Trainer that runs."""
 
     def raise_flag(self, signum: int) -> None:
         """For a signal handler: one byte is stored."""
@@ -198,6 +201,7 @@ class Steering:
     def _save(self, trainer: Any, fit: int, reason: str, place: Place) -> str | None:
         """Path of the checkpoint, None where it failed for any rank."""
         self._channel.pulse.set(phase=Phase.CHECKPOINT)
+        exact = self.exact
         saved = checkpoints.save(
             trainer,
             self._folder,
@@ -205,6 +209,7 @@ class Steering:
             attempt=self._channel.environment.attempt,
             fit=fit,
             amend=amendment(trainer, place),
+            rank_state=None if exact is None else lambda: exact.state(place),
         )
         self._saves += 1
         self._board.say_result(self._saves, ok=saved.error is None)

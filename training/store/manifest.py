@@ -96,6 +96,8 @@ def _parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, str, in
             yield path / name, facts["sha256"], int(facts["size_bytes"])
     else:
         yield path, manifest["sha256"], int(manifest["size_bytes"])
+    for name, facts in (manifest.get("beside") or {}).items():
+        yield path.parent / name, facts["sha256"], int(facts["size_bytes"])
 
 
 def _sizes_fit(path: Path, manifest: dict[str, Any]) -> bool:

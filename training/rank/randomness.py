@@ -1,0 +1,59 @@
+"""The random states of a rank, as a checkpoint keeps them.
+
+Python's, NumPy's, torch's on the CPU and that of the rank's own GPU, as tensors and plain numbers,
+so that a checkpoint is read without unpickling objects.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+States = dict[str, Any]
+
+
+def random_states(device: torch.device | None = None) -> States:
+    """All states as they are now; ``device``: the GPU of this rank, where it has one."""
+    version, numbers, spare = random.getstate()
+    states: States = {
+        "python": [version, torch.tensor(numbers), spare],
+        "torch": torch.get_rng_state(),
+    }
+    # NumPy is there wherever somebody draws from it.
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state = numpy.random.get_state()
+        if isinstance(state, tuple):
+            name, keys, position, has_spare, spare = state
+            keys = torch.from_numpy(keys.astype("int64"))
+            states["numpy"] = [str(name), keys, int(position), int(has_spare), float(spare)]
+    if device is not None and device.type == "cuda":
+        # Seed and offset lie on the host: nothing waits for the GPU.
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_states(states: States, device: torch.device | None = None) -> None:
+    """Make them what ``random_states`` found; what it did not find stays."""
+    version, numbers, spare = states["python"]
+    random.setstate((version, tuple(numbers.tolist()), spare))
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, position, has_spare, spare = states["numpy"]
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), position, has_spare, spare))
+    if "cuda" in states and device is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Whatever is drawn within, the states on the host are the same afterwards."""
+    states = random_states()
+    try:
+        yield
+    finally:
+        restore_random_states(states)
