@@ -33,7 +33,16 @@ LINES_SHOWN = 20
 END_BYTES = 16 * 1024
 _EVERY_RANK = frozenset({"exception", "telemetry_off"})
 _ONCE = frozenset(
-    {"checkpoint_saved", "checkpoint_failed", "paused", "continued", "stopped", "resumed", "note"}
+    {
+        "checkpoint_saved",
+        "checkpoint_failed",
+        "paused",
+        "continued",
+        "stopped",
+        "resumed",
+        "note",
+        "gpu_error",
+    }
 )
 _HINT = "Ctrl-C stops with a checkpoint; closing the terminal leaves the run running"
 _STOPPING = "stopping with a checkpoint; Ctrl-C again kills at once"

@@ -144,5 +144,9 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
     chosen, _ = choose_devices(trainer, machine, spec.nproc)
     document["trainer"] = {**trainer, "accelerator": chosen.accelerator, "devices": chosen.devices}
     return spec.with_changes(
-        config=document, nproc=chosen.nproc, overrides=(*spec.overrides, *overrides)
+        config=document,
+        nproc=chosen.nproc,
+        # Kept through changes of other things: the configuration holds the count alone.
+        gpus=chosen.gpus if "trainer.devices" in keys else spec.gpus,
+        overrides=(*spec.overrides, *overrides),
     )

@@ -173,7 +173,8 @@ class PlainLines:
             snapshot.detail,
             snapshot.epoch,
             tuple((n, v.step) for n, v in snapshot.metrics.items() if is_validation(n)),
-            tuple(verdict.cause for verdict in open_verdicts(snapshot)),
+            # What is said of GPUs tells its age: that alone is no change.
+            tuple((verdict.kind, verdict.culprits) for verdict in open_verdicts(snapshot)),
         )
         due = self._last_at is None or now - self._last_at >= PLAIN_EVERY_S
         line = plain_line(snapshot)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from ltui.training.supervise.alive import ProcessMark, mark_of, start_ticks
-from ltui.training.supervise.nvml import GpuSampler
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable
 from ltui.training.supervise.rankside import install_rank_side
 
@@ -52,77 +51,6 @@ def test_a_rank_costs_what_its_children_cost() -> None:
     finally:
         os.killpg(process.pid, 9)
         process.wait()
-
-
-class _Refused(Exception):
-    pass
-
-
-def _driver(**functions: object) -> types.ModuleType:
-    driver = types.ModuleType("pynvml")
-    driver.NVMLError = _Refused
-    driver.NVML_TEMPERATURE_GPU = driver.NVML_CLOCK_SM = driver.NVML_CLOCK_MEM = 0
-
-    def refuse(*_: object) -> None:
-        raise _Refused("not supported")
-
-    def missing(name: str) -> object:
-        return refuse
-
-    driver.__getattr__ = missing
-    for name, function in functions.items():
-        setattr(driver, name, function)
-    return driver
-
-
-def test_what_the_driver_refuses_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = _driver(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetPowerUsage=lambda handle: (
-            250_000 if handle else (_ for _ in ()).throw(_Refused())
-        ),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    sampler = GpuSampler()
-    deadline = time.monotonic() + 10
-    while not (readings := sampler.latest()).gpus:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    sampler.stop()
-    first, second = readings.gpus
-    assert (first.power_w, second.power_w) == (None, 250.0)
-    assert first.error is not None
-    assert first.utilisation_percent is None
-    assert readings.note is None
-
-
-def test_a_driver_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = threading.Event()
-    monkeypatch.setitem(sys.modules, "pynvml", _driver(nvmlInit=free.wait))
-    monkeypatch.setattr("ltui.training.supervise.nvml._HANGING_S", 0.1)
-    sampler = GpuSampler()
-    time.sleep(0.2)
-    assert "has not answered" in (sampler.latest().note or "")
-    sampler.stop()
-    free.set()
-
-
-def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NVMLError_LibraryNotFound(Exception):
-        pass
-
-    def absent() -> None:
-        raise NVMLError_LibraryNotFound
-
-    monkeypatch.setitem(sys.modules, "pynvml", _driver(nvmlInit=absent))
-    sampler = GpuSampler()
-    deadline = time.monotonic() + 10
-    while sampler.latest().note == "not read yet":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert sampler.latest().note == "no NVIDIA driver on this machine"
 
 
 def test_the_rank_side_is_copied_once_and_stands_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ltui.training.gpu.findings import Finding, WatchState, watch
 from ltui.training.gpu.mapping import RankPlace, map_ranks, snapshots
 from ltui.training.gpu.reading import GpuReading, Xid
-from ltui.training.gpu.sampler import NOT_READ_YET, GpuSampler
+from ltui.training.gpu.sampler import NOT_READ_YET, GpuSampler, GpuView
 from ltui.training.gpu.xid import sentence
 from ltui.training.run.snapshot import GpuSnapshot, RankSnapshot
 
@@ -75,6 +75,10 @@ class RunGpus:
                 for xid in self._sampler.take_xids()
             ),
         )
+
+    def newest(self) -> GpuView:
+        """The readings as they are, for choosing among them."""
+        return self._sampler.latest()
 
     def stop(self, wait_s: float = 0.0) -> bool:
         """Ends the sampling; true if its thread has ended within ``wait_s``."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ltui.training.problem import Problem
-from ltui.training.run.devices import UNSEEN, Machine, choose_devices
+from ltui.training.run.devices import UNSEEN, Machine, choose_devices, free_count
 from ltui.training.run.document import Fault, resolve, walk
 from ltui.training.run.trainer_args import TRAINER_ARGUMENTS, Argument
 
@@ -194,8 +194,13 @@ def _devices_form(trainer: Mapping[str, Any]) -> list[Fault]:
     devices = trainer.get("devices", "auto")
     what = None
     if isinstance(devices, str) and devices != "auto":
-        if not re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", devices):
-            what = f"it must be auto, a number of devices or a list of them, not {shown(devices)}."
+        if not re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", devices) and not free_count(
+            devices
+        ):
+            what = (
+                "it must be auto, a number of devices, a list of them, or free:2 for two free "
+                f"GPUs, not {shown(devices)}."
+            )
     elif isinstance(devices, list):
         if not devices or not all(type(d) is int and d >= 0 for d in devices):
             what = f"it must list device numbers from 0 up, not {shown(devices)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from ltui.training.run.document import Fault, parse_value
 RANKS_PER_CORE = 4
 """More CPU ranks than this for each core is taken for a mistake."""
 _GPU = ("gpu", "cuda")
+_FREE = re.compile(r"free(?::0*([1-9]\d*))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,8 @@ class Devices:
     accelerator: str
     devices: int | list[int]
     nproc: int
+    gpus: str | None = None
+    """``free:2`` where the run waits for free GPUs and gets those."""
 
 
 def choose_devices(
@@ -42,6 +46,9 @@ def choose_devices(
     that isn't CPU or GPU is left to Lightning.
     """
     asked = trainer.get("accelerator", "auto")
+    free = free_count(trainer.get("devices", "auto"))
+    if free is not None:
+        return _on_free(free, str(asked), machine)
     wanted = _wanted(trainer.get("devices", "auto"))
     if asked == "cpu" or (asked == "auto" and not machine.gpus):
         return _on_cpu(wanted, machine, cpu_ranks, asked)
@@ -49,6 +56,22 @@ def choose_devices(
         return _on_gpu(wanted, machine)
     count = len(wanted) if isinstance(wanted, list) else wanted or 1
     return Devices(accelerator=str(asked), devices=wanted or 1, nproc=count), []
+
+
+def free_count(devices: Any) -> int | None:
+    """How many free GPUs ``free:2`` asks for; None for anything else."""
+    match = _FREE.fullmatch(devices.strip()) if isinstance(devices, str) else None
+    return max(1, int(match[1] or 1)) if match else None
+
+
+def _on_free(count: int, asked: str, machine: Machine) -> tuple[Devices, list[Fault]]:
+    chosen = Devices(accelerator="gpu", devices=count, nproc=count, gpus=f"free:{count}")
+    if asked not in ("auto", *_GPU):
+        what = f"free:{count} asks for GPUs, and trainer.accelerator is {asked}."
+        remedy = f"Set trainer.devices={count}, or trainer.accelerator=gpu."
+        return chosen, [Fault(path="trainer.devices", what=what, remedy=remedy)]
+    faults = _on_gpu(count, machine)[1]
+    return chosen, faults
 
 
 def _wanted(devices: Any) -> int | list[int] | None:

@@ -14,7 +14,7 @@ import yaml
 
 from ltui.training.problem import Problem
 from ltui.training.run.check import find_faults, placed
-from ltui.training.run.devices import UNSEEN, Machine
+from ltui.training.run.devices import UNSEEN, Machine, free_count
 from ltui.training.run.document import Document, parse_value, with_value
 from ltui.training.run.presets import Preset
 from ltui.training.run.section import Knob
@@ -105,14 +105,17 @@ def _choice(knob: Knob, text: str) -> Any:
 
 
 def _devices(text: str) -> Any:
-    if text == "auto":
+    if text == "auto" or free_count(text):
         return text
     if text.lstrip("-").isdecimal():
         return int(text)
     parts = [p.strip() for p in text.strip("[]").split(",") if p.strip()]
     if parts and all(p.isdecimal() for p in parts):
         return [int(p) for p in parts]
-    raise ValueError(f"it must be auto, a number of devices or a list such as 0,1, not `{text}`.")
+    raise ValueError(
+        "it must be auto, a number of devices, a list such as 0,1, or free:2 for two free GPUs, "
+        f"not `{text}`."
+    )
 
 
 def _number(knob: Knob, value: Any, text: str) -> int | float:

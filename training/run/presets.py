@@ -231,6 +231,7 @@ def build_spec(
         after_fit=preset.after_fit,
         python_path=() if folder is None else (str(folder),),
         nproc=chosen.nproc,
+        gpus=chosen.gpus,
         overrides=tuple(overrides),
         checkpoint=preset.checkpoint,
         stall=preset.stall,

@@ -63,6 +63,8 @@ class RunSpec:
     """``--set`` as given, for people."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     stall: StallPolicy = StallPolicy()
+    gpus: str | None = None
+    """``free:2``: the run waits until so many GPUs are free, and gets these alone."""
     tags: tuple[str, ...] = ()
     about: str | None = None
 

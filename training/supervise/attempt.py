@@ -79,7 +79,11 @@ def open_attempt(run_dir: RunDir, plan: Plan) -> Supervisor:
         os.close(lock)
         raise
     try:
-        if not plan.adopt:
+        if spec.gpus is not None and keeper_mark(run_dir, attempt) is None:
+            supervisor.start_keeper = lambda chosen: _start_keeper(
+                run_dir, chosen, attempt, plan.resume_from
+            )
+        elif not plan.adopt:
             supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, plan.resume_from)
     except BaseException:
         supervisor.give_up()

@@ -6,22 +6,26 @@ threads and share only finished values with it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ltui.training.gpu.findings import verdicts as gpu_verdicts
+from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
+from ltui.training.problem import ProblemError
 from ltui.training.queue.reader import Poll
 from ltui.training.queue.records import Outcome, Phase, PulseState
 from ltui.training.run.fold import Fold, fold_many
 from ltui.training.run.health import HealthHistory, Judgement, judge
-from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState, Verdict
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir
 from ltui.training.store.writer import Batch, StoreWriter
@@ -31,11 +35,11 @@ from ltui.training.supervise.elastic import WorkerFailure, last_error_line, work
 from ltui.training.supervise.ending import Ending, Facts, ending
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
 from ltui.training.supervise.marks import EngineExit, engine_exit, engine_mark, keeper_mark
-from ltui.training.supervise.nvml import GpuSampler
 from ltui.training.supervise.picture import Picture, Shelf, compose, refold, stored_state
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable, RankFinder, Reading
 from ltui.training.supervise.recorder import Recorder
 from ltui.training.supervise.sweep import sweep
+from ltui.training.supervise.waiting import GpuQueue
 from ltui.training.supervise.watch import QueueWatch, Sight
 
 TICK_S = 0.25
@@ -75,7 +79,14 @@ class Supervisor:
         self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
         self._health = HealthHistory()
         self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
-        self._gpus = GpuSampler()
+        self._gpus = RunGpus(run_dir.id)
+        self._gpu_view = RunGpusView()
+        self._gpu_verdicts: tuple[Verdict, ...] = ()
+        self._gpu_verdicts_over: list[Verdict] = []
+        self.start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
+        """Set where the engine is still to be started, once there are GPUs for it."""
+        self._queue: GpuQueue | None = None
+        self._queued: str | None = None
         self._readings = ProcessReadings()
         self._finder = RankFinder()
         self._found: dict[int, ProcessMark] = {}
@@ -109,6 +120,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the attempt's end is in the store."""
+        if self.start_keeper is not None and not self._wait_for_gpus(self.start_keeper):
+            return
         end: EngineExit | None = None
         keeper_died = False
         while end is None and not keeper_died:
@@ -122,6 +135,37 @@ class Supervisor:
         # The keeper writes how the engine ended before it goes.
         end = end or engine_exit(self.run_dir, self.attempt)
         self._finish(end, keeper_died and end is None)
+
+    def _wait_for_gpus(self, start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
+        """Wait in the queue, then start the engine on what became free. False: it ended there."""
+        queue = self._queue = GpuQueue(self.run_dir, self.spec.gpus or "", self._gpus)
+        self._queued = queue.reason
+        looked_at = 0.0
+        try:
+            while self._intents.ladder is None:
+                if time.monotonic() - looked_at >= READINGS_S:
+                    looked_at = time.monotonic()
+                    if (env := queue.look()) is not None:
+                        spec = self.spec.with_changes(env={**self.spec.env, **env})
+                        self.keeper_process = start_keeper(spec)
+                        self._queued, self._started_at = None, time.time()
+                        return True
+                    self._queued = queue.reason
+                self.tick()
+                self._woken.wait(TICK_S)
+                self._woken.clear()
+        except ProblemError as error:
+            self._end_in_queue(RunState.FAILED, str(error))
+            return False
+        self._end_in_queue(
+            RunState.STOPPED, "stopped while it waited for GPUs: nothing was trained"
+        )
+        return False
+
+    def _end_in_queue(self, state: RunState, detail: str) -> None:
+        self._queued = None
+        self._record_end(Ending(state=state, detail=detail), [], None)
+        self._close()
 
     def give_up(self) -> None:
         """Leave without a word in the store: nothing was started."""
@@ -236,12 +280,26 @@ class Supervisor:
         batch.processes = [
             (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self._rank_readings.items()
         ]
-        gpus = self._gpus.latest().gpus
-        sampled_at = gpus[0].sampled_at if gpus else None
+        self._look_at_gpus(batch, now_s)
+        return batch
+
+    def _look_at_gpus(self, batch: Batch, now_s: float) -> None:
+        """Never waits for the driver: a call that hangs is itself a reading."""
+        view = self._gpu_view = self._gpus.look(self._snapshot.ranks, now_s)
+        known = {(v.kind, v.began): v for v in self._gpu_verdicts}
+        self._gpu_verdicts = gpu_verdicts(view.findings)
+        for verdict in self._gpu_verdicts:
+            known.pop((verdict.kind, verdict.began), None)
+        self._gpu_verdicts_over += [replace(v, ended=now_s) for v in known.values()]
+        for event in view.events:
+            fields = {"gpu": event.gpu, "ranks": list(event.ranks), "xid": event.code}
+            batch.events.append((None, None, event.at, "gpu_error", event.text, fields))
+        sampled_at = max(
+            (g.sampled_at for g in view.gpus if g.sampled_at is not None), default=None
+        )
         if sampled_at != self._gpus_at:
             self._gpus_at = sampled_at
-            batch.gpus = gpus
-        return batch
+            batch.gpus = [g for g in view.gpus if g.error is None]
 
     def _judge(self, sight: Sight) -> Judgement:
         judgement = judge(
@@ -259,6 +317,8 @@ class Supervisor:
 
     def _live_state(self, now_s: float) -> RunState:
         state = self._state
+        if self._queued is not None:
+            return RunState.QUEUED
         if state in (RunState.STARTING, RunState.QUEUED):
             state = RunState.RUNNING if self._trains(now_s) else RunState.STARTING
         elif state not in (RunState.STOPPING,):
@@ -277,6 +337,8 @@ class Supervisor:
     def _detail(self) -> str | None:
         if self._intents.ladder is not None:
             return self._intents.ladder.words(time.monotonic())
+        if self._queued is not None:
+            return self._queued
         if self._intents.error is not None:
             return self._intents.error
         if self._state is RunState.PAUSED:
@@ -302,7 +364,8 @@ class Supervisor:
                 judgement=judgement,
                 found=self._found,
                 readings=self._rank_readings,
-                gpus=self._gpus.latest(),
+                gpus=self._gpu_view,
+                gpu_verdicts=self._gpu_verdicts,
                 checkpoints=self._shelf.checkpoints(),
                 history_note=self._recorder.note,
                 supervisor_pid=os.getpid(),
@@ -330,8 +393,10 @@ class Supervisor:
                 ),
                 now_s,
             )
-        if due or judgement.ended:
-            for verdict in (*judgement.verdicts, *judgement.ended):
+        over, self._gpu_verdicts_over = self._gpu_verdicts_over, []
+        if due or judgement.ended or over:
+            standing = (*judgement.verdicts, *self._gpu_verdicts)
+            for verdict in (*standing, *judgement.ended, *over):
                 if not self._recorder.failing:
                     self._recorder.attempt(
                         lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
@@ -408,6 +473,8 @@ class Supervisor:
     ) -> None:
         self._state = found.state
         ended_at = end.ended_at if end and end.ended_at else time.time()
+        gpus_over = [replace(v, ended=ended_at) for v in self._gpu_verdicts]
+        self._gpu_verdicts = ()
         sight = Sight({}, self._pulses, self._gone())
         judgement = self._judge(sight)
         snapshot = replace(
@@ -424,6 +491,11 @@ class Supervisor:
         self._server.publish(self._snapshot)
         while not self._try_to_record(ended_at):
             time.sleep(1.0)
+        for verdict in gpus_over:
+            self._recorder.attempt(
+                lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
+                ended_at,
+            )
         self.run_dir.engine_final_path(self.attempt).touch()
 
     def _try_to_record(self, ended_at: float) -> bool:
@@ -454,6 +526,11 @@ class Supervisor:
         self._watch.close()
         self._intents.close()
         self._store.close()
+        if self._queue is not None:
+            self._queue.release()
+        # Said outright: a driver call that hangs may keep the process from ending.
+        os.ftruncate(self._lock, 0)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
 
 

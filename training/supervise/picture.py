@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.problem import ProblemError
 from ltui.training.queue.records import PulseState
 from ltui.training.run.fold import Fold, RankFold
@@ -16,12 +17,12 @@ from ltui.training.run.progress import metrics, progress, rank_snapshots
 from ltui.training.run.snapshot import (
     LIVE,
     CheckpointInfo,
-    GpuSnapshot,
     MetricValue,
     RankSnapshot,
     RankState,
     RunSnapshot,
     RunState,
+    Verdict,
 )
 from ltui.training.run.spec import RunSpec
 from ltui.training.run.throughput import throughput
@@ -29,7 +30,6 @@ from ltui.training.store.home import RunDir
 from ltui.training.store.manifest import checkpoints, verify
 from ltui.training.store.reader import TRAIN_LOSS, RunStore
 from ltui.training.supervise.alive import ProcessMark
-from ltui.training.supervise.nvml import GpuReadings
 from ltui.training.supervise.procs import Reading
 
 
@@ -51,7 +51,8 @@ class Picture:
     found: Mapping[int, ProcessMark]
     """Processes of a command that sends no telemetry."""
     readings: Mapping[int, Reading]
-    gpus: GpuReadings
+    gpus: RunGpusView
+    gpu_verdicts: tuple[Verdict, ...]
     checkpoints: tuple[CheckpointInfo, ...]
     history_note: str | None
     supervisor_pid: int
@@ -60,7 +61,6 @@ class Picture:
 def compose(picture: Picture) -> RunSnapshot:
     spec, fold = picture.spec, picture.fold
     how_far = progress(fold, picture.pulses, picture.now_ns)
-    ranks = _ranks(picture)
     return RunSnapshot(
         id=picture.run_dir.id,
         name=spec.name,
@@ -82,10 +82,10 @@ def compose(picture: Picture) -> RunSnapshot:
         eta_s=how_far.eta_s,
         metrics=metrics(fold),
         throughput=throughput(fold, picture.now_ns),
-        ranks=ranks,
-        gpus=_gpus(picture, ranks),
+        ranks=_ranks(picture),
+        gpus=picture.gpus.gpus,
         gpu_note=picture.gpus.note,
-        verdicts=picture.judgement.verdicts,
+        verdicts=(*picture.judgement.verdicts, *picture.gpu_verdicts),
         checkpoints=picture.checkpoints,
         history_note=picture.history_note,
         log_dir=str(picture.run_dir.logs_dir(picture.attempt)),
@@ -115,20 +115,6 @@ def _with_reading(rank: RankSnapshot, reading: Reading | None) -> RankSnapshot:
     if reading is None:
         return rank
     return replace(rank, cpu_percent=reading.cpu_percent, rss_bytes=reading.rss_bytes)
-
-
-def _gpus(picture: Picture, ranks: tuple[RankSnapshot, ...]) -> tuple[GpuSnapshot, ...]:
-    """GPUs with the ranks on them: by what the rank says, else by its process."""
-    by_uuid: dict[str, list[int]] = {}
-    by_pid = {rank.pid: rank.rank for rank in ranks if rank.pid is not None}
-    for rank in ranks:
-        if rank.gpu_uuid is not None:
-            by_uuid.setdefault(rank.gpu_uuid, []).append(rank.rank)
-    placed = []
-    for gpu, pids in zip(picture.gpus.gpus, picture.gpus.pids, strict=False):
-        on_it = {*by_uuid.get(gpu.uuid or "", ()), *(by_pid[p] for p in pids if p in by_pid)}
-        placed.append(replace(gpu, ranks=tuple(sorted(on_it))))
-    return tuple(placed)
 
 
 class Shelf:
