@@ -21,7 +21,7 @@ class Problem:
 
 
 class ProblemError(ValueError):
-    """Raised at a door with every problem found at once. The CLI prints them and exits with code 2."""
+    """Raised at a door with every problem found at once; the CLI prints them and exits with 2."""
 
     def __init__(self, *problems: Problem) -> None:
         assert problems
