@@ -1,4 +1,4 @@
-"""The one error that a person can cause, and every front end shows: what is wrong, where, what to do."""
+"""The one error that a person can cause and every front end shows: what, where, what to do."""
 
 from __future__ import annotations
 
