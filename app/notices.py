@@ -79,6 +79,8 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
         return None
     if not live:
         return f"{name} has ended: there is nothing to {WORDS[action]}"
+    if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
+        return f"{name} is {snapshot.state.value}: its ranks have not begun to train yet"
     if snapshot.state is RunState.STOPPING and action != "kill":
         return f"{name} is stopping already; k kills it at once"
     return None
@@ -86,3 +88,4 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
 
 WORDS = {"stop": "stop", "pause": "pause", "checkpoint": "save", "kill": "kill", "resume": "resume"}
 CONTROLS = frozenset(WORDS)
+BEFORE_TRAINING = frozenset({RunState.QUEUED, RunState.STARTING})

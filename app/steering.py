@@ -36,11 +36,12 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
     """The run as it is, where it is alive."""
     snapshot = true_snapshot(run_dir)
     if snapshot.state not in LIVE:
+        finished = snapshot.state is RunState.FINISHED
         raise ProblemError(
             Problem(
                 where=run_dir.id,
                 what=f"it is not running ({snapshot.detail or snapshot.state.value}).",
-                remedy=f"Start it again with: ltui resume {run_dir.id}",
+                remedy=None if finished else f"Start it again with: ltui resume {run_dir.id}",
             )
         )
     return snapshot

@@ -163,6 +163,11 @@ def _add_starting(add: Add) -> None:
     execute = add("exec", "launch:execute", "run a command of yours as a run", _EXEC)
     _add_launching(execute)
     execute.add_argument(
+        "--gpus",
+        metavar="free:N",
+        help="wait until N GPUs are free, and give the command these alone",
+    )
+    execute.add_argument(
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
     )
     resume = add("resume", "launch:resume", "go on with an ended run, from its checkpoint", _RESUME)
@@ -229,6 +234,8 @@ def _add_preparing(add: Add) -> None:
         "--quick", action="store_true", help="only what can be told without importing torch"
     )
     _add_json(add("doctor", "doctor:examine", "look at this machine, say what is missing", _DOCTOR))
+    demo = add("demo", "demo:show", "show the GPU panels on simulated GPUs", _DEMO)
+    demo.add_argument("what", choices=("gpus",), metavar="gpus", help="the only demo there is")
     completion = add(
         "completion", "completion:print_script", "print the completion script of a shell", _COMPLETE
     )
@@ -267,6 +274,11 @@ examples:
   ltui run quickstart
   ltui run cifar10-cnn --set trainer.max_epochs=2 --name short --detach
   ltui run conf/my.yaml --python ~/venvs/vision/bin/python
+  ltui run conf/my.yaml --set trainer.devices=free:2
+
+trainer.devices is a count (2), a list (0,2), auto, or free:2: the two GPUs with
+the most free memory that nobody uses. Such a run waits, in the state `queued`,
+until there are so many; `ltui stop` ends the wait.
 
 """
     + EXIT_CODES
@@ -337,6 +349,15 @@ examples:
 _DOCTOR = """\
 Looks at the interpreter that would train (packages, GPU), at this process's
 terminal and at the disk, and gives the command that installs what is missing.
+"""
+
+_DEMO = """\
+Eight simulated GPUs, none of them this machine's: they grow hot, wait in a
+collective, run out of memory, report errors. For a look at the panels where
+there is no GPU. Needs a C compiler, to build the stand-in for the driver.
+
+example:
+  ltui demo gpus
 """
 
 _COMPLETE = """\

@@ -14,6 +14,7 @@ from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.interpreter import choose_python
 from ltui.app.prepare import changed_spec, prepare
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.devices import free_count
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, find_run, ltui_home, new_run_id
 from ltui.training.supervise import launch as supervise
@@ -59,6 +60,7 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
                 remedy="Give its path, or activate the environment that holds it.",
             )
         )
+    gpus = None if options.gpus is None else _free_gpus(options.gpus)
     run_id, name = new_run_id(home, options.name)
     return RunSpec(
         id=run_id,
@@ -69,7 +71,22 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         command=command,
         nproc=0,
         env=env,
+        gpus=gpus,
     )
+
+
+def _free_gpus(text: str) -> str:
+    """``free:2`` as a specification holds it."""
+    count = free_count(text)
+    if count is None:
+        raise ProblemError(
+            Problem(
+                where=f"--gpus {text}",
+                what="it must be free:N, such as free:2.",
+                remedy="For GPUs by number, set CUDA_VISIBLE_DEVICES.",
+            )
+        )
+    return f"free:{count}"
 
 
 def resume(options: Namespace) -> int:

@@ -39,9 +39,11 @@ class GpuScreen(ModalScreen[None]):
         """,
     )
 
-    def __init__(self, frame_of: Callable[[], Frame | None], name: str) -> None:
+    def __init__(
+        self, frame_of: Callable[[], Frame | None], name: str, *, label: str = "GPU"
+    ) -> None:
         super().__init__()
-        self._frame_of, self.gpu = frame_of, name
+        self._frame_of, self.gpu, self._label = frame_of, name, label
         self._shown: Text | None = None
 
     def compose(self) -> ComposeResult:
@@ -73,7 +75,7 @@ class GpuScreen(ModalScreen[None]):
         frame = self._frame_of()
         gpu = find_gpu(frame, self.gpu) if frame is not None else None
         dialog = self.query_one(".dialog")
-        dialog.border_title = f"GPU {self.gpu}"
+        dialog.border_title = f"{self._label} {self.gpu}"
         if frame is None or gpu is None:
             self._say(Text("there are no readings of this GPU now"))
             return

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from ltui.app.runs_list import RunLine, RunsList
     from ltui.app.screens.launch_form import LaunchForm
     from ltui.app.screens.runs_table import RunsTable
+    from ltui.training.gpu.sampler import GpuSampler
     from ltui.training.problem import Problem
     from ltui.training.run.devices import Machine
     from ltui.training.run.form import FormResult
     from ltui.training.run.presets import Preset
 
 LOOK_S = 1.0
+GPUS_S = 2.0
 PRESET_CELLS = 28
 CHECK_AFTER_S = 0.15
 """Typing is checked once it rests for so long."""
@@ -73,6 +75,7 @@ class HomeScreen(Screen[None]):
         self._check_timer: Timer | None = None
         self._runs: RunsList | None = None
         self._looking = False
+        self._gpus: GpuSampler | None = None
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -130,6 +133,10 @@ class HomeScreen(Screen[None]):
             except ProblemError as error:
                 broken[name] = str(error.problems[0])
         machine = this_machine(os.environ)
+        if machine.gpus != 0 and self._gpus is None:
+            from ltui.training.gpu.sampler import GpuSampler
+
+            self._gpus = GpuSampler(period_s=GPUS_S)
         where = clean_name(f"{_short(cwd)} · trains with {_trainer(self.python)}")
         self._from_thread(self._show_presets, names, loaded, broken, machine, where)
 
@@ -155,6 +162,20 @@ class HomeScreen(Screen[None]):
         self._list_presets("")
         self._look_at_runs()
         self.set_interval(LOOK_S, self._look_at_runs)
+        if self._gpus is not None:
+            self._look_at_gpus()
+            self.set_interval(LOOK_S, self._look_at_gpus)
+
+    def _look_at_gpus(self) -> None:
+        from ltui.app.gpu_choice import free_text
+
+        form = self._form()
+        if self._gpus is not None and form is not None:
+            form.show_gpus(free_text(self._gpus.latest()))
+
+    def on_unmount(self) -> None:
+        if self._gpus is not None:
+            self._gpus.stop()
 
     # -- presets -----------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class LaunchForm(VerticalScroll):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(id=id)
         self.preset: Preset | None = None
+        self._gpus = Text()
 
     async def show(self, preset: Preset) -> None:
         """Put up the fields of ``preset``, with what it says in them."""
@@ -42,7 +43,15 @@ class LaunchForm(VerticalScroll):
         about = Text(clean_line(" ".join(preset.about.split()) or preset.title))
         rows = [KnobField(knob, texts[knob.key]) for knob in preset.knobs]
         others = Static(id="form-problems", markup=False)
-        await self.mount_all([Static(about, id="about"), *rows, others])
+        gpus = Static(self._gpus, id="form-gpus", markup=False)
+        await self.mount_all([Static(about, id="about"), *rows, gpus, others])
+
+    def show_gpus(self, text: Text) -> None:
+        """What is free on this machine, below the fields."""
+        if text != self._gpus:
+            self._gpus = text
+            for where in self.query("#form-gpus").results(Static):
+                where.update(text)
 
     def texts(self) -> dict[str, str]:
         """What is in the fields, by knob key."""

@@ -105,7 +105,7 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
         ("trainer.max_epochs=1.5", "must be a whole number from -1 up, not `1.5`"),
         ("trainer.limit_val_batches=1.5", "share from 0.0 to 1.0"),
         ("trainer.deterministic=perhaps", "true or false"),
-        ("trainer.devices=soon", "must be auto, a number of devices or a list"),
+        ("trainer.devices=soon", "must be auto, a number of devices, a list"),
         ("trainer.devices=0", "at least 1"),
         ("trainer.devices=[0,0]", "twice"),
         ("trainer.devices=64", "more than exist"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,7 @@ from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
 from ltui.training.supervise.client import ControlClient
 from ltui.training.supervise.launch import launch
-
-from .conftest import Runs
+from tests.supervise.conftest import Runs
 
 SHOW_GPUS = "import os, time; print('given', os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(60)"
 
@@ -30,15 +29,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def steer(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], None]]:
+def steer(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``steer("gpus 2 h100")``: what supervisors started from now on see, and live ones soon."""
     script = tmp_path / "gpus.txt"
     for name, value in stand_in.environment(library.parent, script, {}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield lambda text: stand_in.write_script(script, text)
+    return lambda text: stand_in.write_script(script, text)
 
 
 def waiting_for(runs: Runs, gpus: str) -> RunDir:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
-import types
 from pathlib import Path
-
-import pytest
 
 from ltui.training.supervise.alive import ProcessMark, mark_of, start_ticks
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable

@@ -1,0 +1,66 @@
+"""``ltui demo gpus``: the GPU panels on simulated GPUs, for people without one.
+
+The driver's place is taken by a stand-in that plays a script, so the panels show what the whole
+path from the driver's interface to the screen makes of it. The dynamic loader reads its search
+path when a program starts: so the command starts itself anew in the stand-in's environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+
+from ltui.app.commands.arguments import EXIT_DONE
+from ltui.training.gpu import stand_in
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.store.home import ltui_home
+
+MARK = "LTUI_DEMO_INSIDE"
+SCRIPT = """\
+# Eight GPUs that train, and what can go wrong with them.
+gpus 8 h100
+set * util ~92,7,11 sm_activity ~66,14,9 tensor_activity ~41,12,9 dram_activity ~48,9,13
+set * power ~560,80,9 temp ~63,4,60 mem_used 61e9 mem_util ~48,8,11
+set 1 util ~88,9,7 sm_activity ~61,12,7 power ~545,70,7
+# 2 and 3 grow hot, slow down, and cool again.
+set 2-3 temp 0:64,20:88,60:88,75:66 throttle 0@0,20@0x20,60@0
+set 2-3 sm_clock 0@1980,20@1395,60@1980
+# 4 is held by a collective that does not come.
+set 4 util 0@94,25@100,80@94 sm_activity 0@66,25@9,80@66 tensor_activity 0@41,25@0,80@41
+set 4 power 0@560,25@74,80@560 dram_activity 0@48,25@2,80@48
+# 5 fills its memory.
+set 5 mem_used 0:60e9,40:84e9
+# 6 is also used by somebody else, and its power may not be read.
+process 6 {pid} 4e9
+set 6 power !NO_PERMISSION
+# 7 reports an error, and later falls off the bus.
+xid 7 94 at 15
+xid 7 79 at 90
+lost 7 from 90
+"""
+
+
+def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
+    """``ltui demo gpus``."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ProblemError(Problem(where="ltui demo gpus", what="it needs a terminal."))
+    if os.environ.get(MARK):
+        return _inside()
+    folder = ltui_home() / "demo"
+    library = stand_in.build(folder)
+    script = folder / "gpus.txt"
+    stand_in.write_script(script, SCRIPT.format(pid=os.getppid()))
+    env = {**stand_in.environment(library.parent, script), MARK: "1"}
+    sys.stdout.flush()
+    argv = [sys.executable, "-m", "ltui.app", "demo", "gpus"]
+    return os.execve(argv[0], argv, env)  # noqa: S606
+
+
+def _inside() -> int:
+    # Local: the parent needs no Textual.
+    from ltui.app.demo import DemoApp
+
+    app = DemoApp()
+    app.run()
+    return app.return_code or EXIT_DONE

@@ -1,0 +1,96 @@
+"""GPUs on the command line: the demo, and runs that wait for free ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ltui.training.gpu import stand_in
+from tests.cli.conftest import Ltui
+from tests.cli.terminal import Terminal
+
+needs_compiler = pytest.mark.skipif(
+    stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"
+)
+
+
+@needs_compiler
+def test_the_demo_shows_gpus_and_says_that_they_are_simulated(
+    private_home: Path, tmp_path: Path
+) -> None:
+    terminal = Terminal(
+        [sys.executable, "-m", "ltui.app", "demo", "gpus"], tmp_path, os.environ, columns=140
+    )
+    try:
+        terminal.wait_for("simulated GPUs and ranks, not this machine's")
+        terminal.wait_for("8 × H100")
+        terminal.wait_for("used by another process")
+        terminal.press("\r")
+        terminal.wait_for("tensor-core activity")
+        terminal.press("q")
+        terminal.press("q")
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    assert not (private_home / "runs").exists()
+
+
+def test_the_demo_without_a_compiler_says_so(private_home: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": "/nonexistent", "CC": "none"}
+    terminal = Terminal([sys.executable, "-m", "ltui.app", "demo", "gpus"], tmp_path, env)
+    try:
+        assert terminal.wait() == 2
+        assert "there is no C compiler" in terminal.drawn
+        assert "Install gcc or clang" in " ".join(terminal.drawn.split())
+    finally:
+        terminal.close()
+
+
+def test_the_demo_without_a_terminal_is_refused(ltui: Ltui) -> None:
+    done = ltui("demo", "gpus")
+    assert done.returncode == 2
+    assert "it needs a terminal" in done.stderr
+
+
+@needs_compiler
+def test_exec_waits_for_a_free_gpu(
+    ltui: Ltui, tmp_path: Path, runs_left: Callable[[], list[str]]
+) -> None:
+    library = stand_in.build(tmp_path / "driver")
+    script = tmp_path / "gpus.txt"
+    script.write_text(f"gpus 2 h100\nset * mem_used 0\nprocess 0 {os.getpid()} 1e9\n")
+    env = stand_in.environment(library.parent, script, {})
+    show = "import os; print('given', os.environ['CUDA_VISIBLE_DEVICES'])"
+    done = ltui("exec", "--gpus", "free:1", "--", sys.executable, "-c", show, env=env)
+    assert done.returncode == 0, done.stderr
+    logs = ltui("logs", "last")
+    assert "given GPU-5eed0000-0000-4000-8000-000000000001" in logs.stdout
+
+
+@needs_compiler
+def test_a_queued_run_is_shown_and_stopped(ltui: Ltui, tmp_path: Path) -> None:
+    library = stand_in.build(tmp_path / "driver")
+    script = tmp_path / "gpus.txt"
+    script.write_text(f"gpus 1 h100\nprocess 0 {os.getpid()} 1e9\n")
+    env = stand_in.environment(library.parent, script, {})
+    started = ltui(
+        "exec", "--gpus", "free:1", "--name", "waits", "--detach", "--", "sleep", "60", env=env
+    )
+    assert started.returncode == 0, started.stderr
+    assert "queued" in ltui("runs").stdout
+    assert "waiting for GPUs" in ltui("show", "waits").stdout
+    stopped = ltui("stop", "waits")
+    assert "nothing was trained" in ltui("show", "waits").stdout
+    assert stopped.returncode in (0, 1)
+
+
+@pytest.mark.parametrize("gpus", ["2", "free:0", "all"])
+def test_bad_gpus_are_refused(ltui: Ltui, runs_left: Callable[[], list[str]], gpus: str) -> None:
+    done = ltui("exec", "--gpus", gpus, "--", "sleep", "1")
+    assert done.returncode == 2
+    assert "it must be free:N" in done.stderr
+    assert runs_left() == []
