@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.snapshot import LIVE, RunSnapshot
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.client import ControlClient, NotSupervised

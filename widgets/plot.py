@@ -295,9 +295,12 @@ def _legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
     # Where not all find room, faint curves are the first to be left out.
     ordered = sorted(shape.series, key=lambda s: s.dim)
     entries = [_Entry(series=s, name=s.name, value=_value_text(s, look.cursor)) for s in ordered]
-    if _legend_width(entries) > canvas.width - x:
-        pointed = look.cursor is not None
-        entries = [replace(e, name="") if pointed else replace(e, value="") for e in entries]
+    if _legend_width(entries) > canvas.width - x and look.cursor is not None:
+        entries = [replace(e, name="") for e in entries]
+    # Values of bold curves stay longest: what a loss is now is what one looks for.
+    for i in reversed(range(len(entries))):
+        if _legend_width(entries) > canvas.width - x and look.cursor is None:
+            entries[i] = replace(entries[i], value="")
     shown = len(entries)
     while shown and _legend_width(entries[:shown], len(entries) - shown) > canvas.width - x:
         shown -= 1

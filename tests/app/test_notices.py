@@ -75,3 +75,13 @@ def test_a_kill_names_what_is_lost() -> None:
 def test_leaving_a_live_run_names_the_way_back() -> None:
     assert "ltui attach brave-owl-3f2a" in farewell(snapshot())
     assert farewell(snapshot(state=RunState.STOPPED, detail="stopped")) == "brave-owl: stopped"
+
+
+def test_what_ranks_that_start_cannot_do_is_not_offered() -> None:
+    starting = snapshot(state=RunState.STARTING)
+    for action in ("pause", "checkpoint"):
+        why = refusal(starting, action, readonly=False)
+        assert why is not None
+        assert "not begun" in why
+    assert refusal(starting, "stop", readonly=False) is None
+    assert refusal(starting, "kill", readonly=False) is None

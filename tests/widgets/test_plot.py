@@ -148,3 +148,13 @@ def test_only_what_differs_is_a_change() -> None:
     new.write(2, 1, "abc")
     new.write(9, 2, "z", 1)
     assert changed_spans(old, new) == [(1, 2, 5), (2, 9, 10)]
+
+
+def test_the_value_of_a_faint_curve_leaves_the_legend_before_the_others() -> None:
+    both = shape(curve("train raw", dim=True), curve("validation", colour=1))
+    wide = plot(both, Look(), 60, 20).canvas.line(0)
+    value = wide.split("validation ")[1].split()[0]
+    full = len(wide.rstrip())
+    narrow = plot(both, Look(), full - 1, 20).canvas.line(0)
+    assert f"validation {value}" in narrow
+    assert narrow.rstrip().endswith("train raw")
