@@ -224,6 +224,7 @@ def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> Non
     pulse = writer.pulse
     pulse.set(phase=Phase.BATCH_END, global_step=7)
     began = pulse.changed_ns
+    pulse.mark[3] = 7
     pulse.mark[1], pulse.mark[0] = began + 1_000_000_000, Phase.BACKWARD
     seen = run.pulse()
     assert (seen.phase, seen.global_step) == (Phase.BACKWARD, 7)
@@ -231,6 +232,6 @@ def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> Non
     assert seen.changed_wall_s == pytest.approx(pulse.changed_wall_s + 1)
     pulse.beat()
     assert run.pulse().phase == Phase.BACKWARD
-    pulse.move(Phase.BATCH_END, began + 2_000_000_000)
+    pulse.mark[1], pulse.mark[0] = began + 2_000_000_000, Phase.BATCH_END
     assert run.pulse().phase == Phase.BATCH_END
     writer.close()

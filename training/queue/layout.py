@@ -68,7 +68,8 @@ PART = Struct("<BBHIQ")
 """In the payload of a layout made of several arrays: dtype, dimensions, unused, unused, data bytes.
 Then the shape as int64 and the data, padded to eight."""
 
-_MASK = (1 << 64) - 1
+CHECK_FACTOR, CHECK_TERM, CHECK_MASK = 0x9E3779B97F4A7C15, 0x6C747569, (1 << 64) - 1
+"""Of ``check_word``, for who has no time to call it."""
 
 
 class QueueFileError(ValueError):
@@ -137,7 +138,7 @@ def align8(size: int) -> int:
 
 def check_word(next_seq: int, position: int) -> int:
     """What a commit slot's third word must be, so that a torn or damaged slot shows."""
-    return (position + next_seq * 0x9E3779B97F4A7C15 + 0x6C747569) & _MASK
+    return (position + next_seq * CHECK_FACTOR + CHECK_TERM) & CHECK_MASK
 
 
 def pad_word(position: int) -> int:

@@ -2,7 +2,10 @@
 
 Two slots are written in turn, each with a counter and a CRC-32. A writer frozen or killed in the
 middle of one leaves the other whole, so the last witness of a dead rank can always be read; a plain
-sequence lock would stay locked. Standard library only.
+sequence lock would stay locked.
+
+Beside them stands the mark, four words that a training loop stores one by one, several times a
+batch: each is whole by itself. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _BODY_BYTES = _HOT.size + _IDENTITY.size
 _SLOT_BYTES = 512
 """Room for fields to come; the rest of the page is unused."""
 _MARK_AT = 2 * _SLOT_BYTES
-_MARK = Struct("<qq")
+_MARK = Struct("<qqqq")
 PULSE_BYTES = _MARK_AT + 64
 
 _PLACE = frozenset({"phase", "epoch", "batch", "global_step"})
@@ -40,10 +43,11 @@ class PulseWriter:
     """The rank's side. One thread at a time; nothing here blocks, locks or does I/O."""
 
     __slots__ = (
+        "_checks",
         "_counter",
-        "_identity",
         "_muted",
-        "_view",
+        "_named",
+        "_slots",
         "_who",
         "batch",
         "changed_ns",
@@ -61,10 +65,14 @@ class PulseWriter:
 
     def __init__(self, view: memoryview) -> None:
         """``view`` is the whole queue file, mapped and writable."""
-        self._view: Final = view
         at = PULSE_AT + _MARK_AT
         self.mark: Final = view[at : at + _MARK.size].cast("q")
-        """(phase, since when in ns): store the time, then the phase. Released by ``mute``."""
+        """(phase, since when in ns, batch, global step): store batch and step first, then the time,
+        then the phase. Counts where its time is later than what was set. Released by ``mute``."""
+        starts = (PULSE_AT, PULSE_AT + _SLOT_BYTES)
+        self._slots: Final = tuple(view[at : at + _BODY_BYTES] for at in starts)
+        ends = (PULSE_AT + _BODY_BYTES, PULSE_AT + _SLOT_BYTES + _BODY_BYTES)
+        self._checks: Final = tuple(view[at : at + _CRC.size].cast("I") for at in ends)
         self._muted = False
         self._counter = 0
         self.current_phase: int = Phase.UNKNOWN
@@ -79,7 +87,8 @@ class PulseWriter:
             "world_size": 1,
             "restarts": 0,
         }
-        self._identity = b""
+        self._named = 0
+        """In how many slots, the last written included, the identity stands."""
 
     def phase(self, phase: int) -> None:
         """Enter ``phase``: the cheap call, for every hook of every batch."""
@@ -88,13 +97,6 @@ class PulseWriter:
             self.current_phase = phase
             self.changed_ns = now_ns
             self.changed_wall_s = time.time()
-        self._publish(now_ns)
-
-    def move(self, phase: int, now_ns: int) -> None:
-        """Enter ``phase`` at ``now_ns``; publish also what was set as attributes. Once a batch."""
-        self.current_phase = phase
-        self.changed_ns = now_ns
-        self.changed_wall_s = time.time()
         self._publish(now_ns)
 
     def set(self, **changes: int) -> None:
@@ -117,8 +119,8 @@ class PulseWriter:
                 renamed = True
             else:
                 raise TypeError(f"the pulse has no field {name!r} to set")
-        if renamed or not self._identity:
-            self._identity = _IDENTITY.pack(*(self._who[name] for name in _WHO))
+        if renamed:
+            self._named = 0
         if moved:
             self.changed_ns = now_ns
             self.changed_wall_s = time.time()
@@ -132,34 +134,36 @@ class PulseWriter:
     def mute(self) -> None:
         """Never write again: this process is a forked child of the rank."""
         self._muted = True
-        self.mark.release()
+        for view in (self.mark, *self._checks, *self._slots):
+            view.release()
 
     def _publish(self, now_ns: int) -> None:
         if self._muted:
             return
-        if not self._identity:
-            self._identity = _IDENTITY.pack(*(self._who[name] for name in _WHO))
         counter = self._counter = self._counter + 1
-        body = (
-            _HOT.pack(
-                counter,
-                self.current_phase,
-                self.outcome,
-                self.telemetry_ok,
-                self.epoch,
-                self.batch,
-                self.global_step,
-                self.changed_ns,
-                self.changed_wall_s,
-                now_ns,
-                self.decision_done,
-                self.collective_enqueued,
-                self.collective_completed,
-            )
-            + self._identity
+        turn = counter & 1
+        slot = self._slots[turn]
+        _HOT.pack_into(
+            slot,
+            0,
+            counter,
+            self.current_phase,
+            self.outcome,
+            self.telemetry_ok,
+            self.epoch,
+            self.batch,
+            self.global_step,
+            self.changed_ns,
+            self.changed_wall_s,
+            now_ns,
+            self.decision_done,
+            self.collective_enqueued,
+            self.collective_completed,
         )
-        at = PULSE_AT + (counter & 1) * _SLOT_BYTES
-        self._view[at : at + _BODY_BYTES + 4] = body + zlib.crc32(body).to_bytes(4, "little")
+        if self._named < 2:
+            slot[_HOT.size :] = _IDENTITY.pack(*(self._who[name] for name in _WHO))
+            self._named += 1
+        self._checks[turn][0] = zlib.crc32(slot)
 
 
 def parse_pulse(block: bytes) -> PulseState | None:
@@ -170,13 +174,15 @@ def parse_pulse(block: bytes) -> PulseState | None:
 
 
 def _marked(state: PulseState, block: bytes) -> PulseState:
-    """``state`` with the mark's phase where that was entered after ``state`` was published."""
-    phase, since_ns = _MARK.unpack_from(block, _MARK_AT)
+    """``state`` with the mark's place where that was entered after ``state`` was published."""
+    phase, since_ns, batch, global_step = _MARK.unpack_from(block, _MARK_AT)
     if since_ns <= state.changed_ns or phase not in set(Phase):
         return state
     return replace(
         state,
         phase=Phase(phase),
+        batch=batch,
+        global_step=global_step,
         changed_ns=since_ns,
         changed_wall_s=state.changed_wall_s + (since_ns - state.changed_ns) / 1e9,
         heartbeat_ns=max(since_ns, state.heartbeat_ns),

@@ -22,12 +22,16 @@ from struct import Struct
 
 from ltui.training.queue import layout
 from ltui.training.queue.layout import (
+    CHECK_FACTOR,
+    CHECK_MASK,
+    CHECK_TERM,
     CRC_AT,
     CRC_FROM,
     FLOAT64_CODE,
     PAD,
     PAD_MAGIC,
     RECORD,
+    RECORD_BYTES,
     RECORD_MAGIC,
     RESERVED_AT,
     RING_AT,
@@ -43,6 +47,12 @@ Chunk = bytes | tuple[int, int]
 """Bytes of a payload: as they are, or (address, length) of memory that the caller keeps alive."""
 
 _RESERVED_WORD = RESERVED_AT // 8
+_SLOT_WORDS = (SLOTS_AT[0] // 8, SLOTS_AT[1] // 8)
+_SHAPE = Struct("<q")
+ROW_AT = RECORD_BYTES + _SHAPE.size
+"""Offset of the vector in the record of a ``Row``."""
+_HEAD_BYTES = 32
+"""Magic with CRC, position, seq, t_ns: four words."""
 
 
 class RingWriter:
@@ -71,7 +81,7 @@ class RingWriter:
         self._pos = 0
         self._seq = 0
         self._muted = False
-        self._rows: dict[int, Struct] = {}
+        self._rows: dict[int, Row] = {}
         self._heads: dict[int, Struct] = {}
 
     @classmethod
@@ -100,37 +110,15 @@ class RingWriter:
         return cls(mapped, capacity)
 
     def put_row(self, values: Sequence[float], kind: int) -> None:
-        """One float64 vector without a label: one pack, one CRC, one commit."""
-        if self._muted:
-            return
-        count = len(values)
-        row = self._rows.get(count) or self._row(count)
-        total = row.size
-        pos = self._reserve(total)
-        at = RING_AT + pos % self.capacity
-        view = self.view
-        row.pack_into(
-            view,
-            at,
-            RECORD_MAGIC,
-            0,
-            pos,
-            self._seq,
-            time.monotonic_ns(),
-            8 * count,
-            0,
-            kind,
-            FLOAT64_CODE,
-            1,
-            1,
-            0,
-            0,
-            count,
-            *values,
-        )
-        crc = zlib.crc32(view[at + CRC_FROM : at + total])
-        view[at + CRC_AT : at + CRC_FROM] = crc.to_bytes(4, "little")
-        self._commit(pos + total)
+        """One float64 vector without a label."""
+        key = len(values) << 16 | kind
+        row = self._rows.get(key) or self._row(key)
+        row.pack_into(row.record, ROW_AT, *values)
+        row.publish(time.monotonic_ns())
+
+    def row(self, kind: int, count: int) -> Row:
+        """A row to fill in place and to publish again and again."""
+        return Row(self, kind, count)
 
     def put(
         self,
@@ -211,8 +199,8 @@ class RingWriter:
         head = self._heads[ndim] = Struct(f"{RECORD.format}{ndim}q")
         return head
 
-    def _row(self, count: int) -> Struct:
-        row = self._rows[count] = Struct(f"{RECORD.format}q{count}d")
+    def _row(self, key: int) -> Row:
+        row = self._rows[key] = Row(self, key & 0xFFFF, key >> 16)
         return row
 
     def _reserve(self, total: int) -> int:
@@ -236,6 +224,65 @@ class RingWriter:
         self._seq = seq
         self._pos = end
         SLOT.pack_into(self.view, SLOTS_AT[seq & 1], seq, end, check_word(seq, end))
+
+
+class Row:
+    """A record of one float64 vector without a label, made ready once.
+
+    It lies whole in memory of its own and is copied into the ring by one store: what a put costs
+    between two training steps is mostly memory that went cold.
+    """
+
+    __slots__ = ("_checked", "_crc", "_head", "_ring", "fields", "pack_into", "record")
+
+    def __init__(self, ring: RingWriter, kind: int, count: int) -> None:
+        size = ROW_AT + 8 * count
+        self._ring = ring
+        self.record = bytearray(size)
+        """The framed record."""
+        RECORD.pack_into(
+            self.record, 0, RECORD_MAGIC, 0, 0, 0, 0, 8 * count, 0, kind, FLOAT64_CODE, 1, 1, 0, 0
+        )
+        _SHAPE.pack_into(self.record, RECORD_BYTES, count)
+        view = memoryview(self.record)
+        self._head = view[:_HEAD_BYTES].cast("Q")
+        self._crc = view[CRC_AT:CRC_FROM].cast("I")
+        self._checked = view[CRC_FROM:]
+        self.fields = view[ROW_AT:].cast("d")
+        """The vector: store to it, then ``publish``. Its values stay."""
+        self.pack_into = Struct(f"{count}d").pack_into
+
+    def publish(self, t_ns: int) -> None:
+        """Put the record as it stands now into the ring."""
+        ring = self._ring
+        if ring._muted:
+            return
+        record = self.record
+        size = len(record)
+        pos = ring._pos
+        at = pos % ring.capacity
+        words = ring._words
+        if at + size > ring.capacity:
+            pos = ring._reserve(size)
+            at = 0
+        else:
+            words[_RESERVED_WORD] = pos + size
+        end = pos + size
+        seq = ring._seq
+        head = self._head
+        head[1] = pos
+        head[2] = seq
+        head[3] = t_ns
+        self._crc[0] = zlib.crc32(self._checked)
+        at += RING_AT
+        ring.view[at : at + size] = record
+        ring._seq = seq = seq + 1
+        ring._pos = end
+        # The three stores of a commit slot: Python runs no signal handler between them.
+        at = _SLOT_WORDS[seq & 1]
+        words[at] = seq
+        words[at + 1] = end
+        words[at + 2] = (end + seq * CHECK_FACTOR + CHECK_TERM) & CHECK_MASK
 
 
 def _first_page(capacity: int) -> bytes:

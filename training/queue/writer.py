@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ltui.training.queue.pulse import PulseWriter
-from ltui.training.queue.ring import RingWriter
+from ltui.training.queue.ring import RingWriter, Row
 from ltui.training.queue.staging import Fetch, PinnedCopy, Stage
 from ltui.training.queue.tensors import encode
 
@@ -88,6 +88,10 @@ class QueueWriter:
     def put_row(self, values: Sequence[float], kind: int) -> None:
         """Publish ``values`` as one float64 vector: the cheap path for a step's row."""
         self._ring.put_row(values, kind)
+
+    def row(self, kind: int, count: int) -> Row:
+        """A row of ``count`` float64 to fill in place: the cheapest path, for a training loop."""
+        return self._ring.row(kind, count)
 
     def flush_staged(self) -> None:
         """Publish the CUDA tensors whose copies have arrived; never waits for the others."""

@@ -29,7 +29,7 @@ from ltui.training.rank.steering import Steering
 from ltui.training.rank.stopped import RunStopped
 from ltui.training.rank.telemetry import Telemetry
 
-_BACKWARD, _OPTIMIZER = int(Phase.BACKWARD), int(Phase.OPTIMIZER)
+_MARKS = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
 _MESSAGE_LIMIT = 4000
 _TRACEBACK_LIMIT = 16000
 
@@ -76,6 +76,8 @@ class RankHooks:
         telemetry, self.telemetry = self.telemetry, None
         if telemetry is None:
             return
+        for name in _MARKS:
+            vars(self).pop(name, None)
         with contextlib.suppress(Exception):  # nothing is left to tell it with
             telemetry.off(error)
 
@@ -102,7 +104,7 @@ class RankHooks:
         self._fit, self._stage, self._part, self._ended = channel.fits, stage, 0, None
         channel.pulse.set(phase=Phase.SETUP, outcome=Outcome.RUNNING)
         if self.telemetry is None:
-            self.telemetry = Telemetry(channel)
+            self.telemetry = Telemetry(channel, self.telemetry_failed)
         if not channel.greeted:
             channel.hello(trainer)
             atexit.register(_at_exit, channel)
@@ -175,8 +177,11 @@ class RankHooks:
         if self.telemetry is not None and self.channel is not None:
             self.telemetry.attach(trainer)
             self.channel.plan(trainer)
-            self.telemetry.metrics.forget()
+            self.telemetry.forget_metrics()
             self.telemetry.restart_clock()
+            # On the object, so that Lightning calls them without a detour.
+            for name in _MARKS:
+                setattr(self, name, getattr(self.telemetry, name))
 
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -185,34 +190,7 @@ class RankHooks:
             telemetry.attach(trainer)
             telemetry.restart_clock()
 
-    # Every batch: no decorator, few look-ups. The backward pass lasts until the optimizer's step
-    # begins, so there is no on_after_backward.
-
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        telemetry = self.telemetry
-        if telemetry is not None:
-            try:
-                telemetry.batch_begins(batch_idx)
-            except Exception as error:  # noqa: BLE001
-                self.telemetry_failed(error)
-
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        telemetry = self.telemetry
-        if telemetry is not None:
-            try:
-                telemetry.turn(_BACKWARD)
-            except Exception as error:  # noqa: BLE001
-                self.telemetry_failed(error)
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        telemetry = self.telemetry
-        if telemetry is not None:
-            try:
-                telemetry.turn(_OPTIMIZER)
-            except Exception as error:  # noqa: BLE001
-                self.telemetry_failed(error)
+    # Every batch: no decorator, few look-ups. The hooks in _MARKS are the telemetry's own.
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -343,8 +321,7 @@ class RankHooks:
 
     def _send_metrics(self, trainer: Any) -> None:
         if self.telemetry is not None:
-            pulse = self.telemetry.channel.pulse
-            self.telemetry.metrics.send(trainer, trainer.global_step, pulse.epoch)
+            self.telemetry.send_metrics(trainer)
 
 
 def _tell_exception(channel: Channel, exception: BaseException) -> None:

@@ -16,9 +16,6 @@ import torch
 from ltui.training.queue.records import Kind
 from ltui.training.rank.channel import Channel
 
-EVERY_NS = 100_000_000
-"""At most ten records a second out of the training loop."""
-
 
 class UserMetrics:
     """Sends what is new among a Trainer's logged metrics."""
@@ -26,15 +23,9 @@ class UserMetrics:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._seen: dict[str, torch.Tensor] = {}
-        self.due_ns = 0
 
     def forget(self) -> None:
         self._seen = {}
-
-    def send_later(self, trainer: Any, global_step: int, epoch: int, now_ns: int) -> None:
-        """``send``, and not again before ``EVERY_NS`` are over (``due_ns``)."""
-        self.due_ns = now_ns + EVERY_NS
-        self.send(trainer, global_step, epoch)
 
     def send(self, trainer: Any, global_step: int, epoch: int) -> None:
         current = trainer._logger_connector._callback_metrics

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002  (the hooks' arguments are Lightning's)
 """What a rank tells of its training: the pulse, one STEP row a batch, the metrics that a user
 logs.
 
@@ -12,66 +13,108 @@ profiler hooks around ``next(iterator)`` (exactly the wait for data, without Lig
 that precedes it) and around ``optimizer.step`` of manual optimization. What is left of the step
 belongs to none of them: callbacks, logging, waiting for peers in Lightning's own per-step
 broadcast.
+
+Between two marks a part of a training step passes, which leaves little of this code in the
+processor's caches: what a mark costs is the memory that it touches. Hence objects with slots, a row
+that is filled where it is sent from, and fewer calls than elsewhere.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ltui.training.queue.records import Kind, Outcome, Phase
+from ltui.training.queue.records import Kind, Outcome, Phase, StepField
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.metrics import UserMetrics
 
 _NAN = math.nan
 _clock = time.monotonic_ns
+_LOOK_EVERY_NS = 100_000_000
+"""How often what is rarer than a row is looked at: metrics, memory, the wall clock's offset."""
 _MEMORY_EVERY_NS = 500_000_000
 """torch builds a dictionary of a hundred entries to say how much memory is allocated."""
 
-_STEP, _METRICS = int(Kind.STEP), int(Kind.METRICS)
 _FETCH, _TRANSFER, _FORWARD = int(Phase.FETCH), int(Phase.TRANSFER), int(Phase.FORWARD)
+_BACKWARD, _OPTIMIZER = int(Phase.BACKWARD), int(Phase.OPTIMIZER)
 _BATCH_END = int(Phase.BATCH_END)
-_NO_TIME = [0] * len(Phase)
+_STEP, _METRICS = int(Kind.STEP), int(Kind.METRICS)
 
-
-class Clock:
-    """One hand: since when the rank has been in which phase, and what was spent in each, in ns."""
-
-    __slots__ = ("phase", "since", "spent", "step_began")
-
-    def __init__(self) -> None:
-        self.spent = list(_NO_TIME)
-        self.phase = _BATCH_END
-        self.since = self.step_began = _clock()
+_GLOBAL_STEP, _EPOCH, _BATCH = StepField.GLOBAL_STEP, StepField.EPOCH, StepField.BATCH
+_MEMORY, _MEMORY_PEAK = StepField.MEMORY_BYTES, StepField.MEMORY_PEAK_BYTES
+_LR = int(StepField.LR)
+_FETCH_S, _TRANSFER_S = int(StepField.FETCH_S), int(StepField.TRANSFER_S)
+_FORWARD_S, _BACKWARD_S = int(StepField.FORWARD_S), int(StepField.BACKWARD_S)
+_OPTIMIZER_S = int(StepField.OPTIMIZER_S)
+_NOWHERE = int(StepField.STEP_S)
+"""Where time is charged that belongs to no phase: this field is set when the row is complete."""
 
 
 class Telemetry:
-    """The training loop of one Trainer, as seen by one rank."""
+    """The training loop of one Trainer, as seen by one rank.
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.metrics = UserMetrics(channel)
+    Its ``on_...`` methods are Lightning's hooks; ``failed`` is told what goes wrong in them.
+    """
+
+    __slots__ = (
+        "_before_fetch",
+        "_channel",
+        "_charged",
+        "_epoch",
+        "_failed",
+        "_fields",
+        "_list_type",
+        "_look_due",
+        "_mark",
+        "_memory_due",
+        "_metrics",
+        "_nonfinite_told",
+        "_on_cuda",
+        "_param_group",
+        "_publish",
+        "_pulse",
+        "_scaled_loss",
+        "_since",
+        "_step_began",
+        "_steps",
+        "_tensor_type",
+        "_wall_offset_s",
+        "global_step",
+        "stepped",
+    )
+
+    def __init__(self, channel: Channel, failed: Callable[[BaseException], None]) -> None:
+        self._channel = channel
+        self._failed = failed
+        self._metrics = UserMetrics(channel)
+        self._pulse = channel.pulse
+        self._mark = channel.pulse.mark
+        row = channel.queue.row(_STEP, len(StepField))
+        self._publish = row.publish
+        self._fields = row.fields
+        for field in StepField:
+            row.fields[field] = _NAN
         self.global_step = 0
         self.stepped = False
         """Whether the optimizer stepped in the batch that just ended."""
-        self._pulse = channel.pulse
-        self._mark = channel.pulse.mark
-        self._put_row = channel.queue.put_row
-        self.clock = Clock()
-        self._before_fetch = _BATCH_END
         self._epoch = 0
-        self._lr: Any = _NAN
-        self._memory = self._memory_peak = _NAN
-        self._memory_due = 0
+        self._look_due = self._memory_due = 0
+        self._wall_offset_s = 0.0
         self._on_cuda = False
         self._scaled_loss = True
+        self._list_type: Any = None
+        self._tensor_type: Any = None
         self._param_group: Mapping[str, Any] | None = None
         self._steps: Any = None
         self._nonfinite_told = False
+        self._charged = self._before_fetch = _NOWHERE
+        """The field of the row that the time since the last mark belongs to."""
+        self._since = self._step_began = _clock()
+        self._clear_times()
 
     # Where Lightning keeps what a row needs; looked up once an epoch, not once a batch.
 
@@ -88,8 +131,12 @@ class Telemetry:
         self._on_cuda = trainer.strategy.root_device.type == "cuda"
         optimizers = trainer.optimizers
         self._param_group = optimizers[0].param_groups[0] if optimizers else None
-        self._epoch = self._pulse.epoch = trainer.current_epoch
-        self.global_step = self._pulse.global_step = self._steps.completed
+        self._epoch = trainer.current_epoch
+        self.global_step = self._steps.completed
+        self._pulse.set(epoch=self._epoch, global_step=self.global_step)
+        self._mark[3] = self.global_step
+        self._fields[_EPOCH] = self._epoch
+        self._fields[_GLOBAL_STEP] = self.global_step
 
     def watch_loops(self, trainer: Any) -> None:
         """Have the marks that no callback hook gives: around the fetch, and the manual optimizer
@@ -98,13 +145,17 @@ class Telemetry:
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
         def on_before_fetch() -> None:
-            self._before_fetch = self.clock.phase
-            self.turn(_FETCH)
+            self._before_fetch = self._charged
+            self._turn(_FETCH, _FETCH_S)
             before()
 
         def on_after_fetch() -> None:
             after()
-            self.fetch_ended()
+            # A user's own iteration fetches inside training_step.
+            if self._before_fetch == _NOWHERE:
+                self._turn(_TRANSFER, _TRANSFER_S)
+            else:
+                self._turn(_FORWARD, self._before_fetch)
 
         loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
         self._watch_manual_optimization(loop.manual_optimization)
@@ -114,19 +165,20 @@ class Telemetry:
 
         def on_after_step() -> None:
             step_done()
-            self.turn(_FORWARD)
+            self._turn(_FORWARD, _FORWARD_S)
 
         manual._on_after_step = on_after_step
 
-    # The marks.
+    # The marks. The backward pass lasts until the optimizer's step begins, so there is none after
+    # it.
 
-    def turn(self, phase: int) -> None:
-        """Charge the time since the last mark to the phase that ends, and enter ``phase``."""
+    def _turn(self, phase: int, field: int) -> None:
+        """Charge the time since the last mark to the phase that ends, and enter ``phase``, whose
+        time is ``field`` of the row."""
         now = _clock()
-        clock = self.clock
-        clock.spent[clock.phase] += now - clock.since
-        clock.since = now
-        clock.phase = phase
+        self._fields[self._charged] += (now - self._since) * 1e-9
+        self._since = now
+        self._charged = field
         mark = self._mark
         mark[1] = now
         mark[0] = phase
@@ -134,98 +186,130 @@ class Telemetry:
     def restart_clock(self) -> None:
         """What happened since the last batch (validation, a pause, an epoch's end) is no part of a
         step."""
-        self.clock.since = self.clock.step_began = _clock()
-        self.clock.phase = _BATCH_END
+        self._clear_times()
+        self._charged = self._before_fetch = _NOWHERE
+        self._since = self._step_began = _clock()
 
-    def fetch_ended(self) -> None:
-        # A user's own iteration fetches inside training_step.
-        before = self._before_fetch
-        self.turn(_TRANSFER if before == _BATCH_END else before)
+    def _clear_times(self) -> None:
+        fields = self._fields
+        fields[_FETCH_S] = fields[_TRANSFER_S] = fields[_FORWARD_S] = 0.0
+        fields[_BACKWARD_S] = fields[_OPTIMIZER_S] = fields[_NOWHERE] = 0.0
 
-    def batch_begins(self, batch_index: int) -> None:
-        self.turn(_FORWARD)
-        self._pulse.batch = batch_index
-        group = self._param_group
-        if group is not None:
-            self._lr = group["lr"]
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_index: int
+    ) -> None:
+        try:
+            self._mark[2] = self._pulse.batch = batch_index
+            self._turn(_FORWARD, _FORWARD_S)
+            group = self._param_group
+            if group is not None:
+                lr = group["lr"]
+                self._fields[_LR] = lr if type(lr) is float else host_float(lr)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        try:
+            self._turn(_BACKWARD, _BACKWARD_S)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        try:
+            self._turn(_OPTIMIZER, _OPTIMIZER_S)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def batch_ended(self, trainer: Any, outputs: Any, batch: Any, batch_index: int) -> None:
-        """The end of a batch: its row, then a look at the clocks of rarer things."""
+        """The end of a batch: its row, and now and then a look at what is rarer."""
         now = _clock()
-        clock = self.clock
-        spent = clock.spent
-        spent[clock.phase] += now - clock.since
-        metrics = self.metrics
-        if now >= metrics.due_ns:
-            # Lightning has put this batch's metrics nowhere yet: these are of the batch before.
-            metrics.send_later(trainer, self.global_step, self._epoch, now)
-        pulse = self._pulse
+        fields = self._fields
+        fields[self._charged] += (now - self._since) * 1e-9
+        if now >= self._look_due:
+            self._look(trainer, now)
+        pulse, mark = self._pulse, self._mark
         step = self._steps.completed
-        stepped = self.stepped = step != self.global_step
-        self.global_step = pulse.global_step = step
+        if step != self.global_step:
+            self.stepped = True
+            self.global_step = pulse.global_step = mark[3] = step
+            fields[0] = step
+            fields[14] = 1.0
+        else:
+            self.stepped = False
+            fields[14] = 0.0
+        fields[2] = batch_index
+        listed = type(batch) is self._list_type and len(batch) > 0
+        first = batch[0] if listed else batch
+        if type(first) is self._tensor_type:
+            shape = first.shape
+            fields[3] = shape[0] if shape else 1.0
+        else:
+            fields[3] = self._samples_of(batch)
         loss = _NAN
-        if type(outputs) is dict:
-            tensor = outputs.get("loss")
-            if tensor is not None:
-                factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
-                if self._on_cuda:
-                    self._send_loss(tensor, factor)
-                else:
-                    loss = tensor.item() * factor
-                    if loss - loss != 0.0:
-                        self._note_loss(loss)
-        if now >= self._memory_due:
-            self._look_at_memory(now)
-        lr = self._lr
-        self._put_row(
-            (
-                step,
-                self._epoch,
-                batch_index,
-                samples_of(batch),
-                loss,
-                lr if type(lr) is float else host_float(lr),
-                (now - clock.step_began) * 1e-9,
-                spent[4] * 1e-9,  # by Phase: fetch, forward, backward, optimizer
-                spent[6] * 1e-9,
-                spent[7] * 1e-9,
-                spent[8] * 1e-9,
-                self._memory,
-                self._memory_peak,
-                time.time(),
-                1.0 if stepped else 0.0,
-                spent[5] * 1e-9,  # transfer
-            ),
-            _STEP,
-        )
-        clock.since = clock.step_began = now
-        clock.phase = _BATCH_END
-        spent[:] = _NO_TIME
-        pulse.move(_BATCH_END, now)
+        if type(outputs) is dict and "loss" in outputs:
+            factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
+            if self._on_cuda:
+                self._send_loss(outputs["loss"], factor)
+            else:
+                loss = outputs["loss"].item() * factor
+                if loss - loss != 0.0:
+                    self._note_loss(loss)
+        fields[4] = loss
+        fields[6] = (now - self._step_began) * 1e-9
+        fields[13] = now * 1e-9 + self._wall_offset_s
+        self._publish(now)
+        fields[6] = fields[7] = fields[8] = fields[9] = fields[10] = fields[15] = 0.0
+        self._since = self._step_began = now
+        self._charged = 6
+        mark[1] = now
+        mark[0] = 9
+        pulse.current_phase = 9
+
+    def _samples_of(self, batch: Any) -> float:
+        """``samples_of``; remembers a plain structure so that the next batch need not be
+        searched."""
+        samples = samples_of(batch)
+        kind = type(batch)
+        listed = kind in (list, tuple) and len(batch) > 0
+        if type(batch[0] if listed else batch) is torch.Tensor:
+            self._list_type, self._tensor_type = kind if listed else None, torch.Tensor
+        return samples
 
     def _note_loss(self, loss: float) -> None:
         if not self._nonfinite_told:
             self._nonfinite_told = True
-            self.channel.event("note", f"The loss became {loss} at step {self.global_step}.")
+            self._channel.event("note", f"The loss became {loss} at step {self.global_step}.")
 
     def _send_loss(self, loss: torch.Tensor, factor: int) -> None:
         """Through the staged path: published when the copy has come, by a later call."""
-        if loss.numel() != 1:
+        if loss is None or loss.numel() != 1:
             return
         tensor = loss.detach().reshape(1)
         place = f'"step":{self.global_step},"epoch":{self._epoch},"t":{time.time():.6f}'
         label = f'{{"names":["train/loss"],{place}}}'
-        queue = self.channel.queue
+        queue = self._channel.queue
         queue.put(
             tensor.double() * factor if factor != 1 else tensor.double(), _METRICS, label.encode()
         )
         queue.flush_staged()
 
-    def _look_at_memory(self, now: int) -> None:
-        self._memory_due = now + _MEMORY_EVERY_NS
-        if self._on_cuda:
-            self._memory = float(torch.cuda.memory_allocated())
-            self._memory_peak = float(torch.cuda.max_memory_allocated())
+    # What is rarer than a batch.
+
+    def _look(self, trainer: Any, now: int) -> None:
+        self._look_due = now + _LOOK_EVERY_NS
+        self._wall_offset_s = time.time() - now * 1e-9
+        # Lightning has put this batch's metrics nowhere yet: these are of the batch before.
+        self._metrics.send(trainer, self.global_step, self._epoch)
+        if self._on_cuda and now >= self._memory_due:
+            self._memory_due = now + _MEMORY_EVERY_NS
+            self._fields[_MEMORY] = torch.cuda.memory_allocated()
+            self._fields[_MEMORY_PEAK] = torch.cuda.max_memory_allocated()
+
+    def send_metrics(self, trainer: Any) -> None:
+        self._metrics.send(trainer, trainer.global_step, self._pulse.epoch)
+
+    def forget_metrics(self) -> None:
+        self._metrics.forget()
 
     # Longer phases.
 
@@ -239,7 +323,7 @@ class Telemetry:
         """The last thing that a failing telemetry does, as far as it still can."""
         self._pulse.set(telemetry_ok=False)
         text = f"{type(error).__name__}: {error}"
-        self.channel.event("telemetry_off", f"Telemetry switched itself off ({text}).", error=text)
+        self._channel.event("telemetry_off", f"Telemetry switched itself off ({text}).", error=text)
 
 
 def samples_of(batch: Any) -> float:
