@@ -5,16 +5,20 @@ FFCV takes seconds to import (numba) and is optional, so it is imported where it
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+_NOTICE_S = 1.0
+"""The thread looks every half second whether it was closed."""
 _PAGE_BYTES = 2 << 20
 """FFCV's least; its default wastes megabytes on small data."""
 
@@ -63,6 +67,17 @@ class _Pairs:
         return image.numpy(), int(label)
 
 
+def _end(batches: Any) -> None:
+    """Have FFCV's reading thread end: while Python ends, one that still reads aborts the process."""
+    batches.close()
+    batches.join(_NOTICE_S)
+    while batches.is_alive():
+        # It has read everything and waits to say so.
+        with contextlib.suppress(Empty):
+            batches.output_queue.get_nowait()
+        batches.join(_NOTICE_S)
+
+
 def beton_batches(
     path: Path, batch_size: int, device: torch.device
 ) -> Callable[[list[int]], Iterator[Any]]:
@@ -78,6 +93,7 @@ def beton_batches(
         batch_size=batch_size,
         num_workers=1,
         order=OrderOption.SEQUENTIAL,
+        seed=0,  # not drawn from the rank's random states; the order is given anyway
         drop_last=False,
         pipelines={
             "image": [NDArrayDecoder(), ToTensor(), *there],
@@ -92,6 +108,6 @@ def beton_batches(
         try:
             yield from batches
         finally:
-            batches.close()
+            _end(batches)
 
     return open_batches

@@ -54,6 +54,7 @@ class Digits(LightningDataModule):
         self.with_ffcv = loader == "ffcv" or (loader == "auto" and has_ffcv())
         self.folder = folder
         self._batches: OpenBatches | None = None
+        self._loaders: list[RankLoader] = []
         self.images, self.labels = load_images()
 
     def prepare_data(self) -> None:
@@ -64,11 +65,22 @@ class Digits(LightningDataModule):
     def train_dataloader(self) -> RankLoader:
         first = self._validation_samples()
         order = self._order(self._samples() - first, shuffle=True)
-        return RankLoader(order, self.batch_size, self._open(first))
+        return self._loader(order, first)
 
     def val_dataloader(self) -> RankLoader:
         order = self._order(self._validation_samples(), filler=self._samples())
-        return RankLoader(order, self.batch_size, self._open(0))
+        return self._loader(order, 0)
+
+    def _loader(self, order: RankOrder, first: int) -> RankLoader:
+        loader = RankLoader(order, self.batch_size, self._open(first))
+        self._loaders.append(loader)
+        return loader
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        for loader in self._loaders:
+            loader.close()
+        self._loaders.clear()
 
     def _samples(self) -> int:
         return len(self.labels) - 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -72,15 +73,31 @@ class RankLoader:
         self._open = open_batches
         self._drawn = 0
         self._go_on: tuple[int, int] | None = None
+        self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
 
     def __len__(self) -> int:
         return math.ceil(len(self.sampler) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
+        reading = self._read()
+        self._reading = weakref.ref(reading)
+        return reading
+
+    def _read(self) -> Generator[Batch, None, None]:
         self._drawn = self._first_batch()
-        for batch in self._open(self.sampler.draw()[self._drawn * self.batch_size :]):
-            self._drawn += 1
-            yield batch
+        batches = iter(self._open(self.sampler.draw()[self._drawn * self.batch_size :]))
+        try:
+            for batch in batches:
+                self._drawn += 1
+                yield batch
+        finally:
+            if isinstance(batches, Generator):
+                batches.close()
+
+    def close(self) -> None:
+        """Give up an epoch that was not read to its end, and the threads that read ahead."""
+        if self._reading is not None and (reading := self._reading()) is not None:
+            reading.close()
 
     def _first_batch(self) -> int:
         epoch, batches = self._go_on or (-1, 0)

@@ -11,6 +11,7 @@ where the configuration is wrong.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.rank.mistakes import Mistake, explain
+from ltui.training.rank.stopped import RunStopped
 
 AFTER_FIT = ("validate", "test")
 _PR_SET_PDEATHSIG = 1
@@ -126,9 +128,30 @@ def methods_after_fit(names: list[str]) -> list[str]:
 
 
 def run(cli: Any, after: list[str]) -> None:
-    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
-    for name in after:
-        getattr(cli.trainer, name)(cli.model, datamodule=cli.datamodule, verbose=False)
+    try:
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+        for name in after:
+            getattr(cli.trainer, name)(cli.model, datamodule=cli.datamodule, verbose=False)
+    except RunStopped:
+        leave(cli)
+        raise
+    leave(cli)
+
+
+def leave(cli: Any) -> None:
+    """End what threads of C++ still do, in order. Left to Python's own end they may abort it.
+
+    Not after an error: other ranks may be gone, and ending the process group could wait for them.
+    """
+    import torch
+
+    close = getattr(cli.datamodule, "close", None)
+    if callable(close):
+        close()
+    gc.collect()  # iterators in cycles, with their workers and threads
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.rank.runs import RunFolder
 
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-BATCHES, BATCH, EPOCHS = 7, 4, 3
+BATCHES, BATCH, EPOCHS = 5, 4, 3
 SAMPLES = BATCHES * BATCH * RANKS
 
 
@@ -106,13 +106,31 @@ def stateful(workers: int, folder: Path) -> Any:
     return StatefulDataLoader(Rows(), batch_size=BATCH, sampler=sampler, num_workers=workers)
 
 
+class Moody(torch.utils.data.Sampler):
+    """Counts its epochs by itself, which a new process can't know of."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        drawn = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(SAMPLES, generator=drawn).tolist())
+
+
+def moody(workers: int, folder: Path) -> Any:
+    return DataLoader(Rows(), BATCH, sampler=Moody(), num_workers=workers)
+
+
 def stream(workers: int, folder: Path) -> Any:
     return DataLoader(Stream(), BATCH, num_workers=workers)
 
 
 LOADERS = {
     f.__name__: f
-    for f in (plain, persistent, generator, weighted, two, own, ffcv, stateful, stream)
+    for f in (plain, persistent, generator, weighted, two, own, ffcv, stateful, moody, stream)
 }
 
 # Where the stop is asked for: (epoch, batch, options of the Trainer), batch < 0 in a validation.
