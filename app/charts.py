@@ -191,6 +191,9 @@ def throughput_figures(frame: Frame) -> str:
         words.append(formats.quantity(now, SAMPLES) if now is not None else formats.NA)
     if best is not None:
         words.append(f"best {formats.quantity(best, '')}".rstrip())
+    share = frame.snapshot.model_flop_utilisation
+    if share is not None and frame.snapshot.state in LIVE:
+        words.append(f"MFU {formats.percent(share)}")
     return " · ".join(words)
 
 

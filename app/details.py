@@ -56,7 +56,13 @@ def _facts(out: Text, frame: Frame) -> None:
         ("world size", formats.count(run.world_size)),
         ("hosts", ", ".join(hosts)),
         ("supervisor", "" if run.supervisor_pid is None else f"pid {run.supervisor_pid}"),
+        ("a batch", _flops(run.flops_per_batch)),
+        ("model FLOP utilisation", formats.percent(run.model_flop_utilisation)),
         ("folder", run.run_dir or ""),
     ):
         if value:
             out.append(f"{name}: {clean_line(value)}\n")
+
+
+def _flops(count: float | None) -> str:
+    return "" if count is None else f"{formats.quantity(count, 'FLOP')} a rank"

@@ -150,6 +150,14 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     return lines
 
 
+def _flop_use(snapshot: RunSnapshot) -> str:
+    """Model FLOP utilisation; nothing where operations were not counted."""
+    if snapshot.flops_per_batch is None:
+        return ""
+    share = percent(snapshot.model_flop_utilisation)
+    return f"{share} ({quantity(snapshot.flops_per_batch, 'FLOP')} a batch and rank)"
+
+
 def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
     started = snapshot.started_at or snapshot.created_at
     times = [f"started {ago(now - started)}"] if started is not None else []
@@ -172,6 +180,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("attempt", str(snapshot.attempt)),
         ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
         ("throughput", f"{pace}{data_wait}"),
+        ("MFU", _flop_use(snapshot)),
         ("supervisor", supervisor),
         ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
         ("GPUs", clean_line(snapshot.gpu_note) if snapshot.gpu_note else ""),

@@ -39,7 +39,35 @@ def _make(package: str) -> list[Any]:
         callback.open_early()
     except Exception as error:  # noqa: BLE001  (``setup`` tries again)
         print(f"ltui: {type(error).__name__}: {error}", file=sys.stderr)
-    return [callback]
+    counting = os.environ.get("LTUI_COUNT_FLOPS", "0") not in ("", "0")
+    return [callback, rebuild_counter(package, callback)] if counting else [callback]
+
+
+def rebuild_counter(package: str, of: Any) -> Any:
+    """The callback that counts a batch's operations, and tells them through ``of``'s channel."""
+
+    def tell(kind: str, text: str, **fields: Any) -> None:
+        if of.channel is not None:
+            of.channel.event(kind, text, **fields)
+
+    return _counter_class(package)(of, tell)
+
+
+@lru_cache(maxsize=2)
+def _counter_class(package: str) -> type:
+    from ltui.training.rank.flops import FlopHooks
+
+    base = importlib.import_module(_PACKAGES[package]).Callback
+
+    def init(self: Any, of: Any, tell: Any) -> None:
+        FlopHooks.__init__(self, tell)
+        self.of = of
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return rebuild_counter, (package, self.of)
+
+    body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
+    return type("LtuiFlops", (FlopHooks, base), body)
 
 
 def rebuild(package: str, environment: Any) -> Any:

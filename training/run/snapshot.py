@@ -248,6 +248,10 @@ class RunSnapshot:
     log_dir: str | None = None
     run_dir: str | None = None
     taken_at: float | None = None
+    flops_per_batch: float | None = None
+    """Of one rank, counted once where that was asked for (LTUI_COUNT_FLOPS)."""
+    model_flop_utilisation: float | None = None
+    """0 to 1; None unless the count and every device's peak are known."""
 
 
 HEAD_FIELDS = (

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.gpu.findings import verdicts as gpu_verdicts
+from ltui.training.gpu.mfu import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
 from ltui.training.problem import ProblemError
 from ltui.training.queue.reader import Poll
@@ -81,6 +82,7 @@ class Supervisor:
         self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
         self._gpus = RunGpus(run_dir.id)
         self._gpu_view = RunGpusView()
+        self._flops: BatchFlops | None = None
         self._gpu_verdicts: tuple[Verdict, ...] = ()
         self._gpu_verdicts_over: list[Verdict] = []
         self.start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
@@ -227,6 +229,8 @@ class Supervisor:
                 self._shelf.look_again()
             elif event.kind == "resumed":
                 self._note_resumed(event.fields.get("global_step"))
+            elif event.kind == "flops":
+                self._flops = BatchFlops.of_event(event.fields) or self._flops
         return sight
 
     def _note_resumed(self, step: Any) -> None:
@@ -366,6 +370,7 @@ class Supervisor:
                 readings=self._rank_readings,
                 gpus=self._gpu_view,
                 gpu_verdicts=self._gpu_verdicts,
+                flops=self._flops,
                 checkpoints=self._shelf.checkpoints(),
                 history_note=self._recorder.note,
                 supervisor_pid=os.getpid(),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ltui.training.gpu.mfu import BatchFlops, model_flop_utilisation
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.problem import ProblemError
 from ltui.training.queue.records import PulseState
@@ -53,6 +54,7 @@ class Picture:
     readings: Mapping[int, Reading]
     gpus: RunGpusView
     gpu_verdicts: tuple[Verdict, ...]
+    flops: BatchFlops | None
     checkpoints: tuple[CheckpointInfo, ...]
     history_note: str | None
     supervisor_pid: int
@@ -61,6 +63,7 @@ class Picture:
 def compose(picture: Picture) -> RunSnapshot:
     spec, fold = picture.spec, picture.fold
     how_far = progress(fold, picture.pulses, picture.now_ns)
+    ranks = _ranks(picture)
     return RunSnapshot(
         id=picture.run_dir.id,
         name=spec.name,
@@ -82,7 +85,7 @@ def compose(picture: Picture) -> RunSnapshot:
         eta_s=how_far.eta_s,
         metrics=metrics(fold),
         throughput=throughput(fold, picture.now_ns),
-        ranks=_ranks(picture),
+        ranks=ranks,
         gpus=picture.gpus.gpus,
         gpu_note=picture.gpus.note,
         verdicts=(*picture.judgement.verdicts, *picture.gpu_verdicts),
@@ -91,6 +94,10 @@ def compose(picture: Picture) -> RunSnapshot:
         log_dir=str(picture.run_dir.logs_dir(picture.attempt)),
         run_dir=str(picture.run_dir.path),
         taken_at=picture.now_s,
+        flops_per_batch=picture.flops.flops if picture.flops is not None else None,
+        model_flop_utilisation=model_flop_utilisation(
+            picture.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
+        ),
     )
 
 
