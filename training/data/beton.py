@@ -68,7 +68,7 @@ class _Pairs:
 
 
 def _end(batches: Any) -> None:
-    """Have FFCV's reading thread end: while Python ends, one that still reads aborts the process."""
+    """Have FFCV's reading thread end: one that still reads while Python ends aborts it."""
     batches.close()
     batches.join(_NOTICE_S)
     while batches.is_alive():
