@@ -23,6 +23,8 @@ def happened(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, st
 
 def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
     step = f"step {formats.count(now.global_step)}"
+    if before.state is RunState.STOPPING and now.state in LIVE:
+        return [(clean_line(now.detail or f"not stopped at {step}"), "error")]
     if now.state is RunState.PAUSED:
         return [(f"paused at {step}", "information")]
     if now.state is RunState.RUNNING and before.state in (RunState.PAUSED, RunState.PAUSING):

@@ -10,6 +10,7 @@ from ltui.app.summary import checkpoint_text, last_checkpoint, state_line
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.home import RunDir, find_run, ltui_home
 from ltui.training.store.reader import Event, RunStore
+from ltui.training.supervise.intents import NOT_STOPPED
 from ltui.widgets.formats import count, duration
 from ltui.widgets.sanitise import clean_line
 
@@ -22,21 +23,32 @@ LADDER_S = 60.0
 def stop(options: Namespace) -> int:
     """``ltui stop RUN``."""
     run_dir = find_run(ltui_home(), options.run)
-    require_live(run_dir)
+    before = require_live(run_dir)
     if options.kill:
         ask(run_dir, {"cmd": "kill"})
         return _stopped(*wait_for(run_dir, _ended, LADDER_S), killed=True)
     ask(run_dir, {"cmd": "stop", "timeout_s": options.timeout})
-    return _stopped(*wait_for(run_dir, _ended, options.timeout + LADDER_S), killed=False)
+
+    def settled(snapshot: RunSnapshot) -> bool:
+        refused = snapshot.detail != before.detail and _could_not(snapshot)
+        return _ended(snapshot) or refused
+
+    snapshot, _ = wait_for(run_dir, settled, options.timeout + LADDER_S)
+    return _stopped(snapshot, _ended(snapshot), killed=False)
 
 
 def _ended(snapshot: RunSnapshot) -> bool:
     return snapshot.state not in LIVE
 
 
+def _could_not(snapshot: RunSnapshot) -> bool:
+    return (snapshot.detail or "").startswith(NOT_STOPPED)
+
+
 def _stopped(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
     if not ended:
-        print(f"{snapshot.id} is still {snapshot.state.value}.")
+        why = f" {clean_line(snapshot.detail or '')}" if _could_not(snapshot) else ""
+        print(f"{snapshot.id} is still {snapshot.state.value}.{why}")
         print(f"  kill it     ltui stop --kill {snapshot.id}")
         return EXIT_FAILED
     print(f"{snapshot.id}: {state_line(snapshot)}")

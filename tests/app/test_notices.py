@@ -85,3 +85,9 @@ def test_what_ranks_that_start_cannot_do_is_not_offered() -> None:
         assert "not begun" in why
     assert refusal(starting, "stop", readonly=False) is None
     assert refusal(starting, "kill", readonly=False) is None
+
+
+def test_a_stop_that_could_not_save_is_said_as_an_error() -> None:
+    stopping = snapshot(state=RunState.STOPPING)
+    on = snapshot(state=RunState.RUNNING, detail="not stopped: the disk is full")
+    assert happened(stopping, on) == [("not stopped: the disk is full", "error")]

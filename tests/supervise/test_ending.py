@@ -140,3 +140,15 @@ def test_the_line_that_says_most() -> None:
     assert last_error_line(log) == "ValueError: bad"
     assert last_error_line("one\ntwo\n") == "two"
     assert last_error_line("") is None
+
+
+def test_what_a_rank_said_goes_before_the_agents_own_traceback() -> None:
+    log = (
+        "W1121 05:21:31.1 25653 torch/distributed/run.py:982] Setting OMP_NUM_THREADS\n"
+        "rank 1 gives up early\n"
+        "W1121 05:21:31.5 25653 torch/distributed/elastic/multiprocessing/api.py:1028] closing\n"
+        "E1121 05:21:31.5 25653 torch/distributed/elastic/multiprocessing/api.py:1002] failed\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    )
+    assert last_error_line(log) == "rank 1 gives up early"
+    assert last_error_line(ELASTIC_LOG) is not None

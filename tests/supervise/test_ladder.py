@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from ltui.training.run.snapshot import RunState
 from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.intents import NOT_STOPPED, Intents
 from ltui.training.supervise.ladder import INTERRUPT_S, Ladder, Rung
 from tests.supervise.conftest import Runs
 
@@ -53,3 +55,18 @@ def test_kill_cuts_a_stop_short(runs: Runs) -> None:
     runs.until(run, lambda s: s.state is RunState.STOPPING)
     runs.order(run, "kill")
     assert "by force on request" in runs.ended(run).detail
+
+
+def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
+    orders = Intents(tmp_path / "queue" / "control.bin")
+    orders.stop(0.0, 60.0, telemetry=True)
+    orders.stop_failed("No checkpoint was saved at step 7: the disk is full. Training goes on.")
+    assert orders.ladder is None
+    assert orders.error is not None
+    assert orders.error.startswith(NOT_STOPPED)
+    orders.climb(1000.0, {}, None, {})
+    assert orders.forced is None
+    orders.kill(1001.0)
+    orders.stop_failed("too late")
+    assert orders.ladder is not None
+    orders.close()

@@ -9,6 +9,8 @@ _FAILURE = re.compile(
     r"rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(?P<code>-?\d+)"
     r"(?: \(pid: (?P<pid>\d+)\))?"
 )
+_AGENT_FAILS = re.compile(r"^E\d{4} .*torch/distributed/elastic/multiprocessing/api\.py", re.M)
+_AGENT_LINE = re.compile(r"[EWI]\d{4} .*torch/distributed/")
 _ROOT = "Root Cause (first observed failure)"
 
 
@@ -36,9 +38,18 @@ def worker_failures(log: str) -> list[WorkerFailure]:
 
 
 def last_error_line(log: str) -> str | None:
-    """The line that most likely says what went wrong: an exception's last line, else any."""
-    lines = [line.strip() for line in log.split("\n") if line.strip()]
+    """The line that most likely says what went wrong: an exception's last line, else any.
+
+    Where the agent's own traceback follows, what the ranks wrote before it goes first.
+    """
+    lines = _said(_AGENT_FAILS.split(log, maxsplit=1)[0]) or _said(log)
     for line in reversed(lines[-200:]):
         if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b", line):
             return line[:300]
     return lines[-1][:300] if lines else None
+
+
+def _said(log: str) -> list[str]:
+    """Its lines without the agent's own."""
+    lines = (line.strip() for line in log.split("\n"))
+    return [line for line in lines if line and not _AGENT_LINE.match(line)]

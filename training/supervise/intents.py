@@ -19,6 +19,8 @@ from ltui.training.supervise.ladder import Ladder, Rung
 from ltui.training.supervise.sweep import send, send_group
 
 DEFAULT_STOP_S = 60.0
+NOT_STOPPED = "not stopped: "
+"""How the detail of a run begins whose ranks could not save, and so train on."""
 
 
 class Intents:
@@ -41,11 +43,18 @@ class Intents:
         """Ask for the agreed stop; a later order may only shorten the time given."""
         if self.ladder is None:
             self.ladder = Ladder(now_s, timeout_s, telemetry)
+            self.error = None
             if telemetry:
                 self._ask(Command.STOP)
         else:
             until_s = now_s + timeout_s - self.ladder.began_s
             self.ladder = replace(self.ladder, timeout_s=min(self.ladder.timeout_s, until_s))
+
+    def stop_failed(self, why: str) -> None:
+        """The ranks could not save and train on: force would lose what they refused to lose."""
+        if self.ladder is not None and not self.ladder.kill_at_once and self.forced is None:
+            self.ladder = None
+            self.error = f"{NOT_STOPPED}{why} A kill ends it all the same."
 
     def kill(self, now_s: float) -> None:
         began = self.ladder or Ladder(now_s, 0.0, telemetry=False)

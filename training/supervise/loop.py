@@ -231,6 +231,9 @@ class Supervisor:
                 self._note_resumed(event.fields.get("global_step"))
             elif event.kind == "flops":
                 self._flops = BatchFlops.of_event(event.fields) or self._flops
+            elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
+                # The ranks train on rather than lose what they learned: so does the ladder end.
+                self._intents.stop_failed(event.text)
         return sight
 
     def _note_resumed(self, step: Any) -> None:
@@ -277,15 +280,33 @@ class Supervisor:
             for rank, p in self._pulses.items()
             if p is not None and p.pid > 0
         }
-        self._found = {}
-        if not marks and engine is not None:
-            marks = self._found = self._finder.find(table, engine)
+        self._found = self._without_telemetry(table, engine, marks)
+        marks = {**self._found, **marks}
         self._rank_readings = self._readings.look(table, marks, now)
         batch.processes = [
             (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self._rank_readings.items()
         ]
         self._look_at_gpus(batch, now_s)
         return batch
+
+    def _without_telemetry(
+        self,
+        table: ProcessTable,
+        engine: ProcessMark | None,
+        heard_of: Mapping[int, ProcessMark],
+    ) -> dict[int, ProcessMark]:
+        """Processes of ranks that have no pulse, or none yet."""
+        size = self._snapshot.world_size
+        if engine is None or (heard_of and (size is None or len(heard_of) >= size)):
+            return {}
+        found = self._finder.find(table, engine)
+        return {
+            rank: mark
+            for rank, mark in found.items()
+            # Until a rank has named itself, the command stands for it; of a preset it never does.
+            if rank not in heard_of
+            and (mark != engine or (not heard_of and self.spec.command is not None))
+        }
 
     def _look_at_gpus(self, batch: Batch, now_s: float) -> None:
         """Never waits for the driver: a call that hangs is itself a reading."""
