@@ -52,6 +52,10 @@ def guarded(hook: Hook) -> Hook:
 class RankHooks:
     """All hooks. One object a Trainer; queue and steering are shared by the process."""
 
+    state_key = "LtuiRank"
+    # Lightning asks ``callable(hook)`` and passes over what isn't: cheaper than an empty call.
+    on_before_zero_grad = on_after_backward = None
+
     def __init__(self, environment: RankEnvironment) -> None:
         self.environment = environment
         self.channel: Channel | None = None

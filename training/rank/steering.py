@@ -25,7 +25,7 @@ import os
 import time
 from typing import Any
 
-from ltui.training.queue.control import Command, ControlFile
+from ltui.training.queue.control import Command, ControlFile, ControlState
 from ltui.training.queue.records import Outcome, Phase
 from ltui.training.rank import checkpoint as checkpoints
 from ltui.training.rank.agree import GONE, Action, Board, Move, passed, position
@@ -62,6 +62,7 @@ class Steering:
         self._channel = channel
         self._leads = rank == 0
         self._control = ControlFile.open(folder / "control.bin")
+        self._poll = self._control.poll
         name = f"agree-{environment.restarts}-{world_size}.bin"
         self._board = Board(folder / name, rank, world_size)
         self._words, self._mine = self._board.words, self._board.own_word
@@ -97,10 +98,13 @@ class Steering:
         Raises ``RunStopped`` where all ranks stop.
         """
         if self._leads:
-            self._look()
+            state = self._poll()
+            if state is not None or self._asked_for or (self._every_s and self._periodic_is_due()):
+                self._look(state)
         here = position(fit, global_step, part)
-        if self._words[0] == self._done:
-            self._words[self._mine] = 2 * here + 1  # passed
+        words = self._words
+        if words[0] == self._done:
+            words[self._mine] = 2 * here + 1  # passed
             return False
         acted = False
         if place_allows(trainer, place):
@@ -111,14 +115,11 @@ class Steering:
         self._board.say(passed(here))
         return acted
 
-    def _look(self) -> None:
+    def _look(self, state: ControlState | None) -> None:
         """Rank 0: turn what the supervisor, a signal or the clock asks into the ranks' next
-        request."""
-        state = self._control.poll()
+        request. ``state`` is news of the control file."""
         if state is not None:
             self._state, self._asked_for = state, True
-        elif not self._asked_for and not (self._every_s and self._periodic_is_due()):
-            return  # nothing changed since nothing was asked
         if self._words[0] != self._done:
             return  # not acted on yet
         action, control_id = self._asked()
@@ -275,7 +276,7 @@ class Steering:
                 self._saved_at = (
                     time.monotonic()
                 )  # nothing changes, so no clock asks for a checkpoint
-                self._look()
+                self._look(self._poll())
             following, action = self._board.request()
             if following > number:
                 break

@@ -44,14 +44,7 @@ _BACKWARD, _OPTIMIZER = int(Phase.BACKWARD), int(Phase.OPTIMIZER)
 _BATCH_END = int(Phase.BATCH_END)
 _STEP, _METRICS = int(Kind.STEP), int(Kind.METRICS)
 
-_GLOBAL_STEP, _EPOCH, _BATCH = StepField.GLOBAL_STEP, StepField.EPOCH, StepField.BATCH
-_MEMORY, _MEMORY_PEAK = StepField.MEMORY_BYTES, StepField.MEMORY_PEAK_BYTES
-_LR = int(StepField.LR)
-_FETCH_S, _TRANSFER_S = int(StepField.FETCH_S), int(StepField.TRANSFER_S)
-_FORWARD_S, _BACKWARD_S = int(StepField.FORWARD_S), int(StepField.BACKWARD_S)
-_OPTIMIZER_S = int(StepField.OPTIMIZER_S)
-_NOWHERE = int(StepField.STEP_S)
-"""Where time is charged that belongs to no phase: this field is set when the row is complete."""
+_NO_TIME = [0] * len(Phase)
 
 
 class Telemetry:
@@ -63,22 +56,24 @@ class Telemetry:
     __slots__ = (
         "_before_fetch",
         "_channel",
-        "_charged",
+        "_doing",
         "_epoch",
         "_failed",
-        "_fields",
         "_list_type",
         "_look_due",
         "_mark",
         "_memory_due",
         "_metrics",
+        "_next_batch",
         "_nonfinite_told",
         "_on_cuda",
         "_param_group",
         "_publish",
         "_pulse",
+        "_row",
         "_scaled_loss",
         "_since",
+        "_spent",
         "_step_began",
         "_steps",
         "_tensor_type",
@@ -94,8 +89,7 @@ class Telemetry:
         self._pulse = channel.pulse
         self._mark = channel.pulse.mark
         row = channel.queue.row(_STEP, len(StepField))
-        self._publish = row.publish
-        self._fields = row.fields
+        self._publish, self._row = row.publish, row.fields
         for field in StepField:
             row.fields[field] = _NAN
         self.global_step = 0
@@ -104,6 +98,7 @@ class Telemetry:
         self._epoch = 0
         self._look_due = self._memory_due = 0
         self._wall_offset_s = 0.0
+        self._next_batch = 0
         self._on_cuda = False
         self._scaled_loss = True
         self._list_type: Any = None
@@ -111,10 +106,11 @@ class Telemetry:
         self._param_group: Mapping[str, Any] | None = None
         self._steps: Any = None
         self._nonfinite_told = False
-        self._charged = self._before_fetch = _NOWHERE
-        """The field of the row that the time since the last mark belongs to."""
+        self._doing = self._before_fetch = _BATCH_END
+        """The phase that the time since the last mark belongs to."""
         self._since = self._step_began = _clock()
-        self._clear_times()
+        self._spent = list(_NO_TIME)
+        """Nanoseconds in each phase since the end of the batch before."""
 
     # Where Lightning keeps what a row needs; looked up once an epoch, not once a batch.
 
@@ -133,10 +129,10 @@ class Telemetry:
         self._param_group = optimizers[0].param_groups[0] if optimizers else None
         self._epoch = trainer.current_epoch
         self.global_step = self._steps.completed
-        self._pulse.set(epoch=self._epoch, global_step=self.global_step)
-        self._mark[3] = self.global_step
-        self._fields[_EPOCH] = self._epoch
-        self._fields[_GLOBAL_STEP] = self.global_step
+        self._pulse.set(epoch=self._epoch, batch=0, global_step=self.global_step)
+        self._mark[2], self._mark[3] = 0, self.global_step
+        self._next_batch = 0
+        self._row[StepField.EPOCH] = self._epoch
 
     def watch_loops(self, trainer: Any) -> None:
         """Have the marks that no callback hook gives: around the fetch, and the manual optimizer
@@ -145,17 +141,16 @@ class Telemetry:
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
         def on_before_fetch() -> None:
-            self._before_fetch = self._charged
-            self._turn(_FETCH, _FETCH_S)
+            self._before_fetch = self._doing
+            if self._doing == _BATCH_END:
+                self._mark[2] = self._next_batch
+            self._turn(_FETCH)
             before()
 
         def on_after_fetch() -> None:
             after()
             # A user's own iteration fetches inside training_step.
-            if self._before_fetch == _NOWHERE:
-                self._turn(_TRANSFER, _TRANSFER_S)
-            else:
-                self._turn(_FORWARD, self._before_fetch)
+            self._turn(_TRANSFER if self._before_fetch == _BATCH_END else self._before_fetch)
 
         loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
         self._watch_manual_optimization(loop.manual_optimization)
@@ -165,86 +160,93 @@ class Telemetry:
 
         def on_after_step() -> None:
             step_done()
-            self._turn(_FORWARD, _FORWARD_S)
+            self._turn(_FORWARD)
 
         manual._on_after_step = on_after_step
 
     # The marks. The backward pass lasts until the optimizer's step begins, so there is none after
-    # it.
+    # it. Those of every batch have the lines of ``_turn`` written out.
 
-    def _turn(self, phase: int, field: int) -> None:
-        """Charge the time since the last mark to the phase that ends, and enter ``phase``, whose
-        time is ``field`` of the row."""
+    def _turn(self, phase: int) -> None:
+        """Charge the time since the last mark to the phase that ends, and enter ``phase``."""
         now = _clock()
-        self._fields[self._charged] += (now - self._since) * 1e-9
+        self._spent[self._doing] += now - self._since
         self._since = now
-        self._charged = field
         mark = self._mark
         mark[1] = now
-        mark[0] = phase
+        mark[0] = self._doing = phase
 
     def restart_clock(self) -> None:
         """What happened since the last batch (validation, a pause, an epoch's end) is no part of a
         step."""
-        self._clear_times()
-        self._charged = self._before_fetch = _NOWHERE
+        self._spent[:] = _NO_TIME
+        self._doing = _BATCH_END
         self._since = self._step_began = _clock()
-
-    def _clear_times(self) -> None:
-        fields = self._fields
-        fields[_FETCH_S] = fields[_TRANSFER_S] = fields[_FORWARD_S] = 0.0
-        fields[_BACKWARD_S] = fields[_OPTIMIZER_S] = fields[_NOWHERE] = 0.0
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_index: int
     ) -> None:
         try:
-            self._mark[2] = self._pulse.batch = batch_index
-            self._turn(_FORWARD, _FORWARD_S)
+            now = _clock()
+            self._spent[self._doing] += now - self._since
+            self._since = now
+            mark = self._mark
+            mark[2] = self._pulse.batch = batch_index
+            mark[1] = now
+            mark[0] = self._doing = _FORWARD
             group = self._param_group
             if group is not None:
                 lr = group["lr"]
-                self._fields[_LR] = lr if type(lr) is float else host_float(lr)
+                self._row[5] = lr if type(lr) is float else host_float(lr)
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         try:
-            self._turn(_BACKWARD, _BACKWARD_S)
+            now = _clock()
+            self._spent[self._doing] += now - self._since
+            self._since = now
+            mark = self._mark
+            mark[1] = now
+            mark[0] = self._doing = _BACKWARD
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         try:
-            self._turn(_OPTIMIZER, _OPTIMIZER_S)
+            now = _clock()
+            self._spent[self._doing] += now - self._since
+            self._since = now
+            mark = self._mark
+            mark[1] = now
+            mark[0] = self._doing = _OPTIMIZER
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
     def batch_ended(self, trainer: Any, outputs: Any, batch: Any, batch_index: int) -> None:
-        """The end of a batch: its row, and now and then a look at what is rarer."""
+        """The end of a batch: its row, and now and then a look at what is rarer.
+
+        A field that did not change still stands in the row.
+        """
         now = _clock()
-        fields = self._fields
-        fields[self._charged] += (now - self._since) * 1e-9
+        spent = self._spent
+        spent[self._doing] += now - self._since
         if now >= self._look_due:
             self._look(trainer, now)
-        pulse, mark = self._pulse, self._mark
+        pulse, mark, row = self._pulse, self._mark, self._row
         step = self._steps.completed
-        if step != self.global_step:
-            self.stepped = True
+        self.stepped = step != self.global_step
+        if self.stepped:
             self.global_step = pulse.global_step = mark[3] = step
-            fields[0] = step
-            fields[14] = 1.0
-        else:
-            self.stepped = False
-            fields[14] = 0.0
-        fields[2] = batch_index
+        row[0] = step  # by StepField
+        row[2] = batch_index
         listed = type(batch) is self._list_type and len(batch) > 0
         first = batch[0] if listed else batch
         if type(first) is self._tensor_type:
             shape = first.shape
-            fields[3] = shape[0] if shape else 1.0
+            row[3] = shape[0] if shape else 1
         else:
-            fields[3] = self._samples_of(batch)
+            row[3] = self._samples_of(batch)
         loss = _NAN
         if type(outputs) is dict and "loss" in outputs:
             factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
@@ -254,16 +256,21 @@ class Telemetry:
                 loss = outputs["loss"].item() * factor
                 if loss - loss != 0.0:
                     self._note_loss(loss)
-        fields[4] = loss
-        fields[6] = (now - self._step_began) * 1e-9
-        fields[13] = now * 1e-9 + self._wall_offset_s
+        row[4] = loss
+        row[6] = (now - self._step_began) * 1e-9
+        row[7] = spent[4] * 1e-9  # by Phase: fetch, forward, backward, optimizer, transfer
+        row[8] = spent[6] * 1e-9
+        row[9] = spent[7] * 1e-9
+        row[10] = spent[8] * 1e-9
+        row[15] = spent[5] * 1e-9
+        row[13] = now * 1e-9 + self._wall_offset_s
+        row[14] = self.stepped
         self._publish(now)
-        fields[6] = fields[7] = fields[8] = fields[9] = fields[10] = fields[15] = 0.0
+        spent[:] = _NO_TIME
         self._since = self._step_began = now
-        self._charged = 6
+        self._next_batch = batch_index + 1
         mark[1] = now
-        mark[0] = 9
-        pulse.current_phase = 9
+        mark[0] = self._doing = pulse.current_phase = _BATCH_END
 
     def _samples_of(self, batch: Any) -> float:
         """``samples_of``; remembers a plain structure so that the next batch need not be
@@ -302,8 +309,8 @@ class Telemetry:
         self._metrics.send(trainer, self.global_step, self._epoch)
         if self._on_cuda and now >= self._memory_due:
             self._memory_due = now + _MEMORY_EVERY_NS
-            self._fields[_MEMORY] = torch.cuda.memory_allocated()
-            self._fields[_MEMORY_PEAK] = torch.cuda.max_memory_allocated()
+            self._row[StepField.MEMORY_BYTES] = torch.cuda.memory_allocated()
+            self._row[StepField.MEMORY_PEAK_BYTES] = torch.cuda.max_memory_allocated()
 
     def send_metrics(self, trainer: Any) -> None:
         self._metrics.send(trainer, trainer.global_step, self._pulse.epoch)
