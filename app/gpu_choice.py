@@ -21,12 +21,11 @@ def free_text(view: GpuView) -> Text:
         return Text(f"GPUs: {clean_line(view.note or 'none')}", "dim")
     why = {reading.index: occupied(reading) for reading in readings}
     free = sum(reason is None for reason in why.values())
-    out = Text(f"GPUs: {free} of {len(readings)} free", "bold")
+    out = Text()
+    out.append(f"GPUs: {free} of {len(readings)} free", "bold")
     if free:
-        most = f"free:{min(free, 2)}"
-        out.append(
-            f"   ({most} takes the {_number(min(free, 2))} with the most free memory)", "dim"
-        )
+        which = "one" if free == 1 else "two"
+        out.append(f"; free:{min(free, 2)} takes the {which} with the most free memory", "dim")
     if view.note is not None:
         out.append(f"\n! {clean_line(view.note)}", "bold")
     shown = list(readings)
@@ -40,10 +39,6 @@ def free_text(view: GpuView) -> Text:
     return out
 
 
-def _number(count: int) -> str:
-    return {1: "one", 2: "two"}[count]
-
-
 def _one(out: Text, reading: GpuReading, why: str | None) -> None:
     name = clean_name((reading.name or formats.NA).removeprefix("NVIDIA "))
     used, total = reading.memory_used_bytes, reading.memory_total_bytes
@@ -51,6 +46,6 @@ def _one(out: Text, reading: GpuReading, why: str | None) -> None:
     sign = "○" if why is None else "●"
     said = "free" if why is None else clean_line(why)
     out.append(
-        f"\n  {sign} {reading.label:>4}  {name:<18.18}  {formats.size(memory):>9} left  {said}",
+        f"\n  {sign} {reading.label:>3}  {name:<16.16}  {formats.size(memory):>8} left  {said}",
         "" if why is None else "dim",
     )

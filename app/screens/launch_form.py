@@ -44,7 +44,11 @@ class LaunchForm(VerticalScroll):
         rows = [KnobField(knob, texts[knob.key]) for knob in preset.knobs]
         others = Static(id="form-problems", markup=False)
         gpus = Static(self._gpus, id="form-gpus", markup=False)
-        await self.mount_all([Static(about, id="about"), *rows, gpus, others])
+        # Beside what they are chosen by.
+        devices = [n for n, row in enumerate(rows, 1) if row.knob.type == "devices"]
+        below = devices[0] if devices else len(rows)
+        parts = [*rows[:below], gpus, *rows[below:]]
+        await self.mount_all([Static(about, id="about"), *parts, others])
 
     def show_gpus(self, text: Text) -> None:
         """What is free on this machine, below the fields."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,81 @@ _SCRIPTS = {
 _HUNG = "gpus 8 h100\nhang 5 DeviceGetPowerUsage forever from 1\n"
 
 
+_SUPERVISED = """
+import os, sys, tempfile, time
+from pathlib import Path
+import psutil
+from ltui.training.gpu import stand_in
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import ltui_home, new_run_id
+from ltui.training.supervise.client import ControlClient
+from ltui.training.supervise.launch import launch
+seconds, hung = float(sys.argv[1]), sys.argv[2]
+home = ltui_home()
+run_id, name = new_run_id(home, None)
+spec = RunSpec(id=run_id, name=name, created_at=time.time(), cwd=os.getcwd(),
+               python=sys.executable, command=("sleep", "600"), nproc=0)
+client = ControlClient(launch(spec, home))
+try:
+    while not (shown := client.status()) or len(shown.gpus) < 8:
+        time.sleep(0.1)
+    time.sleep(5.0)
+    supervisor = psutil.Process(shown.supervisor_pid)
+    before, began = supervisor.cpu_times(), time.monotonic()
+    time.sleep(seconds)
+    after, span = supervisor.cpu_times(), time.monotonic() - began
+    spent = after.user + after.system - before.user - before.system
+    rss = supervisor.memory_info().rss
+    stand_in.write_script(Path(os.environ["LTUI_NVML_SCRIPT"]), hung)
+    while not (client.status().gpu_note or "").startswith("driver not answering"):
+        time.sleep(0.1)
+    worst = 0.0
+    for number in range(400):
+        began = time.perf_counter()
+        client.request({"cmd": ("ping", "status")[number % 2]})
+        worst = max(worst, time.perf_counter() - began)
+        time.sleep(0.02)
+    began = time.perf_counter()
+    client.request({"cmd": "stop", "timeout_s": 5})
+    worst = max(worst, time.perf_counter() - began)
+    print(spent / span, rss / 2**20, worst)
+finally:
+    while (shown := client.status()) is not None:
+        client.request({"cmd": "kill"})
+        time.sleep(0.2)
+"""
+
+
+def _supervised(library: Path) -> list[dict[str, Any]]:
+    """A whole supervisor, of a run whose one process sleeps."""
+    hung = "gpus 8 h100\nhang 5 DeviceGetPowerUsage forever\n"
+    with tempfile.TemporaryDirectory() as home:
+        script = "gpus 8 h100\n"
+        share, rss, worst = _run(
+            library, script, _SUPERVISED, str(SECONDS), hung, env={"LTUI_HOME": home}
+        )
+    return [
+        {
+            "what": "supervisor with 8 simulated GPUs at 1 Hz, CPU",
+            "value": 100 * share,
+            "unit": "%",
+            "bound": 2.0,
+        },
+        {
+            "what": "supervisor with 8 simulated GPUs, resident memory",
+            "value": rss,
+            "unit": "MiB",
+            "bound": 100.0,
+        },
+        {
+            "what": "control answers while a driver call hangs, worst of 401",
+            "value": 1e3 * worst,
+            "unit": "ms",
+            "bound": 100.0,
+        },
+    ]
+
+
 def measure() -> list[dict[str, Any]]:
     if stand_in.compiler() is None:
         return [{"what": "GPU sampler: no C compiler", "value": None, "unit": "%", "bound": None}]
@@ -71,6 +147,7 @@ def measure() -> list[dict[str, Any]]:
                 }
             )
         (worst,) = _run(library, _HUNG, _HANGING)
+        rows += _supervised(library)
     rows.append(
         {
             "what": "newest readings asked for while the driver hangs, worst of 2000",
@@ -82,12 +159,18 @@ def measure() -> list[dict[str, Any]]:
     return rows
 
 
-def _run(library: Path, script: str, program: str, *arguments: str) -> list[float]:
+def _run(
+    library: Path,
+    script: str,
+    program: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+) -> list[float]:
     path = library.parent / "gpus.txt"
     path.write_text(script)
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env=stand_in.environment(library.parent, path),
+        env={**stand_in.environment(library.parent, path), **(env or {})},
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,0 +1,128 @@
+"""GPU rows, findings and the page of one GPU, from constructed frames."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from frames import NOW, frame, gpu, snapshot
+from test_run_screen import OneRun, Script, shown, until
+
+from ltui.app import gpu_panel
+from ltui.app.gpu_history import GpuBook, GpuSample, in_windows
+from ltui.app.screens.gpu import GpuScreen
+from ltui.training.gpu.findings import Finding, verdicts
+from ltui.training.run.snapshot import GpuProcessSnapshot, RunState
+from ltui.widgets.gpu_heat import GpuHeat
+from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.shapes import Tone
+
+
+def finding(index: int, text: str, *, kind: str = "thermal", level: str = "warning") -> Finding:
+    return Finding(
+        kind=kind,
+        gpu=index,
+        place=f"GPU {index}",
+        text=text,
+        level=level,
+        ranks=(index,),
+        since=NOW - 40,
+        evidence={},
+    )
+
+
+def with_findings(*findings: Finding, count: int = 4) -> gpu_panel.Frame:
+    gpus = tuple(gpu(i) for i in range(count))
+    return frame(snapshot=snapshot(gpus=gpus, verdicts=verdicts(findings)))
+
+
+def test_the_same_on_several_gpus_is_said_once() -> None:
+    shown = with_findings(*(finding(i, "thermal slowdown since 40 s") for i in (0, 1, 2)))
+    text = gpu_panel.findings_text(shown, 3).plain
+    assert text == "▲ GPUs 0-2: thermal slowdown since 40 s (ranks 0-2)"
+    tones = [row.tone for row in gpu_panel.gpu_rows(shown)]
+    assert tones == [Tone.WARN, Tone.WARN, Tone.WARN, Tone.PLAIN]
+
+
+def test_other_figures_are_said_to_be_of_one() -> None:
+    shown = with_findings(finding(0, "memory at 97 %"), finding(2, "memory at 98 %"))
+    text = gpu_panel.findings_text(shown, 3).plain
+    assert text.startswith("▲ GPUs 0, 2: memory at 97 % (GPU 0; the others alike)")
+
+
+def test_the_serious_come_first_and_what_does_not_fit_is_counted() -> None:
+    found = [finding(i, f"wrong in way {'abcdef'[i]}", kind=f"k{i}") for i in range(5)]
+    found.append(finding(5, "fell off the bus", kind="unreadable", level="error"))
+    lines = gpu_panel.findings_text(with_findings(*found, count=6), 3).plain.splitlines()
+    assert lines[0].startswith("! GPU 5: fell off the bus")
+    assert lines[-1] == "and 4 more: d diagnose"
+
+
+def test_of_an_ended_run_nothing_stands() -> None:
+    shown = with_findings(finding(0, "thermal slowdown since 40 s"))
+    over = replace(shown, snapshot=replace(shown.snapshot, state=RunState.FINISHED))
+    assert not gpu_panel.findings_text(over, 3)
+
+
+def test_what_is_refused_is_not_available() -> None:
+    bare = gpu(0, utilisation_percent=None, power_w=None, power_limit_w=None, temperature_c=None)
+    (row,) = gpu_panel.gpu_rows(frame(snapshot=snapshot(gpus=(bare,))))
+    assert row.utilisation is None
+    texts = (row.utilisation_text, row.power_text, row.temperature.text, row.sm_text)
+    assert set(texts) == {"n/a"}
+    page = gpu_panel.readings_text(bare, frame()).plain
+    assert "ECC uncorrected       n/a" in page
+    assert "processes\n  n/a" in page
+
+
+def test_whose_processes() -> None:
+    processes = (
+        GpuProcessSnapshot(pid=7, owner="foreign", memory_bytes=1 << 30, user="ada", name="python"),
+        GpuProcessSnapshot(pid=8, owner="rank", rank=2, memory_bytes=3 << 30, name="python"),
+    )
+    page = gpu_panel.readings_text(gpu(0, processes=processes), frame()).plain
+    rank, foreign = page.splitlines()[-2:]
+    assert "pid 8" in rank
+    assert "rank 2: python" in rank
+    assert "foreign: python of ada" in foreign
+
+
+def test_windows_stand_fast_and_keep_gaps() -> None:
+    samples = [GpuSample(at=t, utilisation=v) for t, v in ((0, 0.2), (1, 0.4), (21, 1.0))]
+    first, gap, last = in_windows(samples, 10, 12)
+    assert (first, last) == (pytest.approx(0.3), 1.0)
+    assert math.isnan(gap)
+    later = in_windows([*samples, GpuSample(at=22, utilisation=0.0)], 10, 12)
+    assert later[0] == first
+
+
+def test_the_book_is_bounded_and_takes_a_reading_once() -> None:
+    book = GpuBook()
+    book.load(0, [GpuSample(at=NOW - 900 + i, utilisation=0.1) for i in range(100)])
+    for second in range(400):
+        for _ in range(2):
+            book.add([gpu(0, sampled_at=NOW + second)])
+    samples = book.pasts()[0].samples
+    assert len(samples) <= 302
+    assert samples[-1].at == NOW + 399
+    assert len({s.at for s in samples}) == len(samples)
+
+
+@pytest.mark.parametrize(("count", "heat"), [(4, False), (8, True)])
+async def test_enter_opens_a_gpu(count: int, heat: bool) -> None:
+    gpus = tuple(gpu(i) for i in range(count))
+    app = OneRun(Script(frame(snapshot=snapshot(gpus=gpus))))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        assert screen.query_one(GpuHeat).display == heat
+        assert len(screen.query_one(GpuTable).rows) == count
+        await pilot.press("3", "down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, GpuScreen))
+        opened = app.screen
+        assert isinstance(opened, GpuScreen)
+        assert opened.gpu == "1"
+        await pilot.press("]")
+        await until(pilot, lambda: opened.gpu == "2")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)
