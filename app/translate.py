@@ -285,7 +285,9 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
         return ()
     bad = run.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
     lines = [_cell(clean_line(run.detail or run.state.value), Tone.BAD if bad else Tone.PLAIN)]
-    lines += [_cell(_exception_text(e), Tone.BAD) for e in frame.endings[:1]]
+    # Not where the sentence above says the same.
+    told = [_exception_text(e) for e in frame.endings[:1]]
+    lines += [_cell(text, Tone.BAD) for text in told if not lines[0].text.startswith(text)]
     if len(frame.endings) > 1:
         others = tuple(e.rank for e in frame.endings[1:])
         lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))

@@ -47,11 +47,10 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
             )
         )
     path = os.environ.get("PATH", os.defpath)
-    env: dict[str, str] = {}
     python = sys.executable
     if options.python is not None:
         python = choose_python(options.python, os.environ)
-        path = env["PATH"] = f"{Path(python).parent}{os.pathsep}{path}"
+        path = f"{Path(python).parent}{os.pathsep}{path}"
     if shutil.which(command[0], path=path) is None:
         raise ProblemError(
             Problem(
@@ -70,7 +69,8 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         python=python,
         command=command,
         nproc=0,
-        env=env,
+        # Kept, so that a resume from another shell finds the same program.
+        env={"PATH": path},
         gpus=gpus,
     )
 

@@ -33,7 +33,7 @@ def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
     ended = runs.ended(run)
     assert (ended.state, ended.exit_code) == (RunState.FINISHED, 0)
     assert ended.detail == "finished at step 150"
-    assert ended.supervisor_pid is None
+    assert true_snapshot(run).supervisor_pid is None
     assert ended.history_note is None
     assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, 151))
     assert run.engine_log_path(1).read_text() == "engine begins\n"
@@ -130,6 +130,21 @@ def test_ranks_without_telemetry_are_found_by_their_environment(runs: Runs) -> N
     assert [r.rank for r in seen.ranks] == [0, 1]
     runs.order(run, "stop", timeout_s=5)
     assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_a_rank_that_fails_before_its_telemetry_is_named(runs: Runs) -> None:
+    summary = (
+        "echo one gives up; "
+        "echo 'E1121 05:21 7 torch/distributed/elastic/multiprocessing/api.py:1] failed'; "
+        "echo 'ChildFailedError: '; echo 'train.py FAILED'; "
+        "echo 'Root Cause (first observed failure):'; "
+        "echo '  rank      : 1 (local_rank: 1)'; echo '  exitcode  : 4 (pid: 7)'; exit 1"
+    )
+    run = runs.start("bash", "-c", f"RANK=0 sleep 2 & wait; {summary}")
+    ended = runs.ended(run)
+    assert ended.detail == "rank 1 exited with code 4: one gives up"
+    late = next(r for r in ended.ranks if r.rank == 1)
+    assert (late.state, late.exit_code, late.pid) == (RankState.DEAD, 4, None)
 
 
 def test_a_second_supervisor_refuses(runs: Runs) -> None:

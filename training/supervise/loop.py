@@ -26,7 +26,14 @@ from ltui.training.queue.reader import Poll
 from ltui.training.queue.records import Outcome, Phase, PulseState
 from ltui.training.run.fold import Fold, fold_many
 from ltui.training.run.health import HealthHistory, Judgement, judge
-from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState, Verdict
+from ltui.training.run.snapshot import (
+    LIVE,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Verdict,
+)
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir
 from ltui.training.store.writer import Batch, StoreWriter
@@ -574,8 +581,11 @@ def _tail(path: Path) -> str:
 def _with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailure]) -> RunSnapshot:
     """Exit codes and reasons beside the ranks that they are of."""
     codes = {f.rank: f.exit_code for f in failures}
+    known = {rank.rank: rank for rank in snapshot.ranks}
+    # One that failed before it was ever seen is a rank of the run all the same.
+    known |= {r: RankSnapshot(rank=r, state=RankState.DEAD) for r in codes if r not in known}
     ranks = []
-    for rank in snapshot.ranks:
+    for _, rank in sorted(known.items()):
         code = codes.get(rank.rank, 0 if snapshot.exit_code == 0 else None)
         note = found.detail if rank.rank == found.first_failed_rank else rank.note
         ranks.append(

@@ -102,7 +102,7 @@ class RankFinder:
         self._ranks: dict[ProcessMark, int] = {}
 
     def find(self, table: ProcessTable, engine: ProcessMark) -> dict[int, ProcessMark]:
-        """rank -> process; the command itself as rank 0 where nobody names a rank."""
+        """rank -> process; the command itself as rank 0 where nobody ever named a rank."""
         found: dict[int, ProcessMark] = {}
         for pid in table.tree(engine.pid):
             mark = table.mark(pid)
@@ -115,7 +115,7 @@ class RankFinder:
             # The tree is walked from its root, so a rank's own children come later.
             if rank is not None and pid != engine.pid:
                 found.setdefault(rank, mark)
-        if not found and (mark := table.mark(engine.pid)) is not None:
+        if not self._ranks and (mark := table.mark(engine.pid)) is not None:
             return {0: mark}
         return dict(sorted(found.items()))
 
