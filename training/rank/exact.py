@@ -42,6 +42,7 @@ class ExactState:
         self._given: dict[str, Any] | None = None
         self._loader_states: list[dict[str, Any]] | None = None
         self._inexact: list[str] = []
+        self._loaded_when_ready = False
         self._watch(trainer.fit_loop)
 
     def _watch(self, loop: Any) -> None:
@@ -49,7 +50,20 @@ class ExactState:
         validation = loop.epoch_loop.val_loop
         validate = validation.run
 
+        setup = loop.setup_data
+
+        def setup_data() -> None:
+            setup()
+            # A module that asks how many steps there will be (for a learning rate's schedule) has
+            # the loaders set up before the checkpoint's counters are loaded, and Lightning then
+            # loads no position at all.
+            early = _loaded(loop) and not self._loaded_when_ready
+            if early and loop._combined_loader is not None:
+                loaders_ready()
+                iter(loop._data_fetcher)
+
         def loaders_ready() -> None:
+            self._loaded_when_ready = _loaded(loop)
             load()
             self._guarded(self._follow)
 
@@ -64,6 +78,7 @@ class ExactState:
                 self._validation_began = random_states(self._device)
             return validate()
 
+        loop.setup_data = setup_data
         loop._load_combined_loader_states = loaders_ready
         loop.on_advance_start = on_advance_start
         validation.run = run
@@ -128,14 +143,18 @@ class ExactState:
         for loader in loaders if epoch else ():
             set_sampler_epoch(loader, epoch)
         self._positions = [LoaderPosition(x) if can_follow(x) else None for x in loaders]
-        states, self._loader_states = self._loader_states, None
+        states = self._loader_states
         if states is None or not loop.restarting:
             return
+        self._loader_states = None
         if len(states) != len(loaders):
             self._inexact.append("the training data has another number of loaders than before")
             return
+        # After its last batch an epoch does not go on: what follows is a validation, or the next
+        # epoch. A loader that is shorter than others is read again within an epoch.
+        ended = all(p is None or p.ended(s) for p, s in zip(self._positions, states, strict=True))
         for loader, position, state in zip(loaders, self._positions, states, strict=True):
-            self._go_on(loader, position, state)
+            self._go_on(loader, position, {} if ended and position is not None else state)
 
     def _go_on(self, loader: Any, position: LoaderPosition | None, state: dict[str, Any]) -> None:
         batches = self._given["batches"] if self._given is not None else 0
@@ -145,7 +164,7 @@ class ExactState:
                     "what the dataset draws at random within its workers, if anything "
                     "(augmentation), is drawn anew until this epoch ends"
                 )
-        elif not keeps_position(loader) and batches:
+        elif position is None and not keeps_position(loader) and batches:
             self._inexact.append(
                 f"{_name(loader)} has no position that could be restored: it begins again, so the "
                 f"first {batches} batches of this epoch come a second time"
@@ -182,6 +201,10 @@ class ExactState:
             if position is not None:
                 position.let_go()
         self._positions = []
+
+
+def _loaded(loop: Any) -> bool:
+    return bool(getattr(loop, "_loaded_from_state_dict", loop.restarting))
 
 
 def set_sampler_epoch(loader: Any, epoch: int) -> None:

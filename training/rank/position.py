@@ -100,11 +100,13 @@ class LoaderPosition:
     def go_on(self, state: dict[str, Any]) -> bool:
         """Have the next epoch begin after the batches that were used; False where it begins at
         its first."""
-        used = state["used"]
-        loader = self._loader()
-        if 0 < used < _length(loader) and state["begun"] is not None:
+        if state["used"] > 0 and state["begun"] is not None:
             self._go_on = state
         return self._go_on is not None
+
+    def ended(self, state: dict[str, Any]) -> bool:
+        """Whether the batches used were all of them."""
+        return bool(state.get("used", 0) >= _length(self._loader()))
 
     def restore_generators(self, state: dict[str, Any]) -> None:
         """Those of the loader and its samplers, as they were when the checkpoint was saved."""
