@@ -142,6 +142,7 @@ STOPS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "validation within": (1, -1, {"val_check_interval": 3}),
     "accumulation": (1, 2, {"accumulate_grad_batches": 2}),
     "no validation": (1, BATCHES - 1, {"limit_val_batches": 0}),
+    "counted steps": (1, 2, {"limit_test_batches": 0}),
     "max steps": (1, 2, {"max_steps": EPOCHS * BATCHES}),
     "all epochs": (-1, 0, {}),
 }
@@ -185,6 +186,9 @@ class Model(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        if self.trainer.limit_test_batches == 0:  # stands for "counted steps"
+            # Lightning sets the loaders up for it, before a checkpoint is loaded.
+            assert self.trainer.estimated_stepping_batches == EPOCHS * BATCHES
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
