@@ -27,7 +27,7 @@ from rich.console import Console
 from ltui.training.rank.entry import rebuild
 from ltui.training.rank.environment import RankEnvironment
 
-BLOCK, SKIPPED, ROUNDS = 8, 2, 150
+BLOCK, SKIPPED, ROUNDS = 40, 8, 30
 LOOPS, LOOP_STEPS = 41, 100
 EMPTY, TELEMETRY, CSV, RICH = "empty", "telemetry", "csv", "rich"
 NAMES = (EMPTY, TELEMETRY, CSV, RICH)
