@@ -65,7 +65,7 @@ def test_history_catches_up_once_there_is_room(runs: Runs, small_disk: Path) -> 
     assert full.history_note.startswith("disk full since ")
     goal = full.global_step + 50
     on = runs.until(run, lambda s: (s.global_step or 0) > goal)
-    assert "steps not recorded" in on.history_note
+    assert "step records not written" in on.history_note
     ballast.unlink()
     runs.until(run, lambda s: s.history_note is None)
     runs.order(run, "stop")

@@ -53,6 +53,9 @@ from ltui.training.supervise.watch import QueueWatch, Sight
 TICK_S = 0.25
 READINGS_S = 1.0
 SNAPSHOT_S = 1.0
+END_PATIENCE_S = 60.0
+"""So long a full disk is waited for after the end; then front ends tell how the run
+ended from what the keeper and the ranks left, and no process stays behind."""
 _SILENT_S = 6.0
 """A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
 _STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
@@ -522,7 +525,8 @@ class Supervisor:
         )
         self._snapshot = _with_exits(snapshot, found, failures)
         self._server.publish(self._snapshot)
-        while not self._try_to_record(ended_at):
+        patience_ends = time.monotonic() + END_PATIENCE_S
+        while not self._try_to_record(ended_at) and time.monotonic() < patience_ends:
             time.sleep(1.0)
         for verdict in gpus_over:
             self._recorder.attempt(

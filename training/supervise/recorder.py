@@ -40,7 +40,7 @@ class Recorder:
         self._failure = ""
         self._retry_at = 0.0
         self._seen: dict[int, int] = {}
-        self._steps_waiting = 0
+        self._rows_waiting = 0
 
     def record(
         self, polls: Mapping[int, Poll], extra: Batch, snapshot: RunSnapshot | None, now_s: float
@@ -50,7 +50,7 @@ class Recorder:
             if poll.records:
                 self._seen[rank] = poll.records[-1].seq + 1
         if self._failing_since is not None:
-            self._steps_waiting += sum(_steps(poll.records) for poll in polls.values())
+            self._rows_waiting += sum(_steps(poll.records) for poll in polls.values())
             self._recover(now_s)
             return
         batch, lost = self._batch({r: p.records for r, p in polls.items()}, now_s, extra)
@@ -61,7 +61,7 @@ class Recorder:
             self._store.drop_old_readings(now_s)
         except sqlite3.Error as error:
             self._fail(error, now_s)
-            self._steps_waiting += len(batch.steps)
+            self._rows_waiting += len(batch.steps)
         else:
             self._take(batch, lost)
 
@@ -79,7 +79,7 @@ class Recorder:
         """What is missing from the history, in a few words."""
         if self._failing_since is not None:
             clock = time.strftime("%H:%M", time.localtime(self._failing_since))
-            return f"{self._failure} since {clock}, {self._steps_waiting} steps not recorded"
+            return f"{self._failure} since {clock}, {self._rows_waiting} step records not written"
         return f"records lost: {self._lost}" if self._lost else None
 
     @property
@@ -91,7 +91,7 @@ class Recorder:
     def _fail(self, error: sqlite3.Error, now_s: float) -> None:
         if self._failing_since is None:
             self._failing_since = now_s
-            self._steps_waiting = 0
+            self._rows_waiting = 0
         self._failure = _reason(error)
         self._retry_at = now_s + RETRY_S
 
@@ -106,7 +106,7 @@ class Recorder:
             self._fail(error, now_s)
         else:
             self._failing_since = None
-            self._steps_waiting = 0
+            self._rows_waiting = 0
 
     def _catch_up(self, rank: int, seen: int, now_s: float) -> None:
         try:
