@@ -344,10 +344,13 @@ def samples_of(batch: Any) -> float:
             batch = next(iter(batch.values()))
         else:
             shape = getattr(batch, "shape", None)
-            if shape:
+            # The truth of a tensor on a GPU would be waited for.
+            if not isinstance(shape, torch.Tensor) and shape:
                 return float(shape[0])
-            size = getattr(batch, "num_graphs", None) or getattr(batch, "batch_size", None)
-            return float(size) if isinstance(size, int) else _NAN
+            for size in (getattr(batch, "num_graphs", None), getattr(batch, "batch_size", None)):
+                if isinstance(size, int) and size:
+                    return float(size)
+            return _NAN
     return _NAN
 
 
