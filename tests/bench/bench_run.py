@@ -81,41 +81,31 @@ def _steps(client: ControlClient) -> int:
     return min((r["global_step"] or 0 for r in ranks), default=-1)
 
 
-def _first_step(command: Callable[[Path], list[str]]) -> float:
+def _first_step(home: Path, command: list[str]) -> float:
     """Seconds from starting ``command`` to the first step that its rank 0 makes."""
-    with tempfile.TemporaryDirectory() as folder:
-        home, mark = Path(folder), Path(folder) / "first"
-        environment = {**os.environ, "LTUI_HOME": folder, "FIRST_STEP_FILE": str(mark)}
-        began = time.time()
-        process = subprocess.Popen(
-            command(home),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        process.wait(120)
-        return float(mark.read_text()) - began
+    mark = home / "first"
+    mark.unlink(missing_ok=True)
+    began = time.time()
+    subprocess.run(
+        command,
+        env={**os.environ, "LTUI_HOME": str(home), "FIRST_STEP_FILE": str(mark)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=120,
+        check=True,
+    )
+    return float(mark.read_text()) - began
 
 
 def _launch() -> list[dict[str, Any]]:
     bare, ours = [], []
-    for _ in range(4):
-        bare.append(_first_step(lambda _: [*torchrun(2), "1", "0"]))
-        ours.append(
-            _first_step(
-                lambda _: [
-                    sys.executable,
-                    "-m",
-                    "ltui.app.cli",
-                    "exec",
-                    "--",
-                    *torchrun(2),
-                    "1",
-                    "0",
-                ]
-            )
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        _first_step(home, [*LTUI, "exec", "--", *torchrun(2), "1", "0"])
+        for _ in range(4):
+            bare.append(_first_step(home, [*torchrun(2), "1", "0"]))
+            ours.append(_first_step(home, [*LTUI, "exec", "--", *torchrun(2), "1", "0"]))
     plain, watched = statistics.median(bare), statistics.median(ours)
     return [
         {"what": "first step, bare torchrun (median of 4)", "value": plain, "unit": "s"},
