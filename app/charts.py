@@ -224,14 +224,6 @@ def waiting_text(frame: Frame) -> str:
     return "\n".join(line for line in (waiting_line(frame), phases_line(frame)) if line)
 
 
-def wait_strip(frame: Frame, points: int = 24) -> tuple[float, ...]:
-    """Recent shares of waiting for data, oldest first."""
-    if frame.waits is None:
-        return ()
-    recent = frame.waits.mean[-points:]
-    return tuple(float(v) for v in recent[np.isfinite(recent)])
-
-
 def _nothing(frame: Frame, otherwise: str) -> str:
     run = frame.snapshot
     quiet = silence(frame)

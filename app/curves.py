@@ -48,10 +48,6 @@ class GrowingCurve:
     def first_step(self) -> float | None:
         return float(self._rows[0, 0]) if self._length else None
 
-    @property
-    def last_time(self) -> float | None:
-        return float(self._rows[self._length - 1, 2]) if self._length else None
-
     def _halve(self) -> None:
         halved = halve(curve_of(self._rows[: self._length]))
         self._length = len(halved)

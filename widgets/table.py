@@ -208,17 +208,6 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     def cursor_key(self) -> str | None:
         return self._keys[self.cursor] if self.cursor < len(self._keys) else None
 
-    @property
-    def cursor_row(self) -> Row | None:
-        return self._rows[self.cursor] if self.cursor < len(self._rows) else None
-
-    def select_key(self, key: str) -> bool:
-        """Put the cursor on a row. False where there is no such row."""
-        if key not in self._keys:
-            return False
-        self.cursor = self._keys.index(key)
-        return True
-
     def validate_cursor(self, cursor: int) -> int:
         return max(0, min(cursor, len(self._rows) - 1))
 

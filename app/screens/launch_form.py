@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 from textual import on
@@ -139,8 +139,3 @@ class KnobField(Horizontal):
 
 def _sentence(problem: Problem) -> str:
     return f"{problem.what} {problem.remedy}" if problem.remedy else problem.what
-
-
-def changed_from(preset: Preset, texts: Mapping[str, str]) -> bool:
-    """Whether any field says something else than the preset."""
-    return any(texts.get(key, first) != first for key, first in field_texts(preset).items())

@@ -78,11 +78,6 @@ class Part:
     data: bytes
 
 
-def item_bytes(dtype: str) -> int:
-    """Bytes of one element on the wire."""
-    return _stored(dtype).itemsize
-
-
 def to_array(dtype: str, shape: Sequence[int], data: bytes) -> Array:
     """Row-major elements; ``ValueError`` where the bytes are not as many as the shape says."""
     flat = np.frombuffer(data, dtype=_stored(dtype))

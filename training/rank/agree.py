@@ -147,12 +147,6 @@ class Board:
         words = self._column(self._WORD)
         return judge(words, self._column(self._ACTED), here, number)
 
-    def own_acted(self) -> int:
-        return self.words[self._row + self._ACTED]
-
-    def highest_acted(self) -> int:
-        return max(self._column(self._ACTED))
-
     def results(self, number: int) -> bool | None:
         """None until every rank has said how ``number`` went for it; then whether it went well for
         all."""

@@ -16,7 +16,7 @@ import ltui.presets
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.check import find_faults, nearest, placed
 from ltui.training.run.devices import UNSEEN, Machine, choose_devices
-from ltui.training.run.document import Document, get, interpolated, read_document, resolve
+from ltui.training.run.document import Document, get, read_document, resolve
 from ltui.training.run.overrides import apply_overrides, overridden_paths
 from ltui.training.run.section import Knob, Section, read_section
 from ltui.training.run.spec import CheckpointPolicy, RunSpec, StallPolicy
@@ -263,7 +263,3 @@ def missing_requirements(
     names = ", ".join(lacking)
     what = f"it needs {names}, which {python} does not have."
     return [Problem(where=preset.name, what=what, remedy=f"Install with `{command}`.")]
-
-
-def has_interpolation(preset: Preset) -> bool:
-    return interpolated(preset.document)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ltui.training.problem import ProblemError
 from ltui.training.queue.records import PulseState
 from ltui.training.run.fold import Fold
 from ltui.training.run.progress import progress, rank_snapshots
@@ -165,11 +164,3 @@ def _ranks(
 
 def _final(rank: RankSnapshot) -> RankState:
     return RankState.ENDED if rank.state is RankState.ENDED else RankState.DEAD
-
-
-def head_or_problem(run_dir: RunDir) -> tuple[RunSnapshot | None, str | None]:
-    """For lists: the run, or the sentence that says why it can't be shown."""
-    try:
-        return true_snapshot(run_dir), None
-    except ProblemError as problem:
-        return None, str(problem)
