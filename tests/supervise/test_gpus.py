@@ -131,6 +131,18 @@ def test_two_waiting_runs_never_get_the_same(runs: Runs, steer: Callable[[str], 
         runs.ended(run)
 
 
+def test_gpus_that_are_not_read_yet_are_waited_for(
+    runs: Runs, steer: Callable[[str], None]
+) -> None:
+    steer("gpus 2 h100\nset * mem_used 0\nhang 1 DeviceGetPowerUsage forever\n")
+    run = waiting_for(runs, "free:2")
+    runs.until(run, lambda s: s.state is RunState.QUEUED and "not answering" in (s.detail or ""))
+    steer("gpus 2 h100\nset * mem_used 0\n")
+    assert set(given(runs, run).split(",")) == {uuid(0), uuid(1)}
+    runs.order(run, "kill")
+    runs.ended(run)
+
+
 def test_a_queued_run_is_stopped(runs: Runs, steer: Callable[[str], None]) -> None:
     steer(f"gpus 1 h100\nprocess 0 {os.getpid()} 1e9\n")
     run = waiting_for(runs, "free:1")

@@ -50,6 +50,8 @@ class GpuView:
     """Why there are no readings, or why they are old."""
     not_answering_s: float | None = None
     """How long the driver has not come back from a call."""
+    complete: bool = True
+    """False while the first round is under way: GPUs not read yet are missing from ``readings``."""
 
 
 class GpuSampler:
@@ -63,6 +65,7 @@ class GpuSampler:
         self._door, self._directory = Door(), Directory()
         self._latest: dict[int, GpuReading] = {}
         self._note: str | None = NOT_READ_YET
+        self._complete = False
         self._xids: deque[Xid] = deque(maxlen=MOST_XIDS)
         self._last_xid: dict[int, Xid] = {}
         self._devices: list[Device] = []
@@ -77,15 +80,17 @@ class GpuSampler:
 
     def latest(self) -> GpuView:
         """The newest readings, at once."""
+        complete = self._complete  # Before the readings: a round may end in between.
         readings = tuple(sorted(self._latest.copy().values(), key=lambda r: r.index))
         call = self._door.in_flight
         age_s = 0.0 if call is None else time.monotonic() - call.began
         if call is None or age_s < (OPENING_S if call.call == OPENING else NOT_ANSWERING_S):
-            return GpuView(readings=readings, note=self._note)
+            return GpuView(readings=readings, note=self._note, complete=complete)
         return GpuView(
             readings=tuple(_not_answering(reading, call, age_s) for reading in readings),
             note=f"driver not answering since {age_s:.0f} s ({_place(call)})",
             not_answering_s=age_s,
+            complete=complete,
         )
 
     def take_xids(self) -> tuple[Xid, ...]:
@@ -125,7 +130,7 @@ class GpuSampler:
         self._door.call(OPENING, None, pynvml.nvmlInit)
         count = self._door.call("DeviceGetCount", None, pynvml.nvmlDeviceGetCount)
         self._events = self._new_event_set()
-        self._latest = {}
+        self._latest, self._complete = {}, False
         self._without_handle = set(range(count))
         self._add_devices()
         self._note = None if count else NO_GPU
@@ -175,6 +180,7 @@ class GpuSampler:
                 if self._stopping.is_set():
                     return
                 self._publish(self._read(device, tick, opened, look))
+            self._complete = True
             self._directory.forget_all_but(
                 {p.pid for r in self._latest.copy().values() for p in r.processes or ()}
             )

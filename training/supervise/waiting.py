@@ -50,6 +50,9 @@ class GpuQueue:
                 )
             self.reason = f"waiting for GPUs: {view.note}"
             return None
+        if not view.complete:
+            self.reason = f"waiting for GPUs: {view.note or NOT_READ_YET}"
+            return None
         return self._choose(_visible(view.readings, os.environ))
 
     def _choose(self, readings: tuple[GpuReading, ...]) -> dict[str, str] | None:
