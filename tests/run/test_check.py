@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import yaml
 
 from ltui.training.problem import ProblemError
 from ltui.training.run.devices import Machine
@@ -19,7 +21,7 @@ from ltui.training.run.presets import (
     parse_preset,
     preset_names,
 )
-from ltui.training.run.spec import RunSpec
+from ltui.training.run.spec import RunSpec, StallPolicy
 
 LAPTOP = Machine(gpus=0, cores=2)
 TWO_GPUS = Machine(gpus=2, cores=8)
@@ -196,6 +198,13 @@ def test_the_spec_survives_its_own_document() -> None:
     assert RunSpec.from_document(built.to_document()) == built
 
 
+@pytest.mark.parametrize("called", [("mail", "me"), "https://alarm.example/hook", None])
+def test_what_is_done_about_a_stall_survives_the_file(called: tuple[str, ...] | str | None) -> None:
+    built = replace(spec(), stall=StallPolicy(then="restart", restarts=2, on_verdict=called))
+    written = yaml.safe_load(yaml.safe_dump(built.to_document()))
+    assert RunSpec.from_document(written) == built
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -211,6 +220,18 @@ def test_the_spec_survives_its_own_document() -> None:
         ("ltui: {knobs: [{key: a.b, type: integer}]}", "must be one of int"),
         ("ltui: {after_fit: [tests]}", "one of validate, test"),
         ("ltui: {stall: {floor: 3}}", "Did you mean `floor_s`?"),
+        ("ltui: {stall: {than: stop}}", "Did you mean `then`?"),
+        ("ltui: {stall: {then: restrat}}", "one of nothing, stop, restart, not"),
+        ("ltui: {stall: {then: restrat}}", "Did you mean `restart`?"),
+        ("ltui: {stall: {then: null}}", "one of nothing, stop, restart"),
+        ("ltui: {stall: {restarts: -1}}", "a whole number from 0 up"),
+        ("ltui: {stall: {restart: 2}}", "Did you mean `restarts`?"),
+        ("ltui: {stall: {on_verdict: notify-send}}", "a command is a list of texts"),
+        ("ltui: {stall: {on_verdict: 'http://'}}", "a webhook's URL"),
+        ("ltui: {stall: {on_verdict: []}}", "the program, then its arguments"),
+        ("ltui: {stall: {on_verdict: [say, 1]}}", "the program, then its arguments"),
+        ("ltui: {stall: {on_verdict: 3}}", "it must be a text or a list"),
+        ("ltui: {stall: {on_verdict_level: stuck}}", "one of dead, stalled, slow, warning"),
         ("ltui: {cpu_ranks: 0}", "from 1 up"),
     ],
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ltui.training.run.check import nearest, shown
+from ltui.training.run.check import nearest, shown, value_fault
 from ltui.training.run.document import Fault
-from ltui.training.run.spec import CheckpointPolicy, StallPolicy
+from ltui.training.run.spec import LEVELS, THEN, CheckpointPolicy, StallPolicy
 from ltui.training.run.trainer_args import Argument
 
 KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")
@@ -61,6 +62,12 @@ _POLICY = {
         "cap_s": _SECONDS,
         "factor": Argument(kinds=("number",), low=1, optional=False),
         "slow_phase_s": _SECONDS,
+        "then": Argument(kinds=("text",), choices=THEN, optional=False),
+        "then_after_s": _SECONDS,
+        "restarts": _COUNT,
+        "on_verdict": Argument(kinds=("text", "list")),
+        "on_verdict_level": Argument(kinds=("text",), choices=LEVELS, optional=False),
+        "on_verdict_timeout_s": Argument(kinds=("number",), low=1, optional=False),
     },
     "checkpoint": {"every_s": _SECONDS, "keep": _COUNT},
 }
@@ -145,8 +152,30 @@ def _policy(value: Mapping[str, Any], key: str, default: Policy, faults: list[Fa
         faults.append(Fault(path=f"ltui.{key}", what="it must be a mapping."))
         return default
     found = _checked(given, _POLICY[key], f"ltui.{key}")
+    if (what := on_verdict_fault(given.get("on_verdict"))) is not None:
+        found.append(Fault(path=f"ltui.{key}.on_verdict", what=what))
     faults += found
     return default if found else replace(default, **given)
+
+
+def on_verdict_fault(value: Any) -> str | None:
+    """What is wrong with ``on_verdict``, which is a list of texts or a URL; None where nothing is.
+
+    Whether the command exists is only known where the run is started.
+    """
+    if isinstance(value, (list, tuple)):
+        texts = all(isinstance(item, str) for item in value)
+        if value and texts and value[0]:
+            return None
+        return "a command must be a list of texts: the program, then its arguments."
+    if isinstance(value, str):
+        if re.fullmatch(r"https?://[^\s/?#]+\S*", value):
+            return None
+        return (
+            f"a webhook's URL begins with http:// or https://, {shown(value)} does not; "
+            "a command is a list of texts."
+        )
+    return None
 
 
 def _checked(given: Mapping[Any, Any], arguments: Mapping[str, Argument], path: str) -> list[Fault]:
@@ -155,9 +184,8 @@ def _checked(given: Mapping[Any, Any], arguments: Mapping[str, Argument], path: 
         argument = arguments.get(str(key))
         if argument is None:
             faults.append(_unknown(f"{path}.{key}", list(arguments)))
-        elif (expected := argument.fault(item)) is not None:
-            what = f"it must be {expected}, not {shown(item)}."
-            faults.append(Fault(path=f"{path}.{key}", what=what))
+        elif (fault := value_fault(f"{path}.{key}", item, argument)) is not None:
+            faults.append(fault)
     return faults
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from ltui.training.problem import Problem, ProblemError
 
 SPEC_VERSION = 1
+THEN = ("nothing", "stop", "restart")
+LEVELS = ("dead", "stalled", "slow", "warning")
+"""Of verdicts, the gravest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,23 @@ class StallPolicy:
     """Budget of a training step: this many times the slowest recent one."""
     slow_phase_s: float = 600.0
     """Budget of setup, validation, checkpointing and the first steps."""
+    then: str = "nothing"
+    """What is done about a stall or a dead rank: one of ``THEN``."""
+    then_after_s: float = 30.0
+    """How long the verdict must have stood before ``then`` is done."""
+    restarts: int = 3
+    """So often at most ``then: restart`` goes back to the last good checkpoint."""
+    on_verdict: tuple[str, ...] | str | None = None
+    """Run on every new verdict: a command and its arguments (no shell), or a webhook's URL."""
+    on_verdict_level: str = "warning"
+    """Of ``LEVELS``: what is less grave calls nobody."""
+    on_verdict_timeout_s: float = 20.0
+    """A command or a webhook that takes longer is cut off."""
+
+    def __post_init__(self) -> None:
+        # YAML knows no tuples; a specification is compared with the one it was written from.
+        if isinstance(self.on_verdict, list):
+            object.__setattr__(self, "on_verdict", tuple(self.on_verdict))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
