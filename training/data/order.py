@@ -1,15 +1,21 @@
 """Which samples a rank draws, in which order, and where in it an interrupted epoch goes on.
 
-Every rank gets the same number of batches. The order depends on the seed and the epoch alone, so a
-resumed run continues with exactly the batches that were not yet seen.
+Every rank gets the same number of batches. The order depends on the seed and the epoch alone, and
+is dealt to the ranks like cards, so what all ranks have used after so many batches is the beginning
+of it. A resumed run shares out the rest, among the same number of ranks or another: each sample
+that was not yet used comes exactly once.
+
+What ``RankLoader`` offers is what resuming asks of any loader that keeps its own position
+(docs/architecture.md, "Positions in the data").
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,16 +53,32 @@ class RankOrder:
     def __len__(self) -> int:
         return math.ceil(self.samples / self.world_size)
 
-    def draw(self) -> list[int]:
-        """This epoch's sample numbers; as many on every rank."""
+    def draw(self, used: int = 0) -> list[int]:
+        """This rank's sample numbers of this epoch, without the first ``used`` of all ranks; as
+        many on every rank."""
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
         else:
             order = list(range(self.samples))
-        lacking = len(self) * self.world_size - self.samples
-        fill = order[:lacking] if self.filler is None else [self.filler] * lacking
-        return (order + fill)[self.rank :: self.world_size]
+        return deal(order, used, self.rank, self.world_size, self.filler)
+
+    def left(self, used: int) -> int:
+        """How many samples each rank draws after ``used``."""
+        return math.ceil(max(0, self.samples - used) / self.world_size)
+
+
+def deal(
+    order: Sequence[int], used: int, rank: int, world_size: int, filler: int | None = None
+) -> list[int]:
+    """What ``rank`` gets of ``order`` from ``used`` on. Where it does not come out even, the ranks
+    are filled up with ``filler``, or with the order's first samples as torch's
+    ``DistributedSampler`` does."""
+    rest = list(order[used:])
+    lacking = -len(rest) % world_size
+    source = order if filler is None else [filler]
+    rest += itertools.islice(itertools.cycle(source), lacking)
+    return rest[rank::world_size]
 
 
 class RankLoader:
@@ -65,12 +87,17 @@ class RankLoader:
     Lightning saves ``state_dict`` in every checkpoint, and loads it before the first batch.
     """
 
+    inexact: str | None = None
+    """What of the batches to come is not as it would have been after ``load_state_dict``, as the
+    middle of a sentence; None where all is."""
+
     def __init__(self, order: RankOrder, batch_size: int, open_batches: OpenBatches) -> None:
         # Lightning looks for both, as torch's DataLoader has them.
         self.sampler = order
         self.batch_sampler: Any = None
         self.batch_size = batch_size
         self._open = open_batches
+        self._first = 0
         self._drawn = 0
         self._go_on: tuple[int, int] | None = None
         self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
@@ -84,8 +111,8 @@ class RankLoader:
         return reading
 
     def _read(self) -> Generator[Batch, None, None]:
-        self._drawn = self._first_batch()
-        batches = iter(self._open(self.sampler.draw()[self._drawn * self.batch_size :]))
+        self._first, self._drawn = self._take_position(), 0
+        batches = iter(self._open(self.sampler.draw(self._first)))
         try:
             for batch in batches:
                 self._drawn += 1
@@ -99,16 +126,27 @@ class RankLoader:
         if self._reading is not None and (reading := self._reading()) is not None:
             reading.close()
 
-    def _first_batch(self) -> int:
-        epoch, batches = self._go_on or (-1, 0)
+    def _take_position(self) -> int:
+        epoch, used = self._go_on or (-1, 0)
         self._go_on = None
-        return batches if epoch == self.sampler.epoch and batches < len(self) else 0
+        return used if epoch == self.sampler.epoch and self.sampler.left(used) else 0
+
+    @property
+    def used(self) -> int:
+        """Samples that all ranks together have used of this epoch."""
+        return self._first + self._drawn * self.batch_size * self.sampler.world_size
+
+    def batches_left(self) -> int:
+        """After ``load_state_dict``: how many batches each rank still gets in that epoch."""
+        used = self._go_on[1] if self._go_on is not None else self.used
+        return math.ceil(self.sampler.left(used) / self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.sampler.epoch, "batches": self._drawn}
+        """The same on every rank, and for every number of ranks."""
+        return {"epoch": self.sampler.epoch, "samples": self.used}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self._go_on = state["epoch"], state["batches"]
+        self._go_on = state["epoch"], state["samples"]
 
 
 def torch_batches(dataset: Dataset[Any], batch_size: int, workers: int = 0) -> OpenBatches:
