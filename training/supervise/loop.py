@@ -35,6 +35,7 @@ from ltui.training.run.snapshot import (
     Verdict,
 )
 from ltui.training.run.spec import RunSpec
+from ltui.training.run.standing import headline
 from ltui.training.store.home import RunDir
 from ltui.training.store.writer import Batch, StoreWriter
 from ltui.training.supervise.alive import ProcessMark
@@ -47,6 +48,7 @@ from ltui.training.supervise.picture import Picture, Shelf, compose, refold, sto
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable, RankFinder, Reading
 from ltui.training.supervise.recorder import Recorder
 from ltui.training.supervise.sweep import sweep
+from ltui.training.supervise.verdict_desk import Row, VerdictDesk, stored_verdicts
 from ltui.training.supervise.waiting import GpuQueue
 from ltui.training.supervise.watch import QueueWatch, Sight
 
@@ -60,6 +62,10 @@ _SILENT_S = 6.0
 """A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
 _STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
 _LOG_TAIL_BYTES = 65536
+ANSWER_STOP_S = 5.0
+"""Ranks that can still agree on a step get so long to save, before force ends a stalled run."""
+LAST_CALLS_S = 2.0
+"""So long the end of a run waits for calls under way, so that what came of them is recorded."""
 
 
 class Supervisor:
@@ -99,6 +105,8 @@ class Supervisor:
         """Set where the engine is still to be started, once there are GPUs for it."""
         self._queue: GpuQueue | None = None
         self._queued: str | None = None
+        self._desk = VerdictDesk(spec, attempt, str(run_dir.path))
+        self._answered: str | None = None
         self._readings = ProcessReadings()
         self._finder = RankFinder()
         self._found: dict[int, ProcessMark] = {}
@@ -115,6 +123,7 @@ class Supervisor:
         if adopted:
             self._intents.adopt()
             self._state = stored_state(run_dir) or self._state
+            self._desk.know(stored_verdicts(run_dir), time.time(), time.monotonic())
         now_s = time.time()
         sight = self._look()
         self._snapshot = self._compose(self._judge(sight), now_s)
@@ -226,8 +235,27 @@ class Supervisor:
         judgement = self._judge(sight)
         self._state = self._live_state(now_s)
         self._publish(judgement, now_s)
+        batch.events += self._desk.follow(
+            self._snapshot.verdicts,
+            now_s,
+            time.monotonic(),
+            ending=self._intents.ladder is not None,
+        )
+        batch.events += self._answer(now_s)
         self._write(sight.polls, batch, judgement, now_s)
         return sight.behind
+
+    def _answer(self, now_s: float) -> list[Row]:
+        """Do what the policy wants once a stall has stood long enough."""
+        if self._state not in (RunState.STARTING, RunState.RUNNING) or self._intents.ladder:
+            return []
+        verdict = self._desk.answer(time.monotonic())
+        if verdict is None:
+            return []
+        self._intents.stop(time.monotonic(), ANSWER_STOP_S, self._can_be_asked())
+        self._answered = f"stopped by its stall policy ({headline(verdict)})"
+        text = f"the stall policy stops the run after {headline(verdict)}"
+        return [(None, None, now_s, "stall_policy", text, {"then": self.spec.stall.then})]
 
     def _look(self) -> Sight:
         sight = self._watch.look()
@@ -465,6 +493,8 @@ class Supervisor:
         while self._look_last():
             pass
         found, failures = self._judge_end(end, keeper_died and (not self._adopted or bool(left)))
+        if self._answered is not None:
+            found = replace(found, detail=f"{self._answered}: {found.detail}")
         self._record_end(found, failures, end)
         self._close()
 
@@ -533,7 +563,17 @@ class Supervisor:
                 lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
                 ended_at,
             )
+        self._tell_last(judgement, ended_at)
         self.run_dir.engine_final_path(self.attempt).touch()
+
+    def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
+        """The events of verdicts that only the end brought, and of calls under way."""
+        failed = self._state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
+        rows = self._desk.follow(judgement.verdicts, ended_at, time.monotonic(), ending=not failed)
+        rows += self._desk.end(ended_at)
+        rows += self._desk.finish_calls(LAST_CALLS_S)
+        if rows and not self._recorder.failing:
+            self._recorder.record({}, Batch(events=rows), None, time.time())
 
     def _try_to_record(self, ended_at: float) -> bool:
         now_s = time.time()
@@ -569,6 +609,8 @@ class Supervisor:
         os.ftruncate(self._lock, 0)
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
+        # Whoever is still being called is waited for, but not by anybody who waits for the run.
+        self._desk.finish_calls(self.spec.stall.on_verdict_timeout_s + 1.0)
 
 
 def _tail(path: Path) -> str:

@@ -1,0 +1,89 @@
+"""What follows from a verdict in a real run: events, the call, the stop that the policy wants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ltui.training.run.snapshot import LIVE, RunState
+from ltui.training.run.spec import StallPolicy
+from ltui.training.store.home import RunDir
+from ltui.training.store.reader import Event, RunStore
+from ltui.training.supervise.launch import launch
+
+from .conftest import ENGINE, Runs
+
+
+def start(runs: Runs, **policy: Any) -> RunDir:
+    spec = runs.spec(sys.executable, str(ENGINE), "2")
+    return launch(replace(spec, stall=StallPolicy(**policy)), runs.home)
+
+
+def stop_a_rank(runs: Runs, run: RunDir) -> int:
+    """The pid of rank 1, stopped once both ranks train."""
+    seen = runs.until(
+        run, lambda s: len(s.ranks) == 2 and all((r.global_step or 0) >= 5 for r in s.ranks)
+    )
+    pid = seen.ranks[1].pid
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def events(run: RunDir, *kinds: str) -> list[Event]:
+    with RunStore(run) as store:
+        return [event for event in store.events() if event.kind in kinds]
+
+
+def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> None:
+    run = start(runs)
+    pid = stop_a_rank(runs, run)
+    runs.until(run, lambda s: any(v.level == "stalled" for v in s.verdicts))
+    os.kill(pid, signal.SIGCONT)
+    runs.until(run, lambda s: not s.verdicts)
+    runs.until(run, lambda _: len(events(run, "verdict_over")))
+    assert [e.text.split(":")[0] for e in events(run, "verdict")] == ["STALLED"]
+    (over,) = events(run, "verdict_over")
+    assert over.text.startswith("over after ")
+    document = over.data["verdict"]
+    assert document["culprits"] == [1]
+    assert document["ended"] >= document["began"]
+    runs.order(run, "kill")
+    runs.ended(run)
+    # Ranks that die because a person wanted it are no news.
+    assert len(events(run, "verdict")) == 1
+
+
+def test_the_policy_stops_a_stalled_run_and_says_why(runs: Runs, tmp_path: Path) -> None:
+    called = tmp_path / "called"
+    command = ["sh", "-c", f"cat > {called}.part && mv {called}.part {called}"]
+    run = start(runs, then="stop", then_after_s=0.5, on_verdict=tuple(command))
+    stop_a_rank(runs, run)
+    ended = runs.ended(run, seconds=60)
+    assert ended.state is RunState.STOPPED
+    assert ended.detail is not None
+    assert ended.detail.startswith("stopped by its stall policy (STALLED: ")
+    assert "rank 1" in ended.detail
+    (acted,) = events(run, "stall_policy")
+    assert acted.data["then"] == "stop"
+    assert '"culprits": [1]' in called.read_text()
+    assert [e.data["failed"] for e in events(run, "on_verdict")] == [False]
+
+
+def test_a_rank_that_dies_calls_somebody_also_where_the_run_ends_at_once(
+    runs: Runs, tmp_path: Path
+) -> None:
+    called = tmp_path / "called"
+    run = start(runs, on_verdict=("sh", "-c", f"cat > {called}.part && mv {called}.part {called}"))
+    seen = runs.until(run, lambda s: len(s.ranks) == 2 and (s.global_step or 0) >= 5)
+    pid = seen.ranks[1].pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    ended = runs.ended(run)
+    assert ended.state not in LIVE
+    assert '"level": "dead"' in called.read_text()
+    assert len(events(run, "on_verdict")) == 1

@@ -1,0 +1,238 @@
+"""Commands and webhooks that are called on a verdict: real programs, a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltui.training.run.snapshot import Verdict
+from ltui.training.run.spec import RunSpec, StallPolicy
+from ltui.training.supervise import verdict_calls
+from ltui.training.supervise.verdict_calls import VerdictCalls
+
+STALL = Verdict(
+    kind="frozen", level="stalled", culprits=(1, 3), waiting=(0, 2), place="forward, train.py:8",
+    cause="ranks 1 and 3 stand still in train.py:8", began=100.0, evidence={"frame": "train.py:8"},
+)  # fmt: skip
+
+
+def calls(target: tuple[str, ...] | str | None, cwd: Path, timeout_s: float = 20) -> VerdictCalls:
+    spec = RunSpec(
+        id="brave-owl-3f2a", name="brave-owl", created_at=0, cwd=str(cwd), python=sys.executable,
+        preset="quickstart", stall=StallPolicy(on_verdict=target, on_verdict_timeout_s=timeout_s),
+    )  # fmt: skip
+    return VerdictCalls(spec, 2, str(cwd / "run"))
+
+
+def texts(made: VerdictCalls) -> list[str]:
+    assert made.close(90)
+    return [text for _, text, _ in made.take_events()]
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Answers with the server's status once it may."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((self.path, self.headers["Content-Type"], json.loads(body)))  # type: ignore[attr-defined]
+        self.server.may_answer.wait(60)  # type: ignore[attr-defined]
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    server.got, server.status = [], 204  # type: ignore[attr-defined]
+    server.may_answer = threading.Event()  # type: ignore[attr-defined]
+    server.may_answer.set()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.may_answer.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def url(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}/secret/path"
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def script(folder: Path, text: str) -> tuple[str, ...]:
+    path = folder / "called.py"
+    path.write_text(text)
+    return sys.executable, str(path), "an argument; $HOME"
+
+
+def test_a_command_gets_the_verdict_without_a_shell(tmp_path: Path) -> None:
+    command = script(
+        tmp_path,
+        "import json, os, sys\n"
+        "said = {'stdin': json.load(sys.stdin), 'args': sys.argv[1:], 'cwd': os.getcwd()}\n"
+        "said['env'] = {k: v for k, v in os.environ.items() if k.startswith('LTUI_')}\n"
+        "open('said.json', 'w').write(json.dumps(said))\n",
+    )
+    made = calls(command, tmp_path)
+    made.call(STALL)
+    assert texts(made) == [f"on_verdict ({sys.executable}) was called"]
+    said = json.loads((tmp_path / "said.json").read_text())
+    document = said["stdin"]
+    assert (document["kind"], document["level"]) == ("frozen", "stalled")
+    assert (document["culprits"], document["waiting"]) == ([1, 3], [0, 2])
+    assert (document["run"], document["attempt"]) == ("brave-owl-3f2a", 2)
+    assert document["text"] == "brave-owl: STALLED: ranks 1 and 3 stand still in train.py:8"
+    assert json.loads(said["env"]["LTUI_VERDICT"]) == document
+    assert said["env"]["LTUI_VERDICT_CULPRITS"] == "1 3"
+    # What a command leaves running must not pass for a process of the run.
+    assert "LTUI_RUN_ID" not in said["env"]
+    assert said["args"] == ["an argument; $HOME"]
+    assert Path(said["cwd"]) == tmp_path
+
+
+def test_evidence_too_long_for_the_environment_is_left_out_there(tmp_path: Path) -> None:
+    command = script(
+        tmp_path,
+        "import json, os, sys\n"
+        "whole, short = json.load(sys.stdin), json.loads(os.environ['LTUI_VERDICT'])\n"
+        "assert len(whole['evidence']['log']) == 300000 and short['evidence'] == {}\n",
+    )
+    made = calls(command, tmp_path)
+    made.call(
+        Verdict(kind="k", level="dead", cause="c\0d\x1b[31m", evidence={"log": "x" * 300_000})
+    )
+    assert texts(made) == [f"on_verdict ({sys.executable}) was called"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import sys; print('first'); sys.exit('no such user')", "exit code 1: no such user"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by signal 9"),
+    ],
+)
+def test_a_command_that_fails_is_said(tmp_path: Path, text: str, words: str) -> None:
+    made = calls(script(tmp_path, text), tmp_path)
+    made.call(STALL)
+    assert words in texts(made)[0]
+
+
+def test_a_command_that_is_not_there_is_said(tmp_path: Path) -> None:
+    made = calls((str(tmp_path / "nothing"),), tmp_path)
+    made.call(STALL)
+    assert texts(made)[0].endswith("can't be started: No such file or directory")
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    command = script(
+        tmp_path,
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open('pids.part', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename('pids.part', 'pids')\n"
+        "time.sleep(600)\n",
+    )
+    for timeout_s in (2, 60):
+        made = calls(command, tmp_path, timeout_s)
+        made.call(STALL)
+        assert made._thread is not None
+        assert made._thread.is_alive(), "the caller was held up"
+        assert f"took longer than {timeout_s} s and was killed" in texts(made)[0]
+        # On a machine under load the command may not even have begun.
+        if (tmp_path / "pids").exists():
+            break
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    until(lambda: not any(alive(pid) for pid in pids))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_webhook_gets_the_verdict(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
+    made = calls(url(hook), tmp_path)
+    made.call(STALL)
+    (text,) = texts(made)
+    # The path of a webhook is often its password.
+    assert text == f"on_verdict ({url(hook).split('/')[2]}) was called"
+    ((path, kind, document),) = hook.got  # type: ignore[attr-defined]
+    assert (path, kind) == ("/secret/path", "application/json")
+    assert document["culprits"] == [1, 3]
+    assert document["text"].startswith("brave-owl: STALLED")
+
+
+@pytest.mark.parametrize("status", [500, 302, 404])
+def test_a_webhook_that_refuses_is_said(
+    hook: ThreadingHTTPServer, tmp_path: Path, status: int
+) -> None:
+    hook.status = status  # type: ignore[attr-defined]
+    made = calls(url(hook), tmp_path)
+    made.call(STALL)
+    assert f"was answered with HTTP {status}" in texts(made)[0]
+    assert len(hook.got) == 1  # type: ignore[attr-defined]
+
+
+def test_a_webhook_that_hangs_holds_up_nobody(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
+    hook.may_answer.clear()  # type: ignore[attr-defined]
+    made = calls(url(hook), tmp_path, timeout_s=1)
+    made.call(STALL)
+    assert "gave no answer within 1 s" in texts(made)[0]
+
+
+def test_a_webhook_that_nobody_serves_is_said(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
+    free = url(hook)
+    hook.socket.close()
+    made = calls(free, tmp_path)
+    made.call(STALL)
+    assert "can't be reached" in texts(made)[0]
+
+
+def test_calls_are_rate_limited_and_that_is_said(
+    hook: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = calls(url(hook), tmp_path)
+    for _ in range(verdict_calls.MOST_CALLS + 5):
+        made.call(STALL)
+    said = texts(made)
+    assert len(hook.got) == verdict_calls.MOST_CALLS  # type: ignore[attr-defined]
+    assert sum("is not called for what follows" in text for text in said) == 1
+    monkeypatch.setattr(verdict_calls, "WINDOW_S", 0.0)
+    again = calls(url(hook), tmp_path)
+    again._left_out = 5
+    again.call(STALL)
+    assert "on_verdict was not called for 5 verdicts" in texts(again)
+
+
+def test_nobody_is_called_after_the_end_or_without_a_target(tmp_path: Path) -> None:
+    nobody = calls(None, tmp_path)
+    nobody.call(STALL)
+    assert texts(nobody) == []
+    ended = calls(script(tmp_path, f"open({os.fspath(tmp_path / 'called')!r}, 'w')"), tmp_path)
+    assert ended.close(1)
+    ended.call(STALL)
+    assert texts(ended) == []
+    assert not (tmp_path / "called").exists()
