@@ -268,9 +268,9 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: A
 
 
 def test_a_full_disk_is_seen_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
-    from ltui.training.rank import checkpoint
+    from ltui.training.rank import publish
 
-    monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(publish, "_SPARE_BYTES", 1 << 60)
     fit(Linear(asks(run, Command.CHECKPOINT, 1)), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
     assert "MB free" in failed["error"]

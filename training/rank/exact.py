@@ -21,14 +21,10 @@ from torch.utils.data import DataLoader
 
 from ltui.training.rank.loops import Place
 from ltui.training.rank.position import LoaderPosition, can_follow, keeps_position
+from ltui.training.rank.publish import rank_file
 from ltui.training.rank.randomness import States, random_states, restore_random_states
 
 VERSION = 1
-
-
-def rank_file(checkpoint: Path, rank: int) -> Path:
-    """``step-00001204-stop.ckpt.rank-00000``"""
-    return checkpoint.with_name(f"{checkpoint.name}.rank-{rank:05d}")
 
 
 class ExactState:

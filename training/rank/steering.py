@@ -33,6 +33,7 @@ from ltui.training.rank.agree import frozen as frozen_at
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.exact import ExactState
 from ltui.training.rank.loops import Place, amendment, place_allows
+from ltui.training.rank.publish import prune_periodic
 from ltui.training.rank.stopped import RunStopped
 
 _WAIT_S = 0.001
@@ -239,7 +240,7 @@ class Steering:
             size_bytes=saved.size_bytes,
         )
         if self._leads and reason == "periodic":
-            checkpoints.prune_periodic(self._folder, self._channel.environment.checkpoint_keep)
+            prune_periodic(self._folder, self._channel.environment.checkpoint_keep)
         return path
 
     def _all_saved(self) -> bool:

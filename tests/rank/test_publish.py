@@ -1,0 +1,97 @@
+"""A checkpoint on disk is the one before or the one after, whenever its writer dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ltui.training.rank.publish import (
+    checkpoint_name,
+    part_of,
+    prune_periodic,
+    publish,
+    rank_file,
+)
+from ltui.training.store.manifest import checkpoints, newest_whole, verify
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from ltui.training.rank.publish import checkpoint_name, part_of, publish, rank_file
+path = Path(sys.argv[1]) / checkpoint_name(100, "stop")
+print("ready", flush=True)
+while True:
+    part_of(path).write_bytes(os.urandom(200_000))
+    for rank in range(2):
+        part_of(rank_file(path, rank)).write_bytes(os.urandom(1000))
+    publish(part_of(path), path, 2, global_step=100, attempt=1, fit=1, reason="stop")
+    print("saved", flush=True)
+"""
+
+
+def _save(folder: Path, step: int, reason: str = "periodic", attempt: int = 1) -> Path:
+    path = folder / checkpoint_name(step, reason)
+    part_of(path).write_bytes(b"weights of %d" % step)
+    part_of(rank_file(path, 0)).write_bytes(b"random state")
+    return publish(part_of(path), path, 1, global_step=step, attempt=attempt, fit=1)[0]
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_writer_that_dies_leaves_a_whole_one(tmp_path: Path, turn: int) -> None:
+    """Saving the same step again and again, as a run does that is stopped as soon as it resumed."""
+    chance = random.Random(turn)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    for _ in range(2 + chance.randrange(6)):
+        writer.stdout.readline()
+    signal.sigtimedwait(set(), chance.random() * 0.02)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    writer.stdout.close()
+    found = newest_whole(tmp_path)
+    assert found is not None
+    assert found.global_step == 100
+
+
+def test_a_name_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
+    first = _save(tmp_path, 5)
+    second = _save(tmp_path, 5, attempt=2)
+    third = _save(tmp_path, 5, attempt=3)
+    assert [first.name, second.name] == [
+        "step-00000005-periodic.ckpt",
+        "step-00000005-periodic-2.ckpt",
+    ]
+    assert third.name == first.name, "the name became free again"
+    (only,) = checkpoints(tmp_path)
+    assert verify(only).ok
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        third.name, f"{third.name}.json", f"{third.name}.rank-00000",
+    ]  # fmt: skip
+
+
+def test_the_newest_are_kept_whatever_the_clock_said(tmp_path: Path) -> None:
+    for attempt, step in ((1, 10), (1, 20), (2, 15), (2, 25)):
+        path = _save(tmp_path, step, attempt=attempt)
+        # The clock runs backwards all the while.
+        os.utime(f"{path}.json", (1e9 - 100 * attempt - step,) * 2)
+    prune_periodic(tmp_path, 2)
+    left = [json.loads(p.read_text()) for p in tmp_path.glob("*.json")]
+    assert sorted((m["attempt"], m["global_step"]) for m in left) == [(2, 15), (2, 25)]
+
+
+def test_what_cannot_be_published_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / checkpoint_name(7, "request")
+    part_of(path).write_bytes(b"weights")
+    with pytest.raises(FileNotFoundError):  # rank 1 wrote nothing
+        publish(part_of(path), path, 2, global_step=7)
+    assert checkpoints(tmp_path) == []
+    assert not path.exists()
