@@ -68,6 +68,7 @@ class Telemetry:
         "_nonfinite_told",
         "_on_cuda",
         "_param_group",
+        "_profiled",
         "_publish",
         "_pulse",
         "_row",
@@ -100,6 +101,8 @@ class Telemetry:
         self._wall_offset_s = 0.0
         self._next_batch = 0
         self._on_cuda = False
+        self._profiled = True
+        """Whether somebody profiles. Lightning's own profiler does nothing, at some cost."""
         self._scaled_loss = True
         self._list_type: Any = None
         self._tensor_type: Any = None
@@ -125,6 +128,7 @@ class Telemetry:
         # In automatic optimization Lightning divides the loss by this before it hands it out.
         self._scaled_loss = automatic
         self._on_cuda = trainer.strategy.root_device.type == "cuda"
+        self._profiled = type(trainer.profiler).__name__ != "PassThroughProfiler"
         optimizers = trainer.optimizers
         self._param_group = optimizers[0].param_groups[0] if optimizers else None
         self._epoch = trainer.current_epoch
@@ -145,10 +149,12 @@ class Telemetry:
             if self._doing == _BATCH_END:
                 self._mark[2] = self._next_batch
             self._turn(_FETCH)
-            before()
+            if self._profiled:
+                before()
 
         def on_after_fetch() -> None:
-            after()
+            if self._profiled:
+                after()
             # A user's own iteration fetches inside training_step.
             self._turn(_TRANSFER if self._before_fetch == _BATCH_END else self._before_fetch)
 
