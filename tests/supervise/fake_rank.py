@@ -1,4 +1,9 @@
-"""A rank without torch: keeps a pulse, puts step records, obeys the control file."""
+"""A rank without torch: keeps a pulse, puts step records, obeys the control file, saves.
+
+Its weights are a chain of hashes, one link a step, so whoever reads a loss or a checkpoint can tell
+whether it is the right one. Checkpoints are written as real ranks do: parts of every rank, a
+barrier, then ``publish``, which real ranks call too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import hashlib
 import json
 import mmap
 import os
+import random
 import signal
 import sys
 import time
@@ -16,25 +22,56 @@ from ltui.training.queue.control import Command, ControlFile
 from ltui.training.queue.pulse import PulseWriter
 from ltui.training.queue.records import Kind, Outcome, Phase, StepField
 from ltui.training.queue.ring import RingWriter
+from ltui.training.rank.publish import (
+    checkpoint_name,
+    part_of,
+    prune_periodic,
+    publish,
+    rank_file,
+    remove,
+    require_space,
+)
 
 RUN_DIR = Path(os.environ["LTUI_RUN_DIR"])
-QUEUES = RUN_DIR / "queue" / os.environ["LTUI_ATTEMPT"]
+ATTEMPT = int(os.environ["LTUI_ATTEMPT"])
+QUEUES = RUN_DIR / "queue" / str(ATTEMPT)
+CHECKPOINTS = RUN_DIR / "checkpoints"
+_CHUNK_BYTES = 1 << 16
+
+
+def next_weights(weights: bytes, step: int) -> bytes:
+    return hashlib.sha256(weights + step.to_bytes(8, "big")).digest()
+
+
+def loss_of(weights: bytes) -> float:
+    return int.from_bytes(weights[:6], "big") / 2**48
+
+
+def body_of(weights: bytes, size: int) -> bytes:
+    """What a checkpoint of ``weights`` holds: themselves, and as much again as is asked for."""
+    return weights + random.Random(weights).randbytes(size)
 
 
 class Lockstep:
-    """Stands in for the gradient all-reduce: nobody passes a step that another has not reached."""
+    """Stands in for collectives: nobody passes a place that another has not reached."""
+
+    STEP, SAVE, SAVED, LEFT = range(4)
 
     def __init__(self, rank: int, ranks: int) -> None:
         handle = os.open(QUEUES / "lockstep.bin", os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(handle, 8 * ranks)
-        self.words = memoryview(mmap.mmap(handle, 8 * ranks)).cast("q")
+        size = 8 * ranks * 4
+        os.ftruncate(handle, size)
+        self.words = memoryview(mmap.mmap(handle, size)).cast("q")
         os.close(handle)
-        self.rank = rank
+        self.rank, self.ranks = rank, ranks
 
-    def meet(self, step: int) -> None:
-        self.words[self.rank] = step
-        while min(self.words) < step:
+    def meet(self, number: int, place: int = STEP, said: int = 0) -> list[int]:
+        """Wait for all to reach ``number``; what each ``said`` on top of it."""
+        first = place * self.ranks
+        self.words[first + self.rank] = number + said
+        while min(self.words[first : first + self.ranks]) < number:
             time.sleep(0.001)
+        return [word - number for word in self.words[first : first + self.ranks]]
 
 
 class FakeRank:
@@ -46,8 +83,11 @@ class FakeRank:
         self.ring = RingWriter.create(QUEUES / f"rank-{self.rank:05d}.queue", size)
         self.pulse = PulseWriter(self.ring.view)
         self.control = ControlFile.open(QUEUES / "control.bin")
+        self.step, self.weights = 0, b""
         resumed = os.environ.get("LTUI_RESUME_FROM")
-        self.step = int(Path(resumed).name.split("-")[1]) if resumed else 0
+        if resumed:
+            self.step = int(Path(resumed).name.split("-")[1])
+            self.load(Path(resumed))
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         self.pulse.set(
             pid=os.getpid(), start_ticks=ticks, rank=self.rank, world_size=options.ranks,
@@ -59,7 +99,21 @@ class FakeRank:
         plan = {"max_steps": options.steps, "max_epochs": 1, "batches_per_epoch": options.steps}
         self.label(Kind.PLAN, plan)
         self.lockstep = Lockstep(options.rank, options.ranks)
+        self.saves = 0
         self.decided = 0
+
+    def load(self, checkpoint: Path) -> None:
+        """Take the weights up; they must be what ``step`` steps of training give."""
+        data = checkpoint.read_bytes()
+        self.weights = data[:32]
+        expected = b""
+        for step in range(1, self.step + 1):
+            expected = next_weights(expected, step)
+        own = rank_file(checkpoint, self.rank).read_bytes()
+        if (self.weights, own) != (expected, b"rank %d " % self.rank + expected) or (
+            data != body_of(self.weights, len(data) - 32)
+        ):
+            sys.exit(f"{checkpoint.name} holds other weights than step {self.step} had")
 
     def label(self, kind: Kind, document: dict) -> None:
         self.ring.put(kind, time.monotonic_ns(), json.dumps(document).encode(), ())
@@ -75,20 +129,27 @@ class FakeRank:
             self.pulse.set(phase=Phase.BACKWARD)
             self.lockstep.meet(self.step + 1)
             self.step += 1
+            self.weights = next_weights(self.weights, self.step)
             row = [0.0] * len(StepField)
             row[StepField.GLOBAL_STEP] = self.step
             row[StepField.BATCH] = self.step - 1
             row[StepField.SAMPLES] = 8
-            row[StepField.LOSS] = 1.0 / self.step
+            row[StepField.LOSS] = loss_of(self.weights)
             row[StepField.STEP_S] = self.options.pause
             row[StepField.WALL_S] = time.time()
             row[StepField.STEPPED] = 1.0
             self.ring.put_row(row, Kind.STEP)
             self.pulse.set(phase=Phase.BATCH_END, global_step=self.step)
             self.act()
+            if self.options.save_every and self.step % self.options.save_every == 0:
+                self.save("periodic")
+                if self.rank == 0:
+                    prune_periodic(CHECKPOINTS, int(os.environ["LTUI_CHECKPOINT_KEEP"]))
             if self.step == self.options.fail_at and self.rank == self.options.fail_rank:
                 self.fail()
         self.pulse.set(phase=Phase.ENDED, outcome=Outcome.FINISHED)
+        # The process group is left together, as real ranks leave theirs.
+        self.lockstep.meet(1, Lockstep.LEFT)
 
     def fail(self) -> None:
         self.event("exception", "boom", type="RuntimeError", message="boom at last")
@@ -116,24 +177,52 @@ class FakeRank:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        self.save("stop")
+        if not self.save("stop"):
+            return
+        self.pulse.set(phase=Phase.STOPPING, outcome=Outcome.STOPPED)
         self.event("stopped", "stopped", global_step=self.step)
-        self.pulse.set(phase=Phase.ENDED, outcome=Outcome.STOPPED)
+        self.pulse.set(phase=Phase.ENDED)
+        self.lockstep.meet(1, Lockstep.LEFT)
         sys.exit(0)
 
-    def save(self, reason: str) -> None:
-        if self.rank:
-            return
-        path = RUN_DIR / "checkpoints" / f"step-{self.step:08d}-{reason}.ckpt"
-        path.write_bytes(b"weights")
-        manifest = {
-            "version": 1, "file": path.name, "sha256": hashlib.sha256(b"weights").hexdigest(),
-            "size_bytes": 7, "saved_at": time.time(), "global_step": self.step, "reason": reason,
-        }  # fmt: skip
-        part = RUN_DIR / f".{path.name}.part"
-        part.write_text(json.dumps(manifest))
-        part.rename(f"{path}.json")
-        self.event("checkpoint_saved", "saved", path=str(path), global_step=self.step)
+    def save(self, reason: str) -> bool:
+        self.pulse.set(phase=Phase.CHECKPOINT)
+        self.saves += 1
+        path = CHECKPOINTS / checkpoint_name(self.step, reason)
+        error = None
+        try:
+            if self.rank == 0:
+                require_space(CHECKPOINTS, self.options.size)
+                self.write(part_of(path), body_of(self.weights, self.options.size))
+            self.write(part_of(rank_file(path, self.rank)), b"rank %d " % self.rank + self.weights)
+        except OSError as failure:
+            error = str(failure)
+            remove(part_of(rank_file(path, self.rank)))
+        self.lockstep.meet(self.saves, Lockstep.SAVE)
+        if self.rank == 0 and error is None:
+            try:
+                path, _ = publish(
+                    part_of(path), path, self.options.ranks, global_step=self.step, epoch=0,
+                    reason=reason, attempt=ATTEMPT, fit=1,
+                )  # fmt: skip
+            except OSError as failure:
+                error = str(failure)
+        if error is not None:
+            remove(part_of(path))
+        # What the barrier carries: that this rank could save, or not.
+        ok = all(self.lockstep.meet(2 * self.saves, Lockstep.SAVED, said=error is None))
+        if self.rank == 0:
+            kind = "checkpoint_saved" if ok else "checkpoint_failed"
+            text = f"saved {path.name}" if ok else f"No checkpoint was saved: {error}."
+            self.event(kind, text, path=str(path), global_step=self.step, reason=reason)
+        return ok
+
+    def write(self, path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            for begin in range(0, len(data), _CHUNK_BYTES):
+                file.write(data[begin : begin + _CHUNK_BYTES])
+                file.flush()
+            os.fsync(file.fileno())
 
 
 def main() -> None:
@@ -144,6 +233,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--size", type=int, default=0)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     FakeRank(parser.parse_args()).train()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a 
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40m,mode=0700", "tmpfs", str(disk)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
     (disk / "runs").mkdir()
