@@ -21,15 +21,15 @@ ANSWER_S = 5.0
 """A supervisor on a loaded machine may take a while; it answers at once otherwise."""
 
 
-def ask(run_dir: RunDir, request: dict[str, Any]) -> dict[str, Any]:
+def ask(run_dir: RunDir, request: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
     """The supervisor's answer. ``ProblemError`` where it refuses or the run is not alive."""
     client = ControlClient(run_dir)
     try:
-        return client.request(request, ANSWER_S)
+        return client.request(request, timeout_s)
     except NotSupervised:
         require_live(run_dir)
         adopt(run_dir)
-        return client.request(request, ANSWER_S)
+        return client.request(request, timeout_s)
 
 
 def require_live(run_dir: RunDir) -> RunSnapshot:

@@ -7,6 +7,7 @@ cell wide in a terminal.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 NA = "n/a"
 THIN = "\N{THIN SPACE}"
@@ -195,3 +196,8 @@ def ranks(numbers: tuple[int, ...], limit: int = 8) -> str:
         start = end + 1
     shown = parts[:limit]
     return ", ".join(shown) + (f" and {len(parts) - limit} more" if len(parts) > limit else "")
+
+
+def rank_words(numbers: Collection[int]) -> str:
+    """``rank 2``; ``ranks 0, 1, 3``; ``ranks 0-6, 8 and 3 more``."""
+    return f"{'rank' if len(set(numbers)) == 1 else 'ranks'} {ranks(tuple(numbers))}"

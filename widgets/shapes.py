@@ -142,3 +142,91 @@ class LogLine:
     tone: Tone = Tone.PLAIN
     count: int = 1
     """How many identical lines in a row this stands for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictShape:
+    """One verdict in words."""
+
+    title: Cell
+    """``STALLED for 12 s``"""
+    sentence: str
+    facts: tuple[tuple[str, str], ...] = ()
+    """Who, where, what to do: a short word and a text."""
+    evidence: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontCell:
+    """What some ranks did at one number of a process group."""
+
+    text: str
+    site: str = ""
+    """Where in the user's code: ``train.py:88 step``."""
+    differs: bool = False
+    """From what most ranks did there."""
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontRow:
+    number: str
+    """``#1 043``; ``…`` where rows are left out."""
+    cells: tuple[FrontCell, ...]
+    note: str = ""
+    """``first difference``, ``not finished``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontShape:
+    """Collectives of one process group around the first that not all ranks finished."""
+
+    title: str
+    columns: tuple[Cell, ...]
+    """Ranks that did the same share one."""
+    rows: tuple[FrontRow, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackShape:
+    """The stack that some threads share, the innermost call first."""
+
+    who: Cell
+    lines: tuple[Cell, ...]
+    """The user's own code in ACCENT with a sign, folded library calls DIM."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessRow:
+    """A process, or processes that do the same."""
+
+    who: str
+    pid: str
+    doing: Cell
+    """``stopped``, ``sleeping``, ``running``."""
+    cpu: str
+    memory: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiagnosisShape:
+    """Everything of a diagnosis, ready to draw."""
+
+    headline: Cell
+    about: str
+    """Which run, when it was looked at."""
+    verdicts: tuple[VerdictShape, ...] = ()
+    earlier: tuple[str, ...] = ()
+    """Verdicts that are over, a line each."""
+    fronts: tuple[FrontShape, ...] = ()
+    fronts_note: str = ""
+    """Why there are none."""
+    stacks: tuple[StackShape, ...] = ()
+    stacks_note: str = ""
+    processes: tuple[ProcessRow, ...] = ()
+    machine: tuple[str, ...] = ()
+    last_words: tuple[StackShape, ...] = ()
+    """What ranks wrote last, exceptions first."""
+    missing: tuple[str, ...] = ()

@@ -184,6 +184,14 @@ def _add_looking(add: Add) -> None:
     show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
     _add_run(show)
     _add_json(show)
+    diagnose = add(
+        "diagnose", "diagnose:diagnose", "say who stalls, where, why and what to do", _DIAGNOSE
+    )
+    _add_run(diagnose)
+    _add_json(diagnose)
+    diagnose.add_argument(
+        "-o", dest="output", metavar="FILE", help="write to a file, fit to attach to a report"
+    )
     logs = add("logs", "logs:print_logs", "print what the ranks of a run wrote", _LOGS)
     _add_run(logs)
     logs.add_argument("--rank", type=whole, metavar="N", help="only this rank")
@@ -317,6 +325,18 @@ they were written.
 examples:
   ltui logs last --follow
   ltui logs brave-owl --rank 1 --attempt 2
+"""
+
+_DIAGNOSE = """\
+At any time. Of a run that lives the ranks are looked at closely, which takes a
+few seconds and does not disturb them: what stalls, who waits, at which
+collective and in which line of code each rank is, and what to do. Of a run that
+has ended: who died first, of what, from the evidence that was kept then.
+
+examples:
+  ltui diagnose last
+  ltui diagnose brave-owl -o report.txt
+  ltui diagnose last --json
 """
 
 _EXPORT = """\

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
-import sys
-import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TextIO
+from collections.abc import Sequence
 
 from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.output import output
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.export import write_csv, write_json
 from ltui.training.store.home import find_run, ltui_home
@@ -27,7 +22,7 @@ def export(options: Namespace) -> int:
     store = RunStore(find_run(ltui_home(), options.run))
     names = _chosen(store, options.metric)
     write = write_json if options.format == "json" else write_csv
-    with _output(options.output) as stream:
+    with output(options.output) as stream:
         write(store.export(names), stream)
     return EXIT_DONE
 
@@ -54,41 +49,3 @@ def _unknown(glob: str, names: Sequence[str]) -> Problem:
         what="the run has no such metric.",
         remedy=f"Did you mean `{near[0]}`?" if near else known,
     )
-
-
-@contextmanager
-def _output(path: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears under its name only when it is whole."""
-    if path is None or path == "-":
-        yield sys.stdout
-        return
-    target = Path(path)
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            yield file
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def _unwritable(path: str, error: OSError) -> ProblemError:
-    return ProblemError(
-        Problem(
-            where=f"-o {path}",
-            what=f"it can't be written ({error.strerror or error}).",
-            remedy="Name a file in a directory that you can write.",
-        )
-    )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

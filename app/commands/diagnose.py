@@ -1,0 +1,51 @@
+"""``ltui diagnose``: who stalls, where, why and what to do; of an ended run, who died of what."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from argparse import Namespace
+
+from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.diagnosis import Found, find
+from ltui.app.output import output
+from ltui.app.report import WIDTH, report
+from ltui.app.translate_diagnosis import Context, diagnosis_shape
+from ltui.training.store.home import find_run, ltui_home
+from ltui.widgets.sanitise import clean_line
+
+NARROWEST, WIDEST = 60, 140
+
+
+def diagnose(options: Namespace) -> int:
+    """``ltui diagnose RUN``."""
+    found = find(find_run(ltui_home(), options.run))
+    with output(options.output) as stream:
+        if options.json:
+            json.dump(document(found), stream, indent=1, allow_nan=False)
+            stream.write("\n")
+        else:
+            stream.write(text(found, time.time(), to_file=stream is not sys.stdout))
+    if options.output not in (None, "-"):
+        print(f"{options.output}: {clean_line(found.diagnosis.headline)}")
+    return EXIT_DONE
+
+
+def document(found: Found) -> dict[str, object]:
+    """The diagnosis as JSON values, with the state of the run."""
+    return {
+        **found.diagnosis.to_document(),
+        "state": found.snapshot.state.value,
+        "detail": found.snapshot.detail,
+    }
+
+
+def text(found: Found, now: float, *, to_file: bool) -> str:
+    """The report: as wide as the terminal; in a file, which is for others, with whole paths."""
+    context = Context(snapshot=found.snapshot, now=now, earlier=found.earlier, full_paths=to_file)
+    width = WIDTH
+    if not to_file and sys.stdout.isatty():
+        width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
+    return report(diagnosis_shape(found.diagnosis, context), width)

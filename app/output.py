@@ -1,0 +1,51 @@
+"""Where a command writes: standard output, or a file that appears only once it is whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from ltui.training.problem import Problem, ProblemError
+
+
+@contextmanager
+def output(path: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears under its name only when it is whole."""
+    if path is None or path == "-":
+        yield sys.stdout
+        return
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _unwritable(path: str, error: OSError) -> ProblemError:
+    return ProblemError(
+        Problem(
+            where=f"-o {path}",
+            what=f"it can't be written ({error.strerror or error}).",
+            remedy="Name a file in a directory that you can write.",
+        )
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

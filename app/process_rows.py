@@ -1,0 +1,202 @@
+"""The processes of a diagnosis as rows: ranks, their DataLoader workers, the machine. Pure.
+
+Up to eight ranks stand in rows of their own; of more those of verdicts, the rest folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ltui.training.run.evidence import (
+    Evidence,
+    HostEvidence,
+    ProcessSight,
+    RankEvidence,
+    WorkerEvidence,
+)
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.shapes import Cell, ProcessRow, Tone
+
+ALONE = 8
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk",
+    "T": "STOPPED",
+    "t": "STOPPED by a debugger",
+    "Z": "DEAD, not collected",
+    "X": "DEAD",
+    "I": "idle",
+}
+
+
+def process_rows(
+    evidence: Evidence, culprits: set[int], waiting: set[int]
+) -> tuple[ProcessRow, ...]:
+    ranks = sorted(evidence.ranks.values(), key=lambda r: r.rank)
+    few = len(ranks) <= ALONE
+    named = sorted(culprits)[:ALONE]
+    alone = [r for r in ranks if few or r.rank in named]
+    rows: list[ProcessRow] = []
+    for rank in sorted(alone, key=lambda r: (r.rank not in culprits, r.rank)):
+        rows.append(_rank_row(rank, culprits, waiting))
+        rows += _worker_rows(rank, rank.rank in culprits)
+    rows += _folded([r for r in ranks if r not in alone])
+    return tuple(rows)
+
+
+def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> ProcessRow:
+    marked = rank.rank in culprits
+    sign = "! " if marked else "… " if rank.rank in waiting else "  "
+    where = [rank.phase or ""]
+    if rank.barrier:
+        where.append(f"barrier {clean_name(rank.barrier, 60)}")
+    if rank.still_s is not None and rank.still_s >= 1 and rank.alive is not False:
+        where.append(f"for {formats.age(rank.still_s)}")
+    notes = [" ".join(w for w in where if w), _held(rank)]
+    if rank.process is not None:
+        notes.append(_waits(rank.process))
+    return _row(
+        f"{sign}rank {rank.rank}",
+        rank.process,
+        rank.pid,
+        _ended(rank),
+        ", ".join(n for n in notes if n),
+        marked,
+    )
+
+
+def _ended(rank: RankEvidence) -> str | None:
+    if rank.alive is not False:
+        return None
+    return clean_line(rank.how_ended, 120) if rank.how_ended else "gone"
+
+
+def _held(rank: RankEvidence) -> str:
+    """Said where the rank's own thread has not run: a C call keeps the GIL."""
+    if rank.alive is False or rank.beat_age_s is None or rank.beat_age_s < 3:
+        return ""
+    return f"no Python ran for {formats.age(rank.beat_age_s)}"
+
+
+def _waits(process: ProcessSight) -> str:
+    parts = []
+    if process.frozen is not None:
+        parts.append("frozen" if process.frozen else "moving")
+    if process.wait_channel and process.wait_channel != "0":
+        parts.append(f"in {clean_name(process.wait_channel, 40)}")
+    if process.run_delay_share is not None and process.run_delay_share >= 0.2:
+        parts.append(f"waits {formats.percent(process.run_delay_share)} for a processor")
+    return " ".join(parts)
+
+
+def _row(
+    who: str, process: ProcessSight | None, pid: int | None, ended: str | None, note: str, bad: bool
+) -> ProcessRow:
+    state = process.state if process is not None else None
+    doing = ended or _STATES.get(state or "", state or formats.NA)
+    loud = bad or doing.isupper() or doing.startswith(("STOPPED", "DEAD"))
+    share = process.cpu_share if process is not None else None
+    return ProcessRow(
+        who=who,
+        pid=formats.NA if pid is None else str(pid),
+        doing=Cell(text=clean_name(doing), tone=Tone.BAD if loud else Tone.PLAIN),
+        cpu=formats.percent(share),
+        memory=formats.size(process.rss_bytes if process is not None else None),
+        note=note,
+    )
+
+
+def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
+    """The DataLoader workers of a rank: those that are odd alone, the others as one."""
+    odd = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
+    if marked and len(rank.workers) <= ALONE:
+        odd = list(rank.workers)
+    rows = [_worker_row(rank, worker) for worker in odd[:ALONE]]
+    usual = [w for w in rank.workers if w not in odd]
+    if usual:
+        shares = [w.process.cpu_share for w in usual if w.process.cpu_share is not None]
+        kind = "workers" if len(usual) > 1 else "worker"
+        cpu = formats.percent(max(shares)) if shares else formats.NA
+        rows.append(
+            ProcessRow(
+                who=f"    {len(usual)} {kind}",
+                pid="",
+                doing=Cell(text="sleeping or running"),
+                cpu=cpu,
+                memory=_memory([w.process for w in usual]),
+                note=f"of rank {rank.rank}",
+            )
+        )
+    return rows
+
+
+def _worker_row(rank: RankEvidence, worker: WorkerEvidence) -> ProcessRow:
+    kind = "worker" if worker.loader else clean_name(worker.process.name or "child", 16)
+    ended = (worker.exit_reason or "gone") if worker.gone else None
+    return _row(
+        f"    {kind}",
+        worker.process,
+        worker.process.pid,
+        clean_line(ended, 120) if ended else None,
+        ", ".join(n for n in (f"of rank {rank.rank}", _waits(worker.process)) if n),
+        False,
+    )
+
+
+def _memory(processes: Sequence[ProcessSight]) -> str:
+    known = [p.rss_bytes for p in processes if p.rss_bytes is not None]
+    return formats.size(max(known)) if known else formats.NA
+
+
+def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
+    """A row for ranks that do the same."""
+    alike: dict[tuple[str, str], list[RankEvidence]] = {}
+    for rank in ranks:
+        state = rank.process.state if rank.process is not None else None
+        doing = _ended(rank) or _STATES.get(state or "", formats.NA)
+        alike.setdefault((doing, rank.phase or ""), []).append(rank)
+    rows = []
+    by_size = sorted(alike.items(), key=lambda item: -len(item[1]))
+    for (doing, phase), members in by_size[:ALONE]:
+        processes = [r.process for r in members if r.process is not None]
+        shares = [p.cpu_share for p in processes if p.cpu_share is not None]
+        rows.append(
+            ProcessRow(
+                who=f"  {formats.rank_words([r.rank for r in members])}",
+                pid=f"{len(members)} of",
+                doing=Cell(text=doing),
+                cpu=formats.percent(max(shares)) if shares else formats.NA,
+                memory=_memory(processes),
+                note=phase,
+            )
+        )
+    rest = sum(len(members) for _, members in by_size[ALONE:])
+    if rest:
+        rows.append(
+            ProcessRow(
+                who="  others", pid=str(rest), doing=Cell(text="each otherwise"), cpu="", memory=""
+            )
+        )
+    return rows
+
+
+def machine_lines(host: HostEvidence) -> tuple[str, ...]:
+    parts = []
+    if host.cores is not None:
+        load = "" if host.load is None else f", load {formats.significant(host.load, 2)}"
+        parts.append(f"{host.cores} cores{load}")
+    if host.memory_total_bytes is not None:
+        free = formats.size_of(host.memory_available_bytes, host.memory_total_bytes)
+        parts.append(f"memory free {free}")
+    if host.memory_limit_bytes is not None:
+        used = formats.size_of(host.memory_used_bytes, host.memory_limit_bytes)
+        parts.append(f"of its memory limit used {used}")
+    if host.shm_total_bytes is not None:
+        free = formats.size_of(host.shm_free_bytes, host.shm_total_bytes)
+        parts.append(f"shared memory free {free}")
+    if host.oom_kills:
+        parts.append(f"the kernel killed {host.oom_kills} for lack of memory")
+    name = f" {clean_name(host.host)}" if host.host else ""
+    return (f"machine{name}: {', '.join(parts)}",) if parts else ()

@@ -1,0 +1,33 @@
+"""A diagnosis as plain text: printed, copied, saved to attach to a bug report. Pure."""
+
+from __future__ import annotations
+
+from ltui.training.run.evidence import Diagnosis
+from ltui.widgets import diagnosis as parts
+from ltui.widgets.shapes import DiagnosisShape
+
+WIDTH = 100
+
+
+def report(shape: DiagnosisShape, width: int = WIDTH) -> str:
+    """Every part that says something, each under its title."""
+    named: list[tuple[str, parts.Lines]] = []
+    if shape.verdicts or shape.earlier:
+        named.append(("what is wrong, and what to do", parts.verdicts_lines(shape, width)))
+    if shape.fronts:
+        named.append(("collectives", parts.fronts_lines(shape, width)))
+    if shape.last_words:
+        named.append(("last words", parts.last_words_lines(shape, width)))
+    if shape.stacks:
+        named.append(("stacks, the innermost call first", parts.stacks_lines(shape, width)))
+    if shape.processes or shape.machine or shape.missing:
+        named.append(("processes", parts.processes_lines(shape, width)))
+    text = [parts.plain(parts.headline_lines(shape, width))]
+    for title, lines in named:
+        text.append(f"-- {title} {'-' * max(3, width - len(title) - 4)}\n{parts.plain(lines)}")
+    return "\n\n".join(text) + "\n"
+
+
+def file_name(diagnosis: Diagnosis) -> str:
+    """``ltui-brave-owl-3f2a-diagnosis``, without a suffix."""
+    return f"ltui-{diagnosis.run}-diagnosis"
