@@ -1,0 +1,121 @@
+"""``python -m tests.faults``: the whole zoo and its table. ``make zoo`` runs this.
+
+python -m tests.faults                     every fault and the quiet zoo
+python -m tests.faults sigstop nan         these faults alone
+python -m tests.faults --repeat 3          each three times
+python -m tests.faults --without-ptrace    with neither ptrace nor py-spy
+python -m tests.faults --plain             what Lightning alone says, into plain.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from ltui.training.run.snapshot import to_json
+from tests.faults import plain
+from tests.faults.catalogue import BY_ID, FAULTS
+from tests.faults.fault import Fault
+from tests.faults.quiet import QUIET, listen
+from tests.faults.setting import refused
+from tests.faults.table import Row, fault_table, line, quiet_line, quiet_verdict
+from tests.faults.verdicts import Outcome, examine
+
+_KEEP = Path("build/zoo")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("ids", nargs="*", help="faults or quiet runs; all by default")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--without-ptrace", action="store_true")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--no-quiet", action="store_true", help="faults alone")
+    parser.add_argument("--quiet", action="store_true", help="the quiet zoo alone")
+    parser.add_argument("--keep", action="store_true", help="keep the runs below build/zoo")
+    return parser.parse_args()
+
+
+def _run(fault: Fault, arguments: argparse.Namespace) -> Row:
+    outcomes: list[Outcome] = []
+    why = next((w for need in fault.needs if (w := refused(need)) is not None), None)
+    if why is not None:
+        return Row(fault, [Outcome(fault, skipped=why)])
+    for _ in range(arguments.repeat):
+        keep = _KEEP / fault.id if arguments.keep else None
+        outcomes.append(examine(fault, deprived=arguments.without_ptrace, keep=keep))
+    return Row(fault, outcomes)
+
+
+def _write_down(rows: list[Row], name: str) -> None:
+    _KEEP.mkdir(parents=True, exist_ok=True)
+    document = [
+        {
+            "fault": row.fault.id,
+            "right": o.right,
+            "culprit_s": o.culprit_s,
+            "cause_s": o.cause_s,
+            "held": o.held,
+            "wrong": o.wrong,
+            "error": o.error,
+            "skipped": o.skipped,
+            "verdicts": to_json(o.last),
+        }
+        for row in rows
+        for o in row.outcomes
+    ]
+    (_KEEP / name).write_text(json.dumps(document, indent=1))
+
+
+def _measure_plain(faults: list[Fault]) -> int:
+    found = plain.recorded()
+    asked = [f for f in faults if f.via != "preset" and not any(map(refused, f.needs))]
+    with ThreadPoolExecutor(max_workers=3) as pool:  # they mostly wait
+        running = {pool.submit(plain.measure, fault): fault for fault in asked}
+        for done in as_completed(running):
+            fault = running[done]
+            if (error := done.exception()) is not None:
+                print(f"{fault.id}: {error}", flush=True)
+                continue
+            found[fault.id] = done.result()
+            print(f"{fault.id:16} {plain.in_words(found[fault.id])}", flush=True)
+            plain.RECORDED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+def main() -> int:
+    arguments = _arguments()
+    unknown = [i for i in arguments.ids if i not in BY_ID and i not in {q.id for q in QUIET}]
+    if unknown:
+        print(f"there is no {', '.join(unknown)}; known: {', '.join(BY_ID)}", file=sys.stderr)
+        return 2
+    chosen = set(arguments.ids)
+    faults = [f for f in FAULTS if not chosen or f.id in chosen]
+    if arguments.plain:
+        return _measure_plain(faults)
+    begun = time.monotonic()
+    rows: list[Row] = []
+    for fault in [] if arguments.quiet else faults:
+        rows.append(_run(fault, arguments))
+        print(line(rows[-1]), flush=True)
+    _write_down(rows, "without-ptrace.json" if arguments.without_ptrace else "faults.json")
+    silences = []
+    for quiet in () if arguments.no_quiet else QUIET:
+        if not chosen or quiet.id in chosen:
+            silences.append(listen(quiet))
+            print(quiet_line(silences[-1]), flush=True)
+    if rows:
+        print(f"\n{fault_table(rows, plain.recorded())}")
+    if silences:
+        print(f"\n{quiet_verdict(silences)}")
+    print(f"\n{(time.monotonic() - begun) / 60:.0f} minutes")
+    wrong = [o for row in rows for o in row.outcomes if not o.skipped and not o.right]
+    return 1 if wrong or any(s.said or s.error for s in silences) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

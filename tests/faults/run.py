@@ -1,0 +1,167 @@
+"""One run of the zoo, through the command line, in a home of its own; nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import RunSnapshot
+from ltui.training.store.home import RunDir
+from ltui.training.store.schema import StoreError
+from ltui.training.store.truth import true_snapshot
+from tests.faults.fault import SCRIPTS, Fault
+from tests.faults.setting import prefix, setting, thaw
+
+START_S = 120.0
+"""So long a loaded machine may need until the fault strikes."""
+LOOK_S = 0.1
+
+
+class ZooRun:
+    """A run that was started; ``snapshot`` is what ``ltui show --json`` would print."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], deprived: bool) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.environment = {**os.environ, **environment, "LTUI_HOME": str(self.home)}
+        self._before = [sys.executable, str(SCRIPTS / "deprived.py")] if deprived else []
+        self._run_dir: RunDir | None = None
+
+    def ltui(self, *arguments: str, check: bool = True) -> str:
+        """The command's standard output."""
+        done = subprocess.run(
+            [*self._before, sys.executable, "-m", "ltui.app.cli", *arguments],
+            cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False, timeout=100,
+        )  # fmt: skip
+        if check and done.returncode != 0:
+            raise AssertionError(f"ltui {arguments}: {done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    @property
+    def run_dir(self) -> RunDir:
+        if self._run_dir is None:
+            (path,) = (self.home / "runs").iterdir()
+            self._run_dir = RunDir(path)
+        return self._run_dir
+
+    def snapshot(self) -> RunSnapshot | None:
+        """None where it can't be had this moment."""
+        try:
+            return true_snapshot(self.run_dir)
+        except (StoreError, ProblemError, OSError):
+            return None
+
+    def until(
+        self, wanted: Callable[[RunSnapshot], object], seconds: float = START_S
+    ) -> RunSnapshot:
+        """The first snapshot of which ``wanted`` holds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = self.snapshot()
+            if seen is not None and wanted(seen):
+                return seen
+            if time.monotonic() > deadline:
+                raise AssertionError(f"never came: {seen}\n{self.log()}")
+            time.sleep(LOOK_S)
+
+    def injected_s(self) -> float | None:
+        """CLOCK_MONOTONIC of the injection; None before it."""
+        try:
+            return float((self.folder / "injected").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def wait_for_injection(self) -> float:
+        deadline = time.monotonic() + START_S
+        while (struck := self.injected_s()) is None:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the fault never struck\n{self.log()}")
+            time.sleep(0.02)
+        return struck
+
+    def log(self) -> str:
+        """The end of what the engine and the ranks printed."""
+        logs = sorted((self.home / "runs").glob("*/logs/*/*.log"))
+        return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-2500:]}" for p in logs)
+
+    def processes(self) -> list[psutil.Process]:
+        needle, found = f"LTUI_HOME={self.home}".encode(), []
+        for process in psutil.process_iter():
+            try:
+                of_run = needle in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                if of_run and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
+    def end(self, seconds: float = 20) -> None:
+        """By request, then by force."""
+        for point in self.folder.glob("disk"):
+            thaw(point)
+        with contextlib.suppress(AssertionError, subprocess.SubprocessError, ValueError):
+            self.ltui("stop", "last", "--kill", check=False)
+        deadline = time.monotonic() + seconds
+        while left := self.processes():
+            if time.monotonic() > deadline - seconds / 2:
+                for process in left:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+            if time.monotonic() > deadline:
+                raise AssertionError(f"still running: {[p.cmdline() for p in left]}")
+            time.sleep(0.1)
+
+
+def command(fault: Fault) -> list[str]:
+    """The engine's command line, without ltui."""
+    ranks = str(fault.ranks)
+    if fault.via == "torchrun":
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        return [*prefix(fault), sys.executable, *launcher, str(SCRIPTS / "train_zoo.py")]
+    return [*prefix(fault), sys.executable, str(SCRIPTS / "zoo_engine.py"), ranks]
+
+
+@contextlib.contextmanager
+def started(fault: Fault, *, deprived: bool = False, keep: Path | None = None) -> Iterator[ZooRun]:
+    """The run of ``fault``, ended and removed afterwards; ``keep`` gets a copy of its files."""
+    folder = Path(tempfile.mkdtemp(prefix=f"zoo-{fault.id}-"))
+    try:
+        with setting(fault, folder) as needed:
+            environment = zoo_environment(fault, folder, needed)
+            run = ZooRun(folder, environment, deprived)
+            try:
+                if fault.via == "preset":
+                    run.ltui(
+                        "run", str(SCRIPTS / "zoo.yaml"), "--detach",
+                        "--set", f"trainer.devices={fault.ranks}",
+                    )  # fmt: skip
+                else:
+                    run.ltui("exec", "--detach", "--", *command(fault))
+                yield run
+            finally:
+                run.end()
+                if keep is not None:
+                    shutil.copytree(run.home / "runs", keep, dirs_exist_ok=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def zoo_environment(fault: Fault, folder: Path, needed: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "ZOO_FAULT": fault.zoo_fault,
+        "ZOO_FOLDER": str(folder),
+        "OMP_NUM_THREADS": "1",
+        **fault.env,
+        **needed,
+    }

@@ -1,0 +1,260 @@
+"""The faults themselves. Each strikes once, in one rank, at one step, and says when it did.
+
+``ZOO_FAULT`` names the fault, several joined by ``+``; ``ZOO_FOLDER`` is where the moment of
+injection is written (``injected``: CLOCK_MONOTONIC seconds). Line comments ``fault: NAME`` are what
+the catalogue finds the expected place by.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+STEP = 8
+"""Faults strike in the batch with this index."""
+FAULTS = frozenset(os.environ.get("ZOO_FAULT", "none").split("+"))
+FOLDER = Path(os.environ.get("ZOO_FOLDER", "."))
+_FOREVER_S = 3600.0
+
+
+def rank_here() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def mark() -> None:
+    """Note the moment, the first time; over all processes of the run."""
+    try:
+        handle = os.open(FOLDER / "injected", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return
+    os.write(handle, f"{time.monotonic()}\n".encode())
+    os.close(handle)
+
+
+def wants(name: str, rank: int = 1) -> bool:
+    """Whether the run has the fault ``name`` and this is the rank that gets it."""
+    return name in FAULTS and rank_here() == rank
+
+
+# In the dataset, of the rank itself or of its worker.
+
+
+def stuck_sample(batch: int) -> None:
+    """Called for the first sample of every batch."""
+    for name, rank in (("data_sleep", 1), ("worker_sleep", 1), ("val_sleep", 1)):
+        if wants(name, rank):
+            mark()
+            time.sleep(_FOREVER_S)  # fault: data_sleep
+    if wants("data_gil"):
+        mark()
+        ctypes.PyDLL(None).sleep(int(_FOREVER_S))  # fault: data_gil
+    if wants("data_spin") or wants("worker_spin"):
+        mark()
+        while True:
+            math.sqrt(2.0)  # fault: data_spin
+    if wants("data_lock") or wants("worker_lock"):
+        lock = threading.Lock()
+        lock.acquire()
+        mark()
+        lock.acquire()  # fault: data_lock
+    if wants("worker_stop") or wants("worker_stop2", 2):
+        mark()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if wants("worker_kill"):
+        mark()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if wants("worker_oom"):
+        _run_out_of_memory()
+    if wants("shm_full"):
+        _fill_shared_memory()
+
+
+def _run_out_of_memory() -> None:
+    """In a control group of its own, made by the runner."""
+    Path(os.environ["ZOO_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
+    mark()
+    held = []
+    while True:
+        held.append(b"\1" * (8 << 20))
+
+
+def _fill_shared_memory() -> None:
+    mark()
+    with open("/dev/shm/filler", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 65536)
+        except OSError:
+            return
+
+
+# In training_step.
+
+
+def _sleep_in_forward() -> None:
+    time.sleep(_FOREVER_S)  # fault: forward_sleep
+
+
+def _compute_for_ever() -> None:
+    matrix = torch.ones(256, 256)
+    while True:
+        matrix = (matrix @ matrix).clamp(max=1.0)  # fault: one_compute
+
+
+def _raise() -> None:
+    raise ValueError("the zoo's own mistake")  # fault: exc_one_rank
+
+
+def _save_on_rank_0() -> None:
+    dist.barrier()  # fault: call_sites
+
+
+def _finalize() -> None:
+    dist.barrier()
+
+
+def _leak() -> None:
+    """Until the control group of the whole run is almost full, then hold it."""
+    group = Path(os.environ["ZOO_CGROUP"])
+    limit = int((group / "memory.limit_in_bytes").read_text())
+    held = []
+    mark()
+    while int((group / "memory.usage_in_bytes").read_text()) < 0.95 * limit:
+        held.append(b"\1" * (8 << 20))
+        time.sleep(0.02)
+    globals()["_HELD"] = held
+
+
+STEP_FAULTS: dict[str, tuple[int, Callable[[], Any]]] = {
+    "forward_sleep": (1, _sleep_in_forward),
+    "one_compute": (1, _compute_for_ever),
+    "exc_one_rank": (1, _raise),
+    "sigstop": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "sigstop3": (3, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "sigkill": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "sigkill0": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "term_forward": (1, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+    "exit_early": (1, lambda: os._exit(3)),
+    "exit_clean": (1, lambda: os._exit(0)),
+    "segv": (1, lambda: ctypes.string_at(0)),
+    "memory_low": (1, _leak),
+}
+"""name -> (rank, what it does there in the batch ``STEP``)."""
+
+
+def in_step(module: Any, batch_idx: int) -> None:
+    """Called at the beginning of every training batch."""
+    if batch_idx < STEP:
+        return
+    if batch_idx == STEP:
+        _once(module)
+    if wants("compute_slow"):
+        mark()
+        until = time.monotonic() + 0.4
+        while time.monotonic() < until:
+            torch.ones(256, 256) @ torch.ones(256, 256)  # fault: compute_slow
+    if "all_compute" in FAULTS and batch_idx == STEP:
+        mark()
+        until = time.monotonic() + 25.0
+        while time.monotonic() < until:
+            torch.ones(256, 256) @ torch.ones(256, 256)
+
+
+def _once(module: Any) -> None:
+    for name, (rank, strike) in STEP_FAULTS.items():
+        if wants(name, rank):
+            if name not in ("oom_rank", "memory_low"):
+                mark()
+            strike()
+    if wants("oom_rank"):
+        _run_out_of_memory()
+    if wants("stop_one"):
+        mark()
+        module.trainer.should_stop = True
+    if wants("netdown"):
+        mark()
+        subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    if wants("contended"):
+        mark()
+        _crowd_a_core()
+    _collectives()
+
+
+def _collectives() -> None:
+    """Collectives that do not match."""
+    tensor = torch.ones(4)
+    if wants("rank0_barrier", 0):
+        mark()
+        dist.barrier()  # fault: rank0_barrier
+    if "mismatch_op" in FAULTS:
+        mark()
+        if rank_here() == 1:
+            dist.broadcast(tensor, 0)  # fault: mismatch_op
+        else:
+            dist.all_reduce(tensor)
+    if "mismatch_shape" in FAULTS:
+        mark()
+        size = 6 if rank_here() == 1 else 4
+        dist.all_reduce(torch.ones(size))  # fault: mismatch_shape
+    if "call_sites" in FAULTS:
+        mark()
+        if rank_here() == 0:
+            _save_on_rank_0()
+        _finalize()
+
+
+def _crowd_a_core() -> None:
+    """Three busy processes on the one core that this rank may use from now on."""
+    core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    parent = os.getpid()
+    for _ in range(3):
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            while os.getppid() == parent:
+                for _ in range(10000):
+                    math.sqrt(2.0)
+            os._exit(0)
+
+
+# While saving a checkpoint, on rank 0.
+
+
+def in_checkpoint(saves: int) -> None:
+    """Called at every save; the third one strikes, so that two quick ones came before."""
+    if saves != 2 or rank_here() != 0:
+        return
+    if "ckpt_slow" in FAULTS:
+        mark()
+        time.sleep(_FOREVER_S)  # fault: ckpt_slow
+    if "ckpt_bigwrite" in FAULTS:
+        mark()
+        write_for(60.0)
+    if "frozen_disk" in FAULTS:
+        mount = os.environ["ZOO_MOUNT"]
+        with open(f"{mount}/big.ckpt", "wb", buffering=0) as file:
+            file.write(b"\0" * 65536)
+            subprocess.run(["fsfreeze", "-f", mount], check=True)
+            mark()
+            file.write(b"\0" * 65536)  # fault: frozen_disk
+
+
+def write_for(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    with open(FOLDER / "big.ckpt", "wb", buffering=0) as file:
+        while time.monotonic() < until:
+            file.seek(0)
+            file.write(b"\0" * (4 << 20))
+            os.fsync(file.fileno())
+            time.sleep(0.2)  # fault: ckpt_bigwrite
