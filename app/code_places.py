@@ -28,12 +28,12 @@ def in_library(path: str) -> str | None:
 
 
 def place(frame: Frame, *, full_paths: bool = False) -> str:
-    """``data/augment.py:88 __call__``."""
+    """``data/augment.py:88 __call__``; ``full_paths`` gives own code's whole path."""
     inside = in_library(frame.file)
-    if full_paths:
-        path = frame.file
-    elif inside is not None:
+    if inside is not None:
         path = inside
+    elif full_paths:
+        path = frame.file
     else:
         path = "/".join(frame.file.rsplit("/", 2)[-2:])
     where = f"{clean_name(path)}:{frame.line}" if frame.line > 0 else clean_name(path)

@@ -64,15 +64,20 @@ def _ask(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
         return from_snapshot(snapshot, missing=(lack,))
 
 
-def from_snapshot(snapshot: RunSnapshot, *, missing: Iterable[str] = ()) -> Diagnosis:
-    """What the snapshot alone tells: verdicts without evidence."""
+def from_snapshot(
+    snapshot: RunSnapshot, *, missing: Iterable[str] = (), base: Diagnosis | None = None
+) -> Diagnosis:
+    """The snapshot's verdicts, with the evidence of ``base`` where there is one."""
     verdicts = tuple(gravest_first(snapshot.verdicts))
     standing = [v for v in verdicts if v.ended is None]
+    headline = standing[0].cause if standing else state_sentence(snapshot)
+    if base is not None:
+        return replace(base, headline=headline, verdicts=verdicts)
     return Diagnosis(
         run=snapshot.id,
         attempt=snapshot.attempt,
         taken_at=snapshot.taken_at or 0.0,
-        headline=standing[0].cause if standing else state_sentence(snapshot),
+        headline=headline,
         verdicts=verdicts,
         missing=tuple(missing),
     )

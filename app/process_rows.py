@@ -54,9 +54,7 @@ def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> Proc
         where.append(f"barrier {clean_name(rank.barrier, 60)}")
     if rank.still_s is not None and rank.still_s >= 1 and rank.alive is not False:
         where.append(f"for {formats.age(rank.still_s)}")
-    notes = [" ".join(w for w in where if w), _held(rank)]
-    if rank.process is not None:
-        notes.append(_waits(rank.process))
+    notes = [" ".join(w for w in where if w), _held(rank), _waits(rank.process)]
     return _row(
         f"{sign}rank {rank.rank}",
         rank.process,
@@ -80,23 +78,30 @@ def _held(rank: RankEvidence) -> str:
     return f"no Python ran for {formats.age(rank.beat_age_s)}"
 
 
-def _waits(process: ProcessSight) -> str:
+def _waits(process: ProcessSight | None) -> str:
+    if process is None:
+        return ""
     parts = []
-    if process.frozen is not None:
-        parts.append("frozen" if process.frozen else "moving")
-    if process.wait_channel and process.wait_channel != "0":
-        parts.append(f"in {clean_name(process.wait_channel, 40)}")
     if process.run_delay_share is not None and process.run_delay_share >= 0.2:
         parts.append(f"waits {formats.percent(process.run_delay_share)} for a processor")
+    if process.wait_channel and process.wait_channel != "0":
+        parts.append(f"in {clean_name(process.wait_channel, 40)}")
     return " ".join(parts)
+
+
+def _doing(process: ProcessSight | None) -> str:
+    """``sleeping, FROZEN``: neither switched nor computed while it was looked at."""
+    state = process.state if process is not None else None
+    word = _STATES.get(state or "", state or formats.NA)
+    frozen = process is not None and process.frozen and state in ("S", "R")
+    return f"{word}, FROZEN" if frozen else word
 
 
 def _row(
     who: str, process: ProcessSight | None, pid: int | None, ended: str | None, note: str, bad: bool
 ) -> ProcessRow:
-    state = process.state if process is not None else None
-    doing = ended or _STATES.get(state or "", state or formats.NA)
-    loud = bad or doing.isupper() or doing.startswith(("STOPPED", "DEAD"))
+    doing = ended or _doing(process)
+    loud = bad or doing.startswith(("STOPPED", "DEAD", "waiting for a disk"))
     share = process.cpu_share if process is not None else None
     return ProcessRow(
         who=who,
@@ -113,7 +118,7 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
     odd = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
     if marked and len(rank.workers) <= ALONE:
         odd = list(rank.workers)
-    rows = [_worker_row(rank, worker) for worker in odd[:ALONE]]
+    rows = [_worker_row(worker) for worker in odd[:ALONE]]
     usual = [w for w in rank.workers if w not in odd]
     if usual:
         shares = [w.process.cpu_share for w in usual if w.process.cpu_share is not None]
@@ -123,16 +128,15 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
             ProcessRow(
                 who=f"    {len(usual)} {kind}",
                 pid="",
-                doing=Cell(text="sleeping or running"),
+                doing=Cell(text="as usual"),
                 cpu=cpu,
                 memory=_memory([w.process for w in usual]),
-                note=f"of rank {rank.rank}",
             )
         )
     return rows
 
 
-def _worker_row(rank: RankEvidence, worker: WorkerEvidence) -> ProcessRow:
+def _worker_row(worker: WorkerEvidence) -> ProcessRow:
     kind = "worker" if worker.loader else clean_name(worker.process.name or "child", 16)
     ended = (worker.exit_reason or "gone") if worker.gone else None
     return _row(
@@ -140,7 +144,7 @@ def _worker_row(rank: RankEvidence, worker: WorkerEvidence) -> ProcessRow:
         worker.process,
         worker.process.pid,
         clean_line(ended, 120) if ended else None,
-        ", ".join(n for n in (f"of rank {rank.rank}", _waits(worker.process)) if n),
+        _waits(worker.process),
         False,
     )
 
@@ -154,8 +158,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     """A row for ranks that do the same."""
     alike: dict[tuple[str, str], list[RankEvidence]] = {}
     for rank in ranks:
-        state = rank.process.state if rank.process is not None else None
-        doing = _ended(rank) or _STATES.get(state or "", formats.NA)
+        doing = _ended(rank) or _doing(rank.process)
         alike.setdefault((doing, rank.phase or ""), []).append(rank)
     rows = []
     by_size = sorted(alike.items(), key=lambda item: -len(item[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ltui.training.run.evidence import Diagnosis
 from ltui.widgets import diagnosis as parts
 from ltui.widgets.shapes import DiagnosisShape
 
@@ -28,6 +27,6 @@ def report(shape: DiagnosisShape, width: int = WIDTH) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def file_name(diagnosis: Diagnosis) -> str:
+def file_name(run_id: str) -> str:
     """``ltui-brave-owl-3f2a-diagnosis``, without a suffix."""
-    return f"ltui-{diagnosis.run}-diagnosis"
+    return f"ltui-{run_id}-diagnosis"

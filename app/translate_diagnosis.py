@@ -65,7 +65,7 @@ def diagnosis_shape(diagnosis: Diagnosis, context: Context) -> DiagnosisShape:
     standing = [v for v in gravest_first(diagnosis.verdicts) if _stands(v, context)]
     culprits = {rank for v in standing for rank in v.culprits}
     waiting = {rank for v in standing for rank in v.waiting}
-    grids = wavefront.fronts(diagnosis, culprits, full_paths=context.full_paths)
+    grids = wavefront.fronts(diagnosis, culprits)
     return DiagnosisShape(
         headline=_headline(diagnosis, standing, context),
         about=_about(diagnosis, context),
@@ -136,8 +136,8 @@ def _verdict(verdict: Verdict, context: Context) -> VerdictShape:
     if verdict.remedy:
         facts.append(("to do", clean_line(verdict.remedy, LONGEST)))
     if verdict.level in ("dead", "stalled") and context.snapshot.state in LIVE:
-        facts.append(("or else", _kill_and_resume(context.snapshot)))
-    facts.append(("sure", certainty(verdict.confidence)))
+        facts.append(("or", _kill_and_resume(context.snapshot)))
+    facts.append(("certainty", certainty(verdict.confidence)))
     return VerdictShape(
         title=Cell(
             text=level_word(verdict, context.now), tone=LEVEL_TONES.get(verdict.level, Tone.WARN)
@@ -149,8 +149,8 @@ def _verdict(verdict: Verdict, context: Context) -> VerdictShape:
 
 
 def certainty(confidence: float) -> str:
-    """``quite (90 %)``; ``a guess (30 %)``."""
-    word = "quite" if confidence >= 0.85 else "likely" if confidence >= 0.6 else "a guess"
+    """``high (90 %)``; ``low, a guess (30 %)``."""
+    word = "high" if confidence >= 0.85 else "fair" if confidence >= 0.6 else "low, a guess"
     return f"{word} ({formats.percent(confidence)})"
 
 

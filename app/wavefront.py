@@ -42,13 +42,11 @@ class _Group:
         return sorted({*self.fronts, *self.entries})
 
 
-def fronts(
-    diagnosis: Diagnosis, culprits: set[int], *, full_paths: bool = False
-) -> tuple[FrontShape, ...]:
+def fronts(diagnosis: Diagnosis, culprits: set[int]) -> tuple[FrontShape, ...]:
     """A picture for each process group that has collectives, those that somebody waits in first."""
     groups = _groups(diagnosis)
     groups.sort(key=lambda g: (_unfinished(g) is None, _difference(g) is None, g.name))
-    shown = [_front(group, culprits, full_paths) for group in groups[:GROUPS]]
+    shown = [_front(group, culprits) for group in groups[:GROUPS]]
     if len(groups) > GROUPS and shown:
         note = f"and {len(groups) - GROUPS} more process groups"
         shown[-1] = replace(shown[-1], notes=(*shown[-1].notes, note))
@@ -117,14 +115,14 @@ def _what(entry: Collective, with_site: bool) -> _What:
     return entry.op, entry.sizes, f"{site.file}:{site.line}" if site is not None else ""
 
 
-def _front(group: _Group, culprits: set[int], full_paths: bool) -> FrontShape:
+def _front(group: _Group, culprits: set[int]) -> FrontShape:
     pending, differs = _unfinished(group), _difference(group)
     numbers = _numbers(group, pending, differs)
     known = {seq: _row(group, seq) for seq in numbers if seq is not None}
     columns: dict[tuple[FrontCell, ...], list[int]] = {}
     for rank in group.ranks:
         cells = tuple(
-            FrontCell(text="…") if seq is None else _cell(group, rank, seq, known[seq], full_paths)
+            FrontCell(text="…") if seq is None else _cell(group, rank, seq, known[seq])
             for seq in numbers
         )
         columns.setdefault(cells, []).append(rank)
@@ -165,13 +163,13 @@ def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[in
     return [differs, *gap, *shown]
 
 
-def _cell(group: _Group, rank: int, seq: int, row: _Row, full_paths: bool) -> FrontCell:
+def _cell(group: _Group, rank: int, seq: int, row: _Row) -> FrontCell:
     entry = group.entries.get(rank, {}).get(seq)
     if entry is None:
         return _absent(group, rank, seq)
     differs = row.differs(entry)
     state = "done" if entry.retired else "waits"
-    site = place(entry.call_site, full_paths=full_paths) if entry.call_site is not None else ""
+    site = place(entry.call_site) if entry.call_site is not None else ""
     tone = Tone.BAD if differs else Tone.DIM if entry.retired else Tone.WARN
     return FrontCell(
         text=f"{clean_name(entry.op, 40)}{_sizes(entry)} {state}",

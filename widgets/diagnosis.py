@@ -24,7 +24,7 @@ from ltui.widgets.shapes import (
 
 Lines = list[Cells]
 
-LABEL_WIDTH = 9
+LABEL_WIDTH = 10
 NUMBER_WIDTH = 8
 FRONT_COLUMN = 20
 """Narrower columns of the wavefront would say nothing: then it is told line by line."""
@@ -32,11 +32,11 @@ STACK_COLUMN = 44
 GAP = 2
 DIFFERS = "≠ "
 _PROCESS_COLUMNS = (
-    Column(key="pid", title="pid", width=9, right=True, importance=3),
+    Column(key="pid", title="pid", width=8, right=True, importance=2),
     Column(key="doing", title="is", width=18),
-    Column(key="cpu", title="CPU", width=7, right=True, importance=2),
-    Column(key="memory", title="memory", width=10, right=True, importance=5),
-    Column(key="note", title="", width=6, grows=True, importance=4),
+    Column(key="cpu", title="CPU", width=6, right=True, importance=3),
+    Column(key="memory", title="memory", width=9, right=True, importance=5),
+    Column(key="note", title="", width=26, grows=True, importance=4),
 )
 
 
@@ -58,7 +58,9 @@ def verdicts_lines(shape: DiagnosisShape, width: int) -> Lines:
     found: Lines = []
     for number, verdict in enumerate(shape.verdicts):
         found += [_EMPTY] if number else []
-        found += verdict_lines(verdict, width)
+        # The headline above has said it already.
+        told = number == 0 and verdict.sentence in shape.headline.text
+        found += verdict_lines(verdict, width, told=told)
     if not shape.verdicts:
         found += _wrapped(shape.headline.text, width, tone=shape.headline.tone)
     if shape.earlier:
@@ -68,8 +70,9 @@ def verdicts_lines(shape: DiagnosisShape, width: int) -> Lines:
     return found
 
 
-def verdict_lines(verdict: VerdictShape, width: int) -> Lines:
-    found = _wrapped(f"{verdict.title.text}: {verdict.sentence}", width, tone=verdict.title.tone)
+def verdict_lines(verdict: VerdictShape, width: int, *, told: bool = False) -> Lines:
+    sentence = f"{verdict.title.text}: {verdict.sentence}"
+    found = [] if told else _wrapped(sentence, width, tone=verdict.title.tone)
     for label, text in verdict.facts:
         # What to do is what a tired person looks for.
         tone = Tone.ACCENT if label == "to do" else Tone.PLAIN
@@ -157,6 +160,14 @@ def stacks_lines(shape: DiagnosisShape, width: int) -> Lines:
     if not shape.stacks:
         return _wrapped(shape.stacks_note, width, tone=Tone.DIM)
     return _beside(shape.stacks, width)
+
+
+def stacks_and_words_lines(shape: DiagnosisShape, width: int) -> Lines:
+    """For a panel of both: exceptions say more than where a thread stands."""
+    if not shape.last_words:
+        return stacks_lines(shape, width)
+    stacks = [_EMPTY, *stacks_lines(shape, width)] if shape.stacks else []
+    return [*last_words_lines(shape, width), *stacks]
 
 
 def last_words_lines(shape: DiagnosisShape, width: int) -> Lines:

@@ -483,7 +483,7 @@ class RunScreen(Screen[None]):
         self.app.push_screen(ProblemScreen("that did not work", lines))
 
     def action_diagnose(self) -> None:
-        self.app.push_screen(DiagnoseScreen(lambda: self.frame))
+        self.app.push_screen(DiagnoseScreen(self.run_dir, lambda: self.frame))
 
     # -- leaving -----------------------------------------------------------------------------------
 
