@@ -1,0 +1,113 @@
+"""A LightningDataModule for sequences in memory-mapped files, batched by length and padded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from ltui.training.data.cache import data_folder
+from ltui.training.data.lengths import LengthLoader, LengthOrder, Padded, padded_batches
+from ltui.training.data.sequences import SequenceDataset
+from ltui.training.data.signals import write_signals
+
+_SEEDS = {"train": 1, "val": 2, "test": 3}
+
+
+class Sequences(LightningDataModule):
+    """Batches of ``Padded``: values as floats, a mask, labels; the same count and size on every
+    rank. In validation and test every sample comes once; what fills up a batch is labelled
+    ``NO_LABEL``."""
+
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        val: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        batch_size: int = 32,
+        drop_last: bool = False,
+        made_up: int = 2000,
+        folder: str | None = None,
+        workers: int = 0,
+        resident_mb: int = 256,
+    ) -> None:
+        """``train``, ``val``, ``test``: each a ``.seq`` file, a folder, a pattern or a list; where
+        ``train`` is not given, signals are made up: ``made_up`` for training, a quarter of that for
+        validation and for test, kept in ``folder``. ``batch_size``: samples of a rank.
+        ``resident_mb``: how much of the files a process keeps mapped at once.
+        """
+        super().__init__()
+        self.files = {"train": train, "val": val, "test": test}
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.made_up = made_up
+        self.folder = folder
+        self.workers = workers
+        self.resident_bytes = resident_mb << 20
+        self._datasets: dict[str, SequenceDataset] = {}
+        self._loaders: list[LengthLoader] = []
+
+    def prepare_data(self) -> None:
+        # Lightning calls this on one rank of a machine, and the others wait for it.
+        if self.files["train"] is None:
+            for part, seed in _SEEDS.items():
+                write_signals(self._made_up_path(part), self._made_up_count(part), seed)
+
+    def _made_up_count(self, part: str) -> int:
+        return self.made_up if part == "train" else max(1, self.made_up // 4)
+
+    def _made_up_path(self, part: str) -> Any:
+        return data_folder(self.folder) / f"signals-1-{part}-{self._made_up_count(part)}.seq"
+
+    def train_dataloader(self) -> LengthLoader:
+        dataset = self._dataset("train")
+        order = self._order(dataset, shuffle=True, drop_last=self.drop_last)
+        return self._loader(dataset, order)
+
+    def val_dataloader(self) -> Any:
+        return self._evaluation("val")
+
+    def test_dataloader(self) -> Any:
+        return self._evaluation("test")
+
+    def _evaluation(self, part: str) -> Any:
+        if self.files["train"] is not None and self.files[part] is None:
+            return []
+        dataset = self._dataset(part)
+        return self._loader(dataset, self._order(dataset, filler=len(dataset)))
+
+    def _dataset(self, part: str) -> SequenceDataset:
+        if part not in self._datasets:
+            made_up = self.files["train"] is None
+            files = self._made_up_path(part) if made_up else self.files[part]
+            assert files is not None
+            self._datasets[part] = SequenceDataset(files, resident_bytes=self.resident_bytes)
+        return self._datasets[part]
+
+    def _order(self, dataset: SequenceDataset, **how: Any) -> LengthOrder:
+        trainer = self.trainer
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        return LengthOrder(
+            dataset.lengths(), self.batch_size, rank=rank, world_size=world_size, **how
+        )
+
+    def _loader(self, dataset: SequenceDataset, order: LengthOrder) -> LengthLoader:
+        batches = padded_batches(dataset, self.batch_size, self.workers)
+        loader = LengthLoader(order, self.batch_size, batches)
+        self._loaders.append(loader)
+        return loader
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
+        values, mask, labels = batch
+        floats = values if torch.is_floating_point(values) else values.float()
+        return Padded(floats, mask, labels)
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        for loader in self._loaders:
+            loader.close()
+        for dataset in self._datasets.values():
+            dataset.close()
+        self._loaders.clear()
+        self._datasets.clear()
