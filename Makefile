@@ -8,14 +8,15 @@ PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
 
-.PHONY: help run test bench exactness format lint types contracts unit lock clean
+.PHONY: help run test bench exactness zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
 	  'make run      install what is needed, then open ltui with the quickstart run started' \
 	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
 	  'make bench    measure the promised numbers, each beside its bound' \
-  'make exactness resume every loader at every stop, compare bit for bit (10 minutes)' \
+	  'make exactness resume every loader at every stop, compare bit for bit (10 minutes)' \
+	  'make zoo      inject every fault, listen to healthy runs, print the table (40 minutes)' \
 	  'make format   rewrite the sources in the house format' \
 	  'make lock     refresh the locked versions from pyproject.toml' \
 	  'make clean    remove everything that make created'
@@ -62,6 +63,9 @@ bench: $(VENV)/.installed-test
 
 exactness: $(VENV)/.installed-test
 	@LTUI_EXACTNESS=all $(PY) -m pytest -s tests/rank/test_exactness.py
+
+zoo: $(VENV)/.installed-test
+	@$(PY) -m tests.faults
 
 format: $(VENV)/.installed-test
 	@$(VENV)/bin/ruff check --fix $(SOURCES) || true

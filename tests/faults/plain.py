@@ -44,10 +44,15 @@ def in_words(found: dict[str, Any] | None) -> str:
         return "not measured"
     if found["first"] is None and found["ended_s"] is None:
         return f"nothing within {CAP_S:.0f} s"
-    said = f"{found['first_s']:.0f} s: {found['first'][:70]}" if found["first"] else "says nothing"
+    said = f"{found['first_s']:.0f} s: {_short(found['first'])}" if found["first"] else "silence"
     if found["ended_s"] is None:
         return f"{said}; hangs on"
     return f"{said}; ends after {found['ended_s']:.0f} s"
+
+
+def _short(text: str) -> str:
+    """Without source paths and addresses, which say nothing of the fault."""
+    return re.sub(r"\s*\[(/[^\]]*|[\d.:]+|::\w*|localhost)\](:\d+)?\s*", " ", text)[:80].strip()
 
 
 def measure(fault: Fault) -> dict[str, Any]:

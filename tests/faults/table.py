@@ -28,7 +28,9 @@ class Row:
 
     @property
     def seconds(self) -> list[float]:
-        """Of the runs in which all was right, to culprit and cause."""
+        """Of the runs that were right; none where no verdict is due."""
+        if not self.fault.expected:
+            return []
         return [o.cause_s for o in self.outcomes if o.cause_s is not None]
 
 
@@ -89,6 +91,9 @@ def _cells(row: Row, without: Mapping[str, dict[str, Any]]) -> list[str]:
         return [row.fault.title, "skipped", row.skipped.replace("|", "/"), "", "", beside]
     runs = row.outcomes
     seconds = row.seconds
+    if row.fault.ends:
+        word = f"no fault: {row.fault.ends}"
+        return [row.fault.title, word, _share([o.right for o in runs]), "", "", beside]
     return [
         row.fault.title,
         _share([o.culprit_s is not None and not o.wrong for o in runs]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ltui.training.run.snapshot import LIVE, RunSnapshot, Verdict
 from tests.faults.fault import GRAVE, Expected, Fault, line_of
@@ -28,6 +30,8 @@ class Outcome:
     """Whether the right verdict, once said, stood."""
     last: tuple[Verdict, ...] = ()
     """As it was at the end."""
+    shown: dict[str, Any] | None = None
+    """What ``ltui show --json`` printed at the end."""
     skipped: str | None = None
     error: str | None = None
 
@@ -65,6 +69,7 @@ def _follow(fault: Fault, run: ZooRun, outcome: Outcome) -> None:
             if seen.state not in LIVE:
                 break
         time.sleep(LOOK_S)
+    outcome.shown = json.loads(run.ltui("show", "last", "--json"))
 
 
 def _judge_the_judge(
