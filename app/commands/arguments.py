@@ -149,6 +149,17 @@ def _add_set(parser: Parser) -> None:
     )
 
 
+def _add_restarts(parser: Parser, default: int | None) -> None:
+    parser.add_argument(
+        "--restarts",
+        type=whole,
+        default=default,
+        metavar="N",
+        help="after a crash, go on from the last good checkpoint, at most N times "
+        + ("(default: what the file says, or 0)" if default is None else "(default: 0)"),
+    )
+
+
 def _add_preset(parser: Parser) -> None:
     parser.add_argument(
         "preset", metavar="PRESET|FILE", help="a preset's name or a LightningCLI configuration file"
@@ -160,8 +171,10 @@ def _add_starting(add: Add) -> None:
     _add_preset(run)
     _add_set(run)
     _add_launching(run)
+    _add_restarts(run, None)
     execute = add("exec", "launch:execute", "run a command of yours as a run", _EXEC)
     _add_launching(execute)
+    _add_restarts(execute, 0)
     execute.add_argument(
         "--gpus",
         metavar="free:N",

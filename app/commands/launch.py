@@ -26,6 +26,8 @@ def run(options: Namespace) -> int:
     asked = prepare(options.preset, options.overrides, options.python)
     run_id, name = new_run_id(home, options.name)
     spec = asked.spec(run_id, name, time.time())
+    if options.restarts is not None:
+        spec = spec.with_changes(restarts=options.restarts)
     return _start(lambda: supervise.launch(spec, home), detach=options.detach)
 
 
@@ -71,6 +73,7 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         nproc=0,
         # Kept, so that a resume from another shell finds the same program.
         env={"PATH": path},
+        restarts=options.restarts,
         gpus=gpus,
     )
 

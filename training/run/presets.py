@@ -50,6 +50,8 @@ class Preset:
     """Distributions that the ranks' interpreter needs besides torch and Lightning."""
     cpu_ranks: int = 1
     """Ranks where devices are ``auto`` and there is no GPU."""
+    restarts: int = 0
+    """So often at most the run goes back to its last good checkpoint after a crash."""
 
     @property
     def where(self) -> str:
@@ -180,6 +182,7 @@ def _preset(
         after_fit=section.after_fit,
         requires=section.requires,
         cpu_ranks=section.cpu_ranks,
+        restarts=section.restarts,
     )
 
 
@@ -235,6 +238,7 @@ def build_spec(
         overrides=tuple(overrides),
         checkpoint=preset.checkpoint,
         stall=preset.stall,
+        restarts=preset.restarts,
         tags=preset.tags,
         about=preset.about or None,
     )

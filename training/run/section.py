@@ -51,6 +51,7 @@ class Section:
     after_fit: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     cpu_ranks: int = 1
+    restarts: int = 0
 
 
 _TEXT = Argument(kinds=("text",), optional=False)
@@ -101,7 +102,8 @@ def read_section(value: Any) -> tuple[Section, list[Fault]]:
         checkpoint=_policy(value, "checkpoint", CheckpointPolicy(), faults),
         after_fit=_texts(value, "after_fit", faults, AFTER_FIT),
         requires=_texts(value, "requires", faults),
-        cpu_ranks=_ranks(value, faults),
+        cpu_ranks=_whole(value, "cpu_ranks", 1, faults),
+        restarts=_whole(value, "restarts", 0, faults),
     )
     return section, faults
 
@@ -135,13 +137,14 @@ def _texts(
     return tuple(items)
 
 
-def _ranks(value: Mapping[str, Any], faults: list[Fault]) -> int:
-    ranks = value.get("cpu_ranks", 1)
-    if type(ranks) is int and ranks >= 1:
-        return ranks
-    what = f"it must be a whole number from 1 up, not {shown(ranks)}."
-    faults.append(Fault(path="ltui.cpu_ranks", what=what))
-    return 1
+def _whole(value: Mapping[str, Any], key: str, low: int, faults: list[Fault]) -> int:
+    """A number from ``low`` up, which is also what holds where none is given."""
+    number = value.get(key, low)
+    if type(number) is int and number >= low:
+        return number
+    what = f"it must be a whole number from {low} up, not {shown(number)}."
+    faults.append(Fault(path=f"ltui.{key}", what=what))
+    return low
 
 
 def _policy(value: Mapping[str, Any], key: str, default: Policy, faults: list[Fault]) -> Policy:

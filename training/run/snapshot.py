@@ -252,6 +252,12 @@ class RunSnapshot:
     """Of one rank, counted once where that was asked for (LTUI_COUNT_FLOPS)."""
     model_flop_utilisation: float | None = None
     """0 to 1; None unless the count and every device's peak are known."""
+    changes: tuple[str, ...] = ()
+    """What ``--set`` changed for this attempt: ``trainer.max_epochs=60``."""
+    restarted_because: str | None = None
+    """Why nobody had to ask for this attempt; None where a person did."""
+    stops: tuple[str, ...] = ()
+    """When the run stops by itself: ``at step 500``, ``when val/loss < 0.2``."""
 
 
 HEAD_FIELDS = (
@@ -293,6 +299,8 @@ def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
                 **_known(RunSnapshot, document),
                 "state": RunState(document["state"]),
                 "command": _tuple_or_none(document.get("command")),
+                "changes": tuple(document.get("changes") or ()),
+                "stops": tuple(document.get("stops") or ()),
                 "metrics": {
                     k: MetricValue(**_known(MetricValue, v))
                     for k, v in (document.get("metrics") or {}).items()

@@ -83,6 +83,8 @@ class RunSpec:
     """``--set`` as given, for people."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     stall: StallPolicy = StallPolicy()
+    restarts: int = 0
+    """So often at most the run goes back to its last good checkpoint after a crash."""
     gpus: str | None = None
     """``free:2``: the run waits until so many GPUs are free, and gets these alone."""
     tags: tuple[str, ...] = ()

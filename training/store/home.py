@@ -115,6 +115,16 @@ class RunDir:
         return self.path / "keeper.json"
 
     @property
+    def restarts_path(self) -> Path:
+        """What was tried since a person last started the run (training/supervise/restarts.py)."""
+        return self.path / "restarts.json"
+
+    @property
+    def orders_path(self) -> Path:
+        """What a person asked of the run and is still to happen (training/supervise/orders.py)."""
+        return self.path / "orders.json"
+
+    @property
     def checkpoints_dir(self) -> Path:
         return self.path / "checkpoints"
 

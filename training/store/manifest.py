@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +41,95 @@ def verify(info: CheckpointInfo) -> CheckpointInfo:
     return replace(info, ok=ok)
 
 
-def newest_whole(folder: Path, attempt_order: bool = True) -> CheckpointInfo | None:
-    """The checkpoint to resume from: the last one saved that is whole.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeChoice:
+    """Which checkpoint a resume takes, and which newer ones it passes over."""
 
-    The last saved, not the furthest: after a resume from an earlier step, the later steps of the
-    attempt before are no longer part of the run.
+    taken: CheckpointInfo | None
+    skipped: tuple[tuple[str, str], ...] = ()
+    """(file name, why), the newest first."""
+
+    def skipped_words(self) -> list[str]:
+        return [f"{name} {why}" for name, why in self.skipped]
+
+
+def resume_choice(folder: Path) -> ResumeChoice:
+    """The checkpoint that the last attempt got furthest with, of those that are whole, and what was
+    found wrong with later ones.
+
+    Of the last attempt first: after a resume from an earlier step, the later steps of the attempt
+    before are no longer part of the run. No clock is asked, as clocks are set back.
     """
-    candidates = [info for info in checkpoints(folder) if info.ok is not False]
-    key = _saved_at if attempt_order else _step
-    for info in sorted(candidates, key=key, reverse=True):
-        if verify(info).ok:
-            return replace(info, ok=True)
+    found = checkpoints(folder)
+    unfinished = [(_changed_at(path), path.name) for path in _without_manifest(folder, found)]
+    skipped: list[tuple[str, str]] = []
+    taken: CheckpointInfo | None = None
+    for info in sorted(found, key=_progress, reverse=True):
+        why = why_not_whole(info)
+        if why is None:
+            taken = replace(info, ok=True)
+            break
+        skipped.append((Path(info.path).name, why))
+    since = 0.0 if taken is None else _changed_at(Path(f"{taken.path}.json"))
+    late = [name for at, name in sorted(unfinished, reverse=True) if at > since]
+    skipped = [*((name, "was never completed") for name in late), *skipped]
+    return ResumeChoice(taken=taken, skipped=tuple(skipped))
+
+
+def newest_whole(folder: Path) -> CheckpointInfo | None:
+    """The checkpoint to resume from."""
+    return resume_choice(folder).taken
+
+
+def why_not_whole(info: CheckpointInfo) -> str | None:
+    """What keeps a checkpoint from being resumed from; None where it is whole. Reads all of it."""
+    path = Path(info.path)
+    try:
+        manifest = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))
+        parts = list(_parts(path, manifest))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "has a manifest that can't be read"
+    if not parts:
+        return "has a manifest that names no file"
+    for file, digest, size in parts:
+        part = "" if file == path else f" of {file.name}"
+        try:
+            if file.stat().st_size != size:
+                return f"is cut short: {file.stat().st_size} of {size} bytes{part}"
+            if _sha256(file) != digest:
+                return f"has another checksum than its manifest{part}"
+        except FileNotFoundError:
+            return f"is gone{part}"
+        except OSError as error:
+            return f"can't be read{part} ({error.strerror})"
     return None
 
 
-def _saved_at(info: CheckpointInfo) -> tuple[float, int]:
-    return (info.saved_at or 0.0, info.global_step)
+def _without_manifest(folder: Path, found: list[CheckpointInfo]) -> list[Path]:
+    """Files of checkpoints whose saving did not come to an end."""
+    known = {info.path for info in found}
+    try:
+        names = [*folder.glob("*.ckpt"), *folder.glob(".*.ckpt.part")]
+    except OSError:
+        return []
+    return [path for path in names if str(path) not in known]
 
 
-def _step(info: CheckpointInfo) -> tuple[float, int]:
-    return (float(info.global_step), 0)
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _progress(info: CheckpointInfo) -> tuple[int, int, int, float]:
+    """Attempt, ``fit`` of the script, step; the clock counts only where those are not told."""
+    try:
+        manifest = json.loads(Path(f"{info.path}.json").read_text(encoding="utf-8"))
+        attempt, fit = int(manifest.get("attempt") or 0), int(manifest.get("fit") or 0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return (0, 0, 0, 0.0)
+    return (attempt, fit, info.global_step if attempt else 0, info.saved_at or 0.0)
 
 
 def _manifests(folder: Path) -> list[Path]:

@@ -28,7 +28,7 @@ TABLES = """
 CREATE TABLE attempts (
     attempt INTEGER PRIMARY KEY,
     started_at REAL, ended_at REAL, state TEXT, detail TEXT, exit_code INTEGER,
-    resumed_path TEXT, resumed_step INTEGER, boot_id TEXT
+    resumed_path TEXT, resumed_step INTEGER, boot_id TEXT, changes TEXT, reason TEXT
 );
 CREATE TABLE snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), taken_at REAL, document TEXT);
 CREATE TABLE cursors (
@@ -89,6 +89,10 @@ CREATE TABLE gaps (
 """
 
 
+ADDED_COLUMNS = (("attempts", "changes", "TEXT"), ("attempts", "reason", "TEXT"))
+"""Later than layout 1 and left empty by what knows nothing of them, so no layout of their own."""
+
+
 class StoreError(ProblemError):
     """A run's database can't be read or written; ``str()`` says why and what to do."""
 
@@ -125,10 +129,19 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
                 f"BEGIN IMMEDIATE;{TABLES}PRAGMA application_id = {APPLICATION_ID};"
                 f"PRAGMA user_version = {LAYOUT};COMMIT;"
             )
+        else:
+            _add_columns(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    for table, column, kind in ADDED_COLUMNS:
+        known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        if column not in known:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
 
 def check_layout(path: Path, connection: sqlite3.Connection) -> int:

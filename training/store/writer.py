@@ -115,19 +115,39 @@ class StoreWriter:
         boot_id: str | None,
         resumed_path: str | None,
         resumed_step: int | None,
+        changes: Sequence[str] = (),
+        reason: str | None = None,
     ) -> None:
+        """``changes``: what ``--set`` changed since the attempt before. ``reason``: of a restart
+        that nobody asked for."""
         self._connection.execute(
-            "INSERT OR IGNORE INTO attempts "
-            "(attempt, started_at, state, resumed_path, resumed_step, boot_id) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            (attempt, started_at, RunState.STARTING.value, resumed_path, resumed_step, boot_id),
-        )
+            "INSERT OR IGNORE INTO attempts (attempt, started_at, state, resumed_path, "
+            "resumed_step, boot_id, changes, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                attempt, started_at, RunState.STARTING.value, resumed_path, resumed_step, boot_id,
+                json.dumps(list(changes)), reason,
+            ),
+        )  # fmt: skip
+
+    def why_started(self, attempt: int) -> tuple[tuple[str, ...], str | None]:
+        """``changes`` and ``reason`` of ``begin_attempt``."""
+        row = self._connection.execute(
+            "SELECT changes, reason FROM attempts WHERE attempt = ?", (attempt,)
+        ).fetchone()
+        return ((), None) if row is None else (tuple(json.loads(row[0] or "[]")), row[1])
 
     def started_at(self, attempt: int) -> float | None:
         row = self._connection.execute(
             "SELECT started_at FROM attempts WHERE attempt = ?", (attempt,)
         ).fetchone()
         return None if row is None else row[0]
+
+    def resumed_path(self, attempt: int) -> Path | None:
+        """The checkpoint that the attempt began from."""
+        row = self._connection.execute(
+            "SELECT resumed_path FROM attempts WHERE attempt = ?", (attempt,)
+        ).fetchone()
+        return Path(row[0]) if row is not None and row[0] else None
 
     def set_resumed_step(self, attempt: int, step: int) -> None:
         self._connection.execute(

@@ -14,10 +14,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.snapshot import RunState
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, open_private_log, write_atomically
 from ltui.training.store.schema import damaged
@@ -27,29 +28,27 @@ from ltui.training.supervise.alive import boot_id, lock_holder, write_lock_text
 from ltui.training.supervise.engine import engine_start, write_rank_config
 from ltui.training.supervise.launch import supervisor_argv
 from ltui.training.supervise.loop import Supervisor
-from ltui.training.supervise.marks import keeper_mark, latest_attempt
+from ltui.training.supervise.marks import engine_exit, keeper_mark, latest_attempt
+from ltui.training.supervise.picture import stored_snapshot
+from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.rankside import install_rank_side
+from ltui.training.supervise.restarts import forget_ledger
 
 _LOCK_S = 2.0
 """The supervisor of the attempt before may need a moment to leave."""
 _KEEPER_S = 15.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What a supervisor is started for; a new attempt unless ``adopt``."""
+def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Supervisor:
+    """Everything up to the point where the run lives and is watched.
 
-    adopt: bool = False
-    resume_from: Path | None = None
-    resume_step: int | None = None
-    spec_path: Path | None = None
-    """A specification that replaces the run's own."""
-
-
-def open_attempt(run_dir: RunDir, plan: Plan) -> Supervisor:
-    """Everything up to the point where the run lives and is watched."""
-    lock = _take_lock(run_dir)
+    ``lock`` is the run's, where this process holds it from the attempt before.
+    """
+    if lock is None:
+        lock = _take_lock(run_dir)
     try:
+        if not plan.adopt and plan.restarted_because is None:
+            forget_ledger(run_dir)
         spec = _take_spec(run_dir, plan)
         store = _open_store(run_dir)
     except BaseException:
@@ -68,8 +67,10 @@ def open_attempt(run_dir: RunDir, plan: Plan) -> Supervisor:
             boot_id=boot_id(),
             resumed_path=str(plan.resume_from) if plan.resume_from else None,
             resumed_step=plan.resume_step,
+            changes=plan.changes,
+            reason=plan.restarted_because,
         )
-        supervisor = Supervisor(run_dir, spec, store, attempt, lock=lock, adopted=plan.adopt)
+        supervisor = Supervisor(run_dir, spec, store, attempt, lock=lock, plan=plan)
     except sqlite3.Error as error:
         store.close()
         os.close(lock)
@@ -79,16 +80,56 @@ def open_attempt(run_dir: RunDir, plan: Plan) -> Supervisor:
         os.close(lock)
         raise
     try:
-        if spec.gpus is not None and keeper_mark(run_dir, attempt) is None:
+        started = keeper_mark(run_dir, attempt) is not None or supervisor.restart_waits
+        resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.adopt else None)
+        if spec.gpus is not None and not started:
             supervisor.start_keeper = lambda chosen: _start_keeper(
-                run_dir, chosen, attempt, plan.resume_from
+                run_dir, chosen, attempt, resume_from
             )
-        elif not plan.adopt:
-            supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, plan.resume_from)
+        elif not plan.adopt or (not started and _cut_off(run_dir, attempt)):
+            supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, resume_from)
+        # The keeper of the attempt before has waited for this.
+        if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
+            run_dir.engine_final_path(attempt - 1).touch()
     except BaseException:
         supervisor.give_up()
         raise
     return supervisor
+
+
+def not_restarted(run_dir: RunDir, error: ProblemError | OSError) -> None:
+    """Record that a run stays as it ended, since its next attempt could not be started."""
+    print(error, file=sys.stderr, flush=True)
+    snapshot = stored_snapshot(run_dir)
+    attempt = latest_attempt(run_dir) or 1
+    if snapshot is not None:
+        detail = f"{snapshot.detail}; that failed: {str(error).splitlines()[0]}"
+        store = _open_store(run_dir)
+        ended = replace(snapshot, state=RunState.FAILED, detail=detail, ended_at=time.time())
+        store.write_snapshot(ended)
+        store.set_state(
+            max(attempt, store.last_attempt()), time.time(), RunState.FAILED, detail, None
+        )
+        store.close()
+    for number in (attempt - 1, attempt):
+        if engine_exit(run_dir, number) is not None:
+            run_dir.engine_final_path(number).touch()
+
+
+def _cut_off(run_dir: RunDir, attempt: int) -> bool:
+    """Whether a supervisor was killed between an attempt's entry in the store and its keeper.
+
+    Where the keeper was told what to start, it may only not have said yet that it stands.
+    """
+    before = keeper_mark(run_dir, attempt - 1)
+    if before is None or not before.alive():
+        return False
+    deadline = time.monotonic() + _KEEPER_S
+    while run_dir.engine_start_path(attempt).exists() and time.monotonic() < deadline:
+        if keeper_mark(run_dir, attempt) is not None:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _take_lock(run_dir: RunDir) -> int:

@@ -20,7 +20,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, open_private_log
-from ltui.training.store.manifest import checkpoints, newest_whole, verify
+from ltui.training.store.manifest import ResumeChoice, checkpoints, resume_choice, verify
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.alive import lock_holder
 from ltui.training.supervise.rankside import install_rank_side
@@ -75,14 +75,18 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
                 remedy="To train on, raise its end: --set trainer.max_epochs=...",
             )
         )
-    step, path = _resume_point(run_dir, checkpoint)
-    check_start(spec or run_dir.read_spec())
+    step, path, skipped = _resume_point(run_dir, checkpoint)
+    before = run_dir.read_spec()
+    check_start(spec or before)
     arguments = ["--resume-from", str(path), "--resume-step", str(step)]
+    arguments += [f"--skipped={words}" for words in skipped]
     aside: Path | None = None
     try:
         install_rank_side(run_dir.home)
         if spec is not None:
             aside = _next_spec(run_dir, spec)
+            changed = spec.overrides[len(before.overrides) :]
+            arguments += [f"--change={override}" for override in changed]
             arguments += ["--spec", str(aside)]
         _start_supervisor(run_dir, arguments)
     except OSError as error:
@@ -224,17 +228,19 @@ def _next_spec(run_dir: RunDir, spec: RunSpec) -> Path:
     return aside.spec_path
 
 
-def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path]:
+def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, tuple[str, ...]]:
+    """Step and path of the checkpoint to resume from, and in words the newer ones passed over."""
     if checkpoint is None:
-        found = newest_whole(run_dir.checkpoints_dir)
-        if found is None:
-            raise ProblemError(_nothing_to_resume(run_dir))
-        return found.global_step, Path(found.path)
+        choice = resume_choice(run_dir.checkpoints_dir)
+        if choice.taken is None:
+            raise ProblemError(_nothing_to_resume(run_dir, choice))
+        skipped = tuple(choice.skipped_words())
+        return choice.taken.global_step, Path(choice.taken.path), skipped
     wanted = checkpoint.absolute()
     for info in checkpoints(run_dir.checkpoints_dir):
         if Path(info.path).name == wanted.name:
             if verify(info).ok:
-                return info.global_step, Path(info.path)
+                return info.global_step, Path(info.path), ()
             raise ProblemError(
                 Problem(
                     where=str(checkpoint),
@@ -245,12 +251,12 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path]:
     raise ProblemError(Problem(where=str(checkpoint), what="the run has no such checkpoint."))
 
 
-def _nothing_to_resume(run_dir: RunDir) -> Problem:
+def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     broken = len(checkpoints(run_dir.checkpoints_dir))
     what = (
         "there is nothing to resume from: no checkpoint was completed."
         if not broken
-        else f"none of its {broken} checkpoints is whole."
+        else f"none of its {broken} checkpoints is whole ({'; '.join(choice.skipped_words())})."
     )
     return Problem(where=run_dir.id, what=what, remedy="Start it again as a new run.")
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from ltui.training.run.snapshot import (
 from ltui.training.run.spec import RunSpec
 from ltui.training.run.standing import headline
 from ltui.training.store.home import RunDir
+from ltui.training.store.manifest import resume_choice
 from ltui.training.store.writer import Batch, StoreWriter
 from ltui.training.supervise.alive import ProcessMark
 from ltui.training.supervise.control import ControlServer
@@ -44,9 +45,24 @@ from ltui.training.supervise.elastic import WorkerFailure, last_error_line, work
 from ltui.training.supervise.ending import Ending, Facts, ending
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
 from ltui.training.supervise.marks import EngineExit, engine_exit, engine_mark, keeper_mark
-from ltui.training.supervise.picture import Picture, Shelf, compose, refold, stored_state
+from ltui.training.supervise.picture import (
+    Picture,
+    Shelf,
+    compose,
+    refold,
+    stored_snapshot,
+    stored_state,
+)
+from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable, RankFinder, Reading
 from ltui.training.supervise.recorder import Recorder
+from ltui.training.supervise.restarts import (
+    BEFORE_TRAINING,
+    Ledger,
+    Wanted,
+    read_ledger,
+    write_ledger,
+)
 from ltui.training.supervise.sweep import sweep
 from ltui.training.supervise.verdict_desk import Row, VerdictDesk, stored_verdicts
 from ltui.training.supervise.waiting import GpuQueue
@@ -79,7 +95,7 @@ class Supervisor:
         attempt: int,
         *,
         lock: int,
-        adopted: bool,
+        plan: Plan,
     ) -> None:
         self.run_dir = run_dir
         self.spec = spec
@@ -88,8 +104,10 @@ class Supervisor:
         self._keeper: ProcessMark | None = None
         self._engine: ProcessMark | None = None
         self._store = store
-        self._lock = lock
-        self._adopted = adopted
+        self.lock = lock
+        self._adopted = plan.adopt
+        self._changes, self._reason = store.why_started(attempt)
+        self._ledger = read_ledger(run_dir)
         self._started_at = store.started_at(attempt) or time.time()
         self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
         self._recorder = Recorder(store, attempt, self._watch)
@@ -120,15 +138,21 @@ class Supervisor:
         self._state = RunState.STARTING
         self._stated: tuple[RunState, str | None] | None = None
         self._pulses: Mapping[int, PulseState | None] = {}
-        if adopted:
+        opening: list[Row] = []
+        if plan.adopt:
             self._intents.adopt()
             self._state = stored_state(run_dir) or self._state
+            if self._restart_wanted():
+                self._intents.kill(time.monotonic())
             self._desk.know(stored_verdicts(run_dir), time.time(), time.monotonic())
+        else:
+            text, facts = plan.words(attempt), plan.facts()
+            opening.append((None, None, time.time(), "attempt", text, facts))
         now_s = time.time()
         sight = self._look()
         self._snapshot = self._compose(self._judge(sight), now_s)
         self._recorder.attempt(self._write_first, now_s)
-        self._recorder.record(sight.polls, Batch(), None, now_s)
+        self._recorder.record(sight.polls, Batch(events=opening), None, now_s)
         self._server = ControlServer(
             run_dir.bound_socket_path(), run_dir.socket_path, self._take_order
         )
@@ -139,10 +163,22 @@ class Supervisor:
             self._store.set_state(self.attempt, time.time(), self._state, None, None)
         self._store.write_snapshot(self._snapshot)
 
-    def run(self) -> None:
-        """Until the attempt's end is in the store."""
-        if self.start_keeper is not None and not self._wait_for_gpus(self.start_keeper):
-            return
+    @property
+    def restart_waits(self) -> bool:
+        """Whether the attempt has ended, and another is to follow."""
+        waiting = self._ledger.waiting
+        return waiting is not None and waiting.attempt == self.attempt
+
+    def run(self) -> Plan | None:
+        """Until the attempt's end is in the store. The attempt that is to follow, if any: then the
+        run's lock is still held."""
+        if not self.restart_waits:
+            if self.start_keeper is not None and not self._wait_for_gpus(self.start_keeper):
+                return None
+            self._supervise()
+        return self._wait_to_restart() if self.restart_waits else None
+
+    def _supervise(self) -> None:
         end: EngineExit | None = None
         keeper_died = False
         while end is None and not keeper_died:
@@ -217,6 +253,8 @@ class Supervisor:
             raise ValueError(f"this command sends no telemetry, so {command} can't reach it.")
         if snapshot.state is RunState.STOPPING:
             raise ValueError("the run is stopping.")
+        if snapshot.state is RunState.QUEUED:
+            raise ValueError(f"the run waits to be started ({snapshot.detail}).")
         if command == "continue" and snapshot.state not in (RunState.PAUSED, RunState.PAUSING):
             raise ValueError(f"the run is not paused, it is {snapshot.state.value}.")
         if command == "pause" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
@@ -292,8 +330,10 @@ class Supervisor:
             if command == "stop":
                 timeout_s = float(order.get("timeout_s", DEFAULT_STOP_S))
                 self._intents.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
+                self._forget_wanted()
             elif command == "kill":
                 self._intents.kill(now_s)
+                self._forget_wanted()
             elif command == "pause":
                 self._intents.pause()
             elif command == "continue":
@@ -398,6 +438,8 @@ class Supervisor:
         )
 
     def _detail(self) -> str | None:
+        if self.restart_waits and self._ledger.waiting is not None:
+            return self._ledger.waiting.words()
         if self._intents.ladder is not None:
             return self._intents.ladder.words(time.monotonic())
         if self._queued is not None:
@@ -430,6 +472,8 @@ class Supervisor:
                 gpus=self._gpu_view,
                 gpu_verdicts=self._gpu_verdicts,
                 flops=self._flops,
+                changes=self._changes,
+                restarted_because=self._reason,
                 checkpoints=self._shelf.checkpoints(),
                 history_note=self._recorder.note,
                 supervisor_pid=os.getpid(),
@@ -467,6 +511,125 @@ class Supervisor:
                         now_s,
                     )
 
+    # -- restarts ------------------------------------------------------------------------------
+
+    def restart(self, reason: str, *, of: int, save_s: float = 0.0) -> str | None:
+        """End what is left of this attempt, then start the next from the last good checkpoint.
+
+        ``reason`` is a sentence for people; ``of`` how many restarts there may be since a person
+        last started the run. Ranks that can still agree on a step get ``save_s`` seconds to save;
+        0 kills at once. None where it is under way, otherwise why there is no restart: then
+        nothing was done. Called by the loop's thread.
+        """
+        why = self._ledger.why_not(of, self._failure_step())
+        if why is not None:
+            return why
+        wanted = Wanted(attempt=self.attempt, reason=reason, of=of)
+        if not self._keep_ledger(replace(self._ledger, wanted=wanted)):
+            return "the disk does not take the plan"
+        if save_s > 0:
+            self._intents.stop(time.monotonic(), save_s, self._can_be_asked())
+        else:
+            self._intents.kill(time.monotonic())
+        return None
+
+    def _restart_wanted(self) -> Wanted | None:
+        wanted = self._ledger.wanted
+        return wanted if wanted is not None and wanted.attempt == self.attempt else None
+
+    def _forget_wanted(self) -> None:
+        """A person's stop or kill ends it all."""
+        if self._ledger.wanted is not None:
+            self._keep_ledger(replace(self._ledger, wanted=None))
+
+    def _keep_ledger(self, ledger: Ledger) -> bool:
+        try:
+            write_ledger(self.run_dir, ledger)
+        except OSError:
+            return False
+        self._ledger = ledger
+        return True
+
+    def _failure_step(self) -> int | None:
+        step = self._furthest_step()
+        return BEFORE_TRAINING if step is None and self.spec.command is None else step
+
+    def _plan_restart(self, found: Ending, end: EngineExit | None) -> Ending:
+        """Have another attempt follow where one is due; the end, with why not where none is."""
+        wanted = self._restart_wanted()
+        crashed = found.state in (RunState.FAILED, RunState.CRASHED)
+        if wanted is not None and found.state is not RunState.FINISHED:
+            of, found = wanted.of, replace(found, detail=wanted.reason)
+        elif crashed and self.spec.restarts and self._intents.ladder is None:
+            if end is not None and end.error is not None:
+                return found  # It could not even be started.
+            of = self.spec.restarts
+        else:
+            return found
+        step = self._failure_step()
+        why = self._ledger.why_not(of, step)
+        if why is None:
+            ledger = self._ledger.then_wait(
+                attempt=self.attempt, of=of, step=step, state=found.state, detail=found.detail
+            )
+            if self._keep_ledger(ledger):
+                return found
+            why = "the disk does not take the plan"
+        return replace(found, detail=f"{found.detail}; not restarted: {why}")
+
+    def _wait_to_restart(self) -> Plan | None:
+        """Wait, unless a person stops it, then hand over to the next attempt."""
+        waiting = self._ledger.waiting
+        assert waiting is not None
+        if self._adopted:
+            self._snapshot = stored_snapshot(self.run_dir) or self._snapshot
+        announced_at = 0.0
+        while waiting.left_s() > 0:
+            self._follow_orders()
+            if self._intents.ladder is not None:
+                text = f"stopped while it waited for restart {waiting.number} of {waiting.of}"
+                self._settle(RunState.STOPPED, f"{text}, after: {waiting.detail}")
+                return None
+            self._snapshot = replace(
+                self._snapshot,
+                state=RunState.QUEUED,
+                detail=waiting.words(),
+                taken_at=time.time(),
+                supervisor_pid=os.getpid(),
+            )
+            self._server.publish(self._snapshot)
+            if time.monotonic() - announced_at >= SNAPSHOT_S:
+                announced_at = time.monotonic()
+                self._recorder.record({}, Batch(), self._snapshot, time.time())
+            self._woken.wait(min(TICK_S, waiting.left_s()))
+            self._woken.clear()
+        choice = resume_choice(self.run_dir.checkpoints_dir)
+        if choice.taken is None and choice.skipped:
+            why = f"not restarted: no checkpoint is whole ({'; '.join(choice.skipped_words())})"
+            self._settle(waiting.ended_as(), f"{waiting.detail}; {why}")
+            return None
+        self._keep_ledger(self._ledger.begun())
+        self._close(keep_lock=True)
+        taken = choice.taken
+        return Plan(
+            resume_from=None if taken is None else Path(taken.path),
+            resume_step=None if taken is None else taken.global_step,
+            skipped=tuple(choice.skipped_words()),
+            restarted_because=(
+                f"restart {waiting.number} of {waiting.of}, after: {waiting.detail}"
+            ),
+        )
+
+    def _settle(self, state: RunState, detail: str) -> None:
+        """There is no restart after all: the attempt's end is the run's."""
+        found = Ending(state=state, detail=detail, exit_code=self._snapshot.exit_code)
+        self._snapshot = replace(self._snapshot, state=state, detail=detail)
+        self._server.publish(self._snapshot)
+        self._try_to_record(found, self._snapshot.ended_at or time.time())
+        self._keep_ledger(replace(self._ledger, waiting=None))
+        self.run_dir.engine_final_path(self.attempt).touch()
+        self._close()
+
     # -- the end -------------------------------------------------------------------------------
 
     def _keeper_alive(self) -> bool:
@@ -495,8 +658,10 @@ class Supervisor:
         found, failures = self._judge_end(end, keeper_died and (not self._adopted or bool(left)))
         if self._answered is not None:
             found = replace(found, detail=f"{self._answered}: {found.detail}")
+        found = self._plan_restart(found, end)
         self._record_end(found, failures, end)
-        self._close()
+        if not self.restart_waits:
+            self._close()
 
     def _look_last(self) -> bool:
         sight = self._look()
@@ -553,10 +718,13 @@ class Supervisor:
             eta_s=None,
             throughput=replace(self._snapshot.throughput, samples_per_s=None, steps_per_s=None),
         )
+        waiting = self._ledger.waiting if self.restart_waits else None
+        if waiting is not None:
+            snapshot = replace(snapshot, state=RunState.QUEUED, detail=waiting.words())
         self._snapshot = _with_exits(snapshot, found, failures)
         self._server.publish(self._snapshot)
         patience_ends = time.monotonic() + END_PATIENCE_S
-        while not self._try_to_record(ended_at) and time.monotonic() < patience_ends:
+        while not self._try_to_record(found, ended_at) and time.monotonic() < patience_ends:
             time.sleep(1.0)
         for verdict in gpus_over:
             self._recorder.attempt(
@@ -564,7 +732,11 @@ class Supervisor:
                 ended_at,
             )
         self._tell_last(judgement, ended_at)
-        self.run_dir.engine_final_path(self.attempt).touch()
+        if waiting is None:
+            self.run_dir.engine_final_path(self.attempt).touch()
+        else:
+            row = (None, None, time.time(), "restart", f"{waiting.words()}.", asdict(waiting))
+            self._recorder.record({}, Batch(events=[row]), None, time.time())
 
     def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
         """The events of verdicts that only the end brought, and of calls under way."""
@@ -575,17 +747,16 @@ class Supervisor:
         if rows and not self._recorder.failing:
             self._recorder.record({}, Batch(events=rows), None, time.time())
 
-    def _try_to_record(self, ended_at: float) -> bool:
+    def _try_to_record(self, found: Ending, ended_at: float) -> bool:
         now_s = time.time()
         if self._recorder.failing:
             self._recorder.record({}, Batch(), None, now_s)
             if self._recorder.failing:
                 return False
         self._snapshot = replace(self._snapshot, history_note=self._recorder.note)
-        state, detail, code = self._snapshot.state, self._snapshot.detail, self._snapshot.exit_code
         try:
             self._store.write_snapshot(self._snapshot)
-            self._store.set_state(self.attempt, now_s, state, detail, code)
+            self._store.set_state(self.attempt, now_s, found.state, found.detail, found.exit_code)
             self._store.end_attempt(self.attempt, ended_at)
         except sqlite3.Error:
             return False
@@ -597,7 +768,7 @@ class Supervisor:
             r for r, p in self._pulses.items() if p is not None and p.outcome is Outcome.RUNNING
         )
 
-    def _close(self) -> None:
+    def _close(self, *, keep_lock: bool = False) -> None:
         self._gpus.stop()
         self._server.close()
         self._watch.close()
@@ -605,10 +776,12 @@ class Supervisor:
         self._store.close()
         if self._queue is not None:
             self._queue.release()
+        if keep_lock:
+            return
         # Said outright: a driver call that hangs may keep the process from ending.
-        os.ftruncate(self._lock, 0)
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
-        os.close(self._lock)
+        os.ftruncate(self.lock, 0)
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+        os.close(self.lock)
         # Whoever is still being called is waited for, but not by anybody who waits for the run.
         self._desk.finish_calls(self.spec.stall.on_verdict_timeout_s + 1.0)
 

@@ -36,7 +36,8 @@ def _supervise(arguments: argparse.Namespace) -> int:
     # Local: imported in the detached process only.
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.home import RunDir
-    from ltui.training.supervise.attempt import Plan, open_attempt
+    from ltui.training.supervise.attempt import not_restarted, open_attempt
+    from ltui.training.supervise.plan import Plan
 
     report = _Report(arguments.report_to)
     run_dir = RunDir(arguments.run_dir)
@@ -45,6 +46,8 @@ def _supervise(arguments: argparse.Namespace) -> int:
         resume_from=arguments.resume_from,
         resume_step=arguments.resume_step,
         spec_path=arguments.spec,
+        changes=tuple(arguments.change),
+        skipped=tuple(arguments.skipped),
     )
     try:
         supervisor = open_attempt(run_dir, plan)
@@ -56,7 +59,12 @@ def _supervise(arguments: argparse.Namespace) -> int:
         report.failed(ProblemError(problem))
         return 2
     report.ready()
-    supervisor.run()
+    while (following := supervisor.run()) is not None:
+        try:
+            supervisor = open_attempt(run_dir, following, supervisor.lock)
+        except (ProblemError, OSError) as error:
+            not_restarted(run_dir, error)
+            return 1
     return 0
 
 
@@ -91,6 +99,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume-from", type=Path)
     parser.add_argument("--resume-step", type=int)
     parser.add_argument("--spec", type=Path)
+    parser.add_argument("--change", action="append", default=[])
+    parser.add_argument("--skipped", action="append", default=[])
     parser.add_argument("--report-to", type=int)
     return parser.parse_args(argv)
 

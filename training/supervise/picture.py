@@ -55,6 +55,8 @@ class Picture:
     gpus: RunGpusView
     gpu_verdicts: tuple[Verdict, ...]
     flops: BatchFlops | None
+    changes: tuple[str, ...]
+    restarted_because: str | None
     checkpoints: tuple[CheckpointInfo, ...]
     history_note: str | None
     supervisor_pid: int
@@ -94,6 +96,8 @@ def compose(picture: Picture) -> RunSnapshot:
         log_dir=str(picture.run_dir.logs_dir(picture.attempt)),
         run_dir=str(picture.run_dir.path),
         taken_at=picture.now_s,
+        changes=picture.changes,
+        restarted_because=picture.restarted_because,
         flops_per_batch=picture.flops.flops if picture.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
             picture.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
@@ -176,12 +180,17 @@ class Shelf:
 
 def stored_state(run_dir: RunDir) -> RunState | None:
     """The state that an earlier supervisor left, where that is one of a live run."""
+    snapshot = stored_snapshot(run_dir)
+    return None if snapshot is None or snapshot.state not in LIVE else snapshot.state
+
+
+def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:
+    """The run as an earlier supervisor left it; None where that can't be read."""
     try:
         with RunStore(run_dir) as store:
-            state = store.snapshot().state
+            return store.snapshot()
     except ProblemError:
         return None
-    return state if state in LIVE else None
 
 
 def refold(run_dir: RunDir, attempt: int) -> Fold:

@@ -1,0 +1,173 @@
+"""Restarts without a person: from the last good checkpoint, so often, and not for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ltui.training.run.snapshot import RunSnapshot, RunState
+from ltui.training.store.home import RunDir
+from ltui.training.store.reader import Event, RunStore
+from ltui.training.supervise.launch import launch, resume
+from ltui.training.supervise.restarts import BEFORE_TRAINING, Ledger, read_ledger
+
+from .conftest import ENGINE, Runs
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "0.3")
+
+
+def start(runs: Runs, *options: str, restarts: int) -> RunDir:
+    spec = runs.spec(sys.executable, str(ENGINE), "2", *options)
+    return launch(replace(spec, restarts=restarts), runs.home)
+
+
+def events(run: RunDir, *kinds: str) -> list[Event]:
+    with RunStore(run) as store:
+        return [event for event in store.events() if event.kind in kinds]
+
+
+def training(runs: Runs, run: RunDir, attempt: int, step: int) -> RunSnapshot:
+    return runs.until(
+        run,
+        lambda s: (
+            s.attempt == attempt
+            and s.state is RunState.RUNNING
+            and len(s.ranks) == 2
+            and all((r.global_step or 0) >= step for r in s.ranks)
+        ),
+    )
+
+
+def kill_a_rank(snapshot: RunSnapshot) -> None:
+    pid = snapshot.ranks[1].pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_rank_is_followed_by_an_attempt_from_the_last_checkpoint(runs: Runs) -> None:
+    run = start(runs, "--save-every", "10", restarts=2)
+    kill_a_rank(training(runs, run, 1, 25))
+    second = training(runs, run, 2, 40)
+    assert second.restarted_because is not None
+    assert second.restarted_because.startswith("restart 1 of 2, after: ")
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    (waited,) = events(run, "restart")
+    assert waited.text.startswith("restart 1 of 2 in ")
+    first, again = events(run, "attempt")
+    assert first.text == "Attempt 1 begins."
+    assert again.data["global_step"] >= 20
+    assert again.data["restarted_because"] == second.restarted_because
+    with RunStore(run) as store:
+        rows = store.attempts()
+    assert [row["state"] for row in rows] == ["failed", "stopped"]
+    assert rows[1]["reason"] == second.restarted_because
+    assert runs.steps(run, 0) == list(range(1, (ended.global_step or 0) + 1))
+
+
+def test_the_same_step_twice_is_enough(runs: Runs) -> None:
+    run = start(runs, "--save-every", "10", "--fail-at", "25", restarts=5)
+    ended = runs.ended(run)
+    assert (ended.state, ended.attempt) == (RunState.FAILED, 2)
+    assert ended.detail is not None
+    assert "boom at last" in ended.detail
+    assert ended.detail.endswith("; not restarted: it has failed at step 25 twice")
+
+
+def test_without_a_checkpoint_it_begins_anew_and_ends_when_restarts_are_used_up(
+    runs: Runs,
+) -> None:
+    run = start(runs, restarts=1)
+    kill_a_rank(training(runs, run, 1, 5))
+    again = training(runs, run, 2, 15)
+    assert "from the beginning" in events(run, "attempt")[1].text
+    kill_a_rank(again)
+    ended = runs.ended(run)
+    assert ended.state is RunState.FAILED
+    assert (ended.detail or "").endswith("; not restarted: 1 of 1 restarts are used up")
+
+
+def test_the_wait_survives_the_supervisor_and_can_be_stopped(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
+    run = start(runs, "--save-every", "10", restarts=3)
+    kill_a_rank(training(runs, run, 1, 15))
+    waiting = runs.until(run, lambda s: s.state is RunState.QUEUED)
+    assert (waiting.detail or "").startswith("restart 1 of 3 in ")
+    assert waiting.supervisor_pid
+    os.kill(waiting.supervisor_pid, signal.SIGKILL)
+    after = runs.until(run, lambda s: s.supervisor_pid not in (None, waiting.supervisor_pid))
+    assert after.state is RunState.QUEUED
+    assert (after.detail or "").startswith("restart 1 of 3 in ")
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert (ended.detail or "").startswith("stopped while it waited for restart 1 of 3, after: ")
+    # A person begins the count anew.
+    resume(run)
+    training(runs, run, 2, 20)
+    assert read_ledger(run) == Ledger()
+    runs.order(run, "kill")
+    assert runs.ended(run).attempt == 2
+
+
+def test_a_supervisor_that_dies_in_the_wait_restarts_the_run_all_the_same(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "3")
+    run = start(runs, "--save-every", "10", restarts=3)
+    kill_a_rank(training(runs, run, 1, 15))
+    waiting = runs.until(run, lambda s: s.state is RunState.QUEUED)
+    assert waiting.supervisor_pid
+    os.kill(waiting.supervisor_pid, signal.SIGKILL)
+    training(runs, run, 2, 20)
+    runs.order(run, "kill")
+    assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_a_kill_is_followed_by_nothing(runs: Runs) -> None:
+    run = start(runs, restarts=3)
+    training(runs, run, 1, 5)
+    runs.order(run, "kill")
+    ended = runs.ended(run)
+    assert (ended.state, ended.attempt) == (RunState.STOPPED, 1)
+
+
+def test_no_whole_checkpoint_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "1")
+    run = start(runs, "--save-every", "10", restarts=3)
+    kill_a_rank(training(runs, run, 1, 15))
+    runs.until(run, lambda s: s.state is RunState.QUEUED)
+    for path in Path(run.checkpoints_dir).glob("*.ckpt"):
+        path.write_bytes(b"x")
+    ended = runs.ended(run)
+    assert ended.state is RunState.FAILED
+    assert "not restarted: no checkpoint is whole (step-" in (ended.detail or "")
+
+
+def test_later_each_time_and_never_more_than_asked() -> None:
+    ledger, before = Ledger(), 0.0
+    for step in (BEFORE_TRAINING, 3, 7):
+        assert ledger.why_not(3, step) is None
+        ledger = ledger.then_wait(
+            attempt=1, of=3, step=step, state=RunState.CRASHED, detail="it broke"
+        )
+        assert ledger.waiting is not None
+        wait_s = ledger.waiting.until_s - time.monotonic()
+        assert wait_s > before
+        before = wait_s
+        ledger = ledger.begun()
+    assert ledger.why_not(3, 9) == "3 of 3 restarts are used up"
+    assert ledger.why_not(4, 7) == "it has failed at step 7 twice"
+    assert ledger.why_not(4, BEFORE_TRAINING) == "it has failed before its first step twice"
