@@ -42,6 +42,10 @@ _ONCE = frozenset(
         "resumed",
         "note",
         "gpu_error",
+        "verdict",
+        "verdict_over",
+        "on_verdict",
+        "stall_policy",
     }
 )
 _HINT = "Ctrl-C stops with a checkpoint; closing the terminal leaves the run running"

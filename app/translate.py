@@ -17,6 +17,7 @@ from ltui.training.run.snapshot import (
     RunState,
     Verdict,
 )
+from ltui.training.run.standing import GRAVE, gravest_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.shapes import Cell, HeaderShape, RankRow, Tone
@@ -62,8 +63,10 @@ def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
 def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
     """Sign, word and tone of a run's state; of a live run a stalled or dead rank comes first."""
     if snapshot.state in LIVE:
+        levels = {v.level for v in snapshot.verdicts if v.ended is None}
         for rank_state in (RankState.DEAD, RankState.STALLED):
-            if any(r.state is rank_state for r in snapshot.ranks):
+            named = rank_state.value in levels
+            if named or any(r.state is rank_state for r in snapshot.ranks):
                 word = "RANK DEAD" if rank_state is RankState.DEAD else "STALLED"
                 return "!", word, Tone.BAD
     sign, tone = STATE_SIGNS[snapshot.state]
@@ -122,28 +125,26 @@ def banner_of(frame: Frame) -> tuple[str | None, Tone]:
     """The worst verdict that stands now, or the last one that is just over."""
     standing = [v for v in frame.snapshot.verdicts if v.ended is None]
     if standing and frame.snapshot.state in LIVE:
-        worst = min(standing, key=_severity)
-        return _verdict_text(worst, frame.now), _verdict_tone(worst)
+        worst, *others = gravest_first(standing)
+        return _verdict_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
     recent = [c for c in frame.cleared if frame.now - c.at < CLEARED_SHOWN_S]
     if recent:
         return _cleared_text(recent[-1]), Tone.GOOD
     return None, Tone.BAD
 
 
-def _severity(verdict: Verdict) -> int:
-    order = ("dead", "stalled", "slow", "warning")
-    return order.index(verdict.level) if verdict.level in order else len(order)
-
-
 def _verdict_tone(verdict: Verdict) -> Tone:
     return Tone.BAD if verdict.level in ("dead", "stalled") else Tone.WARN
 
 
-def _verdict_text(verdict: Verdict, now: float) -> str:
+def _verdict_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
     # What is said of GPUs tells its own age.
     aged = verdict.began is not None and not verdict.kind.startswith("gpu_")
     lasting = f" {formats.age(now - verdict.began)}" if aged and verdict.began is not None else ""
-    text = f"{verdict.level.upper()}{lasting}: {clean_line(verdict.cause)}"
+    # Capitals are for what stops a run.
+    word = verdict.level.upper() if verdict.level in GRAVE else verdict.level
+    others = f" (+{more} more, d)" if more else ""
+    text = f"{word}{lasting}{others}: {clean_line(verdict.cause)}"
     return f"{text}  {clean_line(verdict.remedy)}" if verdict.remedy else text
 
 
@@ -185,9 +186,13 @@ def silence(frame: Frame) -> str | None:
 
 def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
     """One row a rank, in order of rank, so that rows keep their place."""
-    places = {rank: v for v in reversed(frame.snapshot.verdicts) for rank in v.culprits}
+    standing = [v for v in gravest_first(frame.snapshot.verdicts) if v.ended is None]
+    places = {rank: v for v in reversed(standing) for rank in v.culprits}
+    held_up = {rank for v in standing if v.level in GRAVE for rank in v.waiting}
     ordered = sorted(_present(frame.snapshot), key=lambda r: r.rank)
-    return tuple(_rank_row(rank, places.get(rank.rank)) for rank in ordered)
+    return tuple(
+        _rank_row(rank, places.get(rank.rank), waits=rank.rank in held_up) for rank in ordered
+    )
 
 
 def _present(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
@@ -200,13 +205,12 @@ def _present(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
     )
 
 
-def _rank_row(rank: RankSnapshot, verdict: Verdict | None) -> RankRow:
+def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> RankRow:
     note = rank.note or ""
-    if not note and verdict is not None and verdict.ended is None and verdict.place:
+    if not note and verdict is not None and verdict.place:
         note = verdict.place
     if not note and rank.missed_records:
         note = f"{formats.count(rank.missed_records)} records missed"
-    word = rank.state.value.upper() if rank.state in LOUD else rank.state.value
     return RankRow(
         rank=f"r{rank.rank}",
         pid=formats.NA if rank.pid is None else str(rank.pid),
@@ -218,9 +222,22 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None) -> RankRow:
         rate=formats.quantity(rank.samples_per_s, ""),
         cpu=formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %",
         memory=formats.size(rank.rss_bytes),
-        state=_cell(word, RANK_TONES[rank.state]),
+        state=_rank_state(rank.state, verdict, waits),
         note=clean_name(note),
     )
+
+
+def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
+    """The state in a word; of a rank that moves, what a verdict says of it."""
+    if state in (RankState.OK, RankState.STARTING):
+        if verdict is not None and verdict.level in GRAVE:
+            state = RankState.DEAD if verdict.level == "dead" else RankState.STALLED
+        elif waits:
+            state = RankState.WAITING
+        elif verdict is not None and verdict.level == "slow":
+            return _cell("slow", Tone.WARN)
+    word = state.value.upper() if state in LOUD else state.value
+    return _cell(word, RANK_TONES[state])
 
 
 def _device(device: str | None) -> str:

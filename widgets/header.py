@@ -20,6 +20,8 @@ from ltui.widgets.shapes import Cell, HeaderShape, Tone
 
 BAR_WIDTH = 12
 MAX_BANNER_LINES = 3
+MAX_QUIET_LINES = 2
+"""Of a warning, or of what is over."""
 MAX_NAME_WIDTH = 32
 _GAP = "   "
 
@@ -99,7 +101,8 @@ def lines_under(shape: HeaderShape, width: int) -> tuple[Cell, ...]:
     """The banner and the notes, wrapped between words; each line fits into ``width``."""
     found = []
     if shape.banner:
-        wrapped = textwrap.wrap(shape.banner, max(10, width), max_lines=MAX_BANNER_LINES)
+        most = MAX_BANNER_LINES if shape.banner_tone is Tone.BAD else MAX_QUIET_LINES
+        wrapped = textwrap.wrap(shape.banner, max(10, width), max_lines=most)
         found += [Cell(text=line, tone=shape.banner_tone) for line in wrapped]
     for note in shape.notes:
         wrapped = textwrap.wrap(note, max(10, width), max_lines=2)

@@ -12,6 +12,8 @@ from ltui.widgets.shapes import Cell, RankRow, Tone
 from ltui.widgets.table import Table
 
 STRIP_WIDTH = 12
+_SIGNS = {Tone.BAD: "! ", Tone.WARN: "… "}
+"""Before the state's word: culprits, and ranks that wait or lag behind."""
 
 
 class RankTable(Table[RankRow]):
@@ -46,7 +48,7 @@ class RankTable(Table[RankRow]):
     def cells_of(self, row: RankRow) -> Mapping[str, Cells]:
         loud = Tone.BAD if row.state.tone is Tone.BAD else Tone.PLAIN
         quiet = Tone.BAD if row.state.tone is Tone.BAD else Tone.DIM
-        sign = "! " if row.state.tone is Tone.BAD else "  "
+        sign = _SIGNS.get(row.state.tone, "  ")
         return {
             "rank": (Cell(text=row.rank, tone=loud),),
             "pid": (Cell(text=row.pid, tone=Tone.DIM),),

@@ -88,7 +88,26 @@ def test_the_worst_verdict_is_the_banner() -> None:
     slow = Verdict(kind="slow", level="slow", cause="rank 1 is slow")
     shape = translate.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
     assert shape.banner is not None
-    assert shape.banner.startswith("STALLED")
+    assert shape.banner.startswith("STALLED 8.2 s (+1 more, d): rank 2")
+    alone = translate.header(frame(snapshot=snapshot(verdicts=(slow,))))
+    assert (alone.banner, alone.banner_tone) == ("slow: rank 1 is slow", Tone.WARN)
+    assert alone.state == "running"
+
+
+def test_ranks_are_marked_as_the_verdict_says_also_before_their_states_are() -> None:
+    dead = Verdict(kind="killed", level="dead", cause="rank 3 was killed", culprits=(3,))
+    slow = Verdict(kind="straggler", level="slow", cause="rank 1 is slow", culprits=(1,))
+    shown = frame(snapshot=snapshot(verdicts=(slow, STALL, dead)))
+    words = [row.state.text for row in translate.rank_rows(shown)]
+    assert words == ["waiting", "waiting", "STALLED", "DEAD"]
+    only_slow = frame(snapshot=snapshot(verdicts=(slow,)))
+    assert [r.state.text for r in translate.rank_rows(only_slow)] == ["ok", "slow", "ok", "ok"]
+
+
+def test_a_stall_without_a_culprit_is_the_state_of_the_run() -> None:
+    nobody = Verdict(kind="transport", level="stalled", cause="all wait", waiting=(0, 1, 2, 3))
+    shape = translate.header(frame(snapshot=snapshot(verdicts=(nobody,))))
+    assert (shape.state_sign, shape.state) == ("!", "STALLED")
 
 
 def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> None:
