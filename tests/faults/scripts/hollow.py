@@ -12,6 +12,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 HIDDEN = ("torchvision", "scipy", "torch._dynamo", "torch._inductor")
@@ -21,12 +22,14 @@ class _Empty(type):
     """A class whose every attribute is a class like it; calling one does nothing."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _empty(name)
+        return _named(name)
 
 
-def _empty(name: str) -> type:
+def _named(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
     return _Empty(name, (), {"__init__": lambda self, *args, **kwargs: None})
 
 
@@ -34,9 +37,7 @@ class _Hollow(types.ModuleType):
     """A package in which every name is an empty class."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = _empty(name)
+        made = _named(name)
         setattr(self, name, made)
         return made
 
@@ -53,14 +54,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Hollow(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        if module.__name__ == "torch._dynamo":
-            vars(module)["disable"] = _as_it_is
-            vars(module)["graph_break"] = lambda *args, **kwargs: None
-            vars(module)["is_compiling"] = lambda: False
+        """There is nothing to run."""
 
 
 def _as_it_is(function: Any = None, *args: Any, **kwargs: Any) -> Any:
     return function if function is not None else lambda f: f
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "disable": _as_it_is,
+    "graph_break": lambda *args, **kwargs: None,
+    "is_compiling": lambda: False,
+    # Asked by the flight recorder when it tells where a collective was called.
+    "stack_frames_for_code": lambda *args: None,
+}
+"""Of torch._dynamo: what is called while nothing is compiled."""
 
 
 def hide() -> None:
