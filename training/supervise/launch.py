@@ -137,8 +137,27 @@ def check_start(spec: RunSpec) -> None:
         problems += _command_problems(spec)
     else:
         problems += _interpreter_problems(spec)
+    problems += _call_problems(spec)
     if problems:
         raise ProblemError(*problems)
+
+
+def _call_problems(spec: RunSpec) -> list[Problem]:
+    """Whoever is to be called on a verdict must be there before it is three in the morning."""
+    target = spec.stall.on_verdict
+    if target is None or isinstance(target, str):
+        return []
+    search = spec.env.get("PATH", os.environ.get("PATH"))
+    program = os.path.join(spec.cwd, target[0]) if os.sep in target[0] else target[0]
+    if shutil.which(program, path=search) is not None:
+        return []
+    return [
+        Problem(
+            where=f"on_verdict {target[0]}",
+            what="there is no program of that name that can be run.",
+            remedy="Give its path, or a webhook's URL.",
+        )
+    ]
 
 
 def _command_problems(spec: RunSpec) -> list[Problem]:
