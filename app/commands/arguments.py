@@ -132,6 +132,33 @@ def _add_launching(parser: Parser) -> None:
     )
 
 
+def on_stall(text: str) -> tuple[str, int | None]:
+    """``nothing``, ``stop``, ``restart`` or ``restart:N``, as the word and N."""
+    word, colon, count = text.partition(":")
+    counted = word == "restart" and bool(colon) and count.isdecimal()
+    if word in ("nothing", "stop", "restart") and (not colon or counted):
+        return word, int(count) if counted else None
+    near = difflib.get_close_matches(word, ("nothing", "stop", "restart"), n=1)
+    hint = f"Did you mean `{near[0]}`?" if near else "Known are: nothing, stop, restart, restart:N."
+    raise argparse.ArgumentTypeError(f"`{text}` is not known here. {hint}")
+
+
+def _add_stall(parser: Parser) -> None:
+    parser.add_argument(
+        "--on-stall",
+        type=on_stall,
+        metavar="WHAT",
+        help="once a stall has stood for half a minute: nothing (the default), stop, restart or "
+        "restart:N (kill, go on from the last good checkpoint, at most N times)",
+    )
+    parser.add_argument(
+        "--on-verdict",
+        metavar="COMMAND|URL",
+        help="called when a rank stalls or dies: a command, which gets the verdict as JSON on its "
+        "standard input, or a webhook, which gets it by POST",
+    )
+
+
 def _add_detach(parser: Parser) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="start it, say how to watch it, and return at once"
@@ -172,9 +199,11 @@ def _add_starting(add: Add) -> None:
     _add_set(run)
     _add_launching(run)
     _add_restarts(run, None)
+    _add_stall(run)
     execute = add("exec", "launch:execute", "run a command of yours as a run", _EXEC)
     _add_launching(execute)
     _add_restarts(execute, 0)
+    _add_stall(execute)
     execute.add_argument(
         "--gpus",
         metavar="free:N",

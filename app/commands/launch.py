@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
@@ -15,6 +17,7 @@ from ltui.app.interpreter import choose_python
 from ltui.app.prepare import changed_spec, prepare
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.devices import free_count
+from ltui.training.run.section import on_verdict_fault
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, find_run, ltui_home, new_run_id
 from ltui.training.supervise import launch as supervise
@@ -28,6 +31,7 @@ def run(options: Namespace) -> int:
     spec = asked.spec(run_id, name, time.time())
     if options.restarts is not None:
         spec = spec.with_changes(restarts=options.restarts)
+    spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     return _start(lambda: supervise.launch(spec, home), detach=options.detach)
 
 
@@ -35,6 +39,7 @@ def execute(options: Namespace) -> int:
     """``ltui exec -- COMMAND...``."""
     home = ltui_home()
     spec = _command_spec(options, home)
+    spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     return _start(lambda: supervise.launch(spec, home), detach=options.detach)
 
 
@@ -76,6 +81,36 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         restarts=options.restarts,
         gpus=gpus,
     )
+
+
+def with_stall_options(
+    spec: RunSpec, on_stall: tuple[str, int | None] | None, on_verdict: str | None
+) -> RunSpec:
+    """``--on-stall`` and ``--on-verdict`` above what the preset says."""
+    stall = spec.stall
+    if on_stall is not None:
+        then, count = on_stall
+        stall = replace(stall, then=then, restarts=stall.restarts if count is None else count)
+    if on_verdict is not None:
+        stall = replace(stall, on_verdict=_called(on_verdict))
+    return spec.with_changes(stall=stall)
+
+
+def _called(text: str) -> tuple[str, ...] | str:
+    """A webhook's URL as it is, a command as a shell would split it."""
+    where = f"--on-verdict {text}"
+    if "://" in text.split(" ", 1)[0]:
+        if (fault := on_verdict_fault(text)) is not None:
+            raise ProblemError(Problem(where=where, what=fault))
+        return text
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        what = f"it can't be split into words ({error})."
+        raise ProblemError(Problem(where=where, what=what)) from error
+    if not words:
+        raise ProblemError(Problem(where="--on-verdict", what="it names no command."))
+    return words
 
 
 def _free_gpus(text: str) -> str:

@@ -107,7 +107,7 @@ def stalled(ranks: int = 4, culprit: int = 2) -> Diagnosis:
         waiting=others,
         place="fetch data, data/augment.py:88 __call__",
         cause=CAUSE,
-        remedy="Look at data/augment.py:88. DataLoader(timeout=60) turns such a wait into an error.",
+        remedy="Look at data/augment.py:88. DataLoader(timeout=60) makes an error of it.",
         confidence=0.9,
         began=NOW - 8.2,
         evidence={

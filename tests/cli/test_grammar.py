@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.conftest import Ltui
 
-COMMANDS = """run exec resume attach runs show logs export stop pause continue checkpoint delete
-presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
+COMMANDS = """run exec resume attach runs show diagnose logs export stop pause continue checkpoint
+delete presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,10 @@ presets check doctor completion""".split()  # noqa: SIM905 - a list of words rea
         (["exec", "--", "no-such-program-here"], "no program of that name"),
         (["exec", "--python", "/nowhere", "--", "true"], "--python /nowhere"),
         (["exec", "--name", "a/b", "--", "true"], "can't name a run"),
+        (["exec", "--on-stall", "restrat:2", "--", "true"], "Did you mean `restart`?"),
+        (["exec", "--on-stall", "stop:2", "--", "true"], "is not known here"),
+        (["exec", "--on-verdict", "http://", "--", "true"], "a webhook's URL"),
+        (["exec", "--on-verdict", "no-such-program-here", "--", "true"], "no program of that name"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(ltui: Ltui, words: list[str], said: str) -> None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.run.spec import StallPolicy
 from ltui.training.store.home import RunDir
@@ -87,3 +89,26 @@ def test_a_rank_that_dies_calls_somebody_also_where_the_run_ends_at_once(
     assert ended.state not in LIVE
     assert '"level": "dead"' in called.read_text()
     assert len(events(run, "on_verdict")) == 1
+
+
+def test_the_policy_goes_back_to_the_last_good_checkpoint_so_often_as_it_may(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "0")
+    run = start(runs, then="restart", then_after_s=0, restarts=1)
+    runs.until(run, lambda s: len(s.ranks) == 2 and (s.global_step or 0) >= 5)
+    runs.order(run, "checkpoint")
+    saved = runs.until(run, lambda s: s.checkpoints).checkpoints[0].global_step
+    stop_a_rank(runs, run)
+    again = runs.until(
+        run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved + 5, seconds=60
+    )
+    assert again.state in LIVE
+    assert again.restarted_because is not None
+    assert "rank 1" in again.restarted_because
+    stop_a_rank(runs, run)
+    ended = runs.ended(run, seconds=60)
+    assert (ended.attempt, ended.state) == (2, RunState.STOPPED)
+    assert ended.detail is not None
+    assert "not restarted: 1 of 1 restarts are used up" in ended.detail
+    assert [e.data["then"] for e in events(run, "stall_policy")] == ["restart", "stop"]

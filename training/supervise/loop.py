@@ -290,10 +290,17 @@ class Supervisor:
         verdict = self._desk.answer(time.monotonic())
         if verdict is None:
             return []
+        policy, said = self.spec.stall, headline(verdict)
+        if policy.then == "restart":
+            why_not = self.restart(f"its stall policy ended it ({said})", of=policy.restarts)
+            if why_not is None:
+                text = f"the stall policy goes back to the last good checkpoint after {said}"
+                return [(None, None, now_s, "stall_policy", text, {"then": "restart"})]
+            said = f"{said}; not restarted: {why_not}"
         self._intents.stop(time.monotonic(), ANSWER_STOP_S, self._can_be_asked())
-        self._answered = f"stopped by its stall policy ({headline(verdict)})"
-        text = f"the stall policy stops the run after {headline(verdict)}"
-        return [(None, None, now_s, "stall_policy", text, {"then": self.spec.stall.then})]
+        self._answered = f"stopped by its stall policy ({said})"
+        text = f"the stall policy stops the run after {said}"
+        return [(None, None, now_s, "stall_policy", text, {"then": "stop"})]
 
     def _look(self) -> Sight:
         sight = self._watch.look()
