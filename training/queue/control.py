@@ -1,9 +1,10 @@
 """The control block ``control.bin``: how a stop, a pause or a checkpoint is asked for and agreed
 upon.
 
-A request area (the supervisor writes), a decision area (rank 0 writes) and one signal byte (any
-rank's signal handler raises it). Standard library only. No lock: every area has one writer, two
-slots used in turn, and a CRC-32, so that a writer killed half way leaves the value before.
+A request area and a plan area (the supervisor writes), a decision area (rank 0 writes) and one
+signal byte (any rank's signal handler raises it). Standard library only. No lock: every area has
+one writer, two slots used in turn, and a CRC-32, so that a writer killed half way leaves the value
+before.
 
 One word of eight bytes changes whenever anything does, and every writer owns bytes of its own in
 it: ``poll`` compares that word and is done. Ranks acknowledge through the pulse
@@ -29,8 +30,10 @@ _WORD_AT = 64
 _REQUEST_GENERATION_AT = _WORD_AT
 _DECISION_GENERATION_AT = _WORD_AT + 4
 _SIGNAL_AT = _WORD_AT + 6
+_PLAN_GENERATION_AT = _WORD_AT + 7
 _REQUESTS_AT = 1024
 _DECISIONS_AT = 2048
+_PLANS_AT = 3072
 _SLOT_STEP = 256
 _SLOT = Struct("<QqqqI")
 """Generation, id, command, global step (-1 for a request), CRC-32 of what is before it."""
@@ -70,6 +73,17 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class StopPlan:
+    """Where the ranks are to stop by themselves, without a further request."""
+
+    plan_id: int
+    at_global_step: int | None = None
+    """Once they have completed so many steps."""
+    after_epochs: int | None = None
+    """Once they have completed so many epochs, with all that belongs to the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """One reading of the block."""
 
@@ -77,12 +91,13 @@ class ControlState:
     decision: Decision | None
     signal: int
     """Number of the last signal that a rank received and nobody cleared; 0: none."""
+    plan: StopPlan | None = None
 
 
 class ControlFile:
     """One process's door to the control block."""
 
-    __slots__ = ("_decisions", "_mapped", "_pid", "_requests", "_seen", "_view", "_words")
+    __slots__ = ("_decisions", "_mapped", "_pid", "_plans", "_requests", "_seen", "_view", "_words")
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._mapped = mapped
@@ -92,6 +107,7 @@ class ControlFile:
         self._seen = -1
         self._requests = _Area(_REQUESTS_AT)
         self._decisions = _Area(_DECISIONS_AT)
+        self._plans = _Area(_PLANS_AT)
 
     @classmethod
     def open(cls, path: Path) -> ControlFile:
@@ -121,7 +137,11 @@ class ControlFile:
             return None
         state = self.read()
         # A slot that is not there yet although its generation is: ask again at the next poll.
-        if self._requests.has(word, 32) and self._decisions.has(word >> 32, 16):
+        if (
+            self._requests.has(word, 32)
+            and self._decisions.has(word >> 32, 16)
+            and self._plans.has(word >> 56, 8)
+        ):
             self._seen = word
         return state
 
@@ -129,10 +149,12 @@ class ControlFile:
         """The block's state now."""
         request = self._requests.read(self._view)
         decision = self._decisions.read(self._view)
+        plan = self._plans.read(self._view)
         return ControlState(
             Request(request[0], Command(request[1])) if request else None,
             Decision(decision[0], Command(decision[1]), decision[2]) if decision else None,
             self._view[_SIGNAL_AT],
+            _stop_plan(self._plans.generation, plan),
         )
 
     def request(self, kind: Command, request_id: int) -> None:
@@ -141,6 +163,14 @@ class ControlFile:
         self._view[_REQUEST_GENERATION_AT : _REQUEST_GENERATION_AT + 4].cast("I")[0] = (
             generation & 0xFFFFFFFF
         )
+
+    def plan(self, at_global_step: int | None, after_epochs: int | None) -> None:
+        """Where the ranks are to stop from now on; nowhere where both are None. The supervisor
+        alone calls this."""
+        epochs = -1 if after_epochs is None else after_epochs
+        step = -1 if at_global_step is None else at_global_step
+        generation = self._plans.write(self._view, epochs & _UNSIGNED, Command.STOP, step)
+        self._view[_PLAN_GENERATION_AT] = generation & 0xFF
 
     def decide(self, decision_id: int, kind: Command, at_global_step: int) -> None:
         """Bind all ranks. Rank 0 alone calls this."""
@@ -205,6 +235,16 @@ class _Area:
         view[at : at + _SLOT.size] = body + zlib.crc32(body).to_bytes(4, "little")
         self.generation, self._kept = generation, (number, int(kind), step)
         return generation
+
+
+_UNSIGNED = (1 << 63) - 1
+
+
+def _stop_plan(plan_id: int, value: tuple[int, int, int] | None) -> StopPlan | None:
+    if value is None:
+        return None
+    epochs, _, step = value
+    return StopPlan(plan_id, None if step < 0 else step, None if epochs == _UNSIGNED else epochs)
 
 
 _COMMANDS = frozenset(int(command) for command in Command)

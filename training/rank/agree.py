@@ -33,6 +33,12 @@ GONE = (1 << 62) + 1
 """Word of a rank that takes no part any more: every other rank goes on."""
 
 
+STOP_AT_WORD = 2
+"""Where in ``Board.words`` the position of a planned stop is."""
+EPOCH_END = (1 << _PART_BITS) - 1
+"""The ``part`` of a position between two epochs."""
+
+
 class Action(IntEnum):
     """What ranks do when they have met."""
 
@@ -88,7 +94,7 @@ class Board:
     """
 
     _ROW = 8  # words
-    _REQUEST, _CONTROL_ID = 0, 1
+    _REQUEST, _CONTROL_ID, _STOP_AT, _STOP_EPOCHS = 0, 1, 2, 3
     _WORD, _ACTED, _RESULT, _PID = 0, 1, 2, 3
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
@@ -129,6 +135,23 @@ class Board:
         """Whether every rank has acted on the current request, so that another may be published."""
         number = self.words[self._REQUEST] >> 4
         return all(acted >= number for acted in self._column(self._ACTED))
+
+    # Where all stop by themselves, written by rank 0 alone, before anybody can be there.
+
+    def plan_stop(self, at: int, epochs: int) -> None:
+        """At the first boundary from position ``at`` on, or once ``epochs`` epochs are completed;
+        0 for neither."""
+        self.words[self._STOP_AT] = at
+        self.words[self._STOP_EPOCHS] = epochs
+
+    def stop_planned(self, here: int, epochs_done: int = 0) -> bool:
+        """Whether the plan is to stop at the boundary ``here``."""
+        at, epochs = self.words[self._STOP_AT], self.words[self._STOP_EPOCHS]
+        return 0 < at <= here or 0 < epochs <= epochs_done
+
+    def anybody_beyond(self, here: int) -> bool:
+        """Whether a rank has passed ``here``: that one did not know of the plan in time."""
+        return any(word > frozen(here) for word in self._column(self._WORD))
 
     # The rank's own row.
 

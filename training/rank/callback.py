@@ -133,6 +133,7 @@ class RankHooks:
         self.steering = channel.steering
         if not self._patched:
             replace_lightning_handlers(trainer, StopSignals(channel.steering.raise_flag))
+            channel.steering.watch_epochs(trainer, self.steering_failed)
 
     def _keep_exact(self, trainer: Any, channel: Channel) -> None:
         tell = channel.event if channel.rank == 0 else _tell_nothing

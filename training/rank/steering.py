@@ -23,12 +23,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
-from ltui.training.queue.control import Command, ControlFile, ControlState
+from ltui.training.queue.control import Command, ControlFile, ControlState, StopPlan
 from ltui.training.queue.records import Outcome, Phase
 from ltui.training.rank import checkpoint as checkpoints
-from ltui.training.rank.agree import GONE, Action, Board, Move, passed, position
+from ltui.training.rank.agree import (
+    EPOCH_END,
+    GONE,
+    STOP_AT_WORD,
+    Action,
+    Board,
+    Move,
+    passed,
+    position,
+)
 from ltui.training.rank.agree import frozen as frozen_at
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.exact import ExactState
@@ -53,6 +63,14 @@ _REASONS = {
 }
 
 
+def _fit_is_over(trainer: Any) -> bool:
+    """Whether no epoch follows: then there is nothing left to stop."""
+    done = trainer.fit_loop.epoch_progress.current.completed
+    steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+    epochs_done = trainer.max_epochs not in (None, -1) and done >= trainer.max_epochs
+    return bool(steps_done or epochs_done or trainer.should_stop)
+
+
 class Steering:
     """One rank's part in what all ranks do together. One a process, as the board and the queue
     are."""
@@ -75,6 +93,8 @@ class Steering:
         self._saved_at = time.monotonic()
         self._saves = 0
         self._asked_for = True
+        self._plan_id = 0
+        self._gone = False
         self.exact: ExactState | None = None
         """Of the Trainer that runs."""
 
@@ -84,6 +104,7 @@ class Steering:
 
     def leave(self) -> None:
         """This rank takes no part any more; the others go on without asking it."""
+        self._gone = True
         self._board.say(GONE)
 
     def fit_ended(self, fit: int) -> None:
@@ -104,23 +125,80 @@ class Steering:
                 self._look(state)
         here = position(fit, global_step, part)
         words = self._words
-        if words[0] == self._done:
+        stop_at = words[STOP_AT_WORD]
+        if words[0] == self._done and (not stop_at or here < stop_at):
             words[self._mine] = 2 * here + 1  # passed
             return False
+        return self._halt(trainer, place, fit, here)
+
+    def _halt(self, trainer: Any, place: Place, fit: int, here: int, epochs_done: int = 0) -> bool:
+        """The boundary where there is something to do, or where a stop is planned."""
         acted = False
         if place_allows(trainer, place):
-            number, action = self._board.request()
-            if self._meet(here, number):
+            while self._words[0] != self._done or self._comes_to_plan(here, epochs_done):
+                number, action = self._board.request()
+                if not self._meet(here, number):
+                    break
                 self._act(trainer, fit, number, action, place)
                 acted = True
         self._board.say(passed(here))
         return acted
+
+    def _comes_to_plan(self, here: int, epochs_done: int) -> bool:
+        """Where a stop is planned here: wait until rank 0, come here too, has made it a request."""
+        board = self._board
+        if not board.stop_planned(here, epochs_done):
+            return False
+        board.say(frozen_at(here))
+        look_at_peers = time.monotonic() + _PEERS_EVERY_S
+        while board.stop_planned(here, epochs_done) or self._words[0] != self._done:
+            if self._words[0] != self._done:
+                return True
+            if self._leads and board.all_acted():
+                board.publish(Action.STOP)
+                return True
+            if board.anybody_beyond(here):
+                return False
+            time.sleep(_WAIT_S)
+            if time.monotonic() >= look_at_peers:
+                look_at_peers = time.monotonic() + _PEERS_EVERY_S
+                self._channel.pulse.beat()
+                if board.dead_peers():
+                    return False
+        return False
+
+    def watch_epochs(self, trainer: Any, failed: Callable[[BaseException], None]) -> None:
+        """Pass a boundary after the last hook of each epoch: a checkpoint of that moment resumes
+        with the next epoch. ``failed`` hears of what goes wrong here."""
+        loop = trainer.fit_loop
+        ended = loop.on_advance_end
+
+        def on_advance_end() -> None:
+            ended()
+            try:
+                if not (self._gone or _fit_is_over(trainer)):
+                    self._epoch_ended(trainer)
+            except Exception as error:  # noqa: BLE001
+                failed(error)
+
+        loop.on_advance_end = on_advance_end
+
+    def _epoch_ended(self, trainer: Any) -> None:
+        if self._leads:
+            self._look(self._poll())
+        here = position(self._channel.fits, trainer.global_step, EPOCH_END)
+        done = trainer.fit_loop.epoch_progress.current.completed
+        if self._words[0] == self._done and not self._board.stop_planned(here, done):
+            self._board.say(passed(here))
+        else:
+            self._halt(trainer, Place.END, self._channel.fits, here, done)
 
     def _look(self, state: ControlState | None) -> None:
         """Rank 0: turn what the supervisor, a signal or the clock asks into the ranks' next
         request. ``state`` is news of the control file."""
         if state is not None:
             self._state, self._asked_for = state, True
+            self._take_plan(state.plan)
         if self._words[0] != self._done:
             return  # not acted on yet
         action, control_id = self._asked()
@@ -128,6 +206,15 @@ class Steering:
             self._asked_for = False
         elif self._board.all_acted():
             self._board.publish(action, control_id)
+
+    def _take_plan(self, plan: StopPlan | None) -> None:
+        """Let all ranks know where to stop; at once is before anybody can be there."""
+        if plan is None or plan.plan_id == self._plan_id:
+            return
+        self._plan_id = plan.plan_id
+        step = plan.at_global_step
+        at = 0 if step is None else position(self._channel.fits, step)
+        self._board.plan_stop(at, plan.after_epochs or 0)
 
     def _asked(self) -> tuple[Action, int]:
         request = self._state.request
@@ -184,6 +271,8 @@ class Steering:
         self._channel.pulse.set(phase=phase)
 
     def _answer(self, action: Action, control_id: int, global_step: int) -> None:
+        if action is Action.STOP:
+            self._board.plan_stop(0, 0)  # Carried out, or refused by the disk: not again.
         if control_id:
             self._answered = control_id
             command = next(command for command, meant in _ACTIONS.items() if meant is action)
