@@ -1,8 +1,8 @@
-"""A run that was stopped and resumed is the run that was never stopped: order of samples, losses
-and weights, bit for bit.
+"""A run that was stopped and resumed is the run that was never stopped: order of samples, losses,
+means, weights and callbacks, bit for bit.
 
-A few cases by default; ``LTUI_EXACTNESS=all`` tries every loader, with and without workers, on one
-rank and two, stopped at every place, and prints the table.
+A part of the cases by default; ``LTUI_EXACTNESS=all`` tries every loader, with and without workers,
+on one rank, two and four, stopped at every place, and prints the table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,81 +19,122 @@ import pytest
 
 from tests.rank.runs import ROOT
 
-PROGRAM = Path(__file__).parent / "scripts" / "exactness.py"
 ALL = os.environ.get("LTUI_EXACTNESS") == "all"
-# torchdata's StatefulDataLoader is not tried at an epoch's end: its sampler then skips the next.
-EXACT = ["plain", "persistent", "generator", "weighted", "two", "own"]
-if find_spec("ffcv") is not None:
-    EXACT.append("ffcv")
 FEW = {
     1: [
-        *("plain:0:mid-epoch", "plain:0:epoch end", "plain:0:all epochs", "plain:2:first epoch"),
+        *("plain:0:mid-epoch", "plain:0:epoch end", "plain:0:all steps", "plain:2:first epoch"),
         *("generator:0:validation within", "own:2:counted steps", "two:0:mid-epoch"),
+        *("stateful:0:validation", "stream:2:mid-epoch", "plain:0:validation:average"),
+        *("plain:0:validation within:swap", "plain:0:mid-epoch:callbacks"),
+        *("plain:0:mid-epoch:hooks", "plain:0:mid-epoch:scaler", "plain:0:validation:validations"),
+        *("moody:0:mid-epoch", "lucky:0:mid-epoch"),
     ],
-    2: ["plain:0:validation", "plain:2:counted steps", "own:0:accumulation"],
+    2: [
+        *("plain:0:validation", "plain:2:counted steps", "own:0:accumulation"),
+        *("weighted:0:mid-epoch", "stateful:0:epoch end"),
+    ],
 }
+# What can't be exact is said.
 NOT_EXACT = {
-    "moody:0:mid-epoch": "a sampler draws another order than before",
-    "stream:0:mid-epoch": "the DataLoader of Stream has no position",
+    "moody": "a sampler draws another order than before",
+    "lucky": "the loader draws at random in the rank's own process",
 }
+WHERE_BATCHES_ARE_LEFT = (
+    *("first epoch", "mid-epoch", "validation within", "sanity check", "accumulation"),
+    *("no validation", "counted steps", "max steps", "more steps", "fewer batches"),
+)
 IN_WORKERS = "what the dataset draws at random within its workers"
+READ_AGAIN = "were read again and dropped"
+FOLLOWED = ("plain", "persistent", "generator", "weighted", "batched", "two", "shortest")
+WITHOUT_POSITION = ("stream", "lucky", "simple")
 
 
-def tried(folder: Path, ranks: int, cases: list[str], limit_s: int) -> list[dict[str, Any]]:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    process = subprocess.Popen(
-        [sys.executable, *(launch if ranks > 1 else []), str(PROGRAM), str(folder), *cases],
-        cwd=ROOT,
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith("LTUI_")},
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, output[-4000:]
+def tried(folder: Path, ranks: list[int], cases: list[str], limit_s: int) -> list[dict[str, Any]]:
+    numbers = ",".join(map(str, ranks))
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rank.exactness", str(folder), numbers, *cases],
+            cwd=ROOT,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("LTUI_")},
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert process.returncode == 0, (folder / "log.txt").read_text(errors="replace")[-4000:]
     table: list[dict[str, Any]] = json.loads((folder / "table.json").read_text())
     return table
 
 
-def name_of(row: dict[str, Any]) -> str:
-    return f"{row['loader']}:{row['workers']}:{row['stop']}"
+def printed(table: list[dict[str, Any]]) -> None:
+    """One line a loader and place, the ranks beside each other."""
+    ranks = sorted({row["ranks"] for row in table})
+    print(f"\n{'loader:workers:stop[:part]':44}" + "".join(f"{n} ranks".ljust(24) for n in ranks))
+    for case in dict.fromkeys(row["case"] for row in table):
+        found = {row["ranks"]: row for row in table if row["case"] == case}
+        cells = ("" if n not in found else ",".join(found[n]["differs"]) or "exact" for n in ranks)
+        print(f"{case:44}" + "".join(cell.ljust(24) for cell in cells))
+    print(f"{sum(not row['differs'] for row in table)} of {len(table)} exact")
 
 
-def workers_draw_anew(row: dict[str, Any]) -> bool:
-    """Whether batches of torch's own DataLoader were dropped that its workers had worked on."""
-    return row["workers"] > 0 and row["loader"] not in ("own", "ffcv", "stateful")
+def expected_notes(row: dict[str, Any]) -> list[str]:
+    """What must be told of a case, each the part of a note."""
+    loader, workers, stop = row["case"].split(":")[:3]
+    if not (row["ranks"] and stop in WHERE_BATCHES_ARE_LEFT):
+        return []
+    notes = [READ_AGAIN] if loader in WITHOUT_POSITION else []
+    if loader in FOLLOWED and workers != "0":
+        notes.append(IN_WORKERS)
+    if loader in NOT_EXACT and workers == "0":
+        notes.append(NOT_EXACT[loader])
+    return notes
 
 
-@pytest.mark.timeout(900 if ALL else 120)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_as_never_stopped(tmp_path: Path, ranks: int) -> None:
-    cases = [f"{loader}:*" for loader in EXACT] + ["stateful:*:mid*"] if ALL else FEW[ranks]
-    others = list(NOT_EXACT) if ranks == 1 else []
-    table = tried(tmp_path, ranks, cases + others, 890 if ALL else 110)
+def checked(table: list[dict[str, Any]]) -> None:
+    wrong = []
     for row in table:
-        print(f"{row['ranks']} {name_of(row):34} {row['differs'] or 'exact'}")
-    for row in [row for row in table if name_of(row) in others]:
-        # What can't be exact is said.
-        table.remove(row)
-        assert "order" in row["differs"]
-        (note,) = row["notes"]
-        assert NOT_EXACT[name_of(row)] in note
-        others.remove(name_of(row))
-    assert others == []
+        loader, workers, stop = row["case"].split(":")[:3]
+        expected, notes = expected_notes(row), row["notes"]
+        if any(all(part not in note for note in notes) for part in expected):
+            wrong.append((row["ranks"], row["case"], "said only", notes))
+        told = any(NOT_EXACT.get(loader, "never") in note for note in notes)
+        if row["differs"] and not told:
+            wrong.append((row["ranks"], row["case"], "differs in", row["differs"]))
+        if any(all(part not in note for part in [*expected, "again"]) for note in notes):
+            wrong.append((row["ranks"], row["case"], "said too much", notes))
+    assert wrong == []
+
+
+@pytest.mark.timeout(1800 if ALL else 160)
+def test_as_never_stopped(tmp_path: Path) -> None:
     if ALL:
-        assert {row["loader"] for row in table} == {*EXACT, "stateful"}
+        table = tried(tmp_path, [1, 2, 4], ["*"], 1790)
+        printed(table)
     else:
-        assert {name_of(row) for row in table} == set(cases)
-    assert [row for row in table if row["differs"]] == []
-    for row in table:
-        assert all(IN_WORKERS in note and workers_draw_anew(row) for note in row["notes"]), row
+        table = []
+        for ranks, cases in FEW.items():
+            (tmp_path / str(ranks)).mkdir()
+            part = tried(tmp_path / str(ranks), [ranks], cases, 150)
+            assert [row["case"] for row in part] == [c for c in cases_in_order(part, cases)]
+            table += part
+        printed(table)
+    checked(table)
+    assert {row["case"] for row in table if row["differs"]} <= {
+        row["case"] for row in table if row["case"].split(":")[0] in NOT_EXACT
+    }
+
+
+def cases_in_order(table: list[dict[str, Any]], cases: list[str]) -> list[str]:
+    """All of ``cases``, in the order of the table."""
+    found = [row["case"] for row in table]
+    assert sorted(found) == sorted(cases)
+    return found

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+import torch
+
 _FIT = "fit_loop"
 _BATCHES = "epoch_loop.batch_progress"
 _VALIDATION = "epoch_loop.val_loop.batch_progress"
@@ -30,7 +32,7 @@ class Place(Enum):
     EVALUATION = "evaluation"
     """The end of a batch of ``validate``, ``test`` or ``predict``."""
     END = "end"
-    """``on_train_end``."""
+    """Training is over, after the last epoch's hooks and before ``on_train_end``."""
 
 
 def place_allows(trainer: Any, place: Place) -> bool:
@@ -57,7 +59,7 @@ def validation_is_due(trainer: Any) -> bool:
 def amendment(trainer: Any, place: Place) -> Amendment | None:
     """What to change in a checkpoint that is dumped at ``place``."""
     if place is Place.VALIDATION:
-        return _validation_to_begin
+        return _validation_to_begin_with_average if average_of(trainer) else _validation_to_begin
     if place is Place.TRAINING and validation_is_due(trainer):
         return _batch_completed_validation_to_begin
     return None
@@ -75,3 +77,48 @@ def _validation_to_begin(checkpoint: dict[str, Any]) -> None:
     for scope in ("total", "current"):
         validation[scope].update(ready=1, started=1, processed=0, completed=0)
     validation["is_last_batch"] = False
+
+
+def _validation_to_begin_with_average(checkpoint: dict[str, Any]) -> None:
+    """Within validation Lightning's ``WeightAveraging`` has swapped the two."""
+    _validation_to_begin(checkpoint)
+    if "current_model_state" in checkpoint:
+        swapped = checkpoint["state_dict"], checkpoint["current_model_state"]
+        checkpoint["current_model_state"], checkpoint["state_dict"] = swapped
+
+
+def average_of(trainer: Any) -> Any:
+    """Lightning's callback that validates with averaged weights, where there is one."""
+    for callback in trainer.callbacks:
+        if any(base.__name__ == "WeightAveraging" for base in type(callback).__mro__):
+            return callback
+    return None
+
+
+class WeightsOfTraining:
+    """Whether the module holds the weights that are trained, or something else for validation."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._norms: list[torch.Tensor] | None = None
+
+    def note(self) -> None:
+        """A validation is about to begin. Nothing waits for the device."""
+        self._norms = self._read()
+
+    def are_in_place(self) -> bool:
+        """Compared by their norms, which a swap changes; may wait for the device."""
+        if self._norms is None or average_of(self._trainer) is not None:
+            return True
+        now = self._read()
+        if now is None or len(now) != len(self._norms):
+            return True
+        pairs = zip(self._norms, now, strict=True)
+        return all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs)
+
+    def _read(self) -> list[torch.Tensor] | None:
+        module = self._trainer.lightning_module
+        # Of a sharded parameter each rank would see its part, by a collective.
+        parameters = [p.detach() for p in module.parameters() if type(p) is torch.nn.Parameter]
+        parameters = [p for p in parameters if p.is_floating_point() and p.numel()]
+        return list(torch._foreach_norm(parameters)) if parameters else None

@@ -4,7 +4,8 @@ The loader's iterator draws sample numbers from an index sampler. ``LoaderPositi
 between the two: it notes the random states from which an epoch's order was drawn, counts what was
 drawn and keeps a checksum of it. To go on, the order is drawn again from the same states and the
 numbers already used are dropped; no sample is loaded for it. Where the checksum of the dropped
-numbers differs, the sampler gave another order and the position is not exact.
+numbers differs, the sampler gave another order and the position is not exact. For another number
+of ranks, or batches of another size, what is left is dealt anew (``dealt.py``).
 
 Only the iterator sees the substitute: the loader's own attributes stay as the user made them.
 """
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from ltui.training.rank.dealt import items_in, order_of, rest, share_of
 from ltui.training.rank.randomness import as_before, random_states, restore_random_states
 
 _SLACK = 8
@@ -50,8 +52,12 @@ class LoaderPosition:
         self._iterator: weakref.ref[Any] | None = None
         self._draw: _Draw | None = None
         self._go_on: dict[str, Any] | None = None
+        self._rest: _Rest | None = None
+        self._epoch_of_rest: dict[str, Any] | None = None
         self.exact = True
         """Whether the numbers dropped at the last ``go_on`` were those used before."""
+        self.dealt_anew = False
+        """Whether the rest of the epoch was dealt anew, to other ranks or in other batches."""
         loader._get_iterator = self._open
 
     def let_go(self) -> None:
@@ -69,7 +75,7 @@ class LoaderPosition:
         finally:
             loader.__dict__[name] = sampler
             # Not in ``draw``: with workers, an iterator iterates its sampler twice at first.
-            self._go_on = None
+            self._go_on = self._rest = None
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -78,7 +84,7 @@ class LoaderPosition:
         loader = self._loader()
         generators = generators_of(loader) if loader is not None else []
         ahead = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-        draw = _Draw(sampler, generators, ahead + _SLACK, self._go_on)
+        draw = _Draw(sampler, generators, ahead + _SLACK, self._go_on, loader, self._rest)
         self.exact = draw.exact
         self._draw = draw
         return draw
@@ -86,12 +92,19 @@ class LoaderPosition:
     def state(self, fetched_ahead: int = 0) -> dict[str, Any]:
         """Weights-only types. ``fetched_ahead``: batches that Lightning holds but has not used."""
         draw, iterator = self._draw, self._iterator() if self._iterator is not None else None
-        if draw is None or iterator is None:
+        loader = self._loader()
+        if draw is None or iterator is None or loader is None:
             return {"used": 0}
         used = draw.dropped + iterator._num_yielded - fetched_ahead
+        checksum, items = draw.at(used)
         return {
             "used": used,
-            "sum": draw.sum_at(used),
+            "sum": checksum,
+            "items": None if items is None else draw.items_before + items * share_of(loader)[1],
+            "share": share_of(loader)[1],
+            "batch_size": loader.batch_size,
+            "order": draw.order,
+            "dealt_anew": draw.items_before > 0,
             "made": draw.made,
             "begun": draw.begun,
             "generators": [g.get_state() for g in draw.generators],
@@ -99,14 +112,47 @@ class LoaderPosition:
 
     def go_on(self, state: dict[str, Any]) -> bool:
         """Have the next epoch begin after the batches that were used; False where it begins at
-        its first."""
-        if state["used"] > 0 and state["begun"] is not None:
+        its first. The samplers' epoch must be set."""
+        self.dealt_anew = False
+        loader = self._loader()
+        if state["used"] <= 0 or state["begun"] is None or loader is None:
+            return False
+        if "items" not in state or not (
+            state["dealt_anew"]
+            or state["share"] != share_of(loader)[1]
+            or state["batch_size"] != loader.batch_size
+        ):
             self._go_on = state
-        return self._go_on is not None
+            return True
+        self._deal_anew(loader, state)
+        return self._rest is not None
 
-    def ended(self, state: dict[str, Any]) -> bool:
-        """Whether the batches used were all of them."""
-        return bool(state.get("used", 0) >= _length(self._loader()))
+    def _deal_anew(self, loader: Any, state: dict[str, Any]) -> None:
+        self.exact = False
+        if state["items"] is None:
+            return
+        generators = generators_of(loader)
+        with as_before():
+            kept = [g.get_state() for g in generators]
+            _restore(state["made"], generators)
+            _restore(state["begun"], generators)
+            numbers = rest(loader, state["order"], state["items"])
+            _set(generators, kept)
+        if numbers is not None:
+            self._rest = _Rest(numbers, state)
+            self.exact = self.dealt_anew = True
+
+    def begin_anew(self) -> None:
+        """Take back ``go_on``: the epoch was over."""
+        self._go_on = self._rest = None
+        self.dealt_anew = False
+
+    def batches_left(self) -> float:
+        """Of the epoch that goes on, as ``go_on`` was told; infinite where it has no length."""
+        if self._rest is not None:
+            return len(self._rest.numbers)
+        used = self._go_on["used"] if self._go_on is not None else 0
+        return _length(self._loader()) - used
 
     def restore_generators(self, state: dict[str, Any]) -> None:
         """Those of the loader and its samplers, as they were when the checkpoint was saved."""
@@ -115,21 +161,28 @@ class LoaderPosition:
             _set(generators_of(loader), state.get("generators", []))
 
 
+class _Rest:
+    """An epoch's rest, dealt anew; ``of`` is the state from which its order was drawn."""
+
+    def __init__(self, numbers: list[Any], of: dict[str, Any]) -> None:
+        self.numbers, self.of = numbers, of
+
+
 class _Followed:
     """An index sampler as the loader's iterator sees it."""
 
     def __init__(self, sampler: Any, position: LoaderPosition) -> None:
-        self._sampler = sampler
+        self.followed = sampler
         self._position = position
 
     def __iter__(self) -> Iterator[Any]:
-        return self._position.draw(self._sampler)
+        return self._position.draw(self.followed)
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self.followed)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
+        return getattr(self.followed, name)
 
 
 class _Draw:
@@ -142,30 +195,42 @@ class _Draw:
         generators: list[torch.Generator],
         keep: int,
         saved: dict[str, Any] | None,
+        loader: Any,
+        rest: _Rest | None,
     ) -> None:
         self.generators = generators
         self.dropped = 0
         self.exact = True
+        self.items_before = 0
+        """Of all ranks, before the rest of an epoch was dealt anew."""
+        self._loader = weakref.ref(loader)
         self._drawn = 0
-        self._sums: deque[int] = deque([0], maxlen=keep + 1)
+        self._sums: deque[tuple[int, int]] = deque([(0, 0)], maxlen=keep + 1)
+        """Checksum and count of items after each of the last draws."""
+        self.begun: dict[str, Any] | None = None
+        if rest is not None:
+            self.order, self.items_before = rest.of["order"], rest.of["items"]
+            self.made, self.begun = rest.of["made"], rest.of["begun"]
+            self._numbers = iter(rest.numbers)
+            return
+        self.order = order_of(loader)
         if saved is None:
             self.made = self._states()
-            self.begun: dict[str, Any] | None = None
             self._numbers = iter(sampler)
-        else:
-            with as_before():
-                self._drop(sampler, saved)
+            return
+        with as_before():
+            self._drop(sampler, saved)
 
     def _drop(self, sampler: Any, saved: dict[str, Any]) -> None:
         self.made, self.begun = saved["made"], saved["begun"]
-        self._restore(self.made)
+        _restore(saved["made"], self.generators)
         self._numbers = iter(sampler)
-        self._restore(saved["begun"])
+        _restore(saved["begun"], self.generators)
         for _ in range(saved["used"]):
             if next(self, None) is None:
                 break
         self.dropped = self._drawn
-        self.exact = self._sums[-1] == saved["sum"]
+        self.exact = self._sums[-1][0] == saved["sum"]
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -175,32 +240,32 @@ class _Draw:
             self.begun = self._states()
         numbers = next(self._numbers)
         self._drawn += 1
-        self._sums.append(_checksum(self._sums[-1], numbers))
+        checksum, items = self._sums[-1]
+        items += items_in(self._loader(), numbers)
+        self._sums.append((_checksum(checksum, numbers), items))
         return numbers
 
-    def sum_at(self, used: int) -> int | None:
-        """Checksum of the first ``used`` draws; workers draw ahead."""
+    def at(self, used: int) -> tuple[int | None, int | None]:
+        """Checksum and count of items of the first ``used`` draws; workers draw ahead."""
         ahead = self._drawn - used
-        return self._sums[-1 - ahead] if 0 <= ahead < len(self._sums) else None
+        return self._sums[-1 - ahead] if 0 <= ahead < len(self._sums) else (None, None)
 
     def _states(self) -> dict[str, Any]:
         return {"global": random_states(), "own": [g.get_state() for g in self.generators]}
-
-    def _restore(self, states: dict[str, Any]) -> None:
-        restore_random_states(states["global"])
-        _set(self.generators, states["own"])
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The loader's own generators and its samplers', each once, always in the same order."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     if isinstance(batch_sampler, _Followed):
-        batch_sampler = batch_sampler._sampler
+        batch_sampler = batch_sampler.followed
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, _Followed):
-        sampler = sampler._sampler
+        sampler = sampler.followed
     found = []
-    for owner in (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
+    # Lightning shares a sampler of one's own among ranks through a wrapper.
+    within = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    for owner in (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None), within):
         values = getattr(owner, "__dict__", {})
         found += [values[name] for name in sorted(values)]
     generators = [value for value in found if isinstance(value, torch.Generator)]
@@ -210,6 +275,11 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 def _set(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(state)
+
+
+def _restore(states: dict[str, Any], generators: list[torch.Generator]) -> None:
+    restore_random_states(states["global"])
+    _set(generators, states["own"])
 
 
 def _length(loader: Any) -> float:
