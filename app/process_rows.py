@@ -49,7 +49,7 @@ def process_rows(
 def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> ProcessRow:
     marked = rank.rank in culprits
     sign = "! " if marked else "… " if rank.rank in waiting else "  "
-    where = [rank.phase or ""]
+    where = [clean_name(rank.phase or "", 60)]
     if rank.barrier:
         where.append(f"barrier {clean_name(rank.barrier, 60)}")
     if rank.still_s is not None and rank.still_s >= 1 and rank.alive is not False:
@@ -159,7 +159,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     alike: dict[tuple[str, str], list[RankEvidence]] = {}
     for rank in ranks:
         doing = _ended(rank) or _doing(rank.process)
-        alike.setdefault((doing, rank.phase or ""), []).append(rank)
+        alike.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
     rows = []
     by_size = sorted(alike.items(), key=lambda item: -len(item[1]))
     for (doing, phase), members in by_size[:ALONE]:

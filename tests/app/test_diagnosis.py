@@ -1,0 +1,430 @@
+"""A diagnosis in words and on the screen: folded, cleaned, and the same in a report."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled
+from frames import frame, snapshot
+from test_run_screen import OneRun, Script, shown, until
+from textual.pilot import Pilot
+
+from ltui.app.code_places import in_library, place, stack_lines
+from ltui.app.diagnosis import Found, from_snapshot, kept, post_mortem
+from ltui.app.report import report
+from ltui.app.screens.diagnose import DiagnoseScreen
+from ltui.app.translate_diagnosis import Context, diagnosis_shape, evidence_text
+from ltui.app.words import state_sentence
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.evidence import Diagnosis, Evidence, Frame, RankEvidence
+from ltui.training.run.snapshot import CheckpointInfo, RunState, Verdict
+from ltui.training.store.home import RunDir
+from ltui.widgets.shapes import DiagnosisShape, Tone
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]fine[/red]\u202e"
+
+
+def shape_of(diagnosis: Diagnosis, **changes: Any) -> DiagnosisShape:
+    context = Context(snapshot=snapshot(verdicts=diagnosis.verdicts), now=NOW)
+    return diagnosis_shape(diagnosis, replace(context, **changes))
+
+
+def text_of(diagnosis: Diagnosis, width: int = 100, **changes: Any) -> str:
+    return report(shape_of(diagnosis, **changes), width).replace("\u2009", " ")
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def test_a_stall_says_who_where_and_what_to_do() -> None:
+    shape = shape_of(stalled())
+    assert shape.headline.text == f"! STALLED for 8.2 s: {CAUSE}"
+    assert shape.headline.tone is Tone.BAD
+    (verdict,) = shape.verdicts
+    facts = dict(verdict.facts)
+    assert facts["who"] == "rank 2"
+    assert facts["waiting"] == "ranks 0, 1, 3"
+    assert facts["where"].endswith("data/augment.py:88 __call__")
+    assert facts["to do"].startswith("Look at data/augment.py:88")
+    assert facts["or"].replace("\u2009", " ") == (
+        "k kills it, r then resumes from step 1 000 (204 steps are trained again)"
+    )
+    assert dict(verdict.evidence)["still for"] == "8.2 s (ranks 0-3)"
+
+
+def test_without_a_checkpoint_a_kill_is_not_called_harmless() -> None:
+    run = snapshot(checkpoints=(CheckpointInfo(path="x", global_step=9, ok=False),))
+    facts = dict(shape_of(stalled(), snapshot=run).verdicts[0].facts)
+    assert "no checkpoint" in facts["or"]
+
+
+def test_several_verdicts_stand_with_the_gravest_first() -> None:
+    dead = Verdict(kind="killed", level="dead", culprits=(0,), cause="rank 0 was killed", began=NOW)
+    nan = Verdict(kind="nan_loss", level="warning", cause="the loss is not finite", began=NOW - 99)
+    two = replace(stalled(), verdicts=(nan, *stalled().verdicts, dead))
+    shape = shape_of(two)
+    assert shape.headline.text.startswith("! DEAD for 0 s: rank 0 was killed  (+2 more)")
+    assert [v.title.text.split()[0] for v in shape.verdicts] == ["DEAD", "STALLED", "WARNING"]
+
+
+def test_a_verdict_that_is_over_is_told_with_its_duration() -> None:
+    over = replace(stalled().verdicts[0], ended=NOW - 1)
+    shape = shape_of(healthy(), earlier=(over,))
+    assert shape.verdicts == ()
+    assert shape.earlier[0].startswith("STALLED for 7.2 s (rank 2): rank 2 waits")
+
+
+def test_a_healthy_run_is_said_to_be_one() -> None:
+    text = text_of(healthy())
+    assert text.startswith("not stalled: all 2 ranks advance")
+    assert "STALLED" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "all 4 ranks advance, equally fast (100 ms a step)"),
+        ({"state": RunState.PAUSED}, "the run is paused"),
+        ({"state": RunState.STARTING}, "the run is starting"),
+        ({"ranks": ()}, "no rank has reported"),
+        ({"state": RunState.FAILED, "detail": "rank 1 raised ValueError"}, "failed: rank 1 raised"),
+        ({"state": RunState.STOPPED, "detail": "stopped at step 3"}, "stopped at step 3"),
+    ],
+)
+def test_a_run_without_a_verdict_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+    assert words in state_sentence(snapshot(**changes))
+
+
+def test_the_slowest_rank_is_named() -> None:
+    ranks = snapshot().ranks
+    slow = (*ranks[:3], replace(ranks[3], step_s=0.2))
+    assert "slowest is rank 3 (200 ms a step, the fastest takes 100 ms)" in state_sentence(
+        snapshot(ranks=slow)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("budget_s", 5.0, "5.0 s"),
+        ("used_bytes", 3 << 30, "3.00 GiB"),
+        ("moving", False, "no"),
+        ("worker", 123456, "123456"),
+        ("nothing", None, ""),
+        ("reasons", {"1": "exit code 3", "0": "exit code 3"}, "ranks 0, 1: exit code 3"),
+        ("still_s", {"0": 8.1, "1": 8.2, "2": 30.0}, "8.1 s to 30 s (longest rank 2)"),
+        ("at", {"0": "barrier", "1": "all_reduce"}, "rank 0: barrier; rank 1: all_reduce"),
+        ("collective", {"op": "all_reduce", "seq": 9}, "op all_reduce, seq 9"),
+        ("frame", HOSTILE, "[red]fine[/red]"),
+    ],
+)
+def test_evidence_in_words(name: str, value: Any, words: str) -> None:
+    assert evidence_text(name, value) == words
+
+
+def test_nothing_that_a_run_wrote_reaches_the_terminal_as_it_is() -> None:
+    evil = Frame(file=f"/home/{HOSTILE}.py", line=1, function=HOSTILE)
+    rank = RankEvidence(
+        rank=0, phase=HOSTILE, barrier=HOSTILE, alive=False, how_ended=HOSTILE,
+        exception={"type": HOSTILE, "message": HOSTILE, "traceback": HOSTILE},
+        log_tail=(HOSTILE,), missing=(HOSTILE,), last_enqueued={"0": 1},
+        collectives=(replace(collective(1, op=HOSTILE), call_site=evil, group=HOSTILE),),
+    )  # fmt: skip
+    verdict = Verdict(
+        kind=HOSTILE, level="stalled", cause=HOSTILE, place=HOSTILE, remedy=HOSTILE,
+        culprits=(0,), evidence={HOSTILE: HOSTILE, "x": {HOSTILE: [HOSTILE]}},
+    )  # fmt: skip
+    base = stalled(2, culprit=0)
+    stacks = tuple(replace(g, who=(HOSTILE,), frames=(evil,)) for g in base.stacks)
+    made = replace(
+        base, headline=HOSTILE, verdicts=(verdict,), stacks=stacks, missing=(HOSTILE,),
+        evidence=Evidence(taken_at=NOW, taken_ns=1, ranks={0: rank}, missing=(HOSTILE,)),
+    )  # fmt: skip
+    for full_paths in (True, False):
+        text = text_of(made, full_paths=full_paths, earlier=(replace(verdict, ended=NOW),))
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
+        assert "fine" in text
+
+
+# -- folding ---------------------------------------------------------------------------------------
+
+
+def test_256_ranks_are_folded() -> None:
+    text = text_of(stalled(256, culprit=17))
+    assert len(text.splitlines()) < 60
+    assert "ranks 0-16, 18-255 alike" in text
+    assert "! rank 17" in text
+    assert "255 of" in text
+
+
+def test_256_ranks_that_all_do_otherwise_are_counted_not_listed() -> None:
+    base = stalled(256, culprit=17)
+    assert base.evidence is not None
+    ranks = {
+        n: replace(r, phase=f"phase {n}", collectives=(collective(9, retired=False, op=f"op{n}"),))
+        for n, r in base.evidence.ranks.items()
+    }
+    stacks = tuple(replace(base.stacks[0], who=(f"rank {n}",), ranks=(n,)) for n in range(256))
+    wild = replace(base, wavefront=(), stacks=stacks, evidence=replace(base.evidence, ranks=ranks))
+    text = text_of(wild)
+    assert len(text.splitlines()) < 130
+    assert "more ranks do otherwise" in text
+    assert "and 244 more, in the report" in text
+
+
+def test_library_calls_are_folded_and_own_ones_marked() -> None:
+    lines = stack_lines(
+        (
+            TRAIN,
+            *(
+                Frame(file=f"/v/site-packages/torch/f{n}.py", line=n, function="g")
+                for n in range(1, 7)
+            ),
+        )
+    )
+    assert [line.text for line in lines] == [
+        "▸ vision/train.py:61 training_step",
+        "  torch/f1.py:1 g",
+        "  torch/f2.py:2 g",
+        "  … 4 calls in torch",
+    ]
+    assert lines[0].tone is Tone.ACCENT
+
+
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [
+        ("/venv/lib/python3.11/site-packages/torch/x.py", "torch/x.py"),
+        ("/usr/lib/python3.11/threading.py", "threading.py"),
+        ("/usr/lib/python3/dist-packages/numpy/a.py", "numpy/a.py"),
+        ("/share/ltui/rank-side/ab12/ltui/training/rank/x.py", "ltui/training/rank/x.py"),
+        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
+        ("/home/me/lib/train.py", None),
+        ("train.py", None),
+    ],
+)  # fmt: skip
+def test_what_is_a_library(path: str, inside: str | None) -> None:
+    assert in_library(path) == inside
+
+
+def test_a_report_gives_whole_paths_of_own_code() -> None:
+    assert place(TRAIN) == "vision/train.py:61 training_step"
+    assert place(TRAIN, full_paths=True) == "/home/me/vision/train.py:61 training_step"
+
+
+# -- the wavefront ---------------------------------------------------------------------------------
+
+
+def test_the_wavefront_shows_who_is_not_there() -> None:
+    (front,) = shape_of(stalled()).fronts
+    assert [c.text for c in front.columns] == ["! rank 2", "  ranks 0, 1, 3"]
+    last = front.rows[-1]
+    assert (last.number, last.note) == ("#1043", "not finished by all")
+    assert [c.text for c in last.cells] == [
+        "not there (last #1042)",
+        "all_reduce [1000x512] waits",
+    ]
+    assert not any(cell.differs for row in front.rows for cell in row.cells)
+
+
+def test_the_first_difference_is_marked_though_it_was_finished() -> None:
+    (front,) = shape_of(diverged()).fronts
+    first, second = front.rows
+    assert (first.number, first.note) == ("#4", "first difference: it begins here")
+    assert [(c.site, c.differs) for c in first.cells] == [
+        ("vision/train.py:5 save_checkpoint", True),
+        ("vision/train.py:6 finalize", False),
+    ]
+    assert second.note == "not finished by all"
+
+
+def test_call_sites_that_only_some_ranks_gave_are_no_difference() -> None:
+    base = stalled()
+    assert base.evidence is not None
+    ranks = dict(base.evidence.ranks)
+    bare = tuple(replace(c, call_site=None) for c in ranks[3].collectives)
+    ranks[3] = replace(ranks[3], collectives=bare)
+    (front,) = shape_of(replace(base, evidence=replace(base.evidence, ranks=ranks))).fronts
+    assert not any("difference" in row.note for row in front.rows)
+
+
+def test_two_ranks_that_differ_are_both_marked() -> None:
+    ranks = {
+        n: RankEvidence(rank=n, last_enqueued={"0": 7}, collectives=(
+            replace(collective(7, retired=False), op=op),)) for n, op in enumerate(("a", "b"))
+    }  # fmt: skip
+    made = replace(
+        stalled(2), wavefront=(), evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks)
+    )
+    (front,) = shape_of(made).fronts
+    assert [cell.differs for cell in front.rows[0].cells] == [True, True]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_every_line_fits(width: int) -> None:
+    for made in (stalled(), stalled(256, 17), diverged(), healthy()):
+        assert max(len(line) for line in text_of(made, width).splitlines()) <= width
+
+
+# -- where it comes from ---------------------------------------------------------------------------
+
+
+def test_a_post_mortem_tells_each_verdict_once_and_keeps_the_last_evidence() -> None:
+    run = snapshot(state=RunState.CRASHED, detail="rank 1 was killed by SIGKILL at step 7")
+    stall = replace(stalled().verdicts[0], ended=NOW)
+    dead = Verdict(kind="killed", level="dead", culprits=(1,), cause="rank 1 was killed", began=NOW)
+    ended = replace(run, verdicts=(dead,))
+    made = post_mortem(ended, [stall, replace(dead, ended=NOW + 1)], [healthy(), stalled()])
+    assert made.headline == "crashed: rank 1 was killed by SIGKILL at step 7"
+    assert [v.kind for v in made.verdicts] == ["killed", "worker_frozen"]
+    assert made.stacks == stalled().stacks
+    text = text_of(made, snapshot=ended)
+    assert text.startswith("! crashed: rank 1 was killed by SIGKILL at step 7")
+    assert "k kills" not in text
+    nothing = post_mortem(ended, [], [])
+    assert nothing.evidence is None
+    assert "no evidence was kept" in text_of(nothing, snapshot=ended)
+
+
+def test_what_was_kept_is_read_and_damaged_files_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "evidence" / "2"
+    folder.mkdir(parents=True)
+    for number, made in ((1, healthy()), (3, stalled())):
+        (folder / f"{number:03d}.json").write_text(json.dumps(made.to_document()))
+    (folder / "002.json").write_text('{"run": "torn')
+    (folder / "rank-00001.json").write_text("{}")
+    found = kept(RunDir(tmp_path), 2)
+    assert [d.headline for d in found] == [healthy().headline, stalled().headline]
+    assert kept(RunDir(tmp_path), 1) == []
+
+
+def test_the_snapshot_alone_gives_verdicts_and_says_what_is_missing() -> None:
+    run = snapshot(verdicts=stalled().verdicts)
+    made = from_snapshot(run, missing=("the supervisor gave no evidence: it hangs",))
+    assert made.headline == CAUSE
+    text = text_of(made, snapshot=run)
+    assert "the supervisor gave no evidence: it hangs" in text
+
+
+# -- the screen ------------------------------------------------------------------------------------
+
+
+class Opened:
+    """The app with a diagnosis open over a run's screen."""
+
+    def __init__(self, diagnosis: Diagnosis, folder: Path | None = None) -> None:
+        self.diagnosis = diagnosis
+        self.run = snapshot(verdicts=diagnosis.verdicts)
+        self.app = OneRun(Script(frame(snapshot=self.run)))
+        self.asked = 0
+        self.problem: ProblemError | None = None
+        self.folder = folder
+
+    def find(self, run_dir: RunDir) -> Found:
+        self.asked += 1
+        if self.problem is not None:
+            raise self.problem
+        return Found(self.diagnosis, self.run, ())
+
+    async def open(self, pilot: Pilot[Any]) -> DiagnoseScreen:
+        under = await shown(pilot, self.app)
+        run_dir = under.run_dir if self.folder is None else RunDir(self.folder)
+        screen = DiagnoseScreen(run_dir, lambda: under.frame, find=self.find, folder=self.folder)
+        self.app.push_screen(screen)
+        await until(pilot, lambda: screen.is_mounted and not screen._asking)
+        await pilot.pause()
+        return screen
+
+
+@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
+def test_a_diagnosis(snap_compare: Callable[..., bool], size: tuple[int, int]) -> None:
+    opened = Opened(stalled())
+
+    async def drawn(pilot: Pilot[Any]) -> None:
+        await opened.open(pilot)
+        await pilot.pause(0.5)
+
+    assert snap_compare(opened.app, terminal_size=size, run_before=drawn)
+
+
+def test_a_mismatch_at_80_columns(snap_compare: Callable[..., bool]) -> None:
+    opened = Opened(diverged())
+
+    async def drawn(pilot: Pilot[Any]) -> None:
+        await opened.open(pilot)
+        await pilot.press("2")
+        await pilot.pause(0.5)
+
+    assert snap_compare(opened.app, terminal_size=(80, 24), run_before=drawn)
+
+
+async def test_keys_alone_reach_every_panel() -> None:
+    opened = Opened(stalled())
+    async with opened.app.run_test(size=(80, 24)) as pilot:
+        screen = await opened.open(pilot)
+        for key, name in zip(
+            "1234", ("verdict", "collectives", "stacks", "processes"), strict=True
+        ):
+            await pilot.press(key)
+            await pilot.pause()
+            seen = [p.id for p in screen.query("Panel") if p.display]
+            assert seen == [name]
+            assert screen.focused is not None
+            assert screen.focused.id == f"{name}-scroll"
+        await pilot.resize_terminal(160, 50)
+        await pilot.pause()
+        assert all(panel.display for panel in screen.query("Panel"))
+        await pilot.press("z")
+        assert [p.id for p in screen.query("Panel") if p.display] == ["processes"]
+        await pilot.press("escape")
+        assert opened.app.screen is screen
+        await pilot.press("q")
+        await until(pilot, lambda: opened.app.screen is not screen)
+
+
+async def test_the_report_is_copied_and_written(tmp_path: Path) -> None:
+    opened = Opened(stalled(), tmp_path)
+    async with opened.app.run_test(size=(80, 24)) as pilot:
+        await opened.open(pilot)
+        await pilot.press("y")
+        await until(pilot, lambda: (tmp_path / "diagnosis.txt").exists())
+        copied = opened.app.clipboard
+        assert copied == (tmp_path / "diagnosis.txt").read_text()
+        assert "/home/me/vision/data/augment.py:88 __call__" in copied
+        await pilot.press("w")
+        await until(pilot, lambda: list(tmp_path.glob("ltui-*-diagnosis-*.txt")))
+        (written,) = tmp_path.glob("ltui-*-diagnosis-*.txt")
+        assert written.read_text() == copied
+        assert written.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_run_that_cannot_be_asked_still_shows_its_verdict() -> None:
+    opened = Opened(stalled())
+    opened.problem = ProblemError(Problem(where="brave-owl", what="its supervisor hangs."))
+    async with opened.app.run_test(size=(160, 50)) as pilot:
+        screen = await opened.open(pilot)
+        shape = screen.shape()
+        assert shape is not None
+        assert CAUSE in shape.headline.text
+        assert "its supervisor hangs" in shape.about
+        opened.problem = None
+        await pilot.press("a")
+        await until(pilot, lambda: screen.found is not None)
+        assert opened.asked == 2
+
+
+async def test_evidence_is_asked_for_anew_when_the_run_ends() -> None:
+    opened = Opened(stalled())
+    async with opened.app.run_test(size=(160, 50)) as pilot:
+        screen = await opened.open(pilot)
+        assert opened.asked == 1
+        opened.run = replace(opened.run, state=RunState.FAILED, detail="rank 2 was killed")
+        opened.app.script.frame = frame(snapshot=opened.run)
+        await until(pilot, lambda: opened.asked == 2)
+        await until(pilot, lambda: not screen._asking)
