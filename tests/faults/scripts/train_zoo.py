@@ -83,9 +83,9 @@ class Share(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         for place in range(self.batches * BATCH):
+            if place == self.batches * BATCH - 1 and self.short():
+                mark()
             yield place * self.world + self.rank
-        if self.short():
-            mark()
 
     def short(self) -> bool:
         """Whether this is the rank whose loader ends early."""
