@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from ltui.training.queue.records import Kind, Outcome, Phase, PulseState
 from ltui.training.run.fold import Fold, fold
-from ltui.training.run.health import HealthHistory, Judgement, budget_s, judge
+from ltui.training.run.health import Judgement, judge
+from ltui.training.run.judge.budgets import budget_s
+from ltui.training.run.judge.moment import HealthHistory
 from ltui.training.run.snapshot import RankState
 from ltui.training.run.spec import StallPolicy
 from tests.run.records import SECOND, labelled, pulse, steps
@@ -50,7 +52,7 @@ def test_the_rank_that_fetches_is_named_and_the_others_wait() -> None:
     )
     assert found.states == {0: RankState.WAITING, 1: RankState.STALLED, 2: RankState.WAITING}
     (verdict,) = found.verdicts
-    assert (verdict.kind, verdict.level) == ("stall", "stalled")
+    assert (verdict.kind, verdict.level) == ("unknown", "stalled")
     assert (verdict.culprits, verdict.waiting) == ((1,), (0, 2))
     assert verdict.place == "fetch data"
     assert "rank 1" in verdict.cause
@@ -75,7 +77,7 @@ def test_nobody_is_blamed_where_all_stand_at_one_place() -> None:
 
 
 def test_within_the_budget_nothing_is_said() -> None:
-    found = at(8.9, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.FETCH, 4.0)])
+    found = at(7.9, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.FETCH, 4.0)])
     assert found.verdicts == ()
     assert set(found.states.values()) == {RankState.OK}
 
@@ -153,8 +155,8 @@ def test_the_dead_are_told_with_their_reason_and_the_rest_only_waits() -> None:
     found = at(12, pulses, dead={1: "killed by SIGKILL"})
     assert found.states == {0: RankState.WAITING, 1: RankState.DEAD, 2: RankState.WAITING}
     (verdict,) = found.verdicts
-    assert (verdict.kind, verdict.culprits) == ("dead", (1,))
-    assert verdict.cause == "rank 1 killed by SIGKILL"
+    assert (verdict.kind, verdict.culprits) == ("killed", (1,))
+    assert verdict.cause == "rank 1 was killed by SIGKILL"
 
 
 def test_a_dead_rank_without_a_pulse_is_dead() -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from ltui.training.queue.records import Outcome, Phase
 from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.rank.evidence import open_witness, watch_barriers
 from ltui.training.rank.exact import ExactState
 from ltui.training.rank.loops import Place
 from ltui.training.rank.resume import fit_of, resume_from
@@ -73,6 +74,7 @@ class RankHooks:
         rank = rank_from_environment(os.environ)
         if rank is not None:
             self.channel = open_channel(self.environment, rank)
+            open_witness(self.environment.run_dir, self.environment.attempt, rank)
 
     # Failures.
 
@@ -120,6 +122,7 @@ class RankHooks:
             self._patched = True
             self.telemetry.watch_loops(trainer)
             self._watch_saving(trainer)
+            self._bear_witness(trainer, channel)
             self._keep_exact(trainer, channel)
         if self.steering is not None:
             self.steering.exact = self._exact
@@ -141,6 +144,13 @@ class RankHooks:
             self._exact = ExactState(trainer, lambda text: tell("note", text))
         except AttributeError as error:  # a Lightning whose loops are others
             tell("note", f"Resuming will not be exact: {error}")
+
+    def _bear_witness(self, trainer: Any, channel: Channel) -> None:
+        environment = self.environment
+        with contextlib.suppress(Exception):  # a run without a witness is a run all the same
+            witness = open_witness(environment.run_dir, environment.attempt, channel.rank)
+            if witness is not None:
+                watch_barriers(trainer.strategy, witness.slot)
 
     def _watch_saving(self, trainer: Any) -> None:
         """Show a ModelCheckpoint's saving as the phase that it is."""

@@ -25,6 +25,7 @@ from ltui.training.run.snapshot import MetricValue
 RECENT_STEPS = 32
 """Step times and losses kept of each rank."""
 EVENTS_KEPT = 256
+EPOCHS_KEPT = 8
 MARK_SPACING_NS = 250_000_000
 _MARKS_KEPT = 48
 _MARKS_MOST = 96
@@ -110,6 +111,8 @@ class RankFold:
     """Batches in a row, up to the last, whose loss is not finite though an earlier one was."""
     bad_loss_step: int | None = None
     bad_loss_wall_s: float | None = None
+    epoch_batches: Mapping[int, int] = field(default_factory=dict)
+    """Epoch -> batches done in it, of the last epochs."""
     between_epochs_s: float | None = None
     """How much longer than a step the last change of epoch took."""
     samples_per_s: float | None = None
@@ -244,6 +247,7 @@ def _fold_steps(
     if len(marks) > _MARKS_MOST:
         marks = marks[-_MARKS_KEPT:]
     last = rows[-1].tolist()
+    _fold_epochs(rank, rows, changes)
     changes.update(
         total=total,
         marks=tuple(marks),
@@ -259,6 +263,21 @@ def _fold_steps(
         samples_per_s=_rate(marks, total),
     )
     _fold_losses(rank, rows, changes)
+
+
+def _fold_epochs(rank: RankFold, rows: np.ndarray[Any, Any], changes: dict[str, Any]) -> None:
+    """How many batches each epoch had: the last batch seen of it, and one."""
+    epochs = dict(rank.epoch_batches)
+    for row in (rows[i] for i in _last_of_epochs(rows[:, StepField.EPOCH])):
+        epoch, batch = _whole(float(row[StepField.EPOCH])), _whole(float(row[StepField.BATCH]))
+        if epoch is not None and batch is not None:
+            epochs[epoch] = batch + 1
+    changes["epoch_batches"] = dict(sorted(epochs.items())[-EPOCHS_KEPT:])
+
+
+def _last_of_epochs(epochs: np.ndarray[Any, Any]) -> list[int]:
+    """Where the epoch changes after a row, and the last row."""
+    return [*np.flatnonzero(epochs[1:] != epochs[:-1]).tolist(), len(epochs) - 1]
 
 
 def _add(total: Mark | None, t_ns: int, row: list[float], pause_s: float) -> Mark:

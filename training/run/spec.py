@@ -28,7 +28,7 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StallPolicy:
-    floor_s: float = 5.0
+    floor_s: float = 4.0
     """A rank that moved less than this long ago is never called stalled."""
     cap_s: float = 120.0
     """A training step is called stalled after this long whatever the history says."""

@@ -15,6 +15,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from ltui.training.run.snapshot import RunSnapshot, to_json
 _REQUEST_BYTES = 1 << 16
 _LINKS = 64
 
-Handler = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes a command other than ping and status; returns the answer. Called in the server's thread."""
+Handler = Callable[[dict[str, Any]], "dict[str, Any] | Future[dict[str, Any]]"]
+"""Takes a command other than ping and status; returns the answer, or what will hold it: others are
+answered meanwhile. Called in the server's thread."""
 
 
 @dataclass
@@ -56,6 +58,8 @@ class ControlServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         self._closing = False
+        self._late: deque[tuple[_Link, Future[dict[str, Any]]]] = deque()
+        """Answers that have come since."""
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
 
@@ -79,6 +83,9 @@ class ControlServer:
             for key, events in self._selector.select():
                 if key.fileobj is self._listener:
                     self._accept()
+                elif key.fileobj is self._wake_out:
+                    self._wake_out.recv(4096)
+                    self._send_late()
                 elif key.data is not None:
                     self._exchange(key.data, events)
         for key in list(self._selector.get_map().values()):
@@ -115,10 +122,33 @@ class ControlServer:
         link.unread += data
         while b"\n" in link.unread:
             line, _, link.unread = link.unread.partition(b"\n")
-            link.unsent.append(memoryview(self._answer(line) + b"\n"))
+            answer = self._answer(line)
+            if isinstance(answer, Future):
+                answer.add_done_callback(lambda done, link=link: self._came(link, done))  # type: ignore[misc]
+            else:
+                link.unsent.append(memoryview(answer + b"\n"))
         if len(link.unread) > _REQUEST_BYTES:
             raise ValueError("request too long")
         self._send(link)
+
+    def _came(self, link: _Link, done: Future[dict[str, Any]]) -> None:
+        """Called in whatever thread has the answer."""
+        self._late.append((link, done))
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"x")
+
+    def _send_late(self) -> None:
+        while self._late:
+            link, done = self._late.popleft()
+            try:
+                answer = json.dumps(done.result()).encode()
+            except ValueError as error:
+                answer = _refusal(str(error))
+            link.unsent.append(memoryview(answer + b"\n"))
+            try:
+                self._send(link)
+            except (OSError, ValueError, KeyError):
+                self._drop(link)
 
     def _send(self, link: _Link) -> None:
         while link.unsent:
@@ -138,7 +168,7 @@ class ControlServer:
             self._selector.unregister(link.socket)
         link.socket.close()
 
-    def _answer(self, line: bytes) -> bytes:
+    def _answer(self, line: bytes) -> bytes | Future[dict[str, Any]]:
         try:
             request = json.loads(line)
             command = request["cmd"]
@@ -153,7 +183,8 @@ class ControlServer:
         if command == "status":
             return _refusal("the supervisor is only starting.")
         try:
-            return json.dumps(self._handler(request)).encode()
+            answer = self._handler(request)
+            return answer if isinstance(answer, Future) else json.dumps(answer).encode()
         except ValueError as error:
             return _refusal(str(error))
 

@@ -10,10 +10,12 @@ import fcntl
 import os
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ from ltui.training.problem import ProblemError
 from ltui.training.queue.reader import Poll
 from ltui.training.queue.records import Outcome, Phase, PulseState
 from ltui.training.run.fold import Fold, fold_many
-from ltui.training.run.health import HealthHistory, Judgement, judge
+from ltui.training.run.health import Judgement, judge
+from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.progress import metrics
 from ltui.training.run.snapshot import (
     LIVE,
     RankSnapshot,
@@ -36,6 +40,7 @@ from ltui.training.run.snapshot import (
 )
 from ltui.training.run.spec import RunSpec
 from ltui.training.run.standing import headline
+from ltui.training.run.stopping import StopCondition, from_document, refusal, settled
 from ltui.training.store.home import RunDir
 from ltui.training.store.manifest import resume_choice
 from ltui.training.store.writer import Batch, StoreWriter
@@ -43,8 +48,16 @@ from ltui.training.supervise.alive import ProcessMark
 from ltui.training.supervise.control import ControlServer
 from ltui.training.supervise.elastic import WorkerFailure, last_error_line, worker_failures
 from ltui.training.supervise.ending import Ending, Facts, ending
+from ltui.training.supervise.evidence_desk import EvidenceDesk
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
-from ltui.training.supervise.marks import EngineExit, engine_exit, engine_mark, keeper_mark
+from ltui.training.supervise.marks import (
+    EngineExit,
+    engine_exit,
+    engine_mark,
+    keeper_mark,
+    of_earlier_boot,
+)
+from ltui.training.supervise.orders import OrderBook, forget_orders
 from ltui.training.supervise.picture import (
     Picture,
     Shelf,
@@ -108,6 +121,7 @@ class Supervisor:
         self._adopted = plan.adopt
         self._changes, self._reason = store.why_started(attempt)
         self._ledger = read_ledger(run_dir)
+        self._book = OrderBook(run_dir, attempt)
         self._started_at = store.started_at(attempt) or time.time()
         self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
         self._recorder = Recorder(store, attempt, self._watch)
@@ -135,19 +149,27 @@ class Supervisor:
         self._shelf = Shelf(run_dir.checkpoints_dir)
         self._orders: deque[dict[str, Any]] = deque()
         self._woken = threading.Event()
+        self._evidence = EvidenceDesk(run_dir, attempt, self._woken.set)
         self._state = RunState.STARTING
         self._stated: tuple[RunState, str | None] | None = None
         self._pulses: Mapping[int, PulseState | None] = {}
         opening: list[Row] = []
+        self._rebooted = False
+        self._last_seen: float | None = None
+        """When an earlier supervisor wrote last, where this one found the attempt over."""
         if plan.adopt:
-            self._intents.adopt()
+            self._intents.adopt(self._book.kept_ladder())
             self._state = stored_state(run_dir) or self._state
+            self._rebooted = of_earlier_boot(run_dir)
+            before = stored_snapshot(run_dir)
+            self._last_seen = None if before is None else before.taken_at
             if self._restart_wanted():
                 self._intents.kill(time.monotonic())
             self._desk.know(stored_verdicts(run_dir), time.time(), time.monotonic())
         else:
             text, facts = plan.words(attempt), plan.facts()
             opening.append((None, None, time.time(), "attempt", text, facts))
+        self._plan_stops()
         now_s = time.time()
         sight = self._look()
         self._snapshot = self._compose(self._judge(sight), now_s)
@@ -230,20 +252,62 @@ class Supervisor:
 
     # -- orders (called by the control server's thread) -----------------------------------------
 
-    def _take_order(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _take_order(self, order: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
         command = order.get("cmd")
         snapshot = self._snapshot
-        if command not in ("stop", "kill", "pause", "continue", "checkpoint"):
+        if command == "diagnose":
+            if snapshot.state not in LIVE:
+                raise ValueError(f"the run is {snapshot.state.value}.")
+            return self._evidence.ask()
+        if command not in ("stop", "kill", "pause", "continue", "checkpoint", "stop_when"):
             raise ValueError(f"there is no command {command!r}.")
         if snapshot.state not in LIVE:
             raise ValueError(f"the run is {snapshot.state.value}.")
         if command in ("pause", "continue", "checkpoint"):
             self._refuse(command, snapshot)
+        if command == "stop_when":
+            order = {"cmd": command, "conditions": self._conditions(order, snapshot)}
         if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
             raise ValueError("timeout_s is no number.")
         self._orders.append(order)
         self._woken.set()
+        if command == "stop_when":
+            taken = [c.words() for c in order["conditions"] or ()]
+            return {"ok": True, "stops": taken, "stood": list(snapshot.stops)}
         return {"ok": True}
+
+    def _conditions(
+        self, order: dict[str, Any], snapshot: RunSnapshot
+    ) -> list[StopCondition] | None:
+        """What is asked for, settled by where the run is; None: cancel what stands."""
+        if order.get("cancel"):
+            return None
+        given = order.get("conditions")
+        if not isinstance(given, list) or not given:
+            raise ValueError("there is no condition.")
+        if snapshot.state is RunState.STOPPING:
+            raise ValueError("the run is stopping.")
+        found = []
+        for document in given:
+            condition = from_document(document if isinstance(document, dict) else {})
+            if condition.kind in ("step", "epoch", "metric") and self._is_silent(snapshot):
+                raise ValueError(
+                    f"this command sends no telemetry, so it can't stop {condition.words()}."
+                )
+            if (why := refusal(condition, snapshot)) is not None:
+                raise ValueError(why)
+            steady_s = time.monotonic()
+            found.append(settled(condition, snapshot.metrics, snapshot.epoch, steady_s))
+        return found
+
+    def _is_silent(self, snapshot: RunSnapshot) -> bool:
+        begins = snapshot.state in (RunState.STARTING, RunState.QUEUED)
+        known = any(p is not None for p in self._pulses.values())
+        return not known and not begins and self.spec.command is not None
+
+    def ask_to_stop(self, number: int) -> None:
+        """For the process's signal handler."""
+        self._orders.append({"cmd": "stop", "signal": number})
 
     def _refuse(self, command: str, snapshot: RunSnapshot) -> None:
         """Raise where the ranks can't do ``command`` now."""
@@ -269,10 +333,12 @@ class Supervisor:
         sight = self._look()
         engine = self._engine_mark()
         batch = self._read_machine(now_s, engine)
+        batch.events += self._stop_by_itself(now_s)
         self._intents.climb(time.monotonic(), self._pulses, engine, self._found)
         judgement = self._judge(sight)
         self._state = self._live_state(now_s)
         self._publish(judgement, now_s)
+        self._evidence.follow(judgement, sight, self._fold, self._snapshot)
         batch.events += self._desk.follow(
             self._snapshot.verdicts,
             now_s,
@@ -282,6 +348,23 @@ class Supervisor:
         batch.events += self._answer(now_s)
         self._write(sight.polls, batch, judgement, now_s)
         return sight.behind
+
+    def _stop_by_itself(self, now_s: float) -> list[Row]:
+        """Stop where a condition has come true, or where ranks stop without having been asked."""
+        rows: list[Row] = []
+        if self._intents.notice(time.monotonic(), self._pulses):
+            self._forget_wanted()
+        if self._intents.ladder is None:
+            said = self._book.due(lambda: metrics(self._fold), now_s, time.monotonic())
+            if said is not None:
+                self._intents.stop(time.monotonic(), DEFAULT_STOP_S, self._can_be_asked())
+                rows.append((None, None, now_s, "stop_when", f"Stopping {said}.", {}))
+        self._book.follow(self._intents.ladder)
+        return rows
+
+    def _plan_stops(self) -> None:
+        orders = self._book.orders
+        self._intents.plan(orders.stop_step(), orders.stop_epochs())
 
     def _answer(self, now_s: float) -> list[Row]:
         """Do what the policy wants once a stall has stood long enough."""
@@ -317,6 +400,8 @@ class Supervisor:
             elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
                 # The ranks train on rather than lose what they learned: so does the ladder end.
                 self._intents.stop_failed(event.text)
+                self._book.drop_past(event.fields.get("step") or 0, event.fields.get("epoch") or 0)
+                self._plan_stops()
         return sight
 
     def _note_resumed(self, step: Any) -> None:
@@ -341,6 +426,12 @@ class Supervisor:
             elif command == "kill":
                 self._intents.kill(now_s)
                 self._forget_wanted()
+            elif command == "stop_when":
+                if order["conditions"] is None:
+                    self._book.cancel()
+                else:
+                    self._book.take(order["conditions"])
+                self._plan_stops()
             elif command == "pause":
                 self._intents.pause()
             elif command == "continue":
@@ -368,6 +459,7 @@ class Supervisor:
         self._found = self._without_telemetry(table, engine, marks)
         marks = {**self._found, **marks}
         self._rank_readings = self._readings.look(table, marks, now)
+        self._evidence.note_processes(table, marks)
         batch.processes = [
             (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self._rank_readings.items()
         ]
@@ -411,16 +503,15 @@ class Supervisor:
             self._gpus_at = sampled_at
             batch.gpus = [g for g in view.gpus if g.error is None]
 
-    def _judge(self, sight: Sight) -> Judgement:
+    def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         judgement = judge(
             time.monotonic_ns(),
             sight.pulses,
             self.spec.stall,
             self._health,
             fold=self._fold,
-            dead=dict.fromkeys(sorted(sight.gone), "its process is gone"),
-            held=sight.held,
             now_s=time.time(),
+            **self._evidence.judging(sight, failures=failures),
         )
         self._health = judgement.history
         return judgement
@@ -481,6 +572,7 @@ class Supervisor:
                 flops=self._flops,
                 changes=self._changes,
                 restarted_because=self._reason,
+                stops=self._book.orders.words(),
                 checkpoints=self._shelf.checkpoints(),
                 history_note=self._recorder.note,
                 supervisor_pid=os.getpid(),
@@ -601,6 +693,7 @@ class Supervisor:
                 self._snapshot,
                 state=RunState.QUEUED,
                 detail=waiting.words(),
+                stops=self._book.orders.words(),
                 taken_at=time.time(),
                 supervisor_pid=os.getpid(),
             )
@@ -634,7 +727,7 @@ class Supervisor:
         self._server.publish(self._snapshot)
         self._try_to_record(found, self._snapshot.ended_at or time.time())
         self._keep_ledger(replace(self._ledger, waiting=None))
-        self.run_dir.engine_final_path(self.attempt).touch()
+        self._say_final()
         self._close()
 
     # -- the end -------------------------------------------------------------------------------
@@ -656,7 +749,8 @@ class Supervisor:
         known = [
             ProcessMark(p.pid, p.start_ticks)
             for p in self._pulses.values()
-            if p is not None and p.pid > 0
+            # After a reboot another's process may have the number, even the start time.
+            if p is not None and p.pid > 0 and not self._rebooted
         ]
         engine = self._engine_mark()
         left = sweep(self.run_dir, [*known, *([engine] if engine else [])])
@@ -687,6 +781,7 @@ class Supervisor:
             Facts(
                 exit=end,
                 keeper_died=keeper_died,
+                rebooted=self._rebooted,
                 pulses=self._pulses,
                 fold=self._fold,
                 failures=tuple(failures),
@@ -711,10 +806,12 @@ class Supervisor:
     ) -> None:
         self._state = found.state
         ended_at = end.ended_at if end and end.ended_at else time.time()
+        if end is None and found.state is RunState.LOST:
+            ended_at = self._last_seen or ended_at
         gpus_over = [replace(v, ended=ended_at) for v in self._gpu_verdicts]
         self._gpu_verdicts = ()
         sight = Sight({}, self._pulses, self._gone())
-        judgement = self._judge(sight)
+        judgement = self._judge(sight, failures)
         snapshot = replace(
             self._compose(judgement, time.time()),
             state=found.state,
@@ -730,6 +827,7 @@ class Supervisor:
             snapshot = replace(snapshot, state=RunState.QUEUED, detail=waiting.words())
         self._snapshot = _with_exits(snapshot, found, failures)
         self._server.publish(self._snapshot)
+        self._evidence.follow(judgement, sight, self._fold, self._snapshot)
         patience_ends = time.monotonic() + END_PATIENCE_S
         while not self._try_to_record(found, ended_at) and time.monotonic() < patience_ends:
             time.sleep(1.0)
@@ -740,10 +838,18 @@ class Supervisor:
             )
         self._tell_last(judgement, ended_at)
         if waiting is None:
-            self.run_dir.engine_final_path(self.attempt).touch()
+            forget_orders(self.run_dir)
+            self._say_final()
         else:
             row = (None, None, time.time(), "restart", f"{waiting.words()}.", asdict(waiting))
             self._recorder.record({}, Batch(events=[row]), None, time.time())
+
+    def _say_final(self) -> None:
+        """Let the keeper leave."""
+        try:
+            self.run_dir.engine_final_path(self.attempt).touch()
+        except OSError as error:  # a disk that takes nothing any more; the keeper gives up in time
+            print(f"the keeper can't be told that all is recorded: {error}", file=sys.stderr)
 
     def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
         """The events of verdicts that only the end brought, and of calls under way."""
@@ -777,6 +883,7 @@ class Supervisor:
 
     def _close(self, *, keep_lock: bool = False) -> None:
         self._gpus.stop()
+        self._evidence.close()
         self._server.close()
         self._watch.close()
         self._intents.close()

@@ -16,6 +16,33 @@ import ltui.training
 
 _ROOMS = ("queue", "rank", "models", "data")
 _FILES = ("__init__.py",)
+_SITE = '''"""Lets stacks of a run be read, then runs the sitecustomize that this one hides."""
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+try:
+    from ltui.training.rank.evidence_start import begin
+
+    begin()
+except Exception:
+    pass
+
+
+def _next():
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path) != here]
+    return importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+
+
+_spec = _next()
+if _spec is not None and _spec.loader is not None:
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules["sitecustomize"] = _module
+    _spec.loader.exec_module(_module)
+'''
+"""Python imports it at every start of an interpreter that has the folder on its path."""
 _METADATA = "Metadata-Version: 2.1\nName: ltui-rank\nVersion: 0\n"
 _ENTRY_POINTS = """\
 [lightning.pytorch.callbacks_factory]
@@ -61,6 +88,7 @@ def _files() -> dict[str, bytes]:
         f"ltui/training/{path.relative_to(training).as_posix()}": path.read_bytes()
         for path in sources
     }
+    files["sitecustomize.py"] = _SITE.encode()
     files["ltui_rank-0.dist-info/METADATA"] = _METADATA.encode()
     files["ltui_rank-0.dist-info/entry_points.txt"] = _ENTRY_POINTS.encode()
     return files

@@ -1,0 +1,221 @@
+"""Folders of images, one for each class, by torch's DataLoader.
+
+What is random in an image's augmentation is drawn from the seed, the epoch and the image's number,
+so a resumed epoch goes on with the same pictures, in workers too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from ltui.training.data.order import OpenBatches, RankLoader, RankOrder
+
+NO_LABEL = -1
+VALIDATION_SHARE = 0.2
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MARGIN = 256 / 224
+"""Validation looks at the middle of an image that is this much larger."""
+
+
+class ImageError(RuntimeError):
+    """A folder or an image that can't be used. The text names it and says what to do."""
+
+
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    """Decoded, augmented and normalised: (3, size, size) floats and the class's number.
+
+    Number ``len(images)`` is the filler: black, labelled ``NO_LABEL``.
+    """
+
+    def __init__(
+        self, files: list[tuple[str, int]], size: int, *, augment: bool, seed: int, epoch: int
+    ) -> None:
+        self.files = files
+        self.size = size
+        self.seed, self.epoch = seed, epoch
+        self._augment = augment
+        self._transform = _augmentation(size) if augment else _plain(size)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        if number == len(self.files):
+            return torch.zeros(3, self.size, self.size), NO_LABEL
+        path, label = self.files[number]
+        image = _open(path)
+        if not self._augment:
+            return self._transform(image), label
+        with _drawing_from(f"{self.seed} {self.epoch} {number}"):
+            return self._transform(image), label
+
+
+def _open(path: str) -> Any:
+    from torchvision.datasets.folder import default_loader
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return default_loader(path)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ImageError(
+            f"{path} is no image that can be read ({error}): restore or remove it."
+        ) from error
+
+
+@contextlib.contextmanager
+def _drawing_from(text: str) -> Iterator[None]:
+    """torch's random numbers of the CPU, from a seed of their own."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(zlib.crc32(text.encode()))
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def _augmentation(size: int) -> Any:
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, scale=(0.35, 1.0), antialias=True),
+            v2.RandomHorizontalFlip(),
+            *_to_floats(),
+        ]
+    )
+
+
+def _plain(size: int) -> Any:
+    return v2.Compose(
+        [v2.Resize(round(size * _MARGIN), antialias=True), v2.CenterCrop(size), *_to_floats()]
+    )
+
+
+def _to_floats() -> list[Any]:
+    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+
+
+class ImageFolders(LightningDataModule):
+    """``folder/train/CLASS/...`` with ``val`` and ``test`` beside it; or ``folder/CLASS/...``, and a
+    fifth of it is for validation. Without ``test`` those are tested."""
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        batch_size: int = 32,
+        size: int = 224,
+        workers: int = 0,
+    ) -> None:
+        """``size``: side of the square that the network sees. ``batch_size``: of a rank;
+        ``workers``: processes of a rank's DataLoader."""
+        super().__init__()
+        self.folder = folder
+        self.batch_size = batch_size
+        self.size = size
+        self.workers = workers
+        self.classes: list[str] = []
+        self._parts: dict[str, list[tuple[str, int]]] = {}
+        self._loaders: list[RankLoader] = []
+
+    def setup(self, stage: str) -> None:  # noqa: ARG002
+        if self._parts:
+            return
+        if self.folder is None:
+            raise ImageError(
+                "Which images to learn is not said: set data.init_args.folder to a folder with one "
+                "folder for each class."
+            )
+        base = Path(self.folder).expanduser()
+        if (base / "train").is_dir():
+            self._read_parts(base)
+        else:
+            whole = _find(base)
+            self.classes = whole.classes
+            self._parts["train"], self._parts["val"] = _split(whole.samples)
+        self._parts.setdefault("val", [])
+        self._parts.setdefault("test", self._parts["val"])
+
+    def _read_parts(self, base: Path) -> None:
+        for part in ("train", "val", "test"):
+            if not (base / part).is_dir():
+                continue
+            found = _find(base / part)
+            self.classes = self.classes or found.classes
+            if found.classes != self.classes:
+                odd = sorted(set(found.classes) ^ set(self.classes))
+                raise ImageError(
+                    f"{base / part} has other classes than {base / 'train'} ({', '.join(odd[:5])})."
+                )
+            self._parts[part] = found.samples
+
+    def train_dataloader(self) -> RankLoader:
+        return self._loader("train", augment=True)
+
+    def val_dataloader(self) -> Any:
+        return self._loader("val") if self._parts["val"] else []
+
+    def test_dataloader(self) -> Any:
+        return self._loader("test") if self._parts["test"] else []
+
+    def _loader(self, part: str, augment: bool = False) -> RankLoader:
+        trainer, files = self.trainer, self._parts[part]
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        order = RankOrder(
+            len(files),
+            rank=rank,
+            world_size=world_size,
+            shuffle=augment,
+            filler=None if augment else len(files),
+        )
+        loader = RankLoader(order, self.batch_size, self._open(files, order, augment))
+        self._loaders.append(loader)
+        return loader
+
+    def _open(self, files: list[tuple[str, int]], order: RankOrder, augment: bool) -> OpenBatches:
+        def open_batches(numbers: list[int]) -> Any:
+            images = Images(files, self.size, augment=augment, seed=order.seed, epoch=order.epoch)
+            return DataLoader(
+                images,
+                sampler=numbers,
+                batch_size=self.batch_size,
+                num_workers=self.workers,
+                generator=torch.Generator().manual_seed(0),
+            )
+
+        return open_batches
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        for loader in self._loaders:
+            loader.close()
+        self._loaders.clear()
+
+
+def _find(folder: Path) -> ImageFolder:
+    try:
+        return ImageFolder(str(folder))
+    except OSError as error:
+        raise ImageError(
+            f"{folder} is not one folder of images for each class ({error})."
+        ) from error
+
+
+def _split(samples: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """The same on every rank and in every run."""
+    drawn = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = set(drawn[: int(len(samples) * VALIDATION_SHARE)])
+    return (
+        [s for i, s in enumerate(samples) if i not in held_out],
+        [s for i, s in enumerate(samples) if i in held_out],
+    )

@@ -1,0 +1,129 @@
+"""Text as bytes, cut into windows: files of the user's, or the manual that Python ships."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import Dataset
+
+from ltui.training.data.order import RankLoader, RankOrder, torch_batches
+
+NO_LABEL = -1
+VALIDATION_SHARE = TEST_SHARE = 0.05
+
+
+class TextMissingError(ValueError):
+    """There is no text, or less than a window. The text says what to do."""
+
+
+def python_manual() -> bytes:
+    """What ``help()`` knows of Python's language: about 700 kB of English, in every Python."""
+    from pydoc_data.topics import topics  # half a megabyte that only this needs
+
+    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+def read_text(files: str | list[str] | None) -> npt.NDArray[np.uint8]:
+    """The bytes of all files of these names or patterns, in order; without any, Python's manual."""
+    if files is None:
+        return np.frombuffer(python_manual(), np.uint8)
+    patterns = [files] if isinstance(files, str) else files
+    paths = [p for pattern in patterns for p in sorted(glob.glob(os.path.expanduser(pattern)))]
+    if not paths:
+        raise TextMissingError(f"No file matches {', '.join(patterns)}: set data.init_args.files.")
+    if len(paths) == 1:
+        return np.memmap(paths[0], np.uint8, "r")
+    return np.concatenate([np.frombuffer(Path(p).read_bytes(), np.uint8) for p in paths])
+
+
+class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """(bytes (context,), the byte after each (context,)), as int64, side by side over the text.
+
+    Number ``len(windows)`` is the filler: nothing of it counts.
+    """
+
+    def __init__(self, text: npt.NDArray[np.uint8], context: int) -> None:
+        self.text = text
+        self.context = context
+
+    def __len__(self) -> int:
+        return max(0, len(self.text) - 1) // self.context
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        begin = number * self.context
+        if number == len(self):
+            blank = torch.zeros(self.context, dtype=torch.int64)
+            return blank, torch.full_like(blank, NO_LABEL)
+        window = torch.from_numpy(self.text[begin : begin + self.context + 1].astype(np.int64))
+        return window[:-1], window[1:]
+
+
+class Text(LightningDataModule):
+    """The last twentieth of the text is for test, the one before for validation."""
+
+    def __init__(
+        self,
+        files: str | list[str] | None = None,
+        context: int = 256,
+        batch_size: int = 16,
+        workers: int = 0,
+    ) -> None:
+        """``files``: a file, a pattern or a list of them; by default Python's own manual.
+        ``context``: bytes of a window. ``batch_size``: windows of a rank."""
+        super().__init__()
+        self.files = files
+        self.context = context
+        self.batch_size = batch_size
+        self.workers = workers
+        self._parts: dict[str, Windows] = {}
+        self._loaders: list[RankLoader] = []
+
+    def setup(self, stage: str) -> None:  # noqa: ARG002
+        if self._parts:
+            return
+        text = read_text(self.files)
+        test = len(text) - int(len(text) * TEST_SHARE)
+        validation = test - int(len(text) * VALIDATION_SHARE)
+        parts = {"train": text[:validation], "val": text[validation:test], "test": text[test:]}
+        self._parts = {name: Windows(part, self.context) for name, part in parts.items()}
+        if not all(len(part) for part in self._parts.values()):
+            raise TextMissingError(
+                f"{len(text)} bytes of text are too few for windows of {self.context}: give more "
+                "with data.init_args.files, or make data.init_args.context smaller."
+            )
+
+    def train_dataloader(self) -> RankLoader:
+        return self._loader(self._parts["train"], shuffle=True)
+
+    def val_dataloader(self) -> RankLoader:
+        return self._loader(self._parts["val"], filler=len(self._parts["val"]))
+
+    def test_dataloader(self) -> RankLoader:
+        return self._loader(self._parts["test"], filler=len(self._parts["test"]))
+
+    def _loader(self, windows: Windows, **how: Any) -> RankLoader:
+        # Ranks that split layers among them (tensor parallel) get the same windows.
+        share = (self.trainer and self.trainer.distributed_sampler_kwargs) or {}
+        order = RankOrder(
+            len(windows),
+            rank=share.get("rank", 0),
+            world_size=share.get("num_replicas", 1),
+            **how,
+        )
+        batches = torch_batches(windows, self.batch_size, self.workers)
+        loader = RankLoader(order, self.batch_size, batches)
+        self._loaders.append(loader)
+        return loader
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        for loader in self._loaders:
+            loader.close()
+        self._loaders.clear()

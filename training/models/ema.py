@@ -1,0 +1,106 @@
+"""An exponential moving average of the weights, for validation and test.
+
+Lightning's own callback swaps the averages into the module for a validation; a checkpoint that is
+saved within one then holds each in the other's place. This one puts them where they belong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+
+
+class WeightAverage(Callback):
+    """Averages every weight and every buffer of floats after each optimizer step.
+
+    The module itself keeps the weights that are trained; the averages are in the checkpoint's state
+    of this callback, and in the module while it is validated and tested.
+    """
+
+    def __init__(self, decay: float = 0.999, every: int = 1) -> None:
+        """``decay``: the share of the old average that stays. In the first steps less of it does:
+        step n keeps at most (1 + n) / (10 + n). ``every``: steps between two updates. Not for
+        strategies that shard the weights."""
+        if not 0 <= decay < 1 or every < 1:
+            raise ValueError(f"no average with a decay of {decay} every {every} steps")
+        self.decay = decay
+        self.every = every
+        self._averages: list[torch.Tensor] = []
+        self._loaded: list[torch.Tensor] | None = None
+        self._step = 0
+        self._updates = 0
+        self._swapped = False
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.strategy.restore_checkpoint_after_setup:
+            raise TypeError(
+                f"WeightAverage can't average what {type(trainer.strategy).__name__} shards"
+            )
+        current = _tensors(pl_module)
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and [t.shape for t in loaded] == [t.shape for t in current]:
+            self._averages = [mean.to(tensor) for mean, tensor in zip(loaded, current, strict=True)]
+        else:
+            self._averages = [tensor.clone() for tensor in current]
+            self._updates = 0
+        self._step = trainer.global_step
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:  # noqa: ARG002
+        step = trainer.global_step
+        if step == self._step or step % self.every:
+            return
+        self._step = step
+        self._updates += 1
+        keep = min(self.decay, (1 + self._updates) / (10 + self._updates))
+        torch._foreach_lerp_(self._averages, _tensors(pl_module), 1 - keep)
+
+    @torch.no_grad()
+    def _swap(self, pl_module: Any) -> None:
+        if not self._averages:
+            return
+        current = _tensors(pl_module)
+        held = [tensor.clone() for tensor in current]
+        torch._foreach_copy_(current, self._averages)
+        torch._foreach_copy_(self._averages, held)
+        self._swapped = not self._swapped
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        self._swap(pl_module)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        self._swap(pl_module)
+
+    on_test_start = on_validation_start
+    on_test_end = on_validation_end
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        if self._swapped:
+            self._swap(pl_module)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """The averages are kept; within a validation, the trained weights take their place."""
+        state = checkpoint.get("state_dict")
+        averages = self._averages
+        if self._swapped and state:
+            names = [name for name, _ in _named(pl_module)]
+            averages = [state[name] for name in names]
+            trained = dict(zip(names, self._averages, strict=True))
+            checkpoint["state_dict"] = {**state, **trained}
+        checkpoint["weight_average"] = {"averages": averages, "updates": self._updates}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        if (saved := checkpoint.get("weight_average")) is not None:
+            self._loaded, self._updates = saved["averages"], saved["updates"]
+
+
+def _named(module: Any) -> list[tuple[str, torch.Tensor]]:
+    """Weights and persistent buffers of floats, under their names in the state dict."""
+    state = module.state_dict(keep_vars=True)
+    return [(k, v) for k, v in state.items() if torch.is_floating_point(v)]
+
+
+def _tensors(module: Any) -> list[torch.Tensor]:
+    return [tensor.detach() for _, tensor in _named(module)]

@@ -1,0 +1,147 @@
+# ruff: noqa: ARG002  (save_hyperparameters keeps the arguments)
+"""A small GPT on bytes, that shards itself where the strategy has a device mesh."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn import functional
+from torchmetrics import MeanMetric
+
+from ltui.training.models.schedules import one_cycle
+
+BYTES = 256
+NO_LABEL = -1
+"""Next byte of what only fills a batch: neither learned nor counted."""
+
+
+class Block(nn.Module):
+    """Causal self-attention and two linear layers, each beside a way around it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.enter = nn.Linear(width, 3 * width)
+        self.leave = nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, inner: torch.Tensor) -> torch.Tensor:
+        samples, length, width = inner.shape
+        parts = self.enter(self.before_attention(inner))
+        parts = parts.view(samples, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        inner = inner + self.leave(seen.transpose(1, 2).reshape(samples, length, width))
+        wide = functional.gelu(self.widen(self.before_mlp(inner)))
+        return inner + cast(torch.Tensor, self.narrow(wide))
+
+
+class Network(nn.Module):
+    """Scores of the next byte (samples, length, 256) for bytes (samples, length)."""
+
+    def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(BYTES, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, BYTES))
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        inner = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
+        for block in self.blocks:
+            inner = block(inner)
+        scores: torch.Tensor = self.leave(inner)
+        return scores
+
+
+class GPT(LightningModule):
+    """For batches of (bytes (samples, length), the byte after each (samples, length))."""
+
+    def __init__(
+        self,
+        width: int = 256,
+        layers: int = 6,
+        heads: int = 8,
+        context: int = 256,
+        learning_rate: float = 0.001,
+        weight_decay: float = 0.1,
+        meta_device: bool = False,
+        compile: bool = False,  # noqa: A002  (as torch names it)
+    ) -> None:
+        """``width``: a multiple of ``heads``. ``context``: as of the data, or longer.
+        ``meta_device``: under a sharding strategy, build the model without memory and give each
+        rank its part alone. ``compile``: each block by ``torch.compile``."""
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is no multiple of heads {heads}")
+        self.save_hyperparameters()
+        self.network: Network | None = None
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+
+    def configure_model(self) -> None:
+        if self.network is not None:
+            return
+        given, mesh = self.hparams, self.device_mesh
+        on_meta = mesh is not None and given["meta_device"]
+        with torch.device("meta" if on_meta else "cpu"):
+            network = Network(given["width"], given["layers"], given["heads"], given["context"])
+        if given["compile"]:
+            for block in network.blocks:
+                block.compile()
+        if mesh is not None:
+            shard(network, mesh["data_parallel"])
+        self.network = network
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        assert self.network is not None
+        scores: torch.Tensor = self.network(text)
+        return scores
+
+    def _losses(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum over the bytes that count, in nats, and their number."""
+        text, following = batch
+        scores = self(text).flatten(0, 1).float()
+        total = functional.cross_entropy(
+            scores, following.flatten(), ignore_index=NO_LABEL, reduction="sum"
+        )
+        return total, (following != NO_LABEL).sum()
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        total, counted = self._losses(batch)
+        return total / counted.clamp(min=1)
+
+    def validation_step(self, batch: Any) -> None:
+        self._measure("val", batch, self.val_loss)
+
+    def test_step(self, batch: Any) -> None:
+        self._measure("test", batch, self.test_loss)
+
+    def _measure(self, part: str, batch: Any, loss: MeanMetric) -> None:
+        total, counted = self._losses(batch)
+        loss.update(total / counted.clamp(min=1), weight=counted)
+        self.log(f"{part}/loss", loss, prog_bar=True, batch_size=len(batch[0]))
+
+    def configure_optimizers(self) -> Any:
+        groups = [
+            {
+                "params": [p for p in self.parameters() if p.ndim > 1],
+                "weight_decay": self.hparams["weight_decay"],
+            },
+            {"params": [p for p in self.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        rate = self.hparams["learning_rate"]
+        optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+        return one_cycle(optimizer, rate, self.trainer)
+
+
+def shard(network: Network, mesh: Any) -> None:
+    """FSDP2: each rank keeps a part of every block, and has a block whole while it computes it."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in network.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)

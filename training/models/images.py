@@ -1,0 +1,187 @@
+# ruff: noqa: ARG002  (save_hyperparameters keeps the arguments)
+"""torchvision's image classifiers: from scratch, or with pretrained weights and a new head."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torchvision
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn import functional
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from ltui.training.models.schedules import one_cycle
+
+NO_LABEL = -1
+"""Label of an image that only fills a batch: neither learned nor counted."""
+
+
+class ImageClassifier(LightningModule):
+    """For batches of (images (n, 3, height, width), labels (n,))."""
+
+    def __init__(
+        self,
+        architecture: str = "resnet18",
+        classes: int | None = None,
+        stem: Literal["usual", "3x3"] = "usual",
+        pretrained: Literal["no", "if there", "yes"] = "no",
+        freeze: bool = False,
+        optimizer: Literal["sgd", "adamw"] = "sgd",
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0005,
+        label_smoothing: float = 0.0,
+        channels_last: bool = True,
+        mirror_test: bool = False,
+        compile: bool = False,  # noqa: A002  (as torch names it)
+    ) -> None:
+        """``architecture``: a name of torchvision's. ``classes``: by default as many as the data
+        module has in ``classes``. ``stem``: ``3x3`` looks at small images whole (ResNets only).
+        ``pretrained``: ``if there`` takes weights that torch has in its cache, ``yes`` downloads
+        them; the head is new where the classes are others. ``freeze``: learn the head alone.
+        ``learning_rate``: the highest of a one-cycle schedule. ``mirror_test``: in tests, the mean
+        of an image's scores and its mirror image's. ``compile``: by ``torch.compile``.
+        """
+        super().__init__()
+        self.save_hyperparameters()
+        known = torchvision.models.list_models(module=torchvision.models)
+        if architecture not in known:
+            near = difflib.get_close_matches(architecture, known, n=1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise ValueError(f"torchvision has no classifier named {architecture!r}.{meant}")
+        if stem == "3x3" and not architecture.startswith(("resnet", "resnext", "wide_resnet")):
+            raise ValueError(f"stem=3x3 is for ResNets, not for {architecture}")
+        self.classes = classes
+        self.network: nn.Module | None = None
+
+    def configure_model(self) -> None:
+        """Lightning calls this once the data is set up, in every stage."""
+        if self.network is not None:
+            return
+        given, chosen = self.hparams, self.classes or _classes_of(self.trainer)
+        network = torchvision.models.get_model(given["architecture"], num_classes=chosen)
+        if given["pretrained"] != "no":
+            load_pretrained(network, given["architecture"], given["pretrained"] == "yes")
+        if given["stem"] == "3x3":
+            network.conv1 = nn.Conv2d(3, network.conv1.out_channels, 3, padding=1, bias=False)
+            network.maxpool = nn.Identity()
+        if given["freeze"]:
+            freeze_all_but_head(network)
+        if given["channels_last"]:
+            network.to(memory_format=torch.channels_last)
+        if given["compile"]:
+            network.compile()
+        self.network = network
+        self.val_metrics = _metrics(chosen, "val/")
+        self.test_metrics = _metrics(chosen, "test/")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert self.network is not None
+        if self.hparams["channels_last"]:
+            images = images.contiguous(memory_format=torch.channels_last)
+        scores: torch.Tensor = self.network(images)
+        return scores
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        images, labels = batch
+        return functional.cross_entropy(
+            self(images),
+            labels,
+            ignore_index=NO_LABEL,
+            label_smoothing=self.hparams["label_smoothing"],
+        )
+
+    def validation_step(self, batch: Any) -> None:
+        images, labels = batch
+        self._measure(self.val_metrics, self(images), labels)
+
+    def test_step(self, batch: Any) -> None:
+        images, labels = batch
+        scores = self(images)
+        if self.hparams["mirror_test"]:
+            scores = (scores + self(images.flip(-1))) / 2
+        self._measure(self.test_metrics, scores, labels)
+
+    def _measure(
+        self, metrics: MetricCollection, scores: torch.Tensor, labels: torch.Tensor
+    ) -> None:
+        scores = scores.float()
+        counted = (labels != NO_LABEL).sum()
+        total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
+        # Weighted by what counts; torchmetrics sums all of them over the ranks.
+        metrics["loss"].update(total / counted.clamp(min=1), weight=counted)
+        for name, metric in metrics.items(keep_base=True):
+            if name != "loss":
+                metric.update(scores, labels)
+            self.log(
+                f"{metrics.prefix}{name}",
+                metric,
+                prog_bar=name == "accuracy",
+                batch_size=len(labels),
+            )
+
+    def configure_optimizers(self) -> Any:
+        """Norms and biases do not decay."""
+        given = self.hparams
+        learned = [p for p in self.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in learned if p.ndim > 1], "weight_decay": given["weight_decay"]},
+            {"params": [p for p in learned if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        rate = given["learning_rate"]
+        if given["optimizer"] == "adamw":
+            return one_cycle(torch.optim.AdamW(groups, lr=rate), rate, self.trainer)
+        momentum = given["momentum"]
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=momentum > 0)
+        return one_cycle(sgd, rate, self.trainer)
+
+
+def _classes_of(trainer: Any) -> int:
+    classes = getattr(trainer.datamodule, "classes", None)
+    if classes is None:
+        raise ValueError(
+            "how many classes there are is not known: set model.init_args.classes, or give the "
+            "data module an attribute `classes`"
+        )
+    return classes if isinstance(classes, int) else len(classes)
+
+
+def _metrics(classes: int, prefix: str) -> MetricCollection:
+    metrics: dict[str, Any] = {"loss": MeanMetric(), "accuracy": _accuracy(classes, 1)}
+    if classes > 10:
+        metrics["accuracy_top5"] = _accuracy(classes, 5)
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
+
+
+def _accuracy(classes: int, top_k: int) -> MulticlassAccuracy:
+    return MulticlassAccuracy(classes, top_k=top_k, average="micro", ignore_index=NO_LABEL)
+
+
+def load_pretrained(network: nn.Module, architecture: str, download: bool) -> bool:
+    """Put torchvision's best weights into all of ``network`` but what has another shape (the head).
+
+    Without ``download``, only where torch has them in its cache. Whether they were there.
+    """
+    weights = torchvision.models.get_model_weights(architecture).DEFAULT
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rpartition("/")[2]
+    if not cached.exists() and not download:
+        return False
+    state = weights.get_state_dict(progress=False, check_hash=True)
+    own = network.state_dict()
+    fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
+    network.load_state_dict(fitting, strict=False)
+    return True
+
+
+def freeze_all_but_head(network: nn.Module) -> None:
+    """The head is the last linear layer."""
+    head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    for parameter in network.parameters():
+        parameter.requires_grad = False
+    for parameter in head.parameters():
+        parameter.requires_grad = True

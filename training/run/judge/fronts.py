@@ -1,0 +1,188 @@
+"""The wavefront: where every rank stands among the collectives, and what does not match. Pure.
+
+Back ends match collectives by their number, so the place where a run hangs is N, the first
+collective that is not complete on some rank; what each rank did at N tells who is at fault. The
+recorder's "completed" is not monotonic on gloo, so only entries that are not retired are trusted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ltui.training.run.evidence import Collective, Frame, Front, RankEvidence
+from ltui.training.run.judge.frames import call_site, collective_in, in_backward, user_frame
+
+_SIZED = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
+"""Collectives whose sizes must be equal on all ranks."""
+
+Signature = tuple[str, tuple[tuple[int, ...], ...], tuple[str, int] | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """What the ranks did at the first unfinished collective of one group."""
+
+    group: str
+    seq: int
+    at: Mapping[int, Collective]
+    """Ranks that enqueued number ``seq`` and whose entry is known."""
+    absent: tuple[int, ...]
+    """Ranks that did not come to it."""
+    unknown: tuple[int, ...]
+    """Ranks of which nothing is known."""
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(r for r, entry in sorted(self.at.items()) if not entry.retired)
+
+    @property
+    def differs(self) -> bool:
+        """Whether those that came can't match."""
+        return len({_shape(e) for e in self.at.values()}) > 1
+
+
+def fronts(close: Mapping[int, RankEvidence]) -> tuple[Front, ...]:
+    """One a rank and group, for people."""
+    found = []
+    for rank, of_rank in sorted(close.items()):
+        for group, last in sorted(of_rank.last_enqueued.items()):
+            entries = [e for e in of_rank.collectives if e.group == group and not e.p2p]
+            pending = next((e for e in entries if not e.retired), None)
+            done = max((e.seq for e in entries if e.retired), default=None)
+            found.append(
+                Front(
+                    rank=rank,
+                    group=group,
+                    last_enqueued=last,
+                    last_done=done,
+                    waits_in=pending,
+                    barrier=of_rank.barrier,
+                )
+            )
+    return tuple(found)
+
+
+def split(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
+    """The default group's, else the first other group's in which somebody waits; None where nobody
+    waits or nothing is recorded."""
+    groups = sorted({g for r in ranks if r in close for g in close[r].last_enqueued})
+    for group in groups:
+        if (found := _split_of(group, close, ranks)) is not None and found.waiting:
+            return found
+    return None
+
+
+def _split_of(group: str, close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
+    first: dict[int, int] = {}
+    known: dict[int, dict[int, Collective]] = {}
+    for rank in ranks & close.keys():
+        of_rank = close[rank]
+        last = of_rank.last_enqueued.get(group)
+        if last is None:
+            if group != "0":
+                continue  # the rank is no member
+            if of_rank.joined is not False:
+                continue
+            last = 0
+        entries = {e.seq: e for e in of_rank.collectives if e.group == group and not e.p2p}
+        known[rank] = entries
+        last = max([last, *entries])
+        pending = min((s for s, e in entries.items() if not e.retired), default=None)
+        first[rank] = pending if pending is not None else last + 1
+    if not first:
+        return None
+    number = min(first.values())
+    at = {r: known[r][number] for r in first if number in known[r]}
+    absent = tuple(sorted(r for r in first if r not in at and first[r] <= number))
+    unknown = tuple(sorted(r for r in ranks if r not in at and r not in absent))
+    return Split(group=group, seq=number, at=at, absent=absent, unknown=unknown)
+
+
+def _shape(entry: Collective) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    return entry.op, entry.sizes if entry.op in _SIZED else ()
+
+
+def odd_ones(found: Split, close: Mapping[int, RankEvidence]) -> tuple[int, ...]:
+    """Of ranks that did different things at one number: who did what the others did not.
+
+    The minority where there is one; else whoever did what no rank has ever done before at that
+    place, which two ranks have to decide between them; else all.
+    """
+    shapes = Counter(_shape(e) for e in found.at.values())
+    (most, count), *others = shapes.most_common()
+    if not others or count > others[0][1]:
+        return tuple(sorted(r for r, e in found.at.items() if _shape(e) != most))
+    seen = {
+        signature(e)
+        for of_rank in close.values()
+        for e in of_rank.collectives
+        if e.group == found.group and e.seq < found.seq
+    }
+    fresh = [r for r, e in found.at.items() if signature(e) not in seen]
+    if fresh and len(fresh) < len(found.at):
+        return tuple(sorted(fresh))
+    return tuple(sorted(found.at))
+
+
+def signature(entry: Collective) -> Signature:
+    site = entry.call_site
+    return entry.op, entry.sizes, (site.file, site.line) if site else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """The first number at which ranks called the same collective from different lines."""
+
+    group: str
+    seq: int
+    op: str
+    sites: Mapping[int, Frame]
+    odd: tuple[int, ...]
+
+
+def divergence(close: Mapping[int, RankEvidence]) -> Divergence | None:
+    """None where call sites agree, or where they are not known."""
+    sites: dict[tuple[str, int], dict[int, Collective]] = {}
+    for rank, of_rank in close.items():
+        for entry in of_rank.collectives:
+            if entry.call_site is not None and not entry.p2p:
+                sites.setdefault((entry.group, entry.seq), {})[rank] = entry
+    for (group, seq), entries in sorted(sites.items()):
+        places = Counter(_site(e) for e in entries.values())
+        if len(entries) < 2 or len(places) < 2:
+            continue
+        most, count = places.most_common(1)[0]
+        odd = [r for r, e in entries.items() if _site(e) != most]
+        if count * 2 == len(entries):
+            odd = list(entries)
+        found = {r: e.call_site for r, e in entries.items() if e.call_site is not None}
+        op = next(iter(entries.values())).op
+        return Divergence(group=group, seq=seq, op=op, sites=found, odd=tuple(sorted(odd)))
+    return None
+
+
+def _site(entry: Collective) -> tuple[str, int]:
+    assert entry.call_site is not None
+    return entry.call_site.file, entry.call_site.line
+
+
+def stands_in(of_rank: RankEvidence) -> str | None:
+    """The collective that the rank's main thread is in, by its stack: where nothing is recorded."""
+    stack = of_rank.main_stack
+    if (name := collective_in(stack)) is not None:
+        return name
+    frozen = of_rank.process is not None and of_rank.process.frozen
+    return "all_reduce" if in_backward(stack) and frozen and user_frame(stack) is None else None
+
+
+def site_of(entry: Collective, of_rank: RankEvidence | None) -> Frame | None:
+    """The user's line that issued the collective; from the live stack where the recorder kept
+    none."""
+    if entry.call_site is not None:
+        return entry.call_site
+    stack = of_rank.main_stack if of_rank is not None else None
+    if stack is None or collective_in(stack) is None:
+        return None
+    return call_site(stack.frames)
