@@ -5,20 +5,18 @@ FFCV takes seconds to import (numba) and is optional, so it is imported where it
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-_NOTICE_S = 1.0
-"""The thread looks every half second whether it was closed."""
+from ltui.training.data.beton_file import BetonFile
+
 _PAGE_BYTES = 2 << 20
 """FFCV's least; its default wastes megabytes on small data."""
 
@@ -67,47 +65,15 @@ class _Pairs:
         return image.numpy(), int(label)
 
 
-def _end(batches: Any) -> None:
-    """Have FFCV's reading thread end: one that still reads while Python ends aborts it."""
-    batches.close()
-    batches.join(_NOTICE_S)
-    while batches.is_alive():
-        # It has read everything and waits to say so.
-        with contextlib.suppress(Empty):
-            batches.output_queue.get_nowait()
-        batches.join(_NOTICE_S)
-
-
 def beton_batches(
     path: Path, batch_size: int, device: torch.device
 ) -> Callable[[list[int]], Iterator[Any]]:
-    """What ``RankLoader`` opens an epoch with: FFCV's loader, compiled once."""
-    from ffcv.fields.basics import IntDecoder
-    from ffcv.fields.ndarray import NDArrayDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import Squeeze, ToDevice, ToTensor
+    """What ``RankLoader`` opens an epoch with: every field as it stands, on ``device``. Compiled
+    once; ``BetonError`` where the file can't be read."""
+    from ltui.training.data.ffcv_pipelines import value_pipeline
+    from ltui.training.data.ffcv_reader import FfcvReader
 
-    there = [ToDevice(device, non_blocking=True)] if device.type == "cuda" else []
-    loader = Loader(
-        str(path),
-        batch_size=batch_size,
-        num_workers=1,
-        order=OrderOption.SEQUENTIAL,
-        seed=0,  # not drawn from the rank's random states; the order is given anyway
-        drop_last=False,
-        pipelines={
-            "image": [NDArrayDecoder(), ToTensor(), *there],
-            "label": [IntDecoder(), ToTensor(), Squeeze(1), *there],
-        },
-    )
-
-    def open_batches(order: list[int]) -> Iterator[Any]:
-        # "Sequential" is the order of these indices as they stand, whatever it is.
-        loader.traversal_order.indices = np.array(order, dtype=np.uint64)
-        batches = iter(loader)
-        try:
-            yield from batches
-        finally:
-            _end(batches)
-
-    return open_batches
+    file = BetonFile(path)
+    pipelines = {field.name: value_pipeline(field.type_id, device) for field in file.fields}
+    reader = FfcvReader(file, pipelines, batch_size=batch_size, device=device, num_workers=1)
+    return reader.batches

@@ -1,0 +1,276 @@
+"""What a ``.beton`` file says of itself, and whether it is whole. Needs NumPy, neither torch nor
+FFCV.
+
+FFCV follows the pointers in such a file without a look at where they lead: past the end of the
+file is a crash, and elsewhere are other samples' bytes. So they are looked at here, all at once,
+before anything is read. Format: version 2, as FFCV 1.0 writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+VERSION = 2
+HEADER = np.dtype(
+    [
+        ("version", "<u2"),
+        ("num_fields", "<u2"),
+        ("page_size", "<u4"),
+        ("num_samples", "<u8"),
+        ("alloc_table_ptr", "<u8"),
+    ],
+    align=True,
+)
+FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", (1024,)))], True)
+ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+_IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
+_BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
+
+FLOAT, INT, IMAGE, BYTES, ARRAY, JSON, TENSOR, CUSTOM = 0, 1, 2, 3, 4, 5, 6, 255
+KINDS = {
+    FLOAT: "number",
+    INT: "whole number",
+    IMAGE: "image",
+    BYTES: "bytes",
+    ARRAY: "array",
+    JSON: "JSON",
+    TENSOR: "tensor",
+    CUSTOM: "of its own",
+}
+_METADATA: dict[int, npt.DTypeLike] = {
+    FLOAT: "<f8",
+    INT: "<i8",
+    IMAGE: _IMAGE,
+    BYTES: _BYTES,
+    ARRAY: "<u8",
+    JSON: _BYTES,
+    TENSOR: "<u8",
+}
+JPEG, RAW = 0, 1
+
+
+class BetonError(ValueError):
+    """A ``.beton`` file that can't be read. The text names the file, and the sample where it is
+    one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of the samples."""
+
+    name: str
+    type_id: int
+    shape: tuple[int, ...] = ()
+    """Of an array or tensor."""
+    dtype: str = ""
+    """Of an array or tensor, as NumPy writes it."""
+
+    @property
+    def item_bytes(self) -> int | None:
+        """Bytes of a sample's array; None where it is no array."""
+        if self.type_id not in (ARRAY, TENSOR):
+            return None
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def points(self) -> bool:
+        """Whether its content stands in the pages, not beside the sample's number."""
+        return self.type_id not in (FLOAT, INT)
+
+
+class BetonFile:
+    """The tables of one file: 30 bytes a sample and more, held in memory."""
+
+    def __init__(self, path: Path) -> None:
+        """``BetonError`` where the file is cut off, of another format, or points past its data."""
+        self.path = path
+        try:
+            self.bytes = path.stat().st_size
+            with path.open("rb") as file:
+                self._read(file)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise BetonError(f"{path}: it can't be read ({reason}).") from error
+        except MemoryError as error:
+            raise self._damaged("its header promises more samples than could be") from error
+
+    def _read(self, file: Any) -> None:
+        header = self._take(file, HEADER, 1, "the header")[0]
+        if header["version"] != VERSION or header["num_fields"] == 0:
+            raise BetonError(
+                f"{self.path}: it is not a .beton file of version {VERSION}, which FFCV 1.0 writes."
+            )
+        self.page_size = int(header["page_size"])
+        self.samples = int(header["num_samples"])
+        self.table_at = int(header["alloc_table_ptr"])
+        if self.table_at == 0:
+            raise BetonError(f"{self.path}: it was never finished. Build it again.")
+        if self.table_at > self.bytes:
+            raise self._cut_off(f"its last table should begin at byte {self.table_at}")
+        fields = self._take(file, FIELD, int(header["num_fields"]), "the fields")
+        self.fields = tuple(self._field(f) for f in fields)
+        self.metadata = self._take(file, self.metadata_type, self.samples, "the samples")
+        self.data_at = file.tell()
+        file.seek(self.table_at)
+        self.allocations = self._table(file)
+        self._check()
+
+    @cached_property
+    def metadata_type(self) -> np.dtype[Any]:
+        """Of one sample; its fields are called ``f0``, ``f1`` and so on."""
+        parts = [(f"f{i}", _METADATA[f.type_id]) for i, f in enumerate(self.fields)]
+        return np.dtype(parts, align=True)
+
+    def _take(self, file: Any, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
+        wanted = dtype.itemsize * count
+        if wanted > self.bytes - file.tell():
+            raise self._cut_off(f"{what} would not fit")
+        return np.frombuffer(file.read(wanted), dtype=dtype, count=count)
+
+    def _field(self, described: Any) -> Field:
+        name = bytes(described["name"]).split(b"\0")[0].decode("ascii", "replace")
+        kind = int(described["type_id"])
+        if kind == CUSTOM or kind not in KINDS:
+            raise BetonError(
+                f"{self.path}: its field {name!r} is of a kind that only the code which wrote it "
+                "can read."
+            )
+        if kind not in (ARRAY, TENSOR):
+            return Field(name, kind)
+        try:
+            shape, dtype = _array_arguments(described["arguments"])
+        except (ValueError, TypeError, IndexError) as error:
+            raise self._damaged(f"its field {name!r} says no shape") from error
+        return Field(name, kind, shape, dtype)
+
+    def _table(self, file: Any) -> npt.NDArray[Any]:
+        expected = self.samples * sum(field.points for field in self.fields)
+        left = self.bytes - self.table_at
+        if left < expected * ALLOCATION.itemsize:
+            raise self._cut_off("its last table is not whole")
+        if left > expected * ALLOCATION.itemsize:
+            raise self._damaged("its last table is longer than its samples need")
+        return np.frombuffer(file.read(left), dtype=ALLOCATION)
+
+    # Whether every pointer leads to the data that it should.
+
+    def _check(self) -> None:
+        if self.samples == 0:
+            raise BetonError(f"{self.path}: it holds no samples.")
+        if self.page_size == 0 or self.page_size & (self.page_size - 1):
+            raise self._damaged(f"its pages would be of {self.page_size} bytes")
+        table, zero = self.allocations, np.uint64(0)
+        ends = table["ptr"] + table["size"]
+        page = np.uint64(self.page_size)
+        last = np.where(table["size"] > zero, ends - np.uint64(1), table["ptr"])
+        outside = (table["ptr"] < self.data_at) | (ends > self.table_at) | (ends < table["ptr"])
+        self._refuse(table["sample_id"], outside, "points past the data")
+        crosses = table["ptr"] // page != last // page
+        self._refuse(table["sample_id"], crosses, "does not lie in one page")
+        for index, field in enumerate(self.fields):
+            if field.points:
+                self._check_field(index, field)
+
+    def _check_field(self, index: int, field: Field) -> None:
+        pointers, sizes = self.pointers(index), self.sizes(index)
+        table = self.by_address
+        at = np.minimum(np.searchsorted(table["ptr"], pointers), max(0, len(table) - 1))
+        found = table[at]
+        samples = np.arange(self.samples)
+        # Samples without content stand at the address of the next one's.
+        lost = (found["ptr"] != pointers) | ((found["size"] != sizes) & (sizes > 0))
+        self._refuse(samples, lost, f"has no {KINDS[field.type_id]} where {field.name!r} should be")
+
+    def _refuse(self, samples: npt.NDArray[Any], bad: npt.NDArray[Any], what: str) -> None:
+        if bad.any():
+            first = int(samples[int(np.argmax(bad))])
+            more = int(bad.sum()) - 1
+            others = f" (and {more} more)" if more else ""
+            raise self._damaged(f"sample {first}{others} {what}")
+
+    @cached_property
+    def by_address(self) -> npt.NDArray[Any]:
+        """The allocations in the order of the file."""
+        return self.allocations[np.argsort(self.allocations["ptr"], kind="stable")]
+
+    def pointers(self, index: int) -> npt.NDArray[np.uint64]:
+        """Where in the file each sample's content of a field begins."""
+        column = self.metadata[f"f{index}"]
+        kind = self.fields[index].type_id
+        pointers: npt.NDArray[np.uint64] = (
+            column["data_ptr"] if kind == IMAGE else column["ptr"] if column.dtype.names else column
+        )
+        return pointers
+
+    def sizes(self, index: int) -> npt.NDArray[np.int64]:
+        """Bytes that each sample's content of a field has; of a JPEG, as allocated."""
+        field, column = self.fields[index], self.metadata[f"f{index}"]
+        if field.item_bytes is not None:
+            return np.full(self.samples, field.item_bytes, dtype=np.int64)
+        if field.type_id != IMAGE:
+            return column["size"].astype(np.int64)
+        table = self.by_address
+        at = np.minimum(np.searchsorted(table["ptr"], column["data_ptr"]), len(table) - 1)
+        raw = column["height"].astype(np.int64) * column["width"] * 3
+        sizes: npt.NDArray[np.int64] = np.where(column["mode"] == RAW, raw, table["size"][at])
+        return sizes
+
+    # What a loader asks.
+
+    def field_index(self, name: str) -> int:
+        """``BetonError`` with the fields that there are."""
+        names = [field.name for field in self.fields]
+        if name not in names:
+            raise BetonError(
+                f"{self.path}: it has no field {name!r}. Its fields are: {', '.join(names)}."
+            )
+        return names.index(name)
+
+    def image_field(self) -> int | None:
+        """The first field of images."""
+        return next((i for i, f in enumerate(self.fields) if f.type_id == IMAGE), None)
+
+    def image_sides(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Heights and widths of the images in a field."""
+        column = self.metadata[f"f{index}"]
+        return column["height"].astype(np.int64), column["width"].astype(np.int64)
+
+    @cached_property
+    def pages(self) -> int:
+        """How many pages hold data."""
+        return len(np.unique(self.allocations["ptr"] // np.uint64(self.page_size)))
+
+    def page_of_samples(self) -> npt.NDArray[np.int64]:
+        """The page in which each sample's content begins; its first field's that has any."""
+        first = next((i for i, f in enumerate(self.fields) if f.points), None)
+        if first is None:
+            return np.zeros(self.samples, dtype=np.int64)
+        pages: npt.NDArray[np.int64] = (self.pointers(first) // np.uint64(self.page_size)).astype(
+            np.int64
+        )
+        return pages
+
+    def _cut_off(self, why: str) -> BetonError:
+        return BetonError(
+            f"{self.path}: it is cut off after {self.bytes} bytes ({why}). Copy or build it again."
+        )
+
+    def _damaged(self, why: str) -> BetonError:
+        return BetonError(f"{self.path}: it is damaged: {why}. Copy or build it again.")
+
+
+def _array_arguments(arguments: npt.NDArray[np.uint8]) -> tuple[tuple[int, ...], str]:
+    raw = arguments.tobytes()
+    sides = np.frombuffer(raw, dtype="<u8", count=32).tolist()
+    length = int(np.frombuffer(raw, dtype="<u8", count=1, offset=256)[0])
+    ((_, dtype),) = json.loads(raw[264 : 264 + length].decode("ascii"))
+    while sides and sides[-1] == 0:
+        sides.pop()
+    return tuple(sides), str(np.dtype(dtype).str)
