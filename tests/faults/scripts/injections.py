@@ -57,8 +57,10 @@ def stuck_sample(batch: int) -> None:
             mark()
             time.sleep(_FOREVER_S)  # fault: data_sleep
     if wants("data_gil"):
+        buffer = ctypes.create_string_buffer(1)
         mark()
-        ctypes.PyDLL(None).sleep(int(_FOREVER_S))  # fault: data_gil
+        # A read goes on after a signal's handler, as a sleep would not.
+        ctypes.PyDLL(None).read(os.pipe()[0], buffer, 1)  # fault: data_gil
     if wants("data_spin") or wants("worker_spin"):
         mark()
         while True:
