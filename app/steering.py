@@ -13,6 +13,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.adopt import current_snapshot
 from ltui.training.supervise.client import ControlClient, NotSupervised
 from ltui.training.supervise.launch import adopt
 
@@ -34,7 +35,7 @@ def ask(run_dir: RunDir, request: dict[str, Any], timeout_s: float = ANSWER_S) -
 
 def require_live(run_dir: RunDir) -> RunSnapshot:
     """The run as it is, where it is alive."""
-    snapshot = true_snapshot(run_dir)
+    snapshot = current_snapshot(run_dir)
     if snapshot.state not in LIVE:
         finished = snapshot.state is RunState.FINISHED
         raise ProblemError(

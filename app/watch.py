@@ -29,7 +29,7 @@ from ltui.training.run.throughput import throughput as folded_throughput
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
 from ltui.training.store.schema import StoreError
-from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.adopt import current_snapshot
 from ltui.training.supervise.client import ControlClient
 
 STATUS_S = 1.0
@@ -126,7 +126,7 @@ class RunWatch:
         snapshot = self._client.status()
         self._answers = snapshot is not None
         if snapshot is None:
-            snapshot = true_snapshot(self.run_dir)
+            snapshot = current_snapshot(self.run_dir)
         if self._answers or self._snapshot is None or snapshot.state not in LIVE:
             self._snapshot_at = now if self._answers else (snapshot.taken_at or now)
         self._snapshot = snapshot

@@ -19,7 +19,7 @@ def open_dashboard(options: Namespace) -> int:
                 remedy="Without one, use `ltui runs`, `ltui show RUN` or `ltui run PRESET`.",
             )
         )
-    home = ltui_home()
+    home = ltui_home(to_write=False)
     run = None if options.run is None else find_run(home, options.run)
     # Local: the errors above must not wait for Textual's half second.
     from ltui.app.app import run_dashboard

@@ -19,7 +19,7 @@ STEP_LOSS = "step/loss"
 
 def export(options: Namespace) -> int:
     """``ltui export RUN``."""
-    store = RunStore(find_run(ltui_home(), options.run))
+    store = RunStore(find_run(ltui_home(to_write=False), options.run))
     names = _chosen(store, options.metric)
     write = write_json if options.format == "json" else write_csv
     with output(options.output) as stream:

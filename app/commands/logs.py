@@ -23,7 +23,7 @@ LINE_BYTES = 1 << 20
 
 def print_logs(options: Namespace) -> int:
     """``ltui logs RUN``."""
-    run_dir = find_run(ltui_home(), options.run)
+    run_dir = find_run(ltui_home(to_write=False), options.run)
     attempt = _attempt(run_dir, options.attempt)
     folder = run_dir.logs_dir(attempt)
     if not options.follow:

@@ -12,16 +12,16 @@ from ltui.app.summary import runs_lines, show_lines
 from ltui.training.problem import ProblemError
 from ltui.training.run.snapshot import RunSnapshot, head_json, to_json
 from ltui.training.store.home import find_run, list_runs, ltui_home
-from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.adopt import current_snapshot
 from ltui.training.supervise.launch import delete as delete_run
 
 
 def list_all(options: Namespace) -> int:
     """``ltui runs``."""
     snapshots: list[RunSnapshot] = []
-    for run_dir in list_runs(ltui_home()):
+    for run_dir in list_runs(ltui_home(to_write=False)):
         try:
-            snapshots.append(true_snapshot(run_dir))
+            snapshots.append(current_snapshot(run_dir))
         except ProblemError as error:
             # One unreadable run must not hide the others.
             sys.stderr.write(f"{error}\n")
@@ -36,7 +36,7 @@ def list_all(options: Namespace) -> int:
 
 def show(options: Namespace) -> int:
     """``ltui show RUN``."""
-    snapshot = true_snapshot(find_run(ltui_home(), options.run))
+    snapshot = current_snapshot(find_run(ltui_home(to_write=False), options.run))
     if options.json:
         _print_json(to_json(snapshot))
     else:

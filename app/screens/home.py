@@ -399,14 +399,14 @@ class HomeScreen(Screen[None]):
     @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
     def _look_at_runs(self) -> None:
         from ltui.app.runs_list import RunsList
-        from ltui.training.store.truth import true_snapshot
+        from ltui.training.supervise.adopt import current_snapshot
 
         if self._looking:
             return
         self._looking = True
         try:
             if self._runs is None:
-                self._runs = RunsList(self.home, true_snapshot)
+                self._runs = RunsList(self.home, current_snapshot)
             lines = self._runs.look()
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             self._from_thread(self._runs_failed, f"{type(error).__name__}: {error}")

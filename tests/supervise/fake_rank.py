@@ -8,15 +8,15 @@ barrier, then ``publish``, which real ranks call too.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import mmap
 import os
-import random
 import signal
 import sys
 import time
 from pathlib import Path
+
+from fake_weights import body_of, loss_of, next_weights
 
 from ltui.training.queue.control import Command, ControlFile
 from ltui.training.queue.pulse import PulseWriter
@@ -37,19 +37,6 @@ ATTEMPT = int(os.environ["LTUI_ATTEMPT"])
 QUEUES = RUN_DIR / "queue" / str(ATTEMPT)
 CHECKPOINTS = RUN_DIR / "checkpoints"
 _CHUNK_BYTES = 1 << 16
-
-
-def next_weights(weights: bytes, step: int) -> bytes:
-    return hashlib.sha256(weights + step.to_bytes(8, "big")).digest()
-
-
-def loss_of(weights: bytes) -> float:
-    return int.from_bytes(weights[:6], "big") / 2**48
-
-
-def body_of(weights: bytes, size: int) -> bytes:
-    """What a checkpoint of ``weights`` holds: themselves, and as much again as is asked for."""
-    return weights + random.Random(weights).randbytes(size)
 
 
 class Lockstep:
@@ -160,6 +147,8 @@ class FakeRank:
         """Rank 0 binds all to the next step, as real ranks agree on one."""
         state = self.control.read()
         asked, decided = state.request, state.decision
+        if state.plan and state.plan.at_global_step == self.step:
+            self.stop()
         if self.rank == 0 and asked and asked.request_id > (decided.decision_id if decided else 0):
             self.control.decide(asked.request_id, asked.kind, self.step + 1)
         elif decided and decided.decision_id > self.decided and self.step >= decided.at_global_step:

@@ -39,10 +39,10 @@ stoat stone stork swan swift tern thrush tiger toad trout tulip vole wasp whale 
 """.split()  # noqa: SIM905
 
 
-def ltui_home() -> Path:
+def ltui_home(*, to_write: bool = True) -> Path:
     """``$LTUI_HOME`` or the platform's user data directory for ltui; made 0700 where absent.
 
-    Raises ``ProblemError`` where it can't be made or written.
+    Raises ``ProblemError`` where it can't be made, or written unless it is only looked at.
     """
     given = os.environ.get("LTUI_HOME")
     if given:
@@ -53,6 +53,8 @@ def ltui_home() -> Path:
 
         home = Path(platformdirs.user_data_dir("ltui", appauthor=False))
     where = "LTUI_HOME" if given else str(home)
+    if not to_write and os.access(home / "runs", os.R_OK | os.X_OK):
+        return home
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         (home / "runs").mkdir(mode=0o700, exist_ok=True)

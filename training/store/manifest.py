@@ -6,8 +6,11 @@ was never completed. Checksums of large files take seconds; sizes are looked at 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +19,11 @@ from typing import Any
 from ltui.training.run.snapshot import CheckpointInfo
 
 _CHUNK_BYTES = 4 << 20
+_OURS = re.compile(
+    r"(?P<name>step-\d{8,}-[a-z]+(-\d+)?\.ckpt)(\.rank-\d{5})?"
+    r"|(?P<dot>\.)step-\d{8,}-[a-z]+(-\d+)?\.ckpt(\.json|\.rank-\d{5})?\.part"
+)
+"""What a rank writes before the manifest, as ``training/rank/publish.py`` names it."""
 
 
 def checkpoints(folder: Path) -> list[CheckpointInfo]:
@@ -113,6 +121,30 @@ def _without_manifest(folder: Path, found: list[CheckpointInfo]) -> list[Path]:
     except OSError:
         return []
     return [path for path in names if str(path) not in known]
+
+
+def remove_unfinished(folder: Path) -> list[str]:
+    """Remove what a killed rank left of checkpoints that were never completed; the names.
+
+    Only files that ltui's ranks write, and only while none of them is alive. A checkpoint that has
+    a manifest stays, whole or not.
+    """
+    removed = []
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return []
+    for path in paths:
+        found = _OURS.fullmatch(path.name)
+        if found is None or (not found["dot"] and (folder / f"{found['name']}.json").exists()):
+            continue
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            removed.append(path.name)
+    return removed
 
 
 def _changed_at(path: Path) -> float:

@@ -20,7 +20,12 @@ import numpy.typing as npt
 from ltui.training.run.snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.home import RunDir
 from ltui.training.store.lineage import Span, spans
-from ltui.training.store.schema import check_layout, damaged, store_error
+from ltui.training.store.schema import (
+    check_layout,
+    damaged,
+    no_history,
+    store_error,
+)
 from ltui.training.store.windows import LEVELS, SAMPLES, STEPS, Family
 
 FloatArray = npt.NDArray[np.float64]
@@ -90,7 +95,8 @@ class StateChange:
 @dataclass(frozen=True, slots=True)
 class Gap:
     attempt: int
-    rank: int
+    rank: int | None
+    """None where a part of the history of all ranks is missing."""
     after_seq: int
     missed: int
     t: float
@@ -143,7 +149,7 @@ class RunStore:
         """The run as the supervisor last wrote it."""
         row = self._connection.execute("SELECT document FROM snapshot").fetchone()
         if row is None:
-            raise store_error(self.path, "it holds no state of the run yet.")
+            raise no_history(self.path, "it holds no state of the run yet.")
         try:
             return snapshot_from_json(json.loads(row[0]))
         except ValueError as error:
@@ -303,7 +309,7 @@ def _verdict(document: dict[str, Any]) -> Verdict:
 
 def _open(path: Path) -> sqlite3.Connection:
     if not path.exists():
-        raise store_error(path, "the run has no history yet.")
+        raise no_history(path, "the run has no history yet.")
     connection = None
     try:
         connection = sqlite3.connect(
@@ -329,7 +335,7 @@ def _open(path: Path) -> sqlite3.Connection:
         raise
     if version == 0:
         connection.close()
-        raise store_error(path, "the run has no history yet.")
+        raise no_history(path, "the run has no history yet.")
     return connection
 
 

@@ -5,6 +5,7 @@ Layouts only grow: a newer ltui reads older files, an older one refuses newer fi
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -97,11 +98,23 @@ class StoreError(ProblemError):
     """A run's database can't be read or written; ``str()`` says why and what to do."""
 
 
+class NoHistoryError(StoreError):
+    """Nothing has been written yet, or nothing is left of it."""
+
+
+def no_history(path: Path, what: str) -> NoHistoryError:
+    return NoHistoryError(Problem(where=str(path), what=what))
+
+
 def store_error(path: Path, what: str, remedy: str | None = None) -> StoreError:
     return StoreError(Problem(where=str(path), what=what, remedy=remedy))
 
 
 def damaged(path: Path, error: sqlite3.Error) -> StoreError:
+    """Why the file can't be used, as a person is told."""
+    if "locked" in str(error):
+        what = "another program keeps the run's history locked."
+        return store_error(path, what, "Close that program; the run itself is not touched.")
     return store_error(
         path,
         f"the run's history is damaged ({error}).",
@@ -131,6 +144,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             )
         else:
             _add_columns(connection)
+        # Once it stands, whoever locks it holds up one tick of the supervisor, not its stops.
+        connection.execute("PRAGMA busy_timeout = 500")
     except BaseException:
         connection.close()
         raise
@@ -142,6 +157,43 @@ def _add_columns(connection: sqlite3.Connection) -> None:
         known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
         if column not in known:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+
+
+CHECKED_BYTES = 256 << 20
+"""Databases up to this size are read through before they are written to: half a second at most."""
+
+
+def is_damaged(path: Path) -> str | None:
+    """What is wrong with an existing database; None where nothing is, or it can't be told now."""
+    if not path.exists() or not path.stat().st_size:
+        return None
+    try:
+        connection = sqlite3.connect(path, timeout=5.0)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if path.stat().st_size > CHECKED_BYTES:
+                return None
+            said = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            return None if said == "ok" else said.splitlines()[-1]
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:  # locked, or the disk is full: no damage
+        return str(error) if "malformed" in str(error) else None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged database another name, so that a new one can be begun; nothing is deleted."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    os.rename(path, aside)
+    for suffix in ("-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists():
+            os.rename(beside, aside.with_name(aside.name + suffix))
+    return aside
 
 
 def check_layout(path: Path, connection: sqlite3.Connection) -> int:

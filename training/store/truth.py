@@ -6,10 +6,12 @@ The supervisor's own word is taken while it is alive. After that the store, the 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ltui.training.problem import ProblemError
 from ltui.training.queue.records import PulseState
 from ltui.training.run.fold import Fold
 from ltui.training.run.progress import progress, rank_snapshots
@@ -23,10 +25,13 @@ from ltui.training.run.snapshot import (
 from ltui.training.store.home import RunDir
 from ltui.training.store.manifest import checkpoints
 from ltui.training.store.reader import RunStore
-from ltui.training.supervise.alive import ProcessMark, boot_id, lock_holder
+from ltui.training.store.schema import NoHistoryError, StoreError
+from ltui.training.supervise.alive import ProcessMark, boot_id, lock_holder, runs_with
 from ltui.training.supervise.client import ControlClient
 from ltui.training.supervise.ending import Facts, ending
 from ltui.training.supervise.marks import engine_exit, keeper_mark, latest_attempt
+from ltui.training.supervise.restarts import read_ledger
+from ltui.training.supervise.sweep import processes_of
 from ltui.training.supervise.watch import rank_alive, read_pulses
 
 
@@ -37,11 +42,11 @@ def true_snapshot(run_dir: RunDir) -> RunSnapshot:
         answer = ControlClient(run_dir).status(timeout_s=1.0)
         if answer is not None:
             return answer
-    stored = _stored(run_dir)
-    if stored.state not in LIVE:
-        return replace(stored, supervisor_pid=None)
-    pulses = read_pulses(run_dir.queue_dir(stored.attempt))
-    now = _moved(stored, pulses)
+    last = stored(run_dir)
+    if last.state not in LIVE:
+        return replace(last, supervisor_pid=None)
+    pulses = read_pulses(run_dir.queue_dir(last.attempt))
+    now = _moved(last, pulses)
     if holder is not None and holder.alive():
         return replace(
             now,
@@ -51,22 +56,58 @@ def true_snapshot(run_dir: RunDir) -> RunSnapshot:
     return _unsupervised(run_dir, now, pulses)
 
 
-def _stored(run_dir: RunDir) -> RunSnapshot:
-    """As last written; where nothing was yet, what the specification says."""
+def abandoned(run_dir: RunDir) -> bool:
+    """Whether a supervisor died over the run and there is no keeper to start another."""
+    try:
+        if not run_dir.lock_path.stat().st_size or not os.access(run_dir.path, os.W_OK):
+            return False  # Left in order, or never begun; or there is nothing that could be done.
+    except OSError:
+        return False
+    if lock_holder(run_dir.lock_path) is not None:
+        return False
+    keeper = keeper_mark(run_dir)
+    if keeper is not None and keeper.alive():
+        return False
+    try:
+        return stored(run_dir).state in LIVE
+    except ProblemError:
+        return False
+
+
+def stored(run_dir: RunDir) -> RunSnapshot:
+    """As last written; where that can't be read or nothing was yet, what the other files say.
+
+    Raises ``ProblemError`` where the specification can't be read either.
+    """
+    note: str | None = None
     if run_dir.db_path.exists() and run_dir.db_path.stat().st_size:
-        with RunStore(run_dir) as store:
-            return store.snapshot()
+        try:
+            with RunStore(run_dir) as store:
+                return store.snapshot()
+        except NoHistoryError:
+            pass
+        except StoreError as error:
+            note = error.problems[0].what
+    return _from_files(run_dir, note)
+
+
+def _from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
+    """A run without history: whether it lives is left to be looked up."""
     spec = run_dir.read_spec()
+    attempt = latest_attempt(run_dir)
     return RunSnapshot(
         id=run_dir.id,
         name=spec.name,
-        state=RunState.QUEUED,
+        state=RunState.STARTING,
         preset=spec.preset,
         command=spec.command,
+        attempt=attempt or 1,
         created_at=spec.created_at,
         world_size=spec.nproc or None,
+        checkpoints=tuple(checkpoints(run_dir.checkpoints_dir)),
+        history_note=note or ("the run's history is gone." if attempt else None),
+        log_dir=str(run_dir.logs_dir(attempt or 1)),
         run_dir=str(run_dir.path),
-        log_dir=str(run_dir.logs_dir(1)),
     )
 
 
@@ -85,21 +126,30 @@ def _unsupervised(
     run_dir: RunDir, stored: RunSnapshot, pulses: Mapping[int, PulseState | None]
 ) -> RunSnapshot:
     keeper = keeper_mark(run_dir)
-    alive = {r for r, p in pulses.items() if p is not None and rank_alive(p)}
+    rebooted = _rebooted(run_dir, keeper)
+    # A process of this boot may have got the number and even the start time of one before it.
+    alive = {r for r, p in pulses.items() if p is not None and not rebooted and rank_alive(p)}
     ranks = _ranks(stored, pulses, alive)
-    exit_ = engine_exit(run_dir, latest_attempt(run_dir) or stored.attempt)
+    attempt = max(stored.attempt, latest_attempt(run_dir) or 0)
+    exit_ = engine_exit(run_dir, attempt)
     if keeper is not None and keeper.alive():
         detail = "its supervisor died; the keeper starts another"
         return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
-    if alive:
-        detail = f"its supervisor died; {len(alive)} ranks go on without one"
+    if left := len(alive) or len(processes_of(run_dir)):
+        what = "ranks go on" if alive else "processes are left"
+        detail = f"its supervisor died; {left} {what} without one"
         return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
+    if _waits(run_dir, stored, attempt):
+        detail = "its supervisor died while it waited; the next ltui command takes it up"
+        return replace(stored, supervisor_pid=None, detail=detail)
+    if runs_with("ltui.training.supervise.main", str(run_dir.path)):
+        return replace(stored, supervisor_pid=None, detail="its supervisor is only starting")
     found = ending(
         Facts(
             exit=exit_,
             keeper_died=False,
             pulses=pulses,
-            rebooted=_rebooted(run_dir, keeper),
+            rebooted=rebooted,
             checkpoints=tuple(checkpoints(run_dir.checkpoints_dir)),
             foreign=stored.command is not None,
             global_step=stored.global_step,
@@ -116,6 +166,15 @@ def _unsupervised(
         eta_s=None,
         verdicts=(),
     )
+
+
+def _waits(run_dir: RunDir, stored: RunSnapshot, attempt: int) -> bool:
+    """Whether it had still to be started: for the first time, or again."""
+    if stored.state is not RunState.QUEUED:
+        return False
+    waiting = read_ledger(run_dir).waiting
+    begun = run_dir.engine_start_path(attempt).exists()
+    return not begun or (waiting is not None and waiting.attempt == attempt)
 
 
 def _rebooted(run_dir: RunDir, keeper: ProcessMark | None) -> bool:

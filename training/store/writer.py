@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,13 +178,33 @@ class StoreWriter:
         )
         return {rank: Cursor(*cursor) for rank, *cursor in rows}
 
-    def missed(self, attempt: int) -> dict[int, int]:
-        """Records of each rank that no history holds."""
-        return dict(
-            self._connection.execute(
-                "SELECT rank, sum(missed) FROM gaps WHERE attempt = ? GROUP BY rank", (attempt,)
-            )
+    def missed(self) -> int:
+        """Records of all ranks and attempts that no history holds."""
+        row = self._connection.execute(
+            "SELECT sum(missed) FROM gaps WHERE rank IS NOT NULL"
+        ).fetchone()
+        return int(row[0] or 0)
+
+    def holes(self) -> list[str]:
+        """What else is missing, in words: parts that no count of records can tell of."""
+        rows = self._connection.execute("SELECT reason FROM gaps WHERE rank IS NULL ORDER BY id")
+        return [row[0] for row in rows]
+
+    def add_hole(self, attempt: int, reason: str) -> None:
+        """Keep on record that a part of the history is missing, and which."""
+        self._connection.execute(
+            "INSERT INTO gaps (attempt, rank, after_seq, missed, t, reason) "
+            "VALUES (?, NULL, 0, 0, ?, ?)",
+            (attempt, time.time(), reason),
         )
+
+    def last_step(self) -> int:
+        """The furthest step of any rank and attempt; 0 where there is none."""
+        row = self._connection.execute(
+            "SELECT max((SELECT coalesce(max(step), 0) FROM steps), "
+            "(SELECT coalesce(max(last_step), 0) FROM step_windows))"
+        ).fetchone()
+        return int(row[0])
 
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
         self._connection.execute(
@@ -264,7 +285,7 @@ class StoreWriter:
 
     def drop_old_readings(self, now: float) -> None:
         """Delete readings older than ``KEEP_READINGS_S``; does so at most once a minute."""
-        if now - self._pruned_at < 60.0:
+        if 0.0 <= now - self._pruned_at < 60.0:
             return
         self._pruned_at = now
         for table in ("gpu_samples", "process_samples"):

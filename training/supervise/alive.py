@@ -85,6 +85,19 @@ def lock_holder(path: Path) -> ProcessMark | None:
     return mark if same_boot and mark.alive() else None
 
 
+def runs_with(*arguments: str) -> bool:
+    """Whether some process was started with all of ``arguments`` among its own."""
+    wanted = {os.fsencode(argument) for argument in arguments}
+    for pid in pids():
+        try:
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if wanted <= set(argv):
+            return True
+    return False
+
+
 def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 

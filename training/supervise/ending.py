@@ -208,6 +208,8 @@ def _killed_rank(facts: Facts) -> tuple[int, str] | None:
     silent = [p for p in silent if said.get(p.rank, -1) < 0 and p.rank not in said]
     if not silent or not (raised or len(silent) == 1) or facts.failures:
         return None
+    if not raised and len(facts.pulses) < max(p.world_size for p in silent):
+        return None  # It may be one of those that were never heard of.
     first = min(silent, key=lambda p: p.changed_wall_s)
     return first.rank, "ended without an exception (killed, or it exited by itself)"
 

@@ -21,9 +21,11 @@ from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, open_private_log
 from ltui.training.store.manifest import ResumeChoice, checkpoints, resume_choice, verify
-from ltui.training.store.truth import true_snapshot
+from ltui.training.store.truth import abandoned, true_snapshot
 from ltui.training.supervise.alive import lock_holder
+from ltui.training.supervise.marks import keeper_mark
 from ltui.training.supervise.rankside import install_rank_side
+from ltui.training.supervise.sweep import sweep
 
 _START_S = 30.0
 _LEAVING_S = 3.0
@@ -50,8 +52,11 @@ def launch(spec: RunSpec, home: Path) -> RunDir:
         raise _unwritable(home, error) from error
     try:
         _start_supervisor(run_dir, ("--attempt", "1"))
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, _KilledError) and _kept_alive(run_dir):
+            return run_dir
         if lock_holder(run_dir.lock_path) is None:
+            sweep(run_dir)
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
     return run_dir
@@ -64,6 +69,7 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     resume from.
     """
     _wait_until_left(run_dir)
+    _have_the_end_recorded(run_dir)
     snapshot = true_snapshot(run_dir)
     if snapshot.state in LIVE:
         raise ProblemError(_still_live(run_dir, snapshot.state))
@@ -91,6 +97,9 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
         _start_supervisor(run_dir, arguments)
     except OSError as error:
         raise _unwritable(run_dir.home, error) from error
+    except _KilledError:
+        if not _kept_alive(run_dir):
+            raise
     finally:
         if aside is not None:
             shutil.rmtree(aside.parent, ignore_errors=True)
@@ -100,6 +109,31 @@ def adopt(run_dir: RunDir) -> None:
     """Start a supervisor for a run that lost its own; does nothing where one is alive."""
     if lock_holder(run_dir.lock_path) is None:
         _start_supervisor(run_dir, ("--adopt",))
+
+
+def _kept_alive(run_dir: RunDir) -> bool:
+    """Whether a run whose supervisor was killed as it began has a keeper, which starts another."""
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        keeper = keeper_mark(run_dir)
+        if keeper is None or not keeper.alive():
+            return False
+        if lock_holder(run_dir.lock_path) is not None:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _have_the_end_recorded(run_dir: RunDir) -> None:
+    """Of an attempt that nobody saw end, with what its ranks had still to tell."""
+    if not abandoned(run_dir):
+        return
+    try:
+        adopt(run_dir)
+    except ProblemError:
+        if lock_holder(run_dir.lock_path) is None:
+            sweep(run_dir)
+    _wait_until_left(run_dir, _START_S)
 
 
 def delete(run_dir: RunDir) -> None:
@@ -305,14 +339,23 @@ def supervisor_argv(run_dir: RunDir, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "ltui.training.supervise.main", str(run_dir.path), *arguments]
 
 
-def _wait_until_left(run_dir: RunDir) -> None:
+def _wait_until_left(run_dir: RunDir, seconds: float = _LEAVING_S) -> None:
     """Give a supervisor that is only leaving the moment it needs."""
-    deadline = time.monotonic() + _LEAVING_S
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         holder = lock_holder(run_dir.lock_path)
-        if holder is None or true_snapshot(run_dir).state in LIVE:
+        if holder is None or _stays_live(run_dir):
             return
         time.sleep(0.05)
+
+
+def _stays_live(run_dir: RunDir) -> bool:
+    """Whether its supervisor is there to stay, as far as it says: it may only look at the end."""
+    snapshot = true_snapshot(run_dir)
+    if snapshot.state not in LIVE:
+        return False
+    keeper = keeper_mark(run_dir)
+    return snapshot.state is RunState.QUEUED or (keeper is not None and keeper.alive())
 
 
 def _start_supervisor(run_dir: RunDir, arguments: Sequence[str]) -> None:
@@ -336,13 +379,13 @@ def _start_supervisor(run_dir: RunDir, arguments: Sequence[str]) -> None:
         answer = _first_line(read_end, time.monotonic() + _START_S)
         starter.wait(5.0)
     except (OSError, subprocess.SubprocessError) as error:
-        raise _no_supervisor(run_dir, _reason(error)) from error
+        raise ProblemError(_no_supervisor(run_dir, _reason(error))) from error
     finally:
         os.close(read_end)
         if write_end >= 0:
             os.close(write_end)
     if answer is None:
-        raise _no_supervisor(run_dir, _last_words(run_dir))
+        raise _KilledError(_no_supervisor(run_dir, _last_words(run_dir)))
     if not answer.get("ok"):
         raise ProblemError(*(Problem(**problem) for problem in answer["problems"]))
 
@@ -360,10 +403,12 @@ def _first_line(read_end: int, deadline: float) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _no_supervisor(run_dir: RunDir, reason: str) -> ProblemError:
-    return ProblemError(
-        Problem(where=run_dir.id, what=f"its supervisor could not be started ({reason}).")
-    )
+class _KilledError(ProblemError):
+    """The supervisor went without a word."""
+
+
+def _no_supervisor(run_dir: RunDir, reason: str) -> Problem:
+    return Problem(where=run_dir.id, what=f"its supervisor could not be started ({reason}).")
 
 
 def _last_words(run_dir: RunDir) -> str:

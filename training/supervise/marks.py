@@ -49,6 +49,12 @@ def engine_mark(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | No
     return _mark(run_dir, attempt, "engine_pid", "engine_start_ticks")
 
 
+def of_earlier_boot(run_dir: RunDir) -> bool:
+    """Whether the keeper was started before the machine was: then nothing of it is left."""
+    document = _read(run_dir.keeper_path)
+    return document is not None and document.get("boot_id") not in (None, boot_id())
+
+
 def latest_attempt(run_dir: RunDir) -> int | None:
     """The attempt that was started last; None before the first."""
     try:

@@ -35,7 +35,8 @@ class Recorder:
         self._attempt = attempt
         self._watch = watch
         self._next = {rank: c.next_seq for rank, c in store.cursors(attempt).items()}
-        self._lost = sum(store.missed(attempt).values())
+        self._lost = store.missed()
+        self._holes = store.holes()
         self._failing_since: float | None = None
         self._failure = ""
         self._retry_at = 0.0
@@ -80,7 +81,8 @@ class Recorder:
         if self._failing_since is not None:
             clock = time.strftime("%H:%M", time.localtime(self._failing_since))
             return f"{self._failure} since {clock}, {self._rows_waiting} step records not written"
-        return f"records lost: {self._lost}" if self._lost else None
+        lost = [f"records lost: {self._lost}"] if self._lost else []
+        return "; ".join([*self._holes, *lost]) or None
 
     @property
     def failing(self) -> bool:
@@ -93,11 +95,11 @@ class Recorder:
             self._failing_since = now_s
             self._rows_waiting = 0
         self._failure = _reason(error)
-        self._retry_at = now_s + RETRY_S
+        self._retry_at = time.monotonic() + RETRY_S
 
     def _recover(self, now_s: float) -> None:
         """Write what the rings still hold since the store stopped taking records."""
-        if now_s < self._retry_at:
+        if time.monotonic() < self._retry_at:  # a clock that is set back must not put it off
             return
         try:
             for rank, seen in sorted(self._seen.items()):

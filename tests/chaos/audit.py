@@ -1,0 +1,228 @@
+"""What must hold after a kill, looked up in ``/proc``, the files and the database: not in ltui."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ltui.training.store.home import RunDir
+from tests.chaos.cast import Actor, cast, open_ports
+from tests.supervise.fake_weights import loss_of, next_weights
+
+ENDED = frozenset({"stopped", "finished", "failed", "crashed", "lost"})
+PATIENCE_S = 60.0
+"""Until a kill's consequences must have come to rest, on a machine that may be busy."""
+
+
+class FalseStateError(AssertionError):
+    """ltui said something that ``/proc`` or the disk contradicts."""
+
+
+@dataclass
+class Look:
+    """One answer of ``ltui``, with who was alive all the while it was asked."""
+
+    snapshot: dict[str, Any]
+    before: list[Actor]
+    after: list[Actor]
+
+    @property
+    def state(self) -> str:
+        return str(self.snapshot["state"])
+
+    @property
+    def steadily_alive(self) -> list[Actor]:
+        return [actor for actor in self.before if actor in self.after]
+
+    def contradiction(self) -> str | None:
+        """What no moment between ``before`` and ``after`` can have been."""
+        ranks = [a for a in self.steadily_alive if a.role.startswith(("rank", "engine"))]
+        if self.state in ENDED and ranks:
+            return f"shown as {self.state} while {[a.role for a in ranks]} lived"
+        if self.state not in ENDED and self.state != "queued" and not self.before + self.after:
+            return f"shown as {self.state} while nothing of it lived"
+        pid = self.snapshot["supervisor_pid"]
+        if pid is not None and not any(a.mark.pid == pid for a in self.before + self.after):
+            return f"supervisor {pid} is shown and was not alive"
+        return None
+
+    def at_rest(self, least_step: int) -> bool:
+        """Ended with nothing left, or training on under a live supervisor."""
+        alive = {a.mark.pid: a for a in self.steadily_alive}
+        if self.state in ENDED:
+            return not self.after
+        ranks = self.snapshot["ranks"]
+        return (
+            self.state in ("running", "paused")
+            and self.snapshot["supervisor_pid"] in alive
+            and bool(ranks)
+            and all(r["pid"] in alive for r in ranks)
+            and all(r["state"] in ("ok", "waiting", "paused") for r in ranks)
+            and (self.state == "paused" or (self.snapshot["global_step"] or 0) > least_step)
+        )
+
+
+def look(run: RunDir, show: Callable[[], dict[str, Any]]) -> Look:
+    before = cast(run)
+    snapshot = show()
+    return Look(snapshot, before, cast(run))
+
+
+def settle(
+    run: RunDir, show: Callable[[], dict[str, Any]], least_step: int = 0
+) -> tuple[Look, list[str]]:
+    """Look until it comes to rest; every state on the way. Raises where one is false."""
+    deadline = time.monotonic() + PATIENCE_S
+    states: list[str] = []
+    while True:
+        found = look(run, show)
+        if not states or states[-1] != found.state:
+            states.append(found.state)
+        said = found.contradiction()
+        if said is not None:
+            raise FalseStateError(f"{said}: {_words(found)}")
+        if found.at_rest(least_step):
+            return found, states
+        if time.monotonic() > deadline:
+            raise FalseStateError(f"never came to rest ({' -> '.join(states)}): {_words(found)}")
+        time.sleep(0.05)
+
+
+def _words(found: Look) -> str:
+    snapshot = found.snapshot
+    ranks = [(r["rank"], r["pid"], r["state"], r["global_step"]) for r in snapshot["ranks"]]
+    return (
+        f"{snapshot['state']} ({snapshot['detail']}), attempt {snapshot['attempt']}, supervisor "
+        f"{snapshot['supervisor_pid']}, step {snapshot['global_step']}, ranks {ranks}; alive "
+        f"{[(a.role, a.mark.pid) for a in found.after]}"
+    )
+
+
+def nothing_held(run: RunDir, ports: set[int]) -> None:
+    """After the end: no process, lock, socket or port of the run."""
+    left = cast(run)
+    assert not left, f"orphans: {left}"
+    handle = os.open(run.lock_path, os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(handle)
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(run.socket_path))
+        except OSError:
+            pass
+        else:
+            raise AssertionError(f"somebody still answers at {run.socket_path}")
+    assert not (ports & open_ports()), f"ports still open: {ports & open_ports()}"
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+@dataclass
+class Kept:
+    """Checkpoints as their manifests describe them."""
+
+    whole: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The one that ``resume`` must take."""
+        order = ("attempt", "fit", "global_step")
+        return max(self.whole, key=lambda m: tuple(m[k] for k in order), default=None)
+
+
+def kept(run: RunDir) -> Kept:
+    """Every checkpoint, checked by its own manifest: sizes and checksums of all its files."""
+    found = Kept()
+    for manifest_path in sorted(run.checkpoints_dir.glob("[!.]*.ckpt.json")):
+        manifest = json.loads(manifest_path.read_text())
+        parts = {manifest["file"]: manifest, **manifest["beside"]}
+        good = all(_fits(run.checkpoints_dir / n, facts) for n, facts in parts.items())
+        if good:
+            found.whole.append(manifest)
+        else:
+            found.broken.append(manifest["file"])
+    return found
+
+
+def _fits(path: Path, facts: dict[str, Any]) -> bool:
+    if not path.is_file():
+        return False
+    data = path.read_bytes()
+    return len(data) == facts["size_bytes"] and hashlib.sha256(data).hexdigest() == facts["sha256"]
+
+
+def litter(run: RunDir) -> list[str]:
+    """What no manifest names: parts of checkpoints that were never completed."""
+    named = set()
+    for manifest_path in run.checkpoints_dir.glob("[!.]*.ckpt.json"):
+        manifest = json.loads(manifest_path.read_text())
+        named |= {manifest_path.name, manifest["file"], *manifest["beside"]}
+    return sorted(p.name for p in run.checkpoints_dir.iterdir() if p.name not in named)
+
+
+# -- history -----------------------------------------------------------------------------------
+
+
+def history_holds(run: RunDir, note: str | None, *, ranks: int, fake: bool) -> int:
+    """Steps 1..N of every rank without a hole, or a note that says so; every loss is right.
+
+    A step that several attempts trained must have the same loss in all. Gives the last step.
+    """
+    connection = sqlite3.connect(f"file:{run.db_path}?mode=ro", uri=True)
+    try:
+        rows = connection.execute(
+            "SELECT attempt, rank, step, loss FROM steps ORDER BY attempt, step"
+        ).fetchall()
+        resumed = dict(connection.execute("SELECT attempt, resumed_step FROM attempts"))
+    finally:
+        connection.close()
+    last = 0
+    for rank in range(ranks):
+        line = _one_line([(a, s) for a, r, s, _ in rows if r == rank], resumed)
+        last = max(last, max(line, default=0))
+        holes = sorted(set(range(1, max(line, default=0) + 1)) - set(line))
+        if holes and note is None:
+            raise AssertionError(
+                f"the history of rank {rank} lacks {len(holes)} steps from {holes[0]} on "
+                f"of {max(line)}, and no note says so (resumed at {resumed})"
+            )
+    _losses_agree(rows, fake)
+    return last
+
+
+def _one_line(steps: list[tuple[int, int]], resumed: dict[int, int | None]) -> list[int]:
+    """Steps that count: an attempt that trained replaces what came after its checkpoint."""
+    line: set[int] = set()
+    for attempt in sorted({a for a, _ in steps}):
+        if attempt > 1:
+            line = {s for s in line if s <= (resumed.get(attempt) or 0)}
+        line |= {s for a, s in steps if a == attempt}
+    return sorted(line)
+
+
+def _losses_agree(rows: list[tuple[int, int, int, float]], fake: bool) -> None:
+    seen: dict[tuple[int, int], tuple[int, float]] = {}
+    if fake:
+        weights, last = b"", max((step for _, _, step, _ in rows), default=0)
+        for step in range(1, last + 1):
+            weights = next_weights(weights, step)
+            seen |= {(rank, step): (0, loss_of(weights)) for rank in range(2)}
+    for attempt, rank, step, loss in rows:
+        known = seen.setdefault((rank, step), (attempt, loss))
+        assert known[1] == loss, (
+            f"step {step} of rank {rank}: loss {loss} in attempt {attempt}, {known[1]} in "
+            f"attempt {known[0] or 'a run never stopped'}"
+        )

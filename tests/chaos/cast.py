@@ -1,0 +1,115 @@
+"""Who is who among a run's processes, from ``/proc`` alone, to check what ltui says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ltui.training.store.home import RunDir
+from ltui.training.supervise.alive import ProcessMark, environment, mark_of, pids, stat_fields
+
+
+@dataclass(frozen=True)
+class Actor:
+    """One process of a run. ``role``: supervisor, keeper, engine, rank 0 ..., other."""
+
+    role: str
+    mark: ProcessMark
+
+    def alive(self) -> bool:
+        return self.mark.alive()
+
+
+def cast(run: RunDir) -> list[Actor]:
+    """Every process of the run that is alive now."""
+    found = []
+    keepers = set()
+    for pid in pids():
+        role = _role(run, pid)
+        mark = mark_of(pid) if role else None
+        if role and mark is not None:
+            found.append(Actor(role, mark))
+            if role == "keeper":
+                keepers.add(pid)
+    return [
+        Actor("engine", a.mark) if a.role == "other" and _parent(a.mark.pid) in keepers else a
+        for a in found
+    ]
+
+
+def _role(run: RunDir, pid: int) -> str | None:
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    if str(run.path) in argv:
+        if "ltui.training.supervise.main" in argv:
+            return "supervisor"
+        if any(word.endswith("/supervise/keeper.py") for word in argv):
+            return "keeper"
+    given = environment(pid)
+    if given.get("LTUI_RUN_DIR") != str(run.path):
+        return None
+    name = _comm(pid)
+    if name.startswith("rank-"):
+        return f"rank {name[5:]}"
+    if any(word.endswith("fake_rank.py") for word in argv):
+        return f"rank {given.get('RANK', '?')}"
+    return "other"
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else 0
+
+
+def kill_together(actors: Iterable[Actor]) -> None:
+    """SIGKILL to all, held first so that none sees another go."""
+    actors = list(actors)
+    for number in (signal.SIGSTOP, signal.SIGKILL) if len(actors) > 1 else (signal.SIGKILL,):
+        for actor in actors:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(actor.mark.pid, number)
+    while any(actor.alive() for actor in actors):
+        time.sleep(0.002)
+
+
+def listening_ports(actors: Iterable[Actor]) -> set[int]:
+    """TCP ports at which these processes listen."""
+    inodes = set()
+    for actor in actors:
+        folder = f"/proc/{actor.mark.pid}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(f"{folder}/{name}")
+                    if target.startswith("socket:["):
+                        inodes.add(target[8:-1])
+    return {port for inode, port in _listeners() if inode in inodes}
+
+
+def open_ports() -> set[int]:
+    return {port for _, port in _listeners()}
+
+
+def _listeners() -> list[tuple[str, int]]:
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A":
+                    found.append((fields[9], int(fields[1].rpartition(":")[2], 16)))
+    return found
