@@ -12,18 +12,20 @@ from ltui.widgets.shapes import Cell, Tone
 
 OWN = "▸ "
 """Before a call in the user's own code."""
-KEPT = 2
+KEPT = 3
 """Library calls shown of a run of them; the rest is folded."""
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(?P<rest>.+)")
 _STANDARD = re.compile(r".*/lib(?:64)?/python3(?:\.\d+)?/(?P<rest>.+)")
 _RANK_SIDE = re.compile(r".*/rank-side/[^/]+/(?P<rest>ltui/.+)")
+_OF_PRESETS = re.compile(r"ltui/training/(?:models|data)/.+")
+"""What the shipped presets train: to a person who runs one it is the code that trains."""
 
 
 def in_library(path: str) -> str | None:
     """The path within what was installed or belongs to Python or ltui; None for own code."""
     for pattern in (_RANK_SIDE, _PACKAGES, _STANDARD):
         if (match := pattern.fullmatch(path)) is not None:
-            return match["rest"]
+            return None if _OF_PRESETS.fullmatch(match["rest"]) else match["rest"]
     return path if path.startswith("<") or path.endswith((".so", ".c", ".cpp")) else None
 
 

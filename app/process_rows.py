@@ -73,7 +73,8 @@ def _ended(rank: RankEvidence) -> str | None:
 
 def _held(rank: RankEvidence) -> str:
     """Said where the rank's own thread has not run: a C call keeps the GIL."""
-    if rank.alive is False or rank.beat_age_s is None or rank.beat_age_s < 3:
+    stopped = rank.process is not None and rank.process.state in ("T", "t")
+    if rank.alive is False or stopped or rank.beat_age_s is None or rank.beat_age_s < 3:
         return ""
     return f"no Python ran for {formats.age(rank.beat_age_s)}"
 

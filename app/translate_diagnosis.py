@@ -14,7 +14,7 @@ from ltui.app.code_places import stack_lines, stack_title
 from ltui.app.process_rows import ALONE, machine_lines, process_rows
 from ltui.training.run.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.run.snapshot import LIVE, CheckpointInfo, RunSnapshot, Verdict
-from ltui.training.run.standing import gravest_first
+from ltui.training.run.standing import GRAVE, gravest_first, superseded
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
 from ltui.widgets.shapes import (
@@ -25,6 +25,7 @@ from ltui.widgets.shapes import (
     VerdictShape,
 )
 
+AT_THE_END_S = 1.0
 STACKS = 12
 EARLIER = 6
 LAST_LINES = 8
@@ -62,10 +63,15 @@ class Context:
 
 def diagnosis_shape(diagnosis: Diagnosis, context: Context) -> DiagnosisShape:
     evidence = diagnosis.evidence
-    standing = [v for v in gravest_first(diagnosis.verdicts) if _stands(v, context)]
+    standing = [
+        v
+        for v in gravest_first(diagnosis.verdicts)
+        if _stands(v, context) and not superseded(v, diagnosis.verdicts)
+    ]
     culprits = {rank for v in standing for rank in v.culprits}
     waiting = {rank for v in standing for rank in v.waiting}
-    grids = wavefront.fronts(diagnosis, culprits)
+    alarm = any(v.level in GRAVE for v in standing)
+    grids = wavefront.fronts(diagnosis, culprits, alarm=alarm)
     return DiagnosisShape(
         headline=_headline(diagnosis, standing, context),
         about=_about(diagnosis, context),
@@ -83,28 +89,35 @@ def diagnosis_shape(diagnosis: Diagnosis, context: Context) -> DiagnosisShape:
 
 
 def _stands(verdict: Verdict, context: Context) -> bool:
-    """Of an ended run every verdict is told that the end found."""
-    return verdict.ended is None or context.snapshot.state not in LIVE
+    """Whether it is in force, or was when the run ended."""
+    ended_at = context.snapshot.ended_at
+    if verdict.ended is None or context.snapshot.state in LIVE:
+        return verdict.ended is None
+    return ended_at is None or verdict.ended >= ended_at - AT_THE_END_S
 
 
 # -- verdicts --------------------------------------------------------------------------------------
 
 
-def level_word(verdict: Verdict, now: float) -> str:
-    """``STALLED for 12 s``; ``was STALLED for 12 s`` once it is over."""
+def level_word(verdict: Verdict, until: float) -> str:
+    """``STALLED for 12 s``: as it lasted, or has lasted ``until`` now."""
     word = verdict.level.upper()
     if verdict.began is None:
         return word
-    if verdict.ended is not None:
-        return f"{word} for {formats.age(max(0.0, verdict.ended - verdict.began))}"
-    return f"{word} for {formats.age(max(0.0, now - verdict.began))}"
+    until = until if verdict.ended is None else verdict.ended
+    return f"{word} for {formats.age(max(0.0, until - verdict.began))}"
+
+
+def _until(context: Context) -> float:
+    run = context.snapshot
+    return context.now if run.state in LIVE or run.ended_at is None else run.ended_at
 
 
 def _headline(diagnosis: Diagnosis, standing: Sequence[Verdict], context: Context) -> Cell:
     if not standing:
         return Cell(text=clean_line(diagnosis.headline, LONGEST))
     first = standing[0]
-    text = f"{level_word(first, context.now)}: {clean_line(first.cause, LONGEST)}"
+    text = f"{level_word(first, _until(context))}: {clean_line(first.cause, LONGEST)}"
     if context.snapshot.state not in LIVE:
         text = clean_line(diagnosis.headline, LONGEST)
     more = f"  (+{len(standing) - 1} more)" if len(standing) > 1 else ""
@@ -135,12 +148,13 @@ def _verdict(verdict: Verdict, context: Context) -> VerdictShape:
         facts.append(("where", clean_line(verdict.place, LONGEST)))
     if verdict.remedy:
         facts.append(("to do", clean_line(verdict.remedy, LONGEST)))
-    if verdict.level in ("dead", "stalled") and context.snapshot.state in LIVE:
+    if verdict.level in GRAVE and context.snapshot.state in LIVE:
         facts.append(("or", _kill_and_resume(context.snapshot)))
     facts.append(("certainty", certainty(verdict.confidence)))
     return VerdictShape(
         title=Cell(
-            text=level_word(verdict, context.now), tone=LEVEL_TONES.get(verdict.level, Tone.WARN)
+            text=level_word(verdict, _until(context)),
+            tone=LEVEL_TONES.get(verdict.level, Tone.WARN),
         ),
         sentence=clean_line(verdict.cause, LONGEST),
         facts=tuple(facts),
@@ -165,9 +179,11 @@ def _kill_and_resume(run: RunSnapshot) -> str:
 
 
 def _over(diagnosis: Diagnosis, context: Context) -> list[Verdict]:
-    own = [v for v in diagnosis.verdicts if not _stands(v, context)]
     known = {(v.kind, v.began) for v in diagnosis.verdicts}
-    return [*(v for v in context.earlier if (v.kind, v.began) not in known), *own]
+    told = [v for v in context.earlier if (v.kind, v.began) not in known]
+    every = [*told, *diagnosis.verdicts]
+    over = [v for v in every if not _stands(v, context) and not superseded(v, every)]
+    return sorted(over, key=lambda v: v.began or 0.0)
 
 
 def _earlier(verdict: Verdict) -> str:

@@ -22,6 +22,9 @@ BEFORE, AFTER = 2, 1
 """Rows shown before and after the number that not all finished."""
 COLUMNS = 6
 NOT_THERE = "not there"
+SILENT = "silent since"
+"""Of a rank that could not answer: it may have been further than was last seen."""
+SILENT_S = 3.0
 
 _What = tuple[str, tuple[tuple[int, ...], ...], str]
 """Operation, sizes, call site."""
@@ -36,17 +39,22 @@ class _Group:
     entries: Mapping[int, Mapping[int, Collective]]
     """Rank -> number -> what it did."""
     barriers: Mapping[int, str]
+    silent: frozenset[int]
+    """Ranks whose own witness has not run for a while: what is known of them is old."""
 
     @property
     def ranks(self) -> list[int]:
         return sorted({*self.fronts, *self.entries})
 
 
-def fronts(diagnosis: Diagnosis, culprits: set[int]) -> tuple[FrontShape, ...]:
-    """A picture for each process group that has collectives, those that somebody waits in first."""
+def fronts(diagnosis: Diagnosis, culprits: set[int], *, alarm: bool) -> tuple[FrontShape, ...]:
+    """A picture for each process group that has collectives, those that somebody waits in first.
+
+    Without ``alarm`` nothing is wrong with ranks at different numbers: they are on their way.
+    """
     groups = _groups(diagnosis)
     groups.sort(key=lambda g: (_unfinished(g) is None, _difference(g) is None, g.name))
-    shown = [_front(group, culprits) for group in groups[:GROUPS]]
+    shown = [_front(group, culprits, alarm) for group in groups[:GROUPS]]
     if len(groups) > GROUPS and shown:
         note = f"and {len(groups) - GROUPS} more process groups"
         shown[-1] = replace(shown[-1], notes=(*shown[-1].notes, note))
@@ -68,8 +76,9 @@ def _groups(diagnosis: Diagnosis) -> list[_Group]:
                 own = by_name.setdefault(front.group, {}).setdefault(front.rank, {})
                 own.setdefault(front.waits_in.seq, front.waits_in)
     barriers = {n: r.barrier for n, r in ranks.items() if r.barrier}
+    silent = frozenset(n for n, r in ranks.items() if (r.beat_age_s or 0.0) >= SILENT_S)
     return [
-        _Group(name, found.get(name, {}), by_name.get(name, {}), barriers)
+        _Group(name, found.get(name, {}), by_name.get(name, {}), barriers, silent)
         for name in sorted({*by_name, *found})
     ]
 
@@ -115,14 +124,14 @@ def _what(entry: Collective, with_site: bool) -> _What:
     return entry.op, entry.sizes, f"{site.file}:{site.line}" if site is not None else ""
 
 
-def _front(group: _Group, culprits: set[int]) -> FrontShape:
+def _front(group: _Group, culprits: set[int], alarm: bool) -> FrontShape:
     pending, differs = _unfinished(group), _difference(group)
     numbers = _numbers(group, pending, differs)
     known = {seq: _row(group, seq) for seq in numbers if seq is not None}
     columns: dict[tuple[FrontCell, ...], list[int]] = {}
     for rank in group.ranks:
         cells = tuple(
-            FrontCell(text="…") if seq is None else _cell(group, rank, seq, known[seq])
+            FrontCell(text="…") if seq is None else _cell(group, rank, seq, known[seq], alarm)
             for seq in numbers
         )
         columns.setdefault(cells, []).append(rank)
@@ -134,13 +143,13 @@ def _front(group: _Group, culprits: set[int]) -> FrontShape:
         ordered = ordered[:COLUMNS]
     notes += _barriers(group)
     return FrontShape(
-        title=_title(group, pending, differs),
+        title=_title(group, pending, differs, alarm),
         columns=tuple(_column(members, culprits) for _, members in ordered),
         rows=tuple(
             FrontRow(
                 number="…" if seq is None else f"#{seq}",
                 cells=tuple(cells[place] for cells, _ in ordered),
-                note=_note(seq, pending, differs),
+                note=_note(seq, pending if alarm else None, differs),
             )
             for place, seq in enumerate(numbers)
         ),
@@ -163,14 +172,15 @@ def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[in
     return [differs, *gap, *shown]
 
 
-def _cell(group: _Group, rank: int, seq: int, row: _Row) -> FrontCell:
+def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> FrontCell:
     entry = group.entries.get(rank, {}).get(seq)
     if entry is None:
-        return _absent(group, rank, seq)
+        return _absent(group, rank, seq, alarm)
     differs = row.differs(entry)
-    state = "done" if entry.retired else "waits"
+    state = "done" if entry.retired else "waits" if alarm else "begun"
     site = place(entry.call_site) if entry.call_site is not None else ""
-    tone = Tone.BAD if differs else Tone.DIM if entry.retired else Tone.WARN
+    waits = Tone.WARN if alarm else Tone.PLAIN
+    tone = Tone.BAD if differs else Tone.DIM if entry.retired else waits
     return FrontCell(
         text=f"{clean_name(entry.op, 40)}{_sizes(entry)} {state}",
         site=site,
@@ -179,7 +189,7 @@ def _cell(group: _Group, rank: int, seq: int, row: _Row) -> FrontCell:
     )
 
 
-def _absent(group: _Group, rank: int, seq: int) -> FrontCell:
+def _absent(group: _Group, rank: int, seq: int, alarm: bool) -> FrontCell:
     front = group.fronts.get(rank)
     last = front.last_enqueued if front is not None else None
     if last is None:
@@ -188,7 +198,10 @@ def _absent(group: _Group, rank: int, seq: int) -> FrontCell:
     if last is None:
         return FrontCell(text=formats.NA, tone=Tone.DIM)
     if seq > last:
-        return FrontCell(text=f"{NOT_THERE} (last #{last})", tone=Tone.BAD)
+        if rank in group.silent:
+            return FrontCell(text=f"{SILENT} #{last}", tone=Tone.BAD)
+        text = f"{NOT_THERE} (last #{last})" if alarm else "not yet"
+        return FrontCell(text=text, tone=Tone.BAD if alarm else Tone.DIM)
     return FrontCell(text="passed, not kept", tone=Tone.DIM)
 
 
@@ -217,8 +230,10 @@ def _note(seq: int | None, pending: int | None, differs: int | None) -> str:
     return ", ".join(words)
 
 
-def _title(group: _Group, pending: int | None, differs: int | None) -> str:
+def _title(group: _Group, pending: int | None, differs: int | None, alarm: bool) -> str:
     name = f"process group {clean_name(group.name, 40)}"
+    if pending is not None and not alarm:
+        return f"{name}: ranks are on their way through #{pending}"
     if pending is not None:
         return f"{name}: #{pending} is the first that not all ranks finished"
     if differs is not None:

@@ -62,7 +62,7 @@ def verdicts_lines(shape: DiagnosisShape, width: int) -> Lines:
         told = number == 0 and verdict.sentence in shape.headline.text
         found += verdict_lines(verdict, width, told=told)
     if not shape.verdicts:
-        found += _wrapped(shape.headline.text, width, tone=shape.headline.tone)
+        found.append((Cell(text="nothing stands against the run"),))
     if shape.earlier:
         found += [_EMPTY, _title("earlier")]
         for text in shape.earlier:

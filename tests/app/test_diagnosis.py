@@ -192,7 +192,8 @@ def test_library_calls_are_folded_and_own_ones_marked() -> None:
         "▸ vision/train.py:61 training_step",
         "  torch/f1.py:1 g",
         "  torch/f2.py:2 g",
-        "  … 4 calls in torch",
+        "  torch/f3.py:3 g",
+        "  … 3 calls in torch",
     ]
     assert lines[0].tone is Tone.ACCENT
 

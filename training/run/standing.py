@@ -5,8 +5,8 @@ Pure. What is said of a verdict in one line is here too, so that events, calls a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ltui.training.run.snapshot import Verdict
 from ltui.training.run.spec import LEVELS, StallPolicy
@@ -33,58 +33,80 @@ def headline(verdict: Verdict) -> str:
     return f"{verdict.level.upper()}: {verdict.cause}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """The verdicts in force, and since when each has been seen."""
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A verdict in force, as it reads now."""
 
-    verdicts: tuple[Verdict, ...] = ()
-    seen_s: Mapping[tuple[str, float | None], float] = field(default_factory=dict)
-    """By kind and ``began``: the monotonic second at which it was first seen."""
+    verdict: Verdict
+    seen_s: float
+    """The monotonic second at which it was first seen."""
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The verdicts in force, from one look to the next."""
+
+    stands: tuple[Stand, ...] = ()
 
     def follow(
-        self, now: Sequence[Verdict], now_s: float, monotonic_s: float
+        self, now: Sequence[Verdict], now_s: float, monotonic_s: float, *, settle_s: float = 0.0
     ) -> tuple[Standing, list[Verdict], list[Verdict]]:
-        """The verdicts of this moment; those that are new; those that are over, with ``ended``.
+        """The verdicts of this moment; those to tell of; those told of that are over.
 
-        A verdict that only changed its words, or its ranks while its beginning stays, is the same.
-        ``now_s`` is unix time, for ``ended``.
+        One is told of once it has stood for ``settle_s``: a rank is seen to be dead before it is
+        known of what. ``now_s`` is unix time, for ``ended``.
         """
-        before = list(self.verdicts)
-        kept, new, seen = [], [], {}
+        before, stands, tell = list(self.stands), [], []
         for verdict in now:
             if verdict.ended is not None:
                 continue
-            old = next((v for v in before if _same(v, verdict)), None)
-            if old is None:
-                new.append(verdict)
-                seen[_key(verdict)] = monotonic_s
-            else:
+            old = next((s for s in before if _same(s.verdict, verdict)), None)
+            if old is not None:
                 before.remove(old)
-                seen[_key(verdict)] = self.seen_s.get(_key(old), monotonic_s)
-            kept.append(verdict)
-        over = [replace(v, ended=max(now_s, v.began or now_s)) for v in before]
-        return Standing(verdicts=tuple(kept), seen_s=seen), new, over
+            stand = Stand(verdict, monotonic_s) if old is None else replace(old, verdict=verdict)
+            if not stand.told and monotonic_s - stand.seen_s >= settle_s:
+                tell.append(verdict)
+                stand = replace(stand, told=True)
+            stands.append(stand)
+        over = [_ended(s.verdict, now_s) for s in before if s.told]
+        return Standing(tuple(stands)), tell, over
 
     def to_act_on(self, policy: StallPolicy, monotonic_s: float) -> Verdict | None:
         """The gravest verdict that has stood as long as the policy wants before it acts."""
         if policy.then not in ("stop", "restart"):
             return None
         ripe = [
-            v
-            for v in self.verdicts
-            if v.level in GRAVE
-            and monotonic_s - self.seen_s.get(_key(v), monotonic_s) >= policy.then_after_s
+            s.verdict
+            for s in self.stands
+            if s.verdict.level in GRAVE and monotonic_s - s.seen_s >= policy.then_after_s
         ]
         return gravest_first(ripe)[0] if ripe else None
 
 
-def _key(verdict: Verdict) -> tuple[str, float | None]:
-    return verdict.kind, verdict.began
+def _ended(verdict: Verdict, now_s: float) -> Verdict:
+    return replace(verdict, ended=max(now_s, verdict.began or now_s))
 
 
 def _same(one: Verdict, other: Verdict) -> bool:
-    return one.kind == other.kind and (
-        one.began == other.began or (one.culprits, one.place) == (other.culprits, other.place)
+    """Whether they are of one thing: its words, and what is known of its cause, may change."""
+    if one.kind == other.kind and one.began == other.began:
+        return True
+    if one.culprits != other.culprits or one.level != other.level:
+        return False
+    return (one.kind, one.place) == (other.kind, other.place) or (
+        one.level in GRAVE and bool(one.culprits)
+    )
+
+
+def superseded(verdict: Verdict, others: Sequence[Verdict]) -> bool:
+    """Whether one of ``others`` says the same better: it began as this did and lasted longer."""
+    return any(
+        (o.culprits, o.level) == (verdict.culprits, verdict.level)
+        and o.kind != verdict.kind
+        and abs((o.began or 0.0) - (verdict.began or 0.0)) < 1.0
+        and (o.ended is None or (verdict.ended is not None and o.ended > verdict.ended))
+        for o in others
     )
 
 

@@ -18,6 +18,9 @@ from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
 from ltui.training.supervise.verdict_calls import VerdictCalls
 
+SETTLE_S = 1.5
+"""A verdict that stood for less is told to nobody; its cause is often known only after it."""
+
 Row = tuple[int | None, int | None, float, str, str, Mapping[str, Any]]
 """An event as ``Batch.events`` takes it."""
 
@@ -43,13 +46,17 @@ class VerdictDesk:
         ``ending``: the run was asked to end, so that a rank that dies is no news.
         """
         heard = [v for v in verdicts if not (ending and v.level == "dead")]
-        self._standing, new, over = self._standing.follow(heard, now_s, monotonic_s)
-        rows = [_row(now_s, "verdict", headline(v), v) for v in new]
+        self._standing, new, over = self._standing.follow(
+            heard, now_s, monotonic_s, settle_s=SETTLE_S
+        )
+        rows = [row for verdict in new for row in self._tell(verdict, now_s)]
         rows += [_row(now_s, "verdict_over", _over(v), v) for v in over]
-        for verdict in new:
-            if calls_somebody(verdict, self._policy):
-                self._calls.call(verdict)
         return rows + self._told()
+
+    def _tell(self, verdict: Verdict, now_s: float) -> list[Row]:
+        if calls_somebody(verdict, self._policy):
+            self._calls.call(verdict)
+        return [_row(now_s, "verdict", headline(verdict), verdict)]
 
     def answer(self, monotonic_s: float) -> Verdict | None:
         """The verdict that the policy acts on now: at most one in an attempt."""
@@ -60,10 +67,13 @@ class VerdictDesk:
         return found
 
     def end(self, now_s: float) -> list[Row]:
-        """The attempt is over: so is every verdict."""
-        over = [replace(v, ended=max(now_s, v.began or now_s)) for v in self._standing.verdicts]
-        self._standing = Standing()
-        rows = [_row(now_s, "verdict_over", f"{_over(v)} (the run ended)", v) for v in over]
+        """The attempt is over, and so is every verdict; one that had not settled is told of now."""
+        stands, self._standing = self._standing.stands, Standing()
+        rows = [row for s in stands if not s.told for row in self._tell(s.verdict, now_s)]
+        for stand in stands:
+            verdict = replace(stand.verdict, ended=max(now_s, stand.verdict.began or now_s))
+            text = f"{_over(verdict)} (the run ended)"
+            rows.append(_row(now_s, "verdict_over", text, verdict))
         return rows + self._told()
 
     def finish_calls(self, patience_s: float) -> list[Row]:
