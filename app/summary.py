@@ -177,7 +177,8 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),
         ("time", ", ".join(t for t in times if t) or NA),
-        ("attempt", str(snapshot.attempt)),
+        ("attempt", _attempt(snapshot)),
+        ("stops", clean_line(", or ".join(snapshot.stops))),
         ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
         ("throughput", f"{pace}{data_wait}"),
         ("MFU", _flop_use(snapshot)),
@@ -188,6 +189,16 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("directory", snapshot.run_dir or ""),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _attempt(snapshot: RunSnapshot) -> str:
+    """``2, with optimizer.init_args.lr=0.01``"""
+    parts = [str(snapshot.attempt)]
+    if snapshot.changes:
+        parts.append(f"with {', '.join(snapshot.changes)}")
+    if snapshot.restarted_because:
+        parts.append(snapshot.restarted_because)
+    return clean_line(", ".join(parts), 300)
 
 
 def _gpu(gpu: GpuSnapshot) -> tuple[str, ...]:

@@ -266,6 +266,20 @@ def _add_steering(add: Add) -> None:
         "killed (default: 60)",
     )
     stop.add_argument("--kill", action="store_true", help="kill at once, without a checkpoint")
+    later = stop.add_argument_group("stop later, and return at once (any of them may come first)")
+    later.add_argument("--at-step", type=whole, metavar="N", help="exactly at step N")
+    later.add_argument(
+        "--at-epoch-end", action="store_true", help="once the epoch that runs is over"
+    )
+    later.add_argument(
+        "--when",
+        metavar="METRIC<VALUE",
+        action="append",
+        default=[],
+        help="when a metric passes a value (<, <=, >, >=); may be repeated",
+    )
+    later.add_argument("--at", metavar="TIME", help="at 18:30, or after +90s, +20min, +2h, +1d")
+    later.add_argument("--cancel", action="store_true", help="forget what it was to stop at")
     _add_run(add("pause", "control:pause", "hold a run between two steps"))
     _add_run(add("continue", "control:go_on", "let a paused run go on"))
     _add_run(add("checkpoint", "control:checkpoint", "save a checkpoint now and go on"))
@@ -394,9 +408,15 @@ _STOP = """\
 All ranks agree on a step, save a checkpoint there and leave. Where they do not
 within the timeout they are interrupted, then killed, and that is said.
 
+A stop for later stands until it comes or is cancelled, whoever watches; a new
+one replaces the one about the same (the step, the epoch, the time, that metric).
+
 examples:
   ltui stop last
   ltui stop brave-owl --timeout 300
+  ltui stop last --at-step 500
+  ltui stop last --when 'val/loss<0.2' --at 18:30
+  ltui stop last --cancel
 """
 
 _CHECK = """\

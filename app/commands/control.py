@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 
 from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
 from ltui.app.steering import ask, require_live, wait_for
 from ltui.app.summary import checkpoint_text, last_checkpoint, state_line
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.run.stopping import StopCondition, clock_condition, metric_condition
 from ltui.training.store.home import RunDir, find_run, ltui_home
 from ltui.training.store.reader import Event, RunStore
 from ltui.training.supervise.intents import NOT_STOPPED
@@ -24,6 +26,9 @@ def stop(options: Namespace) -> int:
     """``ltui stop RUN``."""
     run_dir = find_run(ltui_home(), options.run)
     before = require_live(run_dir)
+    later = _conditions(options)
+    if later or options.cancel:
+        return _stop_later(run_dir, before, later)
     if options.kill:
         ask(run_dir, {"cmd": "kill"})
         return _stopped(*wait_for(run_dir, _ended, LADDER_S), killed=True)
@@ -35,6 +40,35 @@ def stop(options: Namespace) -> int:
 
     snapshot, _ = wait_for(run_dir, settled, options.timeout + LADDER_S)
     return _stopped(snapshot, _ended(snapshot), killed=False)
+
+
+def _conditions(options: Namespace) -> list[StopCondition]:
+    """``ProblemError`` where one can't be read."""
+    found = [metric_condition(text) for text in options.when]
+    if options.at_step is not None:
+        found.append(StopCondition(kind="step", step=options.at_step))
+    if options.at_epoch_end:
+        found.append(StopCondition(kind="epoch"))
+    if options.at is not None:
+        found.append(clock_condition(options.at, time.time()))
+    return found
+
+
+def _stop_later(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondition]) -> int:
+    if not conditions:
+        ask(run_dir, {"cmd": "stop_when", "cancel": True})
+        stood = f": {', '.join(before.stops)}" if before.stops else ", there was nothing to forget"
+        print(f"{run_dir.id} no longer stops by itself{clean_line(stood)}.")
+        return EXIT_DONE
+    documents = [condition.to_document() for condition in conditions]
+    answer = ask(run_dir, {"cmd": "stop_when", "conditions": documents})
+    print(f"{run_dir.id} stops {clean_line(', or '.join(answer['stops']))}.")
+    unknown = [c.metric for c in conditions if c.metric and c.metric not in before.metrics]
+    if unknown and before.metrics:
+        known = ", ".join(sorted(before.metrics))
+        print(clean_line(f"  not logged so far: {', '.join(unknown)}; known are {known}"))
+    print(f"  forget it   ltui stop {run_dir.id} --cancel")
+    return EXIT_DONE
 
 
 def _ended(snapshot: RunSnapshot) -> bool:

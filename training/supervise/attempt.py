@@ -21,14 +21,16 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import RunState
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, open_private_log, write_atomically
-from ltui.training.store.schema import damaged
+from ltui.training.store.manifest import remove_unfinished
+from ltui.training.store.schema import damaged, is_damaged, set_aside
 from ltui.training.store.writer import StoreWriter
 from ltui.training.supervise import keeper
-from ltui.training.supervise.alive import boot_id, lock_holder, write_lock_text
+from ltui.training.supervise.alive import boot_id, lock_holder, runs_with, write_lock_text
 from ltui.training.supervise.engine import engine_start, write_rank_config
 from ltui.training.supervise.launch import supervisor_argv
 from ltui.training.supervise.loop import Supervisor
 from ltui.training.supervise.marks import engine_exit, keeper_mark, latest_attempt
+from ltui.training.supervise.orders import forget_orders
 from ltui.training.supervise.picture import stored_snapshot
 from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.rankside import install_rank_side
@@ -49,17 +51,22 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
     try:
         if not plan.adopt and plan.restarted_because is None:
             forget_ledger(run_dir)
+            forget_orders(run_dir)
         spec = _take_spec(run_dir, plan)
+        aside = _set_damage_aside(run_dir)
         store = _open_store(run_dir)
     except BaseException:
         os.close(lock)
         raise
     try:
-        known = max(store.last_attempt(), latest_attempt(run_dir) or 0)
+        in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
+        known = max(in_store, in_files)
         if plan.adopt and not known:
             raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
         attempt = known if plan.adopt else known + 1
         _make_attempt_dirs(run_dir, attempt)
+        if not plan.adopt:
+            remove_unfinished(run_dir.checkpoints_dir)
         started_at = time.time()
         store.begin_attempt(
             attempt,
@@ -70,6 +77,13 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
             changes=plan.changes,
             reason=plan.restarted_because,
         )
+        if aside is not None:
+            words = f"the history until now was damaged and is kept as {aside.name}"
+            store.add_hole(attempt, words)
+        elif in_store < in_files:
+            store.add_hole(attempt, "the history until now is missing")
+        elif attempt > 1 and (last := store.last_step()) < (plan.resume_step or 0):
+            store.add_hole(attempt, f"steps {last + 1} to {plan.resume_step} are missing")
         supervisor = Supervisor(run_dir, spec, store, attempt, lock=lock, plan=plan)
     except sqlite3.Error as error:
         store.close()
@@ -81,12 +95,15 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
         raise
     try:
         started = keeper_mark(run_dir, attempt) is not None or supervisor.restart_waits
+        begins = not plan.adopt or (not started and _cut_off(run_dir, attempt))
+        # Told what to start, it waits for no GPUs any more, whatever became of it.
+        waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
         resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.adopt else None)
-        if spec.gpus is not None and not started:
+        if spec.gpus is not None and (begins or waits):
             supervisor.start_keeper = lambda chosen: _start_keeper(
                 run_dir, chosen, attempt, resume_from
             )
-        elif not plan.adopt or (not started and _cut_off(run_dir, attempt)):
+        elif begins:
             supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, resume_from)
         # The keeper of the attempt before has waited for this.
         if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
@@ -117,19 +134,19 @@ def not_restarted(run_dir: RunDir, error: ProblemError | OSError) -> None:
 
 
 def _cut_off(run_dir: RunDir, attempt: int) -> bool:
-    """Whether a supervisor was killed between an attempt's entry in the store and its keeper.
+    """Whether a supervisor was killed after an attempt was entered and before its keeper stood.
 
-    Where the keeper was told what to start, it may only not have said yet that it stands.
+    A keeper that has not said yet that it stands dies with it.
     """
     before = keeper_mark(run_dir, attempt - 1)
     if before is None or not before.alive():
         return False
     deadline = time.monotonic() + _KEEPER_S
-    while run_dir.engine_start_path(attempt).exists() and time.monotonic() < deadline:
-        if keeper_mark(run_dir, attempt) is not None:
+    while runs_with(keeper.__file__, str(run_dir.path), str(attempt)):
+        if keeper_mark(run_dir, attempt) is not None or time.monotonic() > deadline:
             return False
         time.sleep(0.05)
-    return True
+    return keeper_mark(run_dir, attempt) is None
 
 
 def _take_lock(run_dir: RunDir) -> int:
@@ -177,6 +194,16 @@ def _open_store(run_dir: RunDir) -> StoreWriter:
         raise damaged(run_dir.db_path, error) from error
 
 
+def _set_damage_aside(run_dir: RunDir) -> Path | None:
+    """Where a damaged history went, so that the run can go on with a new one."""
+    if is_damaged(run_dir.db_path) is None:
+        return None
+    try:
+        return set_aside(run_dir.db_path)
+    except OSError:
+        return None  # Opening it says what is wrong.
+
+
 def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
     for path in (
         run_dir.queue_dir(attempt),
@@ -213,7 +240,15 @@ def _start_keeper(
     write_atomically(path, json.dumps(document).encode())
     with open_private_log(run_dir.path / "logs" / "keeper.log") as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, str(run_dir.path), str(attempt)],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                keeper.__file__,
+                str(run_dir.path),
+                str(attempt),
+                str(os.getpid()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -71,19 +71,54 @@ class Intents:
     def checkpoint(self) -> None:
         self._ask(Command.CHECKPOINT)
 
-    def _ask(self, command: Command) -> None:
+    def plan(self, step: int | None, epochs: int | None) -> None:
+        """Have the ranks stop there by themselves; nowhere where both are None."""
         try:
-            if self._control is None:
-                self._control_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._control = ControlFile.open(self._control_path)
-            last = self._control.read().request
-            self._request_id = max(self._request_id, last.request_id if last else 0) + 1
-            self._control.request(command, self._request_id)
+            if self._control is None and step is None and epochs is None:
+                return
+            self._open().plan(step, epochs)
         except (OSError, ControlFileError) as error:
             self.error = f"ranks can't be asked: {error}"
 
-    def adopt(self) -> None:
-        """Take up what the supervisor before had asked for: a pause stays a pause."""
+    def notice(self, now_s: float, pulses: Mapping[int, PulseState | None]) -> bool:
+        """Ranks that stop without an order, because a signal told one of them or because they came
+        to a planned step, get the ladder behind them too. Whether that begins now."""
+        live = [p for p in pulses.values() if p is not None and p.telemetry_ok]
+        if self.ladder is not None or not live:
+            return False
+        if not self._signalled() and not any(p.phase is Phase.STOPPING for p in live):
+            return False
+        self.ladder = Ladder(now_s, DEFAULT_STOP_S, telemetry=True)
+        self.error = None
+        return True
+
+    def _signalled(self) -> bool:
+        """Whether a rank has been told to stop by a signal, and not all have agreed on it yet."""
+        try:
+            if self._control is None and not self._control_path.exists():
+                return False
+            return bool(self._open().read().signal)
+        except (OSError, ControlFileError):
+            return False
+
+    def _open(self) -> ControlFile:
+        if self._control is None:
+            self._control_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._control = ControlFile.open(self._control_path)
+        return self._control
+
+    def _ask(self, command: Command) -> None:
+        try:
+            control = self._open()
+            last = control.read().request
+            self._request_id = max(self._request_id, last.request_id if last else 0) + 1
+            control.request(command, self._request_id)
+        except (OSError, ControlFileError) as error:
+            self.error = f"ranks can't be asked: {error}"
+
+    def adopt(self, ladder: Ladder | None) -> None:
+        """Take up what the supervisor before had asked for: ``ladder`` of a stop, or a pause."""
+        self.ladder = ladder
         if not self._control_path.exists():
             return
         try:

@@ -266,14 +266,16 @@ class Supervisor:
         if command in ("pause", "continue", "checkpoint"):
             self._refuse(command, snapshot)
         if command == "stop_when":
-            order = {"cmd": command, "conditions": self._conditions(order, snapshot)}
+            # Answered once it is on disk, so that no supervisor forgets what it has confirmed.
+            taken: Future[dict[str, Any]] = Future()
+            conditions = self._conditions(order, snapshot)
+            self._orders.append({"cmd": command, "conditions": conditions, "taken": taken})
+            self._woken.set()
+            return taken
         if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
             raise ValueError("timeout_s is no number.")
         self._orders.append(order)
         self._woken.set()
-        if command == "stop_when":
-            taken = [c.words() for c in order["conditions"] or ()]
-            return {"ok": True, "stops": taken, "stood": list(snapshot.stops)}
         return {"ok": True}
 
     def _conditions(
@@ -427,17 +429,23 @@ class Supervisor:
                 self._intents.kill(now_s)
                 self._forget_wanted()
             elif command == "stop_when":
-                if order["conditions"] is None:
-                    self._book.cancel()
-                else:
-                    self._book.take(order["conditions"])
-                self._plan_stops()
+                self._take_conditions(order["conditions"], order["taken"])
             elif command == "pause":
                 self._intents.pause()
             elif command == "continue":
                 self._intents.go_on()
             else:
                 self._intents.checkpoint()
+
+    def _take_conditions(
+        self, conditions: list[StopCondition] | None, taken: Future[dict[str, Any]]
+    ) -> None:
+        if conditions is None:
+            self._book.cancel()
+        else:
+            self._book.take(conditions)
+        self._plan_stops()
+        taken.set_result({"ok": True, "stops": [c.words() for c in conditions or ()]})
 
     def _can_be_asked(self) -> bool:
         """Whether some rank has telemetry that is on."""
@@ -818,13 +826,19 @@ class Supervisor:
             detail=found.detail,
             exit_code=found.exit_code,
             ended_at=ended_at,
+            stops=(),
             elapsed_s=max(0.0, ended_at - self._started_at),
             eta_s=None,
             throughput=replace(self._snapshot.throughput, samples_per_s=None, steps_per_s=None),
         )
         waiting = self._ledger.waiting if self.restart_waits else None
         if waiting is not None:
-            snapshot = replace(snapshot, state=RunState.QUEUED, detail=waiting.words())
+            snapshot = replace(
+                snapshot,
+                state=RunState.QUEUED,
+                detail=waiting.words(),
+                stops=self._book.orders.words(),
+            )
         self._snapshot = _with_exits(snapshot, found, failures)
         self._server.publish(self._snapshot)
         self._evidence.follow(judgement, sight, self._fold, self._snapshot)

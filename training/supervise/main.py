@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ltui.training.problem import ProblemError
+    from ltui.training.supervise.loop import Supervisor
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         os.set_inheritable(arguments.report_to, False)
         if os.fork():
             os._exit(0)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+    for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o077)
     return _supervise(arguments)
@@ -49,8 +50,10 @@ def _supervise(arguments: argparse.Namespace) -> int:
         changes=tuple(arguments.change),
         skipped=tuple(arguments.skipped),
     )
+    asked = _StopSignals()
     try:
         supervisor = open_attempt(run_dir, plan)
+        asked.tell(supervisor)
     except ProblemError as error:
         report.failed(error)
         return 2
@@ -62,10 +65,33 @@ def _supervise(arguments: argparse.Namespace) -> int:
     while (following := supervisor.run()) is not None:
         try:
             supervisor = open_attempt(run_dir, following, supervisor.lock)
+            asked.tell(supervisor)
         except (ProblemError, OSError) as error:
             not_restarted(run_dir, error)
             return 1
     return 0
+
+
+class _StopSignals:
+    """SIGTERM, SIGINT and SIGUSR1 to this process ask the run to stop, as ``ltui stop`` does."""
+
+    def __init__(self) -> None:
+        self._early: list[int] = []
+        self._supervisor: Supervisor | None = None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._handle)
+
+    def tell(self, supervisor: Supervisor) -> None:
+        """Whom to tell; also of what came before."""
+        self._supervisor = supervisor
+        while self._early:
+            supervisor.ask_to_stop(self._early.pop())
+
+    def _handle(self, number: int, _: object) -> None:
+        if self._supervisor is None:
+            self._early.append(number)
+        else:
+            self._supervisor.ask_to_stop(number)
 
 
 class _Report:

@@ -57,6 +57,7 @@ class Picture:
     flops: BatchFlops | None
     changes: tuple[str, ...]
     restarted_because: str | None
+    stops: tuple[str, ...]
     checkpoints: tuple[CheckpointInfo, ...]
     history_note: str | None
     supervisor_pid: int
@@ -98,6 +99,7 @@ def compose(picture: Picture) -> RunSnapshot:
         taken_at=picture.now_s,
         changes=picture.changes,
         restarted_because=picture.restarted_because,
+        stops=picture.stops,
         flops_per_batch=picture.flops.flops if picture.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
             picture.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}

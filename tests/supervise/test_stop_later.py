@@ -1,0 +1,163 @@
+"""Stops at a step, a metric's value or a time; signals to the supervisor; all of it once more with
+a supervisor that was killed in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import datetime
+
+import pytest
+
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import MetricValue, RunState
+from ltui.training.run.stopping import (
+    StopCondition,
+    clock_condition,
+    due,
+    from_document,
+    metric_condition,
+    settled,
+)
+from ltui.training.store.home import RunDir
+from ltui.training.store.reader import RunStore
+from ltui.training.supervise.client import ControlClient
+
+from .conftest import Runs
+
+
+def ask(run: RunDir, *conditions: StopCondition) -> list[str]:
+    documents = [condition.to_document() for condition in conditions]
+    answer = ControlClient(run).request({"cmd": "stop_when", "conditions": documents})
+    stops: list[str] = answer["stops"]
+    return stops
+
+
+def replace_supervisor(runs: Runs, run: RunDir) -> None:
+    pid = runs.until(run, lambda s: s.supervisor_pid).supervisor_pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    runs.until(run, lambda s: s.supervisor_pid not in (None, pid))
+
+
+def test_exactly_at_a_step_whoever_supervises(runs: Runs) -> None:
+    run = runs.training()
+    step = (runs.until(run, lambda s: s.global_step).global_step or 0) + 60
+    assert ask(run, StopCondition(kind="step", step=step)) == [f"at step {step}"]
+    runs.until(run, lambda s: s.stops == (f"at step {step}",))
+    replace_supervisor(runs, run)
+    runs.until(run, lambda s: s.stops == (f"at step {step}",))
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert ended.detail == f"stopped at step {step}, checkpoint verified"
+    assert ended.stops == ()
+    assert not run.orders_path.exists()
+
+
+def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
+    run = runs.training()
+    # Losses of fake ranks are spread evenly from 0 to 1.
+    assert ask(run, metric_condition("train/loss<0.1")) == ["when train/loss < 0.1"]
+    replace_supervisor(runs, run)
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    with RunStore(run) as store:
+        (said,) = [e.text for e in store.events() if e.kind == "stop_when"]
+    assert said.startswith("Stopping as train/loss is 0.0")
+    run = runs.training()
+    ask(run, clock_condition("+1s", time.time()))
+    assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_what_is_cancelled_replaced_or_refused(runs: Runs) -> None:
+    run = runs.training()
+    far = StopCondition(kind="step", step=90000)
+    ask(run, far, StopCondition(kind="epoch"), clock_condition("+2h", time.time()))
+    stands = ("at step 90000", "at the end of epoch 1", "2 h after it was asked for")
+    runs.until(run, lambda s: s.stops == stands)
+    ask(run, StopCondition(kind="step", step=80000))
+    runs.until(run, lambda s: "at step 80000" in s.stops and "at step 90000" not in s.stops)
+    for condition, why in (
+        (StopCondition(kind="step", step=1), "is past"),
+        (StopCondition(kind="step", step=100000), "ends at step 100000 anyway"),
+    ):
+        with pytest.raises(ProblemError, match=why):
+            ask(run, condition)
+    ControlClient(run).request({"cmd": "stop_when", "cancel": True})
+    runs.until(run, lambda s: s.stops == ())
+    assert json.loads(run.orders_path.read_text())["conditions"] == []
+    runs.order(run, "kill")
+    runs.ended(run)
+
+
+def test_a_command_without_telemetry_stops_at_a_time_only(runs: Runs) -> None:
+    run = runs.start("sleep", "600")
+    runs.until(run, lambda s: s.state is RunState.RUNNING)
+    with pytest.raises(ProblemError, match="sends no telemetry"):
+        ask(run, StopCondition(kind="step", step=7))
+    ask(run, clock_condition("+1s", time.time()))
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert "SIGTERM" in (ended.detail or "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_supervisor_stops_the_run(runs: Runs, number: int) -> None:
+    run = runs.training()
+    pid = runs.until(run, lambda s: s.supervisor_pid).supervisor_pid
+    assert pid
+    os.kill(pid, number)
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert ended.detail == f"stopped at step {ended.global_step}, checkpoint verified"
+
+
+def test_a_stop_goes_on_under_the_next_supervisor(runs: Runs) -> None:
+    run = runs.start("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+    runs.until(run, lambda s: s.state is RunState.RUNNING)
+    runs.order(run, "stop", timeout_s=4)
+    runs.until(run, lambda s: s.state is RunState.STOPPING)
+    replace_supervisor(runs, run)
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert "because the command did not end within 4 s" in (ended.detail or "")
+
+
+# -- pure ------------------------------------------------------------------------------------------
+
+
+def test_words_of_a_person() -> None:
+    condition = metric_condition(" val/acc >= 9e-1 ")
+    assert (condition.metric, condition.compare, condition.value) == ("val/acc", ">=", 0.9)
+    now = datetime(2024, 5, 3, 18, 31, 5).timestamp()
+    next_day = clock_condition("18:30", now).at_s
+    assert next_day is not None
+    assert datetime.fromtimestamp(next_day) == datetime(2024, 5, 4, 18, 30)
+    assert clock_condition("18:31:30", now).at_s == now + 25
+    assert clock_condition("+1.5h", now).wait_s == 5400
+    for text in ("25:00", "noon", "+2", "2h", "-1h", ""):
+        with pytest.raises(ProblemError):
+            clock_condition(text, now)
+    for text in ("val/loss", "val/loss<", "<3", "val/loss=3", "val/loss<nan", "a b<3"):
+        with pytest.raises(ProblemError):
+            metric_condition(text)
+    for condition in (metric_condition("a<1"), clock_condition("18:30", now)):
+        assert from_document(condition.to_document()) == condition
+    for document in ({}, {"kind": "step"}, {"kind": "no"}, {"kind": "metric", "metric": "a"}):
+        with pytest.raises(ValueError, match="condition"):
+            from_document(document)
+
+
+def test_only_new_values_and_no_clock_for_a_wait() -> None:
+    seen = {"loss": MetricValue(last=0.1, step=5)}
+    below = settled(metric_condition("loss<0.2"), seen, 0, 100.0)
+    assert due(below, seen, 0.0, 100.0) is None
+    assert due(below, {"loss": MetricValue(last=0.3, step=6)}, 0.0, 101.0) is None
+    said = due(below, {"loss": MetricValue(last=0.15, step=7)}, 0.0, 102.0)
+    assert said == "as loss is 0.15, < 0.2, at step 7"
+    wait = settled(clock_condition("+60s", 0.0), {}, 0, 100.0)
+    # A clock that is set, by years, changes nothing.
+    assert due(wait, {}, 1e12, 159.0) is None
+    assert due(wait, {}, -1e12, 160.0) == "1 min after it was asked for"
