@@ -107,8 +107,8 @@ def _to_floats() -> list[Any]:
 
 
 class ImageFolders(LightningDataModule):
-    """``folder/train/CLASS/...`` with ``val`` and ``test`` beside it; or ``folder/CLASS/...``, and a
-    fifth of it is for validation. Without ``test`` those are tested."""
+    """``folder/train/CLASS/...`` with ``val`` and ``test`` beside it; or ``folder/CLASS/...``, and
+    a fifth of it is for validation. Without ``test`` those are tested."""
 
     def __init__(
         self,

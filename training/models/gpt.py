@@ -14,6 +14,8 @@ from torchmetrics import MeanMetric
 from ltui.training.models.schedules import one_cycle
 
 BYTES = 256
+_SPREAD = 0.02
+"""Standard deviation of weights at the beginning."""
 NO_LABEL = -1
 """Next byte of what only fills a batch: neither learned nor counted."""
 
@@ -87,13 +89,20 @@ class GPT(LightningModule):
             return
         given, mesh = self.hparams, self.device_mesh
         on_meta = mesh is not None and given["meta_device"]
-        with torch.device("meta" if on_meta else "cpu"):
+        with torch.device("meta"):
             network = Network(given["width"], given["layers"], given["heads"], given["context"])
         if given["compile"]:
             for block in network.blocks:
                 block.compile()
+        if not on_meta:
+            network.to_empty(device="cpu")
+            draw_weights(network)
         if mesh is not None:
             shard(network, mesh["data_parallel"])
+        if on_meta:
+            # Lightning would make the metrics' counts of nothing, too.
+            network.to_empty(device=self.trainer.strategy.root_device)
+            draw_weights(network)
         self.network = network
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
@@ -145,3 +154,25 @@ def shard(network: Network, mesh: Any) -> None:
     for block in network.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(network, mesh=mesh)
+
+
+@torch.no_grad()
+def draw_weights(network: nn.Module) -> None:
+    """As GPT-2 does. The same for a seed, whether and among how many ranks they are shared out:
+    every parameter is drawn from a seed of its own, whole, and a rank keeps its part of it."""
+    seed = torch.initial_seed()
+    for number, (name, parameter) in enumerate(network.named_parameters()):
+        generator = torch.Generator().manual_seed(seed + number)
+        if parameter.ndim > 1:
+            whole = torch.empty(parameter.shape).normal_(0.0, _SPREAD, generator=generator)
+        elif name.endswith("weight"):  # of a LayerNorm
+            whole = torch.ones(parameter.shape)
+        else:
+            whole = torch.zeros(parameter.shape)
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is None:
+            parameter.copy_(whole)
+            continue
+        part = cast(Any, parameter).to_local()
+        begin = -(-len(whole) // mesh.size()) * mesh.get_local_rank()
+        part.copy_(whole[begin : begin + len(part)])
