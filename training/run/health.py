@@ -29,7 +29,7 @@ from ltui.training.run.judge.moment import (
     state_of,
     where,
 )
-from ltui.training.run.judge.stalls import stalls
+from ltui.training.run.judge.stalls import Stalls, stalls
 from ltui.training.run.judge.words import ranks_text, verb, waiting_text
 from ltui.training.run.snapshot import RankState, Verdict
 from ltui.training.run.spec import StallPolicy
@@ -87,15 +87,15 @@ def judge(
     )  # fmt: skip
     found: list[Verdict] = deaths(m, deaths_told or {}, oom_kills)
     stopped = _stopped(m)
-    if stopped:
-        found.append(_held(m, stopped))
     paused = RankState.PAUSED in m.states.values()
     suspects: frozenset[int] = frozenset()
     since_ns: int | None = None
+    looked = Stalls() if paused else stalls(m, slowest_step_s(m.fold), closer=closer)
+    told = [v for v in looked.verdicts if not stopped or _stands_by_itself(v, stopped)]
+    if stopped:
+        found.append(_held(m, stopped, {r for v in told for r in v.culprits}))
     if not paused:
-        looked = stalls(m, slowest_step_s(m.fold), closer=closer)
         suspects = looked.suspects
-        told = [v for v in looked.verdicts if not stopped or v.evidence.get("worker")]
         if RankState.DEAD in m.states.values():
             told = [v for v in told if v.level == "stalled" and v.kind not in _AFTER_DEATH]
         found += told
@@ -176,12 +176,23 @@ def _stopped(m: Moment) -> list[int]:
     )
 
 
-def _held(m: Moment, stopped: list[int]) -> Verdict:
-    """Ranks whose process was stopped from outside; the others that stand still wait for them."""
+def _stands_by_itself(verdict: Verdict, stopped: list[int]) -> bool:
+    """Whether it names a line or a worker of other ranks than those that are stopped: a second
+    fault, which the first does not explain."""
+    line = verdict.evidence.get("frame") or verdict.evidence.get("worker")
+    return bool(line and verdict.culprits and not set(verdict.culprits) & set(stopped))
+
+
+def _held(m: Moment, stopped: list[int], at_fault: set[int]) -> Verdict:
+    """Ranks whose process was stopped from outside; the others that stand still wait for them,
+    but for those with a fault of their own."""
     waiting = sorted(
         r
         for r, s in m.states.items()
-        if s is RankState.OK and r not in stopped and m.still.get(r, 0.0) > HELD_S
+        if s is RankState.OK
+        and r not in stopped
+        and r not in at_fault
+        and m.still.get(r, 0.0) > HELD_S
     )
     alive = {r: p for r in stopped if (p := m.pulses[r]) is not None}
     seconds = max(m.still[r] for r in stopped)
