@@ -1,8 +1,9 @@
 """The keeper: starts the engine, waits for it, cleans up after it, revives a dead supervisor.
 
 Run as a script by its path, with the standard library only, so that it stays small and outlives
-whatever happens to the rest: ``keeper.py RUN_DIR ATTEMPT``. What to start stands in
-``engine/<attempt>.start.json``; how it ended is written to ``engine/<attempt>.json``.
+whatever happens to the rest: ``keeper.py RUN_DIR ATTEMPT STARTER``. What to start stands in
+``engine/<attempt>.start.json``; how it ended is written to ``engine/<attempt>.json``. Until it has
+said in ``keeper.json`` that it stands, it dies with its starter: nobody else knows of it.
 
 It is a child subreaper: what a dead rank leaves behind becomes its child, and is ended here.
 """
@@ -281,8 +282,11 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def main(run_dir: str, attempt: int) -> None:
+def main(run_dir: str, attempt: int, starter: int) -> None:
     """Keep one attempt from its start to its recorded end."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != starter:
+        return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for number in (signal.SIGHUP, signal.SIGINT):
@@ -292,6 +296,7 @@ def main(run_dir: str, attempt: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: keeper.end_engine())
     error = keeper.start_engine()
     keeper.announce()
+    _prctl(_PR_SET_PDEATHSIG, 0)
     if error is None:
         keeper.watch()
     killed = keeper.end_the_rest()
@@ -312,4 +317,4 @@ def main(run_dir: str, attempt: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
