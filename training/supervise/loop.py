@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -127,6 +128,8 @@ class Supervisor:
         self._recorder = Recorder(store, attempt, self._watch)
         self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
         self._health = HealthHistory()
+        self._misjudged: str | None = None
+        """The last mistake of the judge, so that each is logged once."""
         self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
         self._gpus = RunGpus(run_dir.id)
         self._gpu_view = RunGpusView()
@@ -512,17 +515,32 @@ class Supervisor:
             batch.gpus = [g for g in view.gpus if g.error is None]
 
     def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        judgement = judge(
+        told = self._evidence.judging(sight, failures=failures)
+        try:
+            judgement = self._judged(sight, told)
+        except Exception:
+            # A mistake over evidence, which has a thousand forms, must not cost the run its
+            # supervisor: pulses alone still tell who stands still.
+            if told["evidence"] is None:
+                raise
+            text = traceback.format_exc()
+            if text != self._misjudged:
+                self._misjudged = text
+                print(text, file=sys.stderr, flush=True)
+            judgement = self._judged(sight, {**told, "evidence": None, "closer": False})
+        self._health = judgement.history
+        return judgement
+
+    def _judged(self, sight: Sight, told: dict[str, Any]) -> Judgement:
+        return judge(
             time.monotonic_ns(),
             sight.pulses,
             self.spec.stall,
             self._health,
             fold=self._fold,
             now_s=time.time(),
-            **self._evidence.judging(sight, failures=failures),
+            **told,
         )
-        self._health = judgement.history
-        return judgement
 
     def _live_state(self, now_s: float) -> RunState:
         state = self._state

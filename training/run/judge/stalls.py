@@ -68,7 +68,7 @@ def stalls(m: Moment, slowest_s: float | None, *, closer: bool) -> Stalls:
         if m.still[r] > budgets.budget_s(p, m.fold.ranks.get(r), m.policy, slowest_s)
     }
     found = _rendezvous(m, suspicious) if close else None
-    if found is None and alive and len(close) >= len(alive):
+    if found is None and alive and alive.keys() <= close.keys():
         found = _looked(m, slowest_s)
     if found is None and overdue and not (closer and _patience(m, overdue, slowest_s)):
         found = _by_pulses(m, overdue, slowest_s)
