@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
 
-.PHONY: help run test bench exactness zoo format lint types contracts unit lock clean
+.PHONY: help run test bench signals exactness zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
@@ -17,6 +17,7 @@ help:
 	  'make bench    measure the promised numbers, each beside its bound' \
 	  'make exactness resume every loader at every stop, compare bit for bit (10 minutes)' \
 	  'make zoo      inject every fault, listen to healthy runs, print the table (40 minutes)' \
+	 'make signals  send every stop signal to every process of a run (10 minutes)' \
 	  'make format   rewrite the sources in the house format' \
 	  'make lock     refresh the locked versions from pyproject.toml' \
 	  'make clean    remove everything that make created'
@@ -36,6 +37,9 @@ run: $(VENV)/.installed-run
 	else exec $(LTUI) run quickstart; fi
 
 test: lint types contracts unit
+
+signals: $(VENV)/.installed-test
+	@LTUI_SIGNALS=1 $(PY) -m pytest tests/system/test_signals.py
 
 lint: $(VENV)/.installed-test
 	@echo '== ruff'

@@ -8,6 +8,7 @@ ones back in its own teardown.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -33,6 +34,7 @@ class StopSignals:
             return False
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
+        _keep_workers_out_of_it()
         return True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -44,6 +46,27 @@ class StopSignals:
             if self._interrupts > 1:
                 signal.default_int_handler(signum, frame)
         self._raise_flag(signum)
+
+
+_kept_out_in: int | None = None
+
+
+def _keep_workers_out_of_it() -> None:
+    """Give forked children (DataLoader workers) process groups of their own.
+
+    Torch elastic signals the groups of its ranks. A worker that dies of that takes its rank along
+    by an exception, before the stop has been agreed on.
+    """
+    global _kept_out_in
+    if _kept_out_in is None:
+        _kept_out_in = os.getpid()
+        os.register_at_fork(after_in_child=_leave_group)
+
+
+def _leave_group() -> None:
+    if os.getppid() == _kept_out_in:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
 
 
 def _as_by_default(signum: int) -> None:

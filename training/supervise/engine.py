@@ -17,6 +17,14 @@ from ltui.training.store.home import RunDir
 
 DEFAULT_QUEUE_BYTES = 4 << 20
 
+# Torch elastic passes these on to its ranks, which then agree on a stop, and waits so long for
+# them. Without the first, SIGUSR1 ends it at once. Versions that know no such options pass them
+# over.
+_AGENT = {
+    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    "PET_SHUTDOWN_TIMEOUT": "60",
+}
+
 # A shell, because nothing else writes a rank's log from its very first byte: the interpreter's own
 # failure to start included. It replaces itself by the rank.
 _TO_RANK_LOG = 'exec "$@" >>"$LTUI_LOG_DIR/rank-$(printf %05d "$RANK").log" 2>&1'
@@ -86,6 +94,7 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
         # Restarted workers would read addresses of the ones before them from the shared store.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **{name: environ.get(name, value) for name, value in _AGENT.items()},
         **spec.env,
         "LTUI_RUN_DIR": str(run_dir.path),
         "LTUI_RUN_ID": run_dir.id,

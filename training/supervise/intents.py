@@ -86,7 +86,8 @@ class Intents:
         live = [p for p in pulses.values() if p is not None and p.telemetry_ok]
         if self.ladder is not None or not live:
             return False
-        if not self._signalled() and not any(p.phase is Phase.STOPPING for p in live):
+        leave = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
+        if not leave and not self._signalled():
             return False
         self.ladder = Ladder(now_s, DEFAULT_STOP_S, telemetry=True)
         self.error = None

@@ -26,6 +26,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.4
 _GRACE_S = 1.0
 """What the engine left behind gets this long between TERM and KILL."""
+_STOP_GRACE_S = 30.0
+"""So long where a signal that asks to stop ended the engine: its ranks then save and leave."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _GIVE_UP_S = 15.0
 """A process that SIGKILL does not end by then sits in the kernel; nothing more can be done."""
 _REVIVALS = 5
@@ -161,12 +164,16 @@ class Keeper:
         met: set[int] = set()
         begun = time.monotonic()
         signalled: dict[int, int] = {}
-        while time.monotonic() - begun < _GIVE_UP_S:
+        status = self.engine_status
+        asked = status is not None and os.WIFSIGNALED(status)
+        asked = asked and os.WTERMSIG(status or 0) in _STOP_SIGNALS
+        grace_s = _STOP_GRACE_S if asked else _GRACE_S
+        while time.monotonic() - begun < grace_s + _GIVE_UP_S:
             self._reap()
             left = self._descendants()
             if not left:
                 break
-            number = signal.SIGTERM if time.monotonic() - begun < _GRACE_S else signal.SIGKILL
+            number = signal.SIGTERM if time.monotonic() - begun < grace_s else signal.SIGKILL
             for pid in left:
                 met.add(pid)
                 if signalled.get(pid) != number:
@@ -289,11 +296,11 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
         return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keeper = Keeper(run_dir, attempt)
     # A person's `kill KEEPER` asks the engine to end; what follows is the ordinary end.
-    signal.signal(signal.SIGTERM, lambda *_: keeper.end_engine())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: keeper.end_engine())
     error = keeper.start_engine()
     keeper.announce()
     _prctl(_PR_SET_PDEATHSIG, 0)

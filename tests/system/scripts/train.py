@@ -27,7 +27,13 @@ class Net(L.LightningModule):
 if __name__ == "__main__":
     L.seed_everything(1)
     x = torch.randn(512, 16)
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(x, x.sum(1, keepdim=True)),
+        batch_size=8,
+        shuffle=True,
+        num_workers=int(sys.argv[2]) if len(sys.argv) > 2 else 0,
+        persistent_workers=len(sys.argv) > 2,
+    )
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,

@@ -1,0 +1,72 @@
+"""Signals to the engine, a rank or the supervisor: all the same agreed stop, workers or not.
+
+The gate tries two; ``LTUI_SIGNALS=1`` (``make signals``) every signal to every process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.system.conftest import SCRIPTS, Ltui
+
+pytestmark = pytest.mark.timeout(200)
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+EXEC = ["exec", "--detach", "--"]
+SCRIPT = [str(SCRIPTS / "train.py"), "2000", "1"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *SCRIPT]
+SETTINGS = ("trainer.max_epochs=2000", "data.init_args.loader=torch", "data.init_args.workers=1")
+RUNS = {
+    "preset": ["run", "quickstart", "--detach", *(w for s in SETTINGS for w in ("--set", s))],
+    "torchrun": [*EXEC, *TORCHRUN],
+    "script": [*EXEC, sys.executable, *SCRIPT],
+    "shell": [*EXEC, "sh", "-c", f"{' '.join(TORCHRUN)}; exit $?"],
+}
+IN_GATE = {("preset", "engine", signal.SIGUSR1), ("torchrun", "engine", signal.SIGTERM)}
+CASES = [
+    pytest.param(
+        kind,
+        who,
+        number,
+        marks=[]
+        if (kind, who, number) in IN_GATE
+        else pytest.mark.skipif("LTUI_SIGNALS" not in os.environ, reason="make signals"),
+    )
+    for kind in RUNS
+    for who in ("engine", "rank", "supervisor", "keeper")
+    for number in NUMBERS
+]
+
+
+@pytest.mark.parametrize(("kind", "who", "number"), CASES)
+def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> None:
+    ltui(*RUNS[kind])
+    running = ltui.wait_for_step(5)
+    target = {
+        "engine": lambda: psutil.Process(_keeper(ltui).pid).children()[0].pid,
+        "rank": lambda: running["ranks"][1]["pid"],
+        "supervisor": lambda: running["supervisor_pid"],
+        "keeper": lambda: _keeper(ltui).pid,
+    }[who]()
+    os.kill(target, number)
+    ended = ltui.wait(lambda s: s["state"] in ("stopped", "failed", "crashed", "finished"))
+    assert ended["state"] == "stopped", ended["detail"]
+    step = ended["global_step"]
+    assert ended["detail"] == f"stopped at step {step}, checkpoint verified"
+    saved = ended["checkpoints"][-1]
+    assert (saved["global_step"], saved["reason"], saved["ok"]) == (step, "stop", True)
+    assert [r["global_step"] for r in ended["ranks"]] == [step, step]
+    ltui.wait_until_alone()
+
+
+def _keeper(ltui: Ltui) -> psutil.Process:
+    (found,) = [
+        p for p in ltui.processes() if any(Path(w).name == "keeper.py" for w in p.cmdline())
+    ]
+    return found
