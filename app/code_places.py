@@ -12,6 +12,7 @@ from ltui.widgets.shapes import Cell, Tone
 
 OWN = "▸ "
 """Before a call in the user's own code."""
+_IMPORTING = "<frozen importlib"
 KEPT = 3
 """Library calls shown of a run of them; the rest is folded."""
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(?P<rest>.+)")
@@ -48,12 +49,13 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
     library: list[Frame] = []
 
     def fold() -> None:
-        shown = library if full_paths or len(library) <= KEPT + 1 else library[:KEPT]
+        telling = [f for f in library if not f.file.startswith(_IMPORTING)]
+        shown = library if full_paths or len(library) <= KEPT + 1 else telling[:KEPT]
         lines.extend(
             Cell(text=f"  {place(f, full_paths=full_paths)}", tone=Tone.DIM) for f in shown
         )
         if len(shown) < len(library):
-            rest = library[len(shown) :]
+            rest = [f for f in library if f not in shown]
             lines.append(Cell(text=f"  … {len(rest)} calls in {_packages(rest)}", tone=Tone.DIM))
         library.clear()
 
@@ -70,7 +72,8 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
 def _packages(frames: Sequence[Frame]) -> str:
     """``torch, lightning``: in the order met."""
     names = (clean_name((in_library(f.file) or f.file).lstrip("/").split("/")[0]) for f in frames)
-    shown = list(dict.fromkeys(name.removesuffix(".py") for name in names))
+    plain = (re.sub(r"^<frozen ([\w]+).*", r"\1", name).removesuffix(".py") for name in names)
+    shown = list(dict.fromkeys(plain))
     return ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")
 
 

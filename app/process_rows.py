@@ -61,7 +61,8 @@ def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> Proc
         rank.pid,
         _ended(rank),
         ", ".join(n for n in notes if n),
-        marked,
+        bad=marked,
+        marked=marked,
     )
 
 
@@ -86,22 +87,33 @@ def _waits(process: ProcessSight | None) -> str:
     if process.run_delay_share is not None and process.run_delay_share >= 0.2:
         parts.append(f"waits {formats.percent(process.run_delay_share)} for a processor")
     if process.wait_channel and process.wait_channel != "0":
-        parts.append(f"in {clean_name(process.wait_channel, 40)}")
+        # What the compiler made of a function's name tells nobody anything.
+        parts.append(f"in {clean_name(process.wait_channel.split('.')[0], 40)}")
     return " ".join(parts)
 
 
-def _doing(process: ProcessSight | None) -> str:
-    """``sleeping, FROZEN``: neither switched nor computed while it was looked at."""
+def _doing(process: ProcessSight | None, *, marked: bool) -> str:
+    """``sleeping, FROZEN``: neither switched nor computed while it was looked at.
+
+    Said of culprits and their workers alone: a rank that waits for another is as still as that.
+    """
     state = process.state if process is not None else None
     word = _STATES.get(state or "", state or formats.NA)
-    frozen = process is not None and process.frozen and state in ("S", "R")
+    frozen = marked and process is not None and process.frozen and state in ("S", "R")
     return f"{word}, FROZEN" if frozen else word
 
 
 def _row(
-    who: str, process: ProcessSight | None, pid: int | None, ended: str | None, note: str, bad: bool
+    who: str,
+    process: ProcessSight | None,
+    pid: int | None,
+    ended: str | None,
+    note: str,
+    *,
+    bad: bool,
+    marked: bool,
 ) -> ProcessRow:
-    doing = ended or _doing(process)
+    doing = ended or _doing(process, marked=marked)
     loud = bad or doing.startswith(("STOPPED", "DEAD", "waiting for a disk"))
     share = process.cpu_share if process is not None else None
     return ProcessRow(
@@ -119,7 +131,7 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
     odd = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
     if marked and len(rank.workers) <= ALONE:
         odd = list(rank.workers)
-    rows = [_worker_row(worker) for worker in odd[:ALONE]]
+    rows = [_worker_row(worker, marked) for worker in odd[:ALONE]]
     usual = [w for w in rank.workers if w not in odd]
     if usual:
         shares = [w.process.cpu_share for w in usual if w.process.cpu_share is not None]
@@ -137,7 +149,7 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
     return rows
 
 
-def _worker_row(worker: WorkerEvidence) -> ProcessRow:
+def _worker_row(worker: WorkerEvidence, marked: bool) -> ProcessRow:
     kind = "worker" if worker.loader else clean_name(worker.process.name or "child", 16)
     ended = (worker.exit_reason or "gone") if worker.gone else None
     return _row(
@@ -146,7 +158,8 @@ def _worker_row(worker: WorkerEvidence) -> ProcessRow:
         worker.process.pid,
         clean_line(ended, 120) if ended else None,
         _waits(worker.process),
-        False,
+        bad=False,
+        marked=marked,
     )
 
 
@@ -159,7 +172,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     """A row for ranks that do the same."""
     alike: dict[tuple[str, str], list[RankEvidence]] = {}
     for rank in ranks:
-        doing = _ended(rank) or _doing(rank.process)
+        doing = _ended(rank) or _doing(rank.process, marked=False)
         alike.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
     rows = []
     by_size = sorted(alike.items(), key=lambda item: -len(item[1]))

@@ -30,6 +30,7 @@ STACKS = 12
 EARLIER = 6
 LAST_LINES = 8
 LAST_WORDS = 4
+WHAT = 40
 LONGEST = 600
 """Letters of a sentence that a run wrote."""
 
@@ -37,11 +38,13 @@ LEVEL_TONES = {"dead": Tone.BAD, "stalled": Tone.BAD, "slow": Tone.WARN, "warnin
 _LABELS = {
     "still_s": "still for",
     "budget_s": "allowed",
-    "frame": "in",
-    "at": "there",
-    "worker": "worker",
-    "stopped_pids": "stopped pids",
     "reasons": "how it died",
+    "stopped_pids": "stopped pids",
+    "worker": "worker",
+    "frame": "in",
+    "moving": "moving",
+    "collective": "collective",
+    "at": "did there",
 }
 
 
@@ -126,7 +129,8 @@ def _headline(diagnosis: Diagnosis, standing: Sequence[Verdict], context: Contex
 
 def _about(diagnosis: Diagnosis, context: Context) -> str:
     run = context.snapshot
-    what = clean_name(run.preset or " ".join(run.command or ()), 60)
+    what = clean_name(run.preset or " ".join(run.command or ()))
+    what = what if len(what) <= WHAT else f"{what[: WHAT - 1]}…"
     old_s = context.now - diagnosis.taken_at
     looked = (
         "looking closely ..." if context.asking else f"looked at {formats.ago(max(0.0, old_s))}"
@@ -193,23 +197,38 @@ def _earlier(verdict: Verdict) -> str:
 
 def _evidence(verdict: Verdict) -> list[tuple[str, str]]:
     found = []
-    for name, value in verdict.evidence.items():
+    for name, value in sorted(verdict.evidence.items(), key=lambda item: _place(item[0])):
         text = evidence_text(str(name), value)
         if text:
             found.append((_LABELS.get(name, clean_name(str(name).replace("_", " "), 30)), text))
     return found
 
 
+def _place(name: str) -> int:
+    """Where it stands among the evidence: what is known by name first, who was where last."""
+    return list(_LABELS).index(name) if name in _LABELS else len(_LABELS) + (name == "ranks")
+
+
 def evidence_text(name: str, value: Any) -> str:
     """One entry of a verdict's evidence in words; what is alike of several ranks is said once."""
     if isinstance(value, Mapping) and value and all(str(k).isdecimal() for k in value):
         return _by_rank(name, {int(k): v for k, v in value.items()})
+    if name == "collective" and isinstance(value, Mapping) and "seq" in value:
+        return _collective(value)
     if isinstance(value, Mapping):
         parts = ((clean_name(str(k)), evidence_text(str(k), v)) for k, v in value.items())
         return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parts if v)
     if isinstance(value, (list, tuple)):
         return ", ".join(t for t in (evidence_text(name, v) for v in value) if t)
     return _scalar(name, value)
+
+
+def _collective(value: Mapping[str, Any]) -> str:
+    """``all_reduce #16 of group 0``."""
+    op = clean_name(str(value.get("op") or ""), 40)
+    group = clean_name(str(value.get("group", "")), 40)
+    number = f"#{evidence_text('seq', value['seq'])}{f' of group {group}' if group else ''}"
+    return f"{op} {number}".strip()
 
 
 def _scalar(name: str, value: Any) -> str:

@@ -32,6 +32,7 @@ from ltui.app.screens.tabline import TabLine
 from ltui.app.watch import RunWatch
 from ltui.training.problem import ProblemError
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.run.standing import GRAVE
 from ltui.training.store.home import RunDir
 from ltui.widgets import formats
 from ltui.widgets.chart import Chart
@@ -529,15 +530,21 @@ def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
     """The footer: what can be done now."""
     paused = snapshot.state in (RunState.PAUSED, RunState.PAUSING)
     leave = "leave (the run goes on)" if snapshot.state in LIVE else "leave"
+    grave = any(v.level in GRAVE and v.ended is None for v in snapshot.verdicts)
+    stuck = grave and snapshot.state in LIVE
+    diagnose = KeyHint("d", "diagnose", "screen.diagnose", keep=stuck)
+    kill = KeyHint("k", "kill", "screen.kill", keep=stuck)
     wanted = [
+        # What helps a run that is stuck comes first then.
+        *([diagnose, kill] if stuck else []),
         KeyHint("s", "stop", "screen.stop"),
         KeyHint("p", "continue" if paused else "pause", "screen.pause"),
         KeyHint("c", "checkpoint", "screen.checkpoint"),
-        KeyHint("k", "kill", "screen.kill"),
+        *([] if stuck else [kill]),
         KeyHint("r", "resume", "screen.resume", keep=True),
         KeyHint("?", "help", "app.help", keep=True),
         KeyHint("q", leave, "screen.back", keep=True),
-        KeyHint("d", "diagnose", "screen.diagnose"),
+        *([] if stuck else [diagnose]),
         KeyHint("l", "log", "screen.panel('log')"),
         KeyHint("z", "zoom", "screen.zoom"),
         KeyHint("/", "find", "screen.search"),

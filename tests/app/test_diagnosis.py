@@ -120,7 +120,8 @@ def test_the_slowest_rank_is_named() -> None:
         ("reasons", {"1": "exit code 3", "0": "exit code 3"}, "ranks 0, 1: exit code 3"),
         ("still_s", {"0": 8.1, "1": 8.2, "2": 30.0}, "8.1 s to 30 s (longest rank 2)"),
         ("at", {"0": "barrier", "1": "all_reduce"}, "rank 0: barrier; rank 1: all_reduce"),
-        ("collective", {"op": "all_reduce", "seq": 9}, "op all_reduce, seq 9"),
+        ("collective", {"op": "all_reduce", "seq": 9, "group": "0"}, "all_reduce #9 of group 0"),
+        ("thing", {"op": "all_reduce", "seq": 9}, "op all_reduce, seq 9"),
         ("frame", HOSTILE, "[red]fine[/red]"),
     ],
 )
