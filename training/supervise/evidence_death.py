@@ -25,6 +25,7 @@ _SIGNALS = {
     "Floating point exception": "SIGFPE",
     "Illegal instruction": "SIGILL",
 }
+_ERROR = re.compile(r"error|exception|abort|terminate|fault|killed|fatal|enforce", re.IGNORECASE)
 _TAIL_BYTES = 1 << 16
 
 
@@ -47,6 +48,8 @@ def death_of(
     name = name or fatal
     log = _tail(run_dir.rank_log_path(attempt, rank))
     line = last_error_line(log) if log else None
+    if line is not None and not _ERROR.search(line):
+        line = None
     how = "its process is gone"
     if name is not None:
         how = f"killed by {name}"

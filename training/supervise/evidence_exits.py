@@ -12,6 +12,7 @@ import os
 import select
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _WANTED = 1 << 3
 _EXIT_CODE = 49
 """Place of ``exit_code`` in the fields of ``/proc/PID/stat`` from the state on."""
 _LOOK_MS = 1000
+_TRIES, _AGAIN_S = 3, 0.01
 
 
 class ExitWatch:
@@ -77,9 +79,14 @@ class ExitWatch:
 
     def _note(self, handle: int) -> None:
         pid = self._handles[handle]
-        status = _of_zombie(pid)
-        if status is None:
-            status = _of_handle(handle)
+        status = None
+        for _ in range(_TRIES):
+            status = _of_zombie(pid)
+            if status is None:
+                status = _of_handle(handle)
+            if status is not None:
+                break
+            time.sleep(_AGAIN_S)
         with self._lock:
             self._status[pid] = status
             del self._handles[handle]

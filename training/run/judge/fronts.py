@@ -17,6 +17,9 @@ from ltui.training.run.judge.frames import call_site, collective_in, in_backward
 _SIZED = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
 """Collectives whose sizes must be equal on all ranks."""
 
+_IDLE_SHARE = 0.2
+"""A rank that computes less than this in its backward waits there."""
+
 Signature = tuple[str, tuple[tuple[int, ...], ...], tuple[str, int] | None]
 
 
@@ -77,16 +80,18 @@ def split(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
 def _split_of(group: str, close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
     first: dict[int, int] = {}
     known: dict[int, dict[int, Collective]] = {}
+    counted: dict[int, int] = {}
     for rank in ranks & close.keys():
         of_rank = close[rank]
         last = of_rank.last_enqueued.get(group)
         if last is None:
-            if group != "0":
-                continue  # the rank is no member
-            if of_rank.joined is not False:
-                continue
+            if group != "0" or of_rank.joined is not False:
+                continue  # no member, or nothing is known of it
             last = 0
         entries = {e.seq: e for e in of_rank.collectives if e.group == group and not e.p2p}
+        if last and not entries:
+            counted[rank] = last  # from its last beat, and it may have gone on for half a second
+            continue
         known[rank] = entries
         last = max([last, *entries])
         pending = min((s for s, e in entries.items() if not e.retired), default=None)
@@ -95,7 +100,12 @@ def _split_of(group: str, close: Mapping[int, RankEvidence], ranks: set[int]) ->
         return None
     number = min(first.values())
     at = {r: known[r][number] for r in first if number in known[r]}
-    absent = tuple(sorted(r for r in first if r not in at and first[r] <= number))
+    absent = tuple(
+        sorted(
+            [r for r in first if r not in at and first[r] <= number]
+            + [r for r, last in counted.items() if last < number]
+        )
+    )
     unknown = tuple(sorted(r for r in ranks if r not in at and r not in absent))
     return Split(group=group, seq=number, at=at, absent=absent, unknown=unknown)
 
@@ -173,8 +183,9 @@ def stands_in(of_rank: RankEvidence) -> str | None:
     stack = of_rank.main_stack
     if (name := collective_in(stack)) is not None:
         return name
-    frozen = of_rank.process is not None and of_rank.process.frozen
-    return "all_reduce" if in_backward(stack) and frozen and user_frame(stack) is None else None
+    share = of_rank.process.cpu_share if of_rank.process is not None else None
+    idle = share is not None and share < _IDLE_SHARE
+    return "all_reduce" if in_backward(stack) and idle and user_frame(stack) is None else None
 
 
 def site_of(entry: Collective, of_rank: RankEvidence | None) -> Frame | None:
