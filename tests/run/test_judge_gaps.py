@@ -1,0 +1,89 @@
+"""Evidence with holes: of ranks that have moved, have not come yet, or are gone."""
+
+from __future__ import annotations
+
+import itertools
+
+from ltui.training.queue.records import Phase
+from ltui.training.run.evidence import Evidence, Frame, ProcessSight, RankEvidence, ThreadStack
+from ltui.training.run.fold import Fold, fold
+from ltui.training.run.health import Judgement, judge
+from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.spec import StallPolicy
+from tests.run.records import SECOND, pulse, steps
+
+_OWN = Frame(file="/home/user/data.py", line=7, function="__getitem__")
+
+
+def _evidence(ranks: tuple[int, ...]) -> Evidence:
+    stack = ThreadStack(name="MainThread", main=True, frames=(_OWN,))
+    return Evidence(
+        taken_at=1010.0,
+        taken_ns=10 * SECOND,
+        ranks={
+            r: RankEvidence(
+                rank=r, pid=100 + r, alive=True, stacks=(stack,), process=_frozen(100 + r)
+            )
+            for r in ranks
+        },
+    )
+
+
+def _frozen(pid: int) -> ProcessSight:
+    return ProcessSight(pid=pid, state="S", interval_s=0.9, cpu_share=0.0, switches=0)
+
+
+def _judged(ranks: tuple[int, ...], looked_at: tuple[int, ...]) -> Judgement:
+    state = Fold()
+    for rank in ranks:
+        state = fold(state, rank, steps(20, 0.1))
+    pulses = {r: pulse(r, Phase.FETCH, 4.0, batch=20, pid=100 + r) for r in ranks}
+    silent = {r: 20.0 for r in (0, 1, 2) if r not in ranks}
+    return judge(
+        12 * SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, silent=silent,
+        evidence=_evidence(looked_at), closer=True, now_s=1012.0,
+    )  # fmt: skip
+
+
+def test_any_part_of_the_evidence_may_be_missing() -> None:
+    every = [c for n in range(4) for c in itertools.combinations((0, 1, 2), n)]
+    for ranks, looked_at in itertools.product(every, every):
+        found = _judged(ranks, looked_at)
+        for verdict in found.verdicts:
+            assert not set(verdict.culprits) & set(verdict.waiting)
+
+
+def test_a_stuck_rank_is_named_beside_a_stopped_one() -> None:
+    state = Fold()
+    for rank in range(3):
+        state = fold(state, rank, steps(20, 0.1))
+    pulses = {
+        0: pulse(0, Phase.BACKWARD, 4.0, batch=20, pid=100),
+        1: pulse(1, Phase.FETCH, 4.0, batch=20, pid=101),
+        2: pulse(2, Phase.FORWARD, 4.0, batch=20, pid=102),
+    }
+    found = judge(
+        12 * SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, held={2: 102},
+        evidence=_with_a_wait(), closer=True, now_s=1012.0,
+    )  # fmt: skip
+    by_kind = {v.kind: v for v in found.verdicts}
+    assert by_kind["stopped"].culprits == (2,)
+    assert 1 not in by_kind["stopped"].waiting
+    (other,) = (v for v in found.verdicts if v.kind != "stopped")
+    assert other.culprits == (1,)
+    assert "data.py:7" in other.cause
+
+
+def _with_a_wait() -> Evidence:
+    wait = Frame(file="/x/torch/distributed/distributed_c10d.py", line=3000, function="all_reduce")
+    base = _evidence((0, 1, 2))
+    frozen = base.ranks[1]
+    inside = RankEvidence(
+        rank=0, pid=100, alive=True,
+        stacks=(ThreadStack(name="MainThread", main=True, frames=(wait, _OWN)),),
+    )  # fmt: skip
+    return Evidence(
+        taken_at=base.taken_at,
+        taken_ns=base.taken_ns,
+        ranks={0: inside, 1: frozen, 2: RankEvidence(rank=2, pid=102, alive=True)},
+    )
