@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ltui.app.commands.data_arguments import add_bench, add_data
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -91,6 +93,10 @@ def build_parser() -> Parser:
     _add_looking(add)
     _add_steering(add)
     _add_preparing(add)
+    add_data(commands)
+    bench = add_bench(commands)
+    _add_preset(bench)
+    _add_set(bench)
     return parser
 
 

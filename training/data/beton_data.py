@@ -7,6 +7,8 @@ labelled ``NO_LABEL``, which a metric has to leave out (``ignore_index=NO_LABEL`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ from ltui.training.data.epoch_order import BetonLoader, EpochOrder, Order
 from ltui.training.data.look import Look, Triple, dtype_of
 from ltui.training.data.machine_share import available_bytes, cores_of_rank
 from ltui.training.data.order import OpenBatches
+from ltui.training.data.variant import Variant
 
 Crop = Literal["auto", "resized", "shifted", "none"]
 _USUAL_SIDE, _USUAL_CENTER = 224, 224 / 256
@@ -199,6 +202,22 @@ class BetonData(LightningDataModule):
         sides = self.sides if train else None
         return dataloader_batches(samples, order, count, sides, device.type == "cuda")
 
+    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
+        """What ``ltui bench data`` compares: reading ``train`` by FFCV and by the DataLoader."""
+        file = BetonFile(self.path_of("train"))
+        ways = {
+            "ffcv": ("FFCV", self.through_ffcv),
+            "torch": ("DataLoader", self.through_dataloader),
+        }
+        found = []
+        for way, (name, through) in ways.items():
+            for workers in counts if way == "torch" or has_ffcv() else ():
+                order = self.epoch_order(file, train=True)
+                loader = BetonLoader(order, through(file, order, True, workers))
+                settings = {"data.init_args.loader": way, "data.init_args.num_workers": workers}
+                found.append(Variant(name, workers, partial(_same, loader), settings))
+        return found
+
     def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
         """Of this rank; the CPU and float32 where there is no Trainer."""
         if self.trainer is None:
@@ -252,6 +271,10 @@ class BetonData(LightningDataModule):
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
+
+
+def _same(loader: BetonLoader) -> BetonLoader:
+    return loader
 
 
 def _check(**numbers: int | None) -> None:

@@ -1,0 +1,118 @@
+"""``ltui bench data``: what a preset's loader can give, beside torch's DataLoader."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.prepare import prepare
+from ltui.app.rank_program import run_program
+from ltui.app.summary import columns
+from ltui.training.run.snapshot import to_json
+from ltui.widgets.formats import count, duration, size
+
+_PROGRAM = "ltui.training.data.loader_bench"
+_AS_GOOD = 0.95
+"""A setting with fewer workers is recommended where it gives so much of the best."""
+_BAR = 40
+
+
+def data(options: Namespace) -> int:
+    """``ltui bench data PRESET``."""
+    asked = prepare(options.preset, options.overrides, options.python)
+    spec = asked.spec("bench", "bench", time.time())
+    question = {
+        "config": to_json(spec.config),
+        "python_path": list(spec.python_path),
+        "workers": options.workers,
+        "seconds": options.seconds,
+        "rounds": options.rounds,
+    }
+    on_terminal = sys.stderr.isatty() and not options.json
+
+    def on_line(line: dict[str, Any]) -> None:
+        if on_terminal and "phase" in line:
+            sys.stderr.write(f"\r\x1b[K{line['phase']}")
+            sys.stderr.flush()
+
+    try:
+        found = run_program(asked.python, _PROGRAM, question, on_line)["variants"]
+    finally:
+        if on_terminal:
+            sys.stderr.write("\r\x1b[K")
+    best = recommended(found)
+    if options.json:
+        print(json.dumps({"preset": asked.preset.name, "variants": found, "recommended": best}))
+        return EXIT_DONE
+    print("\n".join(table(found)))
+    print()
+    print("\n".join(bars(found)))
+    print()
+    print(advice(best))
+    return EXIT_DONE
+
+
+def rate(variant: Mapping[str, Any]) -> float:
+    """Median samples per second over the rounds."""
+    return float(median(variant["samples_per_s"]))
+
+
+def recommended(variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The fewest workers among those that are as good as the best."""
+    fastest = max(rate(v) for v in variants)
+    good = [v for v in variants if rate(v) >= _AS_GOOD * fastest]
+    return min(good, key=lambda v: (v["workers"] or 0, -rate(v)))
+
+
+def name_of(variant: Mapping[str, Any]) -> str:
+    workers = variant["workers"]
+    return variant["loader"] if workers is None else f"{variant['loader']} x{workers}"
+
+
+def table(variants: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Median and spread of each."""
+    head = ("loader", "workers", "samples/s", "least to most", "first batch", "memory added")
+    rows = [head]
+    for variant in variants:
+        rates, workers = variant["samples_per_s"], variant["workers"]
+        rows.append(
+            (
+                str(variant["loader"]),
+                "n/a" if workers is None else str(workers),
+                count(rate(variant)),
+                f"{count(min(rates))} to {count(max(rates))}",
+                duration(median(variant["first_batch_s"])),
+                size(max(0, variant["memory_bytes"])),
+            )
+        )
+    return columns(rows, right=frozenset((1, 2, 3, 4, 5)))
+
+
+def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Samples per second as bars, and where the least and the most of the rounds were."""
+    most = max(max(v["samples_per_s"]) for v in variants)
+    width = max(len(name_of(v)) for v in variants)
+    lines = []
+    for variant in variants:
+        rates = variant["samples_per_s"]
+        low, middle, high = (
+            round(_BAR * value / most) for value in (min(rates), rate(variant), max(rates))
+        )
+        bar = "█" * middle + "─" * max(0, high - middle)
+        if low < middle:
+            bar = bar[:low] + "▓" * (middle - low) + bar[middle:]
+        lines.append(f"{name_of(variant):<{width}} {bar:<{_BAR}} {count(rate(variant))}/s")
+    return lines
+
+
+def advice(best: Mapping[str, Any]) -> str:
+    """How to choose the recommended setting."""
+    words = " ".join(f"--set {key}={value}" for key, value in best["settings"].items())
+    chosen = f"Recommended here: {name_of(best)}"
+    return f"{chosen} ({words})" if words else f"{chosen}."

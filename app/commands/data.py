@@ -1,0 +1,175 @@
+"""``ltui data build``, ``info`` and ``verify``: ``.beton`` files, which FFCV reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.app.interpreter import choose_python, lacking, look, pip_names
+from ltui.app.rank_program import run_program
+from ltui.training.problem import Problem, ProblemError
+from ltui.widgets.formats import count, duration, percent, size
+from ltui.widgets.sanitise import clean_line
+
+_PROGRAM = "ltui.training.data.beton_build"
+_SHOWN = 20
+_MIB = 1 << 20
+OnLine = Callable[[dict[str, Any]], None]
+
+
+def build(options: Namespace) -> int:
+    """``ltui data build SOURCE -o FILE``."""
+    output = _output(options)
+    python = _python(options, ["ffcv", "torchvision"])
+    asked = {
+        "do": "build",
+        "source": options.source,
+        "output": str(output),
+        "options": {
+            "images": options.images,
+            "max_side": options.max_side,
+            "quality": options.quality,
+            "page_bytes": options.page_size * _MIB,
+            "workers": options.workers or len(os.sched_getaffinity(0)),
+            "skip_bad": options.skip_bad,
+        },
+    }
+    with _progress("building", quiet=options.json) as on_line:
+        result = run_program(python, _PROGRAM, asked, on_line)
+    if options.json:
+        print(json.dumps(result))
+        return EXIT_DONE
+    took = duration(result["seconds"])
+    print(f"{output}: {count(result['samples'])} samples, {size(result['bytes'])}, in {took}.")
+    _list("left out:", result["left_out"])
+    return EXIT_DONE
+
+
+def _output(options: Namespace) -> Path:
+    output = Path(options.output).expanduser().absolute()
+    if output.is_dir() or (output.exists() and not options.force):
+        what = "it is a folder." if output.is_dir() else "it exists already."
+        remedy = None if output.is_dir() else "Write it anew with --force."
+        raise ProblemError(Problem(where=str(output), what=what, remedy=remedy))
+    if not output.parent.is_dir():
+        raise ProblemError(Problem(where=str(output.parent), what="there is no such folder."))
+    if options.page_size & (options.page_size - 1) or not 2 <= options.page_size <= 2048:
+        what = "pages are of 2, 4, 8, ... 2048 MiB."
+        raise ProblemError(Problem(where=f"--page-size {options.page_size}", what=what))
+    return output
+
+
+def _python(options: Namespace, packages: list[str]) -> str:
+    """The interpreter that trains; ``ProblemError`` where it lacks what is needed."""
+    python = choose_python(options.python, os.environ)
+    needed = {"torch": "torch", **pip_names(packages)}
+    if problems := lacking(look(python, list(needed)), needed):
+        raise ProblemError(*problems)
+    return python
+
+
+@contextmanager
+def _progress(what: str, quiet: bool) -> Iterator[OnLine]:
+    """A bar on standard error, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    # Local: it is only worth loading where it is seen.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def on_line(line: dict[str, Any]) -> None:
+            if "done" in line:
+                bar.update(task, completed=line["done"], total=line["of"])
+
+        yield on_line
+
+
+def verify(options: Namespace) -> int:
+    """``ltui data verify FILE``."""
+    path = Path(options.file).expanduser().absolute()
+    _open(path)  # what is wrong with the file itself is told at once
+    python = _python(options, ["torchvision"])
+    workers = options.workers or len(os.sched_getaffinity(0))
+    asked = {"do": "verify", "file": str(path), "workers": workers}
+    with _progress("decoding", quiet=options.json) as on_line:
+        bad = run_program(python, _PROGRAM, asked, on_line)["bad"]
+    if options.json:
+        print(json.dumps({"file": str(path), "bad": bad}))
+    elif not bad:
+        print(f"{path}: every sample can be decoded.")
+    if bad and not options.json:
+        for sample in bad[:_SHOWN]:
+            sys.stderr.write(f"{path}: sample {sample['sample']}: {clean_line(sample['what'])}.\n")
+        if len(bad) > _SHOWN:
+            sys.stderr.write(f"{path}: and {len(bad) - _SHOWN} more (--json lists all).\n")
+    return EXIT_BAD_INPUT if bad else EXIT_DONE
+
+
+def info(options: Namespace) -> int:
+    """``ltui data info FILE``."""
+    path = Path(options.file).expanduser()
+    # Local: only this command reads such a file; without torch, and without FFCV.
+    from ltui.training.data.beton_summary import summary
+
+    found = summary(_open(path))
+    if options.json:
+        print(json.dumps(found))
+        return EXIT_DONE
+    used = percent(found["page_use"]) if found["page_use"] is not None else "n/a"
+    print(f"{path}")
+    print(f"  samples  {count(found['samples'])}")
+    print(f"  size     {size(found['bytes'])}")
+    print(f"  pages    {count(found['pages'])} of {size(found['page_bytes'])}, {used} used")
+    for field in found["fields"]:
+        print(f"  {clean_line(field['name']):<8} {_field_words(field)}")
+    return EXIT_DONE
+
+
+def _field_words(field: Mapping[str, Any]) -> str:
+    words = [field["kind"]]
+    if "width" in field:
+        for name in ("width", "height"):
+            low, middle, high = field[name]
+            words.append(
+                f"{name} {low}" if low == high else f"{name} {low} to {high} (median {middle})"
+            )
+        words.append(f"{percent(field['jpeg'])} JPEG")
+    if "shape" in field:
+        words.append(f"{field['dtype']} {' x '.join(str(n) for n in field['shape'])}")
+    if field.get("low") is not None:
+        words.append(f"{field['low']:g} to {field['high']:g}")
+    if field.get("different") is not None:
+        words.append(f"{count(field['different'])} different")
+    return ", ".join(words)
+
+
+def _open(path: Path) -> Any:
+    from ltui.training.data.beton_file import BetonError, BetonFile
+
+    try:
+        return BetonFile(path)
+    except BetonError as error:
+        where, _, what = str(error).partition(": ")
+        raise ProblemError(Problem(where=where, what=what)) from error
+
+
+def _list(title: str, lines: list[str]) -> None:
+    if lines:
+        print(title)
+        for line in lines[:_SHOWN]:
+            print(f"  {clean_line(line)}")
+        if len(lines) > _SHOWN:
+            print(f"  and {len(lines) - _SHOWN} more")
