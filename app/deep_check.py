@@ -24,8 +24,11 @@ CHECK_S = 300.0
 """Importing a large project over a network file system is slow, but not that slow."""
 
 
-def check_with_classes(asked: Asked) -> None:
-    """``ProblemError`` with what LightningCLI says of the configuration. Starts nothing."""
+def check_with_classes(asked: Asked) -> list[Problem]:
+    """``ProblemError`` with what LightningCLI says of the configuration. Starts nothing.
+
+    Returns what the module's source has in it that freezes ranks, though Lightning takes it.
+    """
     spec = asked.spec("check", "check", time.time())
     with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
         config = Path(folder) / "config.json"
@@ -33,6 +36,11 @@ def check_with_classes(asked: Asked) -> None:
         done = _run(spec, config, install_rank_side(ltui_home()))
     if done.returncode != 0:
         raise ProblemError(*_problems(done, asked))
+    return [
+        Problem(where=fault.path, what=fault.what, remedy=fault.remedy)
+        for line in done.stdout.splitlines()
+        if (fault := _fault(line)) is not None
+    ]
 
 
 def _rank_config(spec: RunSpec, folder: str) -> object:

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import Any
 
 from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
-from ltui.app.progress import Display, terminal_display
+from ltui.app.progress import Display, caution_line, terminal_display
 from ltui.app.steering import ask
 from ltui.app.summary import ending_lines, resumable
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import LIVE, RankSnapshot, RunSnapshot, RunState
+from ltui.training.run.snapshot import LIVE, Caution, RankSnapshot, RunSnapshot, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import Event, RunStore
 from ltui.training.store.schema import StoreError
@@ -106,6 +106,7 @@ class Watch:
         self._signals = signals
         self._acted = 0
         self._last_event = 0
+        self._cautioned: set[tuple[int, Caution]] = set()
         self._began_at = time.time()
 
     def until_end(self) -> int:
@@ -113,6 +114,7 @@ class Watch:
         while True:
             snapshot = self._look()
             self._tell_events()
+            self._tell_cautions(snapshot)
             if snapshot.state not in LIVE:
                 return self._ended(snapshot)
             self._display.show(snapshot, time.monotonic(), self._hint())
@@ -158,6 +160,12 @@ class Watch:
             self._last_event = event.id
             if event.t >= self._began_at and (line := event_line(event)):
                 self._display.say(line)
+
+    def _tell_cautions(self, snapshot: RunSnapshot) -> None:
+        for caution in snapshot.cautions:
+            if (snapshot.attempt, caution) not in self._cautioned:
+                self._cautioned.add((snapshot.attempt, caution))
+                self._display.say(caution_line(caution))
 
     def _ended(self, snapshot: RunSnapshot) -> int:
         self._display.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from ltui.training.run.snapshot import (
     LIVE,
+    Caution,
     MetricValue,
     RankSnapshot,
     RunSnapshot,
@@ -143,6 +144,12 @@ def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
     if len(states) == 1:
         return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {next(iter(states))}"
     return ", ".join(f"{number} {state}" for state, number in states.items())
+
+
+def caution_line(caution: Caution) -> str:
+    """``CAUTION: ranks have different batch counts ... Give every rank as many.``"""
+    remedy = f" {clean_line(caution.remedy, 300)}" if caution.remedy else ""
+    return f"CAUTION: {clean_line(caution.what, 500)}{remedy}"
 
 
 def verdict_line(verdict: Verdict) -> str:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ltui.app.progress import open_verdicts, position, rank_line, ranks_text, title, verdict_line
+from ltui.app.progress import (
+    caution_line,
+    open_verdicts,
+    position,
+    rank_line,
+    ranks_text,
+    title,
+    verdict_line,
+)
 from ltui.training.run.snapshot import (
     LIVE,
     CheckpointInfo,
@@ -132,6 +140,7 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     """Everything about a run that fits a page."""
     lines = [f"{title(snapshot)}  ({clean_name(snapshot.id)})", *_indented(_facts(snapshot, now))]
     lines += [f"  {verdict_line(verdict)}" for verdict in open_verdicts(snapshot)]
+    lines += [f"  {caution_line(caution)}" for caution in snapshot.cautions]
     if snapshot.metrics:
         rows = [
             (clean_name(name, 60), metric(value.last), f"step {count(value.step)}")

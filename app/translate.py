@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from ltui.app.frame import Cleared, Ending, Frame
+from ltui.app.progress import caution_line
 from ltui.training.run.snapshot import (
     LIVE,
     CheckpointInfo,
@@ -168,6 +169,9 @@ def notes(frame: Frame) -> tuple[str, ...]:
     if frame.error is not None:
         since = "" if frame.error_since is None else formats.age(frame.now - frame.error_since)
         lines.append(f"reading the run fails since {since}: {clean_line(frame.error)}")
+    if run.cautions and run.state in LIVE:
+        more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""
+        lines.append(f"{caution_line(run.cautions[0])}{more}")
     return tuple(lines)
 
 

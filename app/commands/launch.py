@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ltui.app.cautions import foreseen, say
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.interpreter import choose_python
 from ltui.app.prepare import changed_spec, prepare
@@ -32,6 +33,7 @@ def run(options: Namespace) -> int:
     if options.restarts is not None:
         spec = spec.with_changes(restarts=options.restarts)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
+    say(foreseen(spec))
     return _start(lambda: supervise.launch(spec, home), detach=options.detach)
 
 

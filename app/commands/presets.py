@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
+from ltui.app.cautions import foreseen, say
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.deep_check import check_with_classes
 from ltui.app.prepare import prepare
@@ -51,8 +53,10 @@ def check(options: Namespace) -> int:
     asked = prepare(options.preset, options.overrides, options.python)
     name = clean_name(asked.preset.name)
     if options.quick:
+        say(foreseen(asked.spec("check", "check", time.time())))
         print(f"{name}: nothing wrong at first sight. The real classes were not asked.")
         return EXIT_DONE
-    check_with_classes(asked)
+    cautions = check_with_classes(asked)
+    say([*foreseen(asked.spec("check", "check", time.time())), *cautions])
     print(f"{name}: nothing wrong; the real classes in {asked.python} take it.")
     return EXIT_DONE

@@ -66,8 +66,12 @@ def test_counting_changes_nothing(fit: Any, run: Any) -> None:
 def test_only_where_asked(run: Any, monkeypatch: Any) -> None:
     for name, value in run.environment().items():
         monkeypatch.setenv(name, value)
-    assert len(entry.callbacks()) == 1
+    assert len(entry.callbacks()) == 2
     monkeypatch.setenv("LTUI_COUNT_FLOPS", "0")
-    assert len(entry.callbacks()) == 1
+    assert len(entry.callbacks()) == 2
     monkeypatch.setenv("LTUI_COUNT_FLOPS", "1")
-    assert [type(c).__name__ for c in entry.callbacks()] == ["LtuiRank", "LtuiFlops"]
+    assert [type(c).__name__ for c in entry.callbacks()] == [
+        "LtuiRank",
+        "LtuiCautions",
+        "LtuiFlops",
+    ]

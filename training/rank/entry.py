@@ -39,8 +39,37 @@ def _make(package: str) -> list[Any]:
         callback.open_early()
     except Exception as error:  # noqa: BLE001  (``setup`` tries again)
         print(f"ltui: {type(error).__name__}: {error}", file=sys.stderr)
-    counting = os.environ.get("LTUI_COUNT_FLOPS", "0") not in ("", "0")
-    return [callback, rebuild_counter(package, callback)] if counting else [callback]
+    found = [callback, rebuild_cautions(package, callback)]
+    if os.environ.get("LTUI_COUNT_FLOPS", "0") not in ("", "0"):
+        found.append(rebuild_counter(package, callback))
+    return found
+
+
+def rebuild_cautions(package: str, of: Any) -> Any:
+    """The callback that warns of what freezes runs, through ``of``'s channel."""
+
+    def tell(caution: Any) -> None:
+        if of.channel is not None:
+            of.channel.event("warning", caution.what, remedy=caution.remedy)
+
+    return _cautions_class(package)(of, tell)
+
+
+@lru_cache(maxsize=2)
+def _cautions_class(package: str) -> type:
+    from ltui.training.rank.cautions import CautionHooks
+
+    base = importlib.import_module(_PACKAGES[package]).Callback
+
+    def init(self: Any, of: Any, tell: Any) -> None:
+        CautionHooks.__init__(self, tell)
+        self.of = of
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return rebuild_cautions, (package, self.of)
+
+    body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
+    return type("LtuiCautions", (CautionHooks, base), body)
 
 
 def rebuild_counter(package: str, of: Any) -> Any:

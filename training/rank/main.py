@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ltui.training.rank.log_calls import cautions_of
 from ltui.training.rank.mistakes import Mistake, explain
 from ltui.training.rank.stopped import RunStopped
 
@@ -52,9 +53,18 @@ def main(arguments: list[str] | None = None) -> int:
         if os.environ.get("LTUI_TRACEBACK"):
             raise
         return 2
-    if not check:
+    if check:
+        _tell_cautions(cli)
+    else:
         run(cli, after)
     return 0
+
+
+def _tell_cautions(cli: Any) -> None:
+    """JSON lines ``{"where", "what", "remedy"}`` of what the module does that freezes ranks."""
+    for caution in cautions_of(type(cli.model)):
+        document = {"where": "model", "what": caution.what, "remedy": caution.remedy}
+        print(json.dumps(document))
 
 
 def _out(check: bool) -> Any:

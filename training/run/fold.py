@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ltui.training.queue.records import Kind, StepField
-from ltui.training.run.snapshot import MetricValue
+from ltui.training.run.cautions import more_cautions
+from ltui.training.run.snapshot import Caution, MetricValue
 
 RECENT_STEPS = 32
 """Step times and losses kept of each rank."""
@@ -131,6 +132,8 @@ class Fold:
     events: tuple[FoldedEvent, ...] = ()
     """The last ``EVENTS_KEPT``, in the order folded."""
     events_seen: int = 0
+    cautions: tuple[Caution, ...] = ()
+    """Events of the kind ``warning``, each text once."""
     best_samples_per_s: float | None = None
 
     @property
@@ -166,6 +169,7 @@ def _fold(state: Fold, batches: Iterable[tuple[int, Sequence[RecordLike], int]])
         ranks=ranks,
         events=(*state.events, *events)[-EVENTS_KEPT:],
         events_seen=state.events_seen + len(events),
+        cautions=more_cautions(state.cautions, events),
         best_samples_per_s=_best(state.best_samples_per_s, ranks),
     )
 

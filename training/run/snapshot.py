@@ -211,6 +211,14 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Caution:
+    """Something about how the run is set up that freezes runs or makes their figures wrong."""
+
+    what: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSnapshot:
     id: str
     name: str
@@ -258,6 +266,7 @@ class RunSnapshot:
     """Why nobody had to ask for this attempt; None where a person did."""
     stops: tuple[str, ...] = ()
     """When the run stops by itself: ``at step 500``, ``when val/loss < 0.2``."""
+    cautions: tuple[Caution, ...] = ()
 
 
 HEAD_FIELDS = (

@@ -12,6 +12,7 @@ from ltui.training.gpu.mfu import BatchFlops, model_flop_utilisation
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.problem import ProblemError
 from ltui.training.queue.records import PulseState
+from ltui.training.run.cautions import cautions
 from ltui.training.run.fold import Fold, RankFold
 from ltui.training.run.health import Judgement
 from ltui.training.run.progress import metrics, progress, rank_snapshots
@@ -100,6 +101,7 @@ def compose(picture: Picture) -> RunSnapshot:
         changes=picture.changes,
         restarted_because=picture.restarted_because,
         stops=picture.stops,
+        cautions=cautions(fold),
         flops_per_batch=picture.flops.flops if picture.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
             picture.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
@@ -216,4 +218,5 @@ def refold(run_dir: RunDir, attempt: int) -> Fold:
         first = ranks.get(0) or RankFold(rank=0)
         ranks[0] = replace(first, metrics=logged, loss=loss)
     best = snapshot.throughput.best_samples_per_s if snapshot.attempt == attempt else None
-    return Fold(ranks=ranks, best_samples_per_s=best)
+    told_before = snapshot.cautions if snapshot.attempt == attempt else ()
+    return Fold(ranks=ranks, best_samples_per_s=best, cautions=told_before)
