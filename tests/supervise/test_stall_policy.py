@@ -54,9 +54,10 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     assert document["culprits"] == [1]
     assert document["ended"] >= document["began"]
     runs.order(run, "kill")
-    runs.ended(run)
+    ended = runs.ended(run)
     # Ranks that die because a person wanted it are no news.
     assert len(events(run, "verdict")) == 1
+    assert not [v for v in ended.verdicts if v.level == "dead"]
 
 
 def test_a_rank_that_dies_calls_somebody_also_where_the_run_ends_at_once(

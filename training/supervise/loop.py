@@ -142,6 +142,8 @@ class Supervisor:
         self._queued: str | None = None
         self._desk = VerdictDesk(spec, attempt, str(run_dir.path))
         self._answered: str | None = None
+        self._died: set[int] = set()
+        """Ranks that were known to be dead before the run was told to end."""
         self._readings = ProcessReadings()
         self._finder = RankFinder()
         self._found: dict[int, ProcessMark] = {}
@@ -529,7 +531,20 @@ class Supervisor:
                 print(text, file=sys.stderr, flush=True)
             judgement = self._judged(sight, {**told, "evidence": None, "closer": False})
         self._health = judgement.history
-        return judgement
+        return self._without_deaths_asked_for(judgement)
+
+    def _without_deaths_asked_for(self, judgement: Judgement) -> Judgement:
+        """Ranks that die because the run was told to end died of nothing."""
+        died = {r for v in judgement.verdicts if v.level == "dead" for r in v.culprits}
+        if self._intents.ladder is None:
+            self._died = died
+            return judgement
+        if died <= self._died:
+            return judgement
+        verdicts = tuple(
+            v for v in judgement.verdicts if v.level != "dead" or self._died >= {*v.culprits}
+        )
+        return replace(judgement, verdicts=verdicts)
 
     def _judged(self, sight: Sight, told: dict[str, Any]) -> Judgement:
         return judge(
@@ -741,6 +756,7 @@ class Supervisor:
             resume_from=None if taken is None else Path(taken.path),
             resume_step=None if taken is None else taken.global_step,
             skipped=tuple(choice.skipped_words()),
+            changes=self._changes,
             restarted_because=(
                 f"restart {waiting.number} of {waiting.of}, after: {waiting.detail}"
             ),
