@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,73 @@ def test_other_requests_are_carried_out_on_the_way(run: RunFolder, fit: Any) -> 
     names = [path.name for path in run.checkpoints]
     assert names[0] == "step-00000003-request.ckpt"
     assert names[-1] == "step-00000006-stop.ckpt"
+
+
+class Scored(Linear):
+    """Validates with a value a time: that of ``SCORES`` for the epoch."""
+
+    SCORES = (0.5, 0.7, 0.3, 0.4, 0.6)
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        if not self.trainer.sanity_checking:
+            self.log("val/score", self.SCORES[self.trainer.current_epoch])
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("min", [9, 12]), ("max", [6, 15])])
+def test_the_best_checkpoints_by_a_metric_are_kept(
+    run: RunFolder, fit: Any, mode: str, steps: list[int]
+) -> None:
+    extra = {
+        "LTUI_CHECKPOINT_BEST": "val/score",
+        "LTUI_CHECKPOINT_BEST_MODE": mode,
+        "LTUI_CHECKPOINT_BEST_KEEP": "2",
+    }
+    fit(Scored(), loader(3), loader(1), max_epochs=3, extra=extra)
+    run.attempt = 2
+    # Another attempt knows what the one before has kept.
+    last = run.checkpoints[-1]
+    resumed = {**extra, "LTUI_RESUME_FROM": str(last)}
+    fit(Scored(), loader(3), loader(1), max_epochs=5, extra=resumed)
+    names = [path.name for path in run.checkpoints]
+    assert names == [f"step-{step:08d}-best.ckpt" for step in steps]
+    (manifest,) = [json.loads(Path(f"{p}.json").read_text()) for p in run.checkpoints[:1]]
+    assert manifest["best"]["metric"] == "val/score"
+    assert manifest["best"]["mode"] == mode
+    state = torch.load(run.checkpoints[0], weights_only=True)
+    # Of the very weights that were validated.
+    assert state["global_step"] == steps[0]
+
+
+def test_a_changed_learning_rate_is_not_undone_by_the_checkpoint(run: RunFolder, fit: Any) -> None:
+    plan(run, step=7)
+    with pytest.raises(RunStopped):
+        fit(Linear(), loader(5), max_epochs=3)
+    (path,) = run.checkpoints
+    rates = []
+
+    class Slower(Linear):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.001, weight_decay=0.3)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            group = self.optimizers().param_groups[0]
+            rates.append((group["lr"], group["weight_decay"]))
+
+    def resumed(changed: list[str]) -> list[tuple[float, float]]:
+        run.attempt += 1
+        rates.clear()
+        extra = {"LTUI_RESUME_FROM": str(path), "LTUI_CHANGED": json.dumps(changed)}
+        fit(Slower(), loader(5), max_epochs=2, extra=extra)
+        return list(rates)
+
+    assert resumed([])[:3] == [(0.0025, 0.0)] * 2 + [(0.00125, 0.0)]
+    slower = resumed(["optimizer.init_args.lr=0.001", "optimizer.init_args.weight_decay=0.3"])
+    # At step 7 the schedule has halved the rate twice.
+    assert [rate for rate, _ in slower] == pytest.approx([0.00025] * 2 + [0.000125])
+    assert {decay for _, decay in slower} == {0.3}
+    (note,) = [e["text"] for e in run.events("note") if e["text"].startswith("Goes on with")]
+    assert note == (
+        "Goes on with weight_decay 0.3, learning rate 0.00025, not with the checkpoint's."
+    )

@@ -49,6 +49,8 @@ class Action(IntEnum):
     CHECKPOINT = 4
     PERIODIC = 5
     """A checkpoint that rank 0's clock asked for."""
+    BEST = 6
+    """A checkpoint because rank 0 has seen a metric at its best."""
 
 
 class Move(Enum):

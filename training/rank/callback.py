@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ltui.training.queue.records import Outcome, Phase
+from ltui.training.rank.changes import keep_changes
 from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.evidence import open_witness, watch_barriers
@@ -178,6 +179,7 @@ class RankHooks:
         own_folder = self.environment.checkpoints_dir.resolve()
         trusted = own_folder in path.resolve().parents
         resume_from(trainer, path, tell, trusted=trusted, exact=self._exact)
+        keep_changes(trainer, self.environment.changed, lambda text: tell("note", text))
 
     @guarded
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,12 @@ def save(
     fit: int,
     amend: Callable[[dict[str, Any]], None] | None = None,
     rank_state: Callable[[], dict[str, Any]] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Saved:
     """Write one checkpoint; all ranks call it together. Raises nothing that a disk can cause.
 
     ``amend`` may change the dumped dictionary before it is written. ``rank_state`` gives what this
-    rank keeps for itself.
+    rank keeps for itself; ``facts`` go into the manifest.
     """
     began = time.perf_counter()
     step, epoch = trainer.global_step, trainer.current_epoch
@@ -95,6 +96,7 @@ def save(
                     attempt=attempt,
                     fit=fit,
                     **versions,
+                    **(facts or {}),
                 )
         except OSError as failure:
             error = f"{type(failure).__name__}: {failure}"

@@ -3,6 +3,7 @@ rank")."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,12 @@ class RankEnvironment:
     checkpoint_every_s: float = 0.0
     """Seconds between periodic checkpoints; 0 for none."""
     checkpoint_keep: int = 2
+    changed: tuple[str, ...] = ()
+    """What ``--set`` changed for this attempt: ``optimizer.init_args.lr=0.01``."""
+    best: str | None = None
+    """The metric by which the best checkpoints are kept; None for none."""
+    best_mode: str = "min"
+    best_keep: int = 1
     restarts: int = 0
     """How often torch elastic restarted its workers within this attempt."""
 
@@ -42,6 +49,10 @@ class RankEnvironment:
             resume_from=Path(resume_from) if resume_from else None,
             checkpoint_every_s=float(environ.get("LTUI_CHECKPOINT_EVERY_S") or 0),
             checkpoint_keep=max(1, int(environ.get("LTUI_CHECKPOINT_KEEP") or 2)),
+            changed=tuple(json.loads(environ.get("LTUI_CHANGED") or "[]")),
+            best=environ.get("LTUI_CHECKPOINT_BEST") or None,
+            best_mode=environ.get("LTUI_CHECKPOINT_BEST_MODE") or "min",
+            best_keep=max(1, int(environ.get("LTUI_CHECKPOINT_BEST_KEEP") or 1)),
             restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
         )
 

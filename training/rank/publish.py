@@ -119,6 +119,26 @@ def prune_periodic(folder: Path, keep: int) -> None:
         remove_checkpoint(manifest.with_suffix(""))
 
 
+def best_values(folder: Path, metric: str) -> list[tuple[float, Path]]:
+    """(value, manifest) of the checkpoints kept for ``metric``."""
+    found = []
+    for manifest in folder.glob("step-*-best*.ckpt.json"):
+        try:
+            best = json.loads(manifest.read_text(encoding="utf-8"))["best"]
+            if best["metric"] == metric:
+                found.append((float(best["value"]), manifest))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def prune_best(folder: Path, metric: str, mode: str, keep: int) -> None:
+    """Remove all but the ``keep`` best checkpoints by ``metric``."""
+    ranked = sorted(best_values(folder, metric), reverse=mode == "max")
+    for _, manifest in ranked[keep:]:
+        remove_checkpoint(manifest.with_suffix(""))
+
+
 def _progress(manifest: Path) -> tuple[int, int, int]:
     """How far training was; the least where the manifest can't be read."""
     try:

@@ -40,6 +40,7 @@ from ltui.training.rank.agree import (
     position,
 )
 from ltui.training.rank.agree import frozen as frozen_at
+from ltui.training.rank.best import BestSoFar
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.exact import ExactState
 from ltui.training.rank.loops import Place, amendment, place_allows
@@ -60,6 +61,7 @@ _REASONS = {
     Action.STOP: "stop",
     Action.CHECKPOINT: "request",
     Action.PERIODIC: "periodic",
+    Action.BEST: "best",
 }
 
 
@@ -90,6 +92,7 @@ class Steering:
         self._answered = self._state.decision.decision_id if self._state.decision else 0
         self._folder = environment.checkpoints_dir
         self._every_s = environment.checkpoint_every_s
+        self._best = BestSoFar(environment)
         self._saved_at = time.monotonic()
         self._saves = 0
         self._asked_for = True
@@ -134,7 +137,8 @@ class Steering:
     def _halt(self, trainer: Any, place: Place, fit: int, here: int, epochs_done: int = 0) -> bool:
         """The boundary where there is something to do, or where a stop is planned."""
         acted = False
-        if place_allows(trainer, place):
+        exact = self.exact
+        if place_allows(trainer, place) and (exact is None or exact.can_save(place)):
             while self._words[0] != self._done or self._comes_to_plan(here, epochs_done):
                 number, action = self._board.request()
                 if not self._meet(here, number):
@@ -170,18 +174,37 @@ class Steering:
     def watch_epochs(self, trainer: Any, failed: Callable[[BaseException], None]) -> None:
         """Pass a boundary after the last hook of each epoch: a checkpoint of that moment resumes
         with the next epoch. ``failed`` hears of what goes wrong here."""
-        loop = trainer.fit_loop
-        ended = loop.on_advance_end
+        loop, validation = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
+        ended, validate = loop.on_advance_end, validation.run
 
         def on_advance_end() -> None:
             ended()
             try:
-                if not (self._gone or _fit_is_over(trainer)):
+                self._look_at_metrics(trainer)
+                last = _fit_is_over(trainer)
+                if not (self._gone or (last and self._best.metric is None)):
                     self._epoch_ended(trainer)
             except Exception as error:  # noqa: BLE001
                 failed(error)
 
-        loop.on_advance_end = on_advance_end
+        def run() -> Any:
+            found = validate()
+            try:
+                self._look_at_metrics(trainer)
+            except Exception as error:  # noqa: BLE001
+                failed(error)
+            return found
+
+        loop.on_advance_end, validation.run = on_advance_end, run
+
+    def _look_at_metrics(self, trainer: Any) -> None:
+        """After a validation or an epoch, never in a step: reading a metric waits for the device.
+
+        What is best is saved at the next boundary, which after an epoch's validation is the
+        epoch's end.
+        """
+        if self._leads and not self._gone and self._best.look(trainer.callback_metrics):
+            self._asked_for = True
 
     def _epoch_ended(self, trainer: Any) -> None:
         if self._leads:
@@ -226,6 +249,8 @@ class Steering:
             return Action.STOP, 0
         if self._every_s and self._periodic_is_due():
             return Action.PERIODIC, 0
+        if self._best.value is not None:
+            return Action.BEST, 0
         return Action.NONE, 0
 
     def _periodic_is_due(self) -> bool:
@@ -301,6 +326,7 @@ class Steering:
             fit=fit,
             amend=amendment(trainer, place),
             rank_state=None if exact is None else lambda: exact.state(place),
+            facts=self._best.take() if reason == "best" else None,
         )
         self._saves += 1
         self._board.say_result(self._saves, ok=saved.error is None)
@@ -315,7 +341,7 @@ class Steering:
             # Every rank that knows a reason tells it; without one, rank 0 tells.
             if saved.error or self._leads:
                 self._channel.event(
-                    "checkpoint_failed", text, path=path, error=error, reason=reason
+                    "checkpoint_failed", text, path=path, error=error, reason=reason, epoch=epoch
                 )
             return None
         self._tell(
@@ -328,6 +354,8 @@ class Steering:
             seconds=saved.seconds,
             size_bytes=saved.size_bytes,
         )
+        if self._leads and reason == "best":
+            self._best.prune()
         if self._leads and reason == "periodic":
             prune_periodic(self._folder, self._channel.environment.checkpoint_keep)
         return path

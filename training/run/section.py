@@ -70,7 +70,13 @@ _POLICY = {
         "on_verdict_level": Argument(kinds=("text",), choices=LEVELS, optional=False),
         "on_verdict_timeout_s": Argument(kinds=("number",), low=1, optional=False),
     },
-    "checkpoint": {"every_s": _SECONDS, "keep": _COUNT},
+    "checkpoint": {
+        "every_s": _SECONDS,
+        "keep": _COUNT,
+        "best": Argument(kinds=("text",)),
+        "mode": Argument(kinds=("text",), choices=("min", "max"), optional=False),
+        "keep_best": Argument(kinds=("whole",), low=1, optional=False),
+    },
 }
 _KNOB = {
     "key": _TEXT,

@@ -24,6 +24,12 @@ class CheckpointPolicy:
     """Seconds between periodic checkpoints; 0 for none."""
     keep: int = 2
     """Periodic checkpoints kept; those of stops and requests are always kept."""
+    best: str | None = None
+    """A metric, ``val/loss``: the best checkpoints by it are kept too, looked at after each
+    validation and epoch."""
+    mode: str = "min"
+    """Whether a lower value of ``best`` is better (``min``) or a higher one (``max``)."""
+    keep_best: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +89,8 @@ class RunSpec:
     """``--set`` as given, for people."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     stall: StallPolicy = StallPolicy()
+    start_from: str | None = None
+    """The run and step whose checkpoint it began from, for people: ``brave-owl-3f2a:1204``."""
     restarts: int = 0
     """So often at most the run goes back to its last good checkpoint after a crash."""
     gpus: str | None = None

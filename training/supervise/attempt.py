@@ -98,13 +98,14 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
         begins = not plan.adopt or (not started and _cut_off(run_dir, attempt))
         # Told what to start, it waits for no GPUs any more, whatever became of it.
         waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
+        changes, _ = store.why_started(attempt)
         resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.adopt else None)
         if spec.gpus is not None and (begins or waits):
             supervisor.start_keeper = lambda chosen: _start_keeper(
-                run_dir, chosen, attempt, resume_from
+                run_dir, chosen, attempt, resume_from, changes
             )
         elif begins:
-            supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, resume_from)
+            supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, resume_from, changes)
         # The keeper of the attempt before has waited for this.
         if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
             run_dir.engine_final_path(attempt - 1).touch()
@@ -215,7 +216,11 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
 
 
 def _start_keeper(
-    run_dir: RunDir, spec: RunSpec, attempt: int, resume_from: Path | None
+    run_dir: RunDir,
+    spec: RunSpec,
+    attempt: int,
+    resume_from: Path | None,
+    changes: tuple[str, ...],
 ) -> subprocess.Popen[bytes]:
     """The keeper, once it has said that it stands."""
     if spec.command is None:
@@ -227,6 +232,7 @@ def _start_keeper(
         rank_side=install_rank_side(run_dir.home),
         resume_from=resume_from,
         environ=os.environ,
+        changes=changes,
     )
     document = {
         "argv": start.argv,

@@ -48,9 +48,11 @@ def engine_start(
     rank_side: Path,
     resume_from: Path | None,
     environ: Mapping[str, str],
+    changes: tuple[str, ...] = (),
 ) -> EngineStart:
     """The engine of ``attempt``; ``environ`` is the environment that ``env`` will be added to."""
     env = _environment(run_dir, spec, attempt, rank_side, resume_from, environ)
+    env["LTUI_CHANGED"] = json.dumps(list(changes)) if changes else None
     argv = _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command
     return EngineStart(argv, env, spec.cwd, str(run_dir.engine_log_path(attempt)))
 
@@ -103,6 +105,9 @@ def _environment(
         "LTUI_QUEUE_BYTES": environ.get("LTUI_QUEUE_BYTES", str(DEFAULT_QUEUE_BYTES)),
         "LTUI_CHECKPOINT_EVERY_S": f"{spec.checkpoint.every_s:g}",
         "LTUI_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
+        "LTUI_CHECKPOINT_BEST": spec.checkpoint.best,
+        "LTUI_CHECKPOINT_BEST_MODE": spec.checkpoint.mode,
+        "LTUI_CHECKPOINT_BEST_KEEP": str(spec.checkpoint.keep_best),
         "LTUI_RESUME_FROM": None if resume_from is None else str(resume_from),
         "PYTHONPATH": os.pathsep.join(p for p in (str(rank_side), python_path) if p),
     }
