@@ -38,7 +38,7 @@ JUMP_S = 5.0
 """A gap between two judgements that means that the watcher itself was asleep."""
 HELD_S = 1.0
 """A process stopped for less (a debugger that looks and goes on) is not worth a word."""
-_STRAGGLING_S = 3.0
+_STRAGGLING_S = 2.0
 _GRAVITY = {"dead": 0, "stalled": 1, "slow": 2, "warning": 3}
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from ltui.training.run.evidence import RankEvidence
 from ltui.training.run.fold import Mark, RankFold
+from ltui.training.run.judge.budgets import WARM_UP_STEPS
 from ltui.training.run.judge.moment import Moment, where
 from ltui.training.run.snapshot import Verdict
 
-_WINDOW_NS = 10_000_000_000
+_WINDOWS = ((10_000_000_000, 0.35), (4_000_000_000, 0.6))
+"""(ns, share of the step by which the straggler's own work exceeds the middle rank's): what is
+glaring is said sooner."""
 _LEAST_STEPS = 8
-_SHARE = 0.35
-"""Of the step: by how much the straggler's own work exceeds the middle rank's."""
 _LEAST_S = 0.02
 """A step in which less is lost is not worth a word."""
 _STARVED_SHARE = 0.3
@@ -37,23 +38,47 @@ class Straggler:
 
 def find(m: Moment) -> Straggler | None:
     """None where nobody holds the others up, or too little is known."""
-    work = {r: w for r in m.alive if (w := _work(m.fold.ranks.get(r))) is not None}
-    if len(work) < 2 or len(work) < len(m.alive):
+    for window_ns, least in _WINDOWS:
+        if (found := _within(m, window_ns, least)) is not None:
+            return found
+    return None
+
+
+def _within(m: Moment, window_ns: int, least: float) -> Straggler | None:
+    """The straggler of the last ``window_ns``: of the whole and of each half of it, so that one
+    slow step makes none."""
+    spans = {r: s for r in m.alive if (s := _span(m.fold.ranks.get(r), window_ns)) is not None}
+    if len(spans) < 2 or len(spans) < len(m.alive):
         return None
-    own = {r: sum(w[1:]) for r, w in work.items()}
+    whole = _compare({r: _work(begin, end) for r, (begin, _, end) in spans.items()})
+    halves = (
+        _compare({r: _work(begin, middle) for r, (begin, middle, _) in spans.items()}),
+        _compare({r: _work(middle, end) for r, (_, middle, end) in spans.items()}),
+    )
+    for part in (whole, *halves):
+        if part is None or part.rank != whole.rank or part.share < least:  # type: ignore[union-attr]
+            return None
+    return whole
+
+
+def _compare(work: dict[int, tuple[float, float, float, float] | None]) -> Straggler | None:
+    """The rank that works most, beside the middle one of the others."""
+    known = {r: w for r, w in work.items() if w is not None}
+    if len(known) < len(work):
+        return None
+    own = {r: sum(w[1:]) for r, w in known.items()}
     slowest = max(own, key=lambda r: own[r])
     others = sorted(own[r] for r in own if r != slowest)
     middle = others[len(others) // 2]
-    step_s = max(w[0] for w in work.values())
-    share = (own[slowest] - middle) / step_s if step_s > 0 else 0.0
-    if share < _SHARE or own[slowest] - middle < _LEAST_S:
+    step_s = max(w[0] for w in known.values())
+    if step_s <= 0 or own[slowest] - middle < _LEAST_S:
         return None
     names = ("fetch data", "forward", "optimizer")
-    typical = [sorted(w[i + 1] for r, w in work.items() if r != slowest) for i in range(3)]
-    excess = [work[slowest][i + 1] - typical[i][len(typical[i]) // 2] for i in range(3)]
+    typical = [sorted(w[i + 1] for r, w in known.items() if r != slowest) for i in range(3)]
+    excess = [known[slowest][i + 1] - typical[i][len(typical[i]) // 2] for i in range(3)]
     return Straggler(
         rank=slowest,
-        share=share,
+        share=(own[slowest] - middle) / step_s,
         step_s=step_s,
         part=names[excess.index(max(excess))],
         own_s=own[slowest],
@@ -61,30 +86,37 @@ def find(m: Moment) -> Straggler | None:
     )
 
 
-def _work(folded: RankFold | None) -> tuple[float, float, float, float] | None:
-    """Mean seconds of (step, fetch, forward, optimizer) over the last window."""
+def _span(folded: RankFold | None, window_ns: int) -> tuple[Mark, Mark, Mark] | None:
+    """Where the last full window begins, about its middle, and its end, in enough steps."""
     if folded is None or folded.total is None:
         return None
-    total = folded.total
-    begin = _window(folded.marks, total)
-    if begin is None:
+    end = folded.total
+    begin = _mark(folded.marks, end.t_ns - window_ns)
+    middle = _mark(folded.marks, end.t_ns - window_ns // 2)
+    if begin is None or middle is None or end.batches - begin.batches < _LEAST_STEPS:
         return None
-    steps = total.batches - begin.batches
-    timed = total.timed_s - begin.timed_s
-    if steps < _LEAST_STEPS or timed <= 0:
-        return None
-    return (
-        timed / steps,
-        (total.fetch_s - begin.fetch_s) / steps,
-        (total.forward_s - begin.forward_s) / steps,
-        (total.optimizer_s - begin.optimizer_s) / steps,
+    return begin, middle, end
+
+
+def _mark(marks: tuple[Mark, ...], at_ns: int) -> Mark | None:
+    """The last mark not after ``at_ns``; the first batches, which warm up, make none."""
+    return next(
+        (k for k in reversed(marks) if k.t_ns <= at_ns and k.batches >= WARM_UP_STEPS), None
     )
 
 
-def _window(marks: tuple[Mark, ...], total: Mark) -> Mark | None:
-    """The mark that a full window began with."""
-    before = [mark for mark in marks if total.t_ns - mark.t_ns >= _WINDOW_NS]
-    return before[-1] if before else None
+def _work(begin: Mark, end: Mark) -> tuple[float, float, float, float] | None:
+    """Mean seconds of (step, fetch, forward, optimizer) between two marks."""
+    steps = end.batches - begin.batches
+    timed = end.timed_s - begin.timed_s
+    if steps <= 0 or timed <= 0:
+        return None
+    return (
+        timed / steps,
+        (end.fetch_s - begin.fetch_s) / steps,
+        (end.forward_s - begin.forward_s) / steps,
+        (end.optimizer_s - begin.optimizer_s) / steps,
+    )
 
 
 def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
