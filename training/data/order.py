@@ -134,16 +134,18 @@ class RankLoader:
     @property
     def used(self) -> int:
         """Samples that all ranks together have used of this epoch."""
+        if self._go_on is not None:
+            return self._go_on[1]  # nothing was read since
         return self._first + self._drawn * self.batch_size * self.sampler.world_size
 
     def batches_left(self) -> int:
         """After ``load_state_dict``: how many batches each rank still gets in that epoch."""
-        used = self._go_on[1] if self._go_on is not None else self.used
-        return math.ceil(self.sampler.left(used) / self.batch_size)
+        return math.ceil(self.sampler.left(self.used) / self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
         """The same on every rank, and for every number of ranks."""
-        return {"epoch": self.sampler.epoch, "samples": self.used}
+        epoch = self.sampler.epoch if self._go_on is None else self._go_on[0]
+        return {"epoch": epoch, "samples": self.used}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._go_on = state["epoch"], state["samples"]

@@ -68,6 +68,9 @@ class RankHooks:
         self._patched = False
         self._exact: ExactState | None = None
         self._part = 0
+        self._stepped = False
+        self._batch_ends_later = False
+        self._end_saved = False
         self._ended: BaseException | None = None
 
     def open_early(self) -> None:
@@ -109,6 +112,7 @@ class RankHooks:
         channel = self.channel = open_channel(self.environment, trainer.global_rank)
         channel.fits += 1
         self._fit, self._stage, self._part, self._ended = channel.fits, stage, 0, None
+        self._end_saved = False
         channel.pulse.set(phase=Phase.SETUP, outcome=Outcome.RUNNING)
         if self.telemetry is None:
             self.telemetry = Telemetry(channel, self.telemetry_failed)
@@ -125,6 +129,7 @@ class RankHooks:
             self._watch_saving(trainer)
             self._bear_witness(trainer, channel)
             self._keep_exact(trainer, channel)
+            self._watch_ends(trainer)
         if self.steering is not None:
             self.steering.exact = self._exact
         self._resume(trainer, channel)
@@ -152,6 +157,27 @@ class RankHooks:
             witness = open_witness(environment.run_dir, environment.attempt, channel.rank)
             if witness is not None:
                 watch_barriers(trainer.strategy, witness.slot)
+
+    def _watch_ends(self, trainer: Any) -> None:
+        """Of a batch after all hooks, and of training before the callbacks' last ones, of which
+        some put other weights in place (averages)."""
+        connector, loop = trainer._logger_connector, trainer.fit_loop
+        batch_ended, training_ended = connector.on_batch_end, loop.on_run_end
+
+        def on_batch_end() -> None:
+            batch_ended()
+            self._training_boundary(trainer)
+
+        def on_run_end() -> None:
+            try:
+                if self.steering is not None and not self._end_saved:
+                    self.steering.save_at_end(trainer, self._fit, Place.END)
+            except Exception as error:  # noqa: BLE001
+                self.steering_failed(error)
+            training_ended()
+
+        connector.on_batch_end, loop.on_run_end = on_batch_end, on_run_end
+        self._batch_ends_later = True
 
     def _watch_saving(self, trainer: Any) -> None:
         """Show a ModelCheckpoint's saving as the phase that it is."""
@@ -221,14 +247,32 @@ class RankHooks:
                 self._part = 0
             except Exception as error:  # noqa: BLE001
                 self.telemetry_failed(error)
-        steering = self.steering
-        if steering is not None and stepped:
-            try:
-                step = trainer.global_step if telemetry is None else telemetry.global_step
-                if steering.boundary(trainer, Place.TRAINING, self._fit, step) and telemetry:
-                    telemetry.restart_clock()
-            except Exception as error:  # noqa: BLE001
-                self.steering_failed(error)
+        self._stepped = stepped
+        if not self._batch_ends_later:
+            self._training_boundary(trainer)
+
+    def _training_boundary(self, trainer: Any) -> None:
+        """After all that a batch is made of: the module's own ``on_train_batch_end`` runs after the
+        callbacks', and so does what a ModelCheckpoint saves by steps."""
+        steering, telemetry = self.steering, self.telemetry
+        if steering is None or not self._stepped:
+            return
+        self._stepped = False
+        try:
+            step = trainer.global_step if telemetry is None else telemetry.global_step
+            if steering.boundary(trainer, Place.TRAINING, self._fit, step) and telemetry:
+                telemetry.restart_clock()
+            epoch_loop = trainer.fit_loop.epoch_loop
+            if step == epoch_loop.max_steps and not epoch_loop.batch_progress.is_last_batch:
+                # Lightning will now count the epoch that it cuts off as finished.
+                self._end_saved = True
+                steering.save_at_end(trainer, self._fit, Place.TRAINING)
+        except RunStopped:
+            with contextlib.suppress(Exception):  # of the user's loggers
+                trainer._logger_connector.update_train_step_metrics()
+            raise
+        except Exception as error:  # noqa: BLE001
+            self.steering_failed(error)
 
     # Validation, test, prediction.
 
@@ -290,16 +334,9 @@ class RankHooks:
         self._send_metrics(trainer)
         self._enter(Phase.EPOCH_END)
 
+    @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        try:
-            self._send_metrics(trainer)
-        except Exception as error:  # noqa: BLE001
-            self.telemetry_failed(error)
-        try:
-            if self.steering is not None:
-                self.steering.save_at_end(trainer, self._fit)
-        except Exception as error:  # noqa: BLE001
-            self.steering_failed(error)
+        self._send_metrics(trainer)
 
     @guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -102,9 +102,14 @@ def _whole(loader: Any, order: dict[str, Any]) -> list[int] | None:
     return None
 
 
+def within_wrapper(sampler: Any) -> Any:
+    """The user's own sampler, where Lightning wrapped it to share it among ranks, else None."""
+    return getattr(getattr(sampler, "dataset", None), "_sampler", None)
+
+
 def _within(sampler: Any) -> Any:
-    """The user's own sampler, where Lightning wrapped it to share it among ranks."""
-    return getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
+    within = within_wrapper(sampler)
+    return sampler if within is None else within
 
 
 def _batch_sampler(loader: Any) -> Any:

@@ -84,7 +84,9 @@ class ExactState:
 
         @functools.wraps(run_epoch)
         def on_run_start(*args: Any, **kwargs: Any) -> Any:
-            if not (loop.is_resuming or epoch_loop.restarting):
+            # Lightning iterates the loaders anew, but for the first epoch, for which it has.
+            resuming = loop.is_resuming or epoch_loop.restarting
+            if self._trainer.current_epoch > 0 and not resuming:
                 self._loaders.epoch_begins()
             return run_epoch(*args, **kwargs)
 
@@ -245,7 +247,7 @@ class ExactState:
 
     def _other_ranks(self, given: dict[str, Any]) -> str:
         before, now = given["world_size"], self._trainer.world_size
-        text = f"it was saved by {before} ranks and goes on with {now}"
+        text = f"it was saved by {before} rank{'s' * (before != 1)} and goes on with {now}"
         if not given["over"] and self._trainer.fit_loop.restarting and not self._loaders.inexact:
             text += ", which share the rest of this epoch so that each sample comes once"
         return f"{text}; batches, random draws and means of this epoch are not those of {before}"

@@ -17,11 +17,14 @@ then.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from ltui.training.rank.dealt import within_wrapper
 from ltui.training.rank.position import generators_of
 from ltui.training.rank.randomness import States, as_before, random_states, restore_random_states
 
@@ -50,11 +53,16 @@ class KeptPosition:
             self._made = random_states(), [g.get_state() for g in generators]
             return type(loader)._get_iterator(loader)
         self._made = go_on
-        with as_before():
+
+        def rewind() -> None:
             restore_random_states(go_on[0])
             for generator, state in zip(generators, go_on[1], strict=False):
                 generator.set_state(state)
-            return type(loader)._get_iterator(loader)
+
+        with as_before():
+            rewind()
+            with _drawn_from(within_wrapper(loader.sampler), rewind):
+                return type(loader)._get_iterator(loader)
 
     def state(self) -> dict[str, Any]:
         """Weights-only types; ``state`` is None where the loader's own is more."""
@@ -83,6 +91,26 @@ class KeptPosition:
         saved = state.get("generators", [])
         for generator, own in zip(generators_of(self._loader()), saved, strict=False):
             generator.set_state(own)
+
+
+@contextmanager
+def _drawn_from(sampler: Any, rewind: Callable[[], None]) -> Iterator[None]:
+    """Have ``sampler`` draw the same order each time that it is iterated within: torchdata iterates
+    its sampler twice where it loads a state."""
+    if sampler is None:
+        yield
+        return
+    plain = type(sampler)
+
+    def draw(self: Any) -> Any:
+        rewind()
+        return plain.__iter__(self)
+
+    sampler.__class__ = type(plain.__name__, (plain,), {"__iter__": draw})
+    try:
+        yield
+    finally:
+        sampler.__class__ = plain
 
 
 def run_to_its_end(iterator: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ltui.training.rank.dealt import items_in, order_of, rest, share_of
+from ltui.training.rank.dealt import items_in, order_of, rest, share_of, within_wrapper
 from ltui.training.rank.randomness import as_before, random_states, restore_random_states
 
 _SLACK = 8
@@ -264,7 +264,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         sampler = sampler.followed
     found = []
     # Lightning shares a sampler of one's own among ranks through a wrapper.
-    within = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    within = within_wrapper(sampler)
     for owner in (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None), within):
         values = getattr(owner, "__dict__", {})
         found += [values[name] for name in sorted(values)]

@@ -371,10 +371,10 @@ class Steering:
                     return False
         return ok
 
-    def save_at_end(self, trainer: Any, fit: int) -> None:
+    def save_at_end(self, trainer: Any, fit: int, place: Place) -> None:
         """The last checkpoint of a run that has periodic ones."""
         if self._every_s:
-            self._save(trainer, fit, "end", Place.END)
+            self._save(trainer, fit, "end", place)
 
     def _stop(self, trainer: Any, path: str | None) -> None:
         step = trainer.global_step

@@ -1,9 +1,10 @@
 """Stop and resume in every way: ``python -m tests.rank.exactness FOLDER RANKS[,RANKS] CASE...``.
 
-A case is ``loader:workers:stop:part``, with ``*`` standing for all; without a part it is
-``loader:workers:stop``. Writes ``FOLDER/table.json``: for each case what differs from the training
-that was never stopped, on any rank (``order`` of sample numbers, ``losses``, ``means`` of epochs
-and learning rates, ``weights``, ``callbacks``), and the notes about what is not exact.
+A case is ``loader:workers:stop`` or ``loader:workers:stop:part``, with ``*`` standing for all, and
+with ``N/`` before it for N ranks alone; ``regroup/loader`` changes the number of ranks
+(``regroup.py``). Writes ``FOLDER/table.json``: for each case what differs from the training that
+was never stopped, on any rank (``order`` of sample numbers, ``losses``, ``means`` of epochs and
+learning rates, ``weights``, ``callbacks``), and the notes about what is not exact.
 """
 
 from __future__ import annotations
@@ -21,14 +22,26 @@ import torch
 
 from ltui.training.data.beton import has_ffcv, write_beton
 from ltui.training.rank.channel import open_channel  # noqa: F401  (imported before forking)
-from tests.rank.exactness import world
+from tests.rank.exactness import regroup, world
 from tests.rank.exactness.loaders import LOADERS, SHARES_BY_ITSELF, WITHOUT_WORKERS, samples
 from tests.rank.exactness.training import EPOCHS, PARTS, STOPS, train
 from tests.rank.exactness.world import HERE
 from tests.rank.runs import RunFolder
 
-IMPOSSIBLE = [(name, "counted steps") for name in ("stateful_stream", "stream", "lucky", "simple")]
-"""Without a length there is no number of steps to ask for."""
+STREAMS = ("stateful_stream", "stream", "lucky", "simple")
+
+
+def possible(loader: str, workers: int, stop: str, part: str = "") -> bool:
+    if loader == "ffcv" and not has_ffcv():
+        return False
+    if part == "plateau" and stop == "no validation":
+        return False  # nothing to look at
+    if loader == "batched" and HERE.ranks > 1:
+        return False  # Lightning itself can't share a batch sampler's random sampler
+    # Without a length there is no number of steps to ask for, and workers make epochs uneven.
+    return loader not in STREAMS or stop not in ("counted steps", "all steps")
+
+
 WHAT = ("order", "losses", "means", "weights", "callbacks")
 
 
@@ -39,13 +52,22 @@ def all_cases() -> list[str]:
         for workers in (0, 2)
         if not (workers and loader in WITHOUT_WORKERS)
         for stop in STOPS
-        if (loader != "ffcv" or has_ffcv()) and (loader, stop) not in IMPOSSIBLE
     ]
     return cases + [f"plain:0:{stop}:{part}" for part in PARTS for stop in STOPS]
 
 
-def chosen(patterns: list[str]) -> list[str]:
-    return [c for c in all_cases() if any(fnmatch.fnmatch(c, p) for p in patterns)]
+def is_possible(case: str) -> bool:
+    loader, workers, *rest = case.split(":")
+    return possible(loader, int(workers), *rest)
+
+
+def chosen(patterns: list[str], ranks: int) -> list[str]:
+    cases = all_cases()
+    return [
+        c
+        for c in cases
+        if any(fnmatch.fnmatch(c, p) or fnmatch.fnmatch(f"{ranks}/{c}", p) for p in patterns)
+    ]
 
 
 def new_run(folder: Path, *names: object) -> RunFolder:
@@ -113,7 +135,8 @@ def run_cases(folder: Path, cases: list[str]) -> None:
     if any(case.startswith("ffcv") for case in cases) and HERE.rank == 0:
         rows = torch.arange(samples()).reshape(-1, 1, 1, 1).repeat(1, 1, 2, 4).to(torch.uint8)
         write_beton(folder / f"rows-{HERE.ranks}.beton", rows, torch.arange(samples()))
-    for case in cases:
+    for case in filter(is_possible, cases):
+        print(HERE.rank, case, flush=True)
         table.append(try_case(folder, case, known))
         if HERE.rank == 0:
             (folder / f"table-{HERE.ranks}.json").write_text(json.dumps(table, indent=1))
@@ -122,10 +145,12 @@ def run_cases(folder: Path, cases: list[str]) -> None:
 
 
 def main(folder: Path, ranks: list[int], patterns: list[str]) -> int:
-    cases = chosen(patterns)
     failed = 0
     table: list[Any] = []
+    regrouped = [p.partition("/")[2] for p in patterns if p.startswith("regroup/")]
+    regroup.main(folder, regrouped)
     for number in ranks:
+        cases = chosen(patterns, number)
         codes = world.wait(world.start(number, partial(run_cases, folder, cases)))
         failed += any(codes)
         part = folder / f"table-{number}.json"

@@ -26,7 +26,7 @@ BATCHES, BATCH = 5, 4
 
 
 def samples() -> int:
-    return BATCHES * BATCH * HERE.ranks
+    return BATCHES * BATCH * HERE.ranks if HERE.samples is None else HERE.samples
 
 
 class Rows(Dataset):
@@ -122,6 +122,10 @@ def plain(workers: int, folder: Path) -> Any:
     return DataLoader(Rows(), BATCH, shuffle=True, num_workers=workers)
 
 
+def in_order(workers: int, folder: Path) -> Any:
+    return DataLoader(Rows(), BATCH, num_workers=workers)
+
+
 def persistent(workers: int, folder: Path) -> Any:
     keep = workers > 0
     return DataLoader(Rows(), BATCH, shuffle=True, num_workers=workers, persistent_workers=keep)
@@ -210,7 +214,7 @@ def simple(workers: int, folder: Path) -> Any:
 
 
 _ALL = (
-    *(plain, persistent, generator, weighted, batched, two, shortest, own, ffcv),
+    *(plain, in_order, persistent, generator, weighted, batched, two, shortest, own, ffcv),
     *(stateful, stateful_shuffled, stateful_stream, stream, lucky, simple, moody),
 )
 LOADERS = {loader.__name__: loader for loader in _ALL}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
@@ -24,6 +26,7 @@ from tests.rank.exactness.world import HERE
 from tests.rank.runs import RunFolder
 
 EPOCHS = 3
+_GIVE_UP = timedelta(seconds=90)
 
 # Where the stop is asked for: (epoch, batch, options of the Trainer), batch < 0 in a validation.
 STOPS: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -60,6 +63,7 @@ class Model(pl.LightningModule):
         self.automatic_optimization = part != "manual"
         self.run, self.stop, self.part = run, stop, part
         self.order: list[Any] = []
+        self.epochs: list[int] = []
         self.losses: list[float] = []
         self.means: list[Any] = []
         self.stopped: int | None = None
@@ -74,6 +78,7 @@ class Model(pl.LightningModule):
         self.ask(batch_idx)
         parts = list(batch.values()) if isinstance(batch, dict) else [batch]
         self.order.append([torch.as_tensor(numbers).flatten().tolist() for numbers, _ in parts])
+        self.epochs.append(self.trainer.current_epoch)
         loss = sum(self.layers(rows.float().flatten(1)).pow(2).mean() for _, rows in parts)
         loss = loss * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
         self.losses.append(float(loss))
@@ -226,7 +231,7 @@ def train(
         **{
             "accelerator": "cpu",
             "devices": HERE.ranks,
-            "strategy": "ddp" if HERE.ranks > 1 else "auto",
+            "strategy": DDPStrategy(timeout=_GIVE_UP) if HERE.ranks > 1 else "auto",
             "max_epochs": EPOCHS,
             "logger": False,
             "enable_progress_bar": False,

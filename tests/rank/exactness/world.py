@@ -19,6 +19,8 @@ from pathlib import Path
 class World:
     rank: int = 0
     ranks: int = 1
+    samples: int | None = None
+    """Of the data set, where it is not as many batches on every number of ranks."""
 
 
 HERE = World()
