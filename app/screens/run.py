@@ -22,7 +22,6 @@ from ltui.app.frame import Frame
 from ltui.app.gpu_panel import gpus_title
 from ltui.app.notices import CONTROLS, farewell, happened, refusal
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
-from ltui.app.screens.diagnose import DiagnoseScreen
 from ltui.app.screens.gpu import GpuScreen
 from ltui.app.screens.gpu_board import GpuBoard
 from ltui.app.screens.keyline import KeyHint, KeyLine
@@ -484,6 +483,9 @@ class RunScreen(Screen[None]):
         self.app.push_screen(ProblemScreen("that did not work", lines))
 
     def action_diagnose(self) -> None:
+        # Imported here: what asks supervisors is not needed for the first picture.
+        from ltui.app.screens.diagnose import DiagnoseScreen
+
         self.app.push_screen(DiagnoseScreen(self.run_dir, lambda: self.frame))
 
     # -- leaving -----------------------------------------------------------------------------------
