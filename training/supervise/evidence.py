@@ -52,6 +52,8 @@ _WORKERS = 8
 """Workers of one rank whose stacks are read."""
 _SPIED = 6
 _TAIL_LINES = 12
+_CALLERS = 4
+"""Frames told of a collective, beside its call site."""
 _KEPT_MOST = 200
 
 
@@ -325,7 +327,7 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
         retired=bool(entry.get("retired")),
         p2p=bool(entry.get("p2p")),
         call_site=call_site(frames),
-        frames=frames[:12],
+        frames=frames[:_CALLERS],
     )
 
 

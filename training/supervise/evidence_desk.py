@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from ltui.training.supervise.watch import Sight
 _STILL_NS = 800_000_000
 """Workers of a rank that stands still so long are looked at."""
 _GRAVE = ("stalled", "dead")
+_KEPT_COLLECTIVES = 24
 _REWRITTEN = 6
 """So often a kept diagnosis is renewed while its verdict stands."""
 
@@ -241,6 +242,17 @@ class EvidenceDesk:
             self._attempt,
             time.time(),
             (verdict, *others),
-            self._taker.evidence,
+            _shortened(self._taker.evidence),
             snapshot.ranks,
         )
+
+
+def _shortened(evidence: Evidence | None) -> Evidence | None:
+    """Without the collectives of long ago, which judging needs and reading does not."""
+    if evidence is None:
+        return None
+    ranks = {
+        r: replace(e, collectives=e.collectives[-_KEPT_COLLECTIVES:])
+        for r, e in evidence.ranks.items()
+    }
+    return replace(evidence, ranks=ranks)

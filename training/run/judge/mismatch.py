@@ -220,7 +220,8 @@ def _odd(m: Moment, found: Split) -> Verdict:
 
 
 def _others(found: Split, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(r for r in found.waiting if r not in ranks)
+    """All that meet at the number: gloo calls done what a rank has only sent."""
+    return tuple(sorted(r for r in {*found.at, *found.absent} if r not in ranks))
 
 
 def _label(m: Moment, ranks: tuple[int, ...], detail: str | None = None) -> str | None:

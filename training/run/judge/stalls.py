@@ -30,6 +30,8 @@ from ltui.training.run.judge.words import motion_text, ranks_text, verb, waiting
 from ltui.training.run.snapshot import RankState, Verdict
 
 _WORKER_HELD_S = 1.0
+_PATIENCE_S = 6.0
+"""A closer look that is not there by then will not come."""
 _REPEATED_S = 2.5
 """A step this long, where steps are short, that is followed by another one."""
 
@@ -68,9 +70,11 @@ def stalls(m: Moment, slowest_s: float | None, *, closer: bool) -> Stalls:
         if m.still[r] > budgets.budget_s(p, m.fold.ranks.get(r), m.policy, slowest_s)
     }
     found = _rendezvous(m, suspicious) if close else None
-    if found is None and alive and alive.keys() <= close.keys():
+    known = bool(alive) and alive.keys() <= close.keys()
+    if found is None and known:
         found = _looked(m, slowest_s)
-    if found is None and overdue and not (closer and _patience(m, overdue, slowest_s)):
+    still_looking = closer and not known and _patience(m, overdue, slowest_s)
+    if found is None and overdue and not still_looking:
         found = _by_pulses(m, overdue, slowest_s)
     waiting = frozenset(r for v in found or () for r in v.waiting)
     if not found and overdue:
@@ -81,11 +85,11 @@ def stalls(m: Moment, slowest_s: float | None, *, closer: bool) -> Stalls:
 
 def _patience(m: Moment, overdue: set[int], slowest_s: float | None) -> bool:
     """Whether a closer look may still be under way."""
-    least = min(
+    over_s = [
         m.still[r] - budgets.budget_s(m.pulses[r], m.fold.ranks.get(r), m.policy, slowest_s)
         for r in overdue
-    )
-    return least < 6.0
+    ]
+    return min(over_s, default=0.0) < _PATIENCE_S
 
 
 # -- with evidence -----------------------------------------------------------------------------
@@ -97,6 +101,8 @@ def _looked(m: Moment, slowest_s: float | None) -> list[Verdict] | None:
     found = split(m.close, ranks)
     if found is not None:
         return _in_collectives(m, found, slowest_s)
+    if any(m.close[r].main_stack is None for r in ranks - m.held.keys()):
+        return None
     standing = {r for r in ranks if stands_in(m.close[r]) is not None}
     if standing and standing != ranks:
         return _absent(m, sorted(ranks - standing), tuple(sorted(standing)), None, slowest_s)
@@ -391,6 +397,9 @@ def _by_pulses(m: Moment, overdue: set[int], slowest_s: float | None) -> list[Ve
         )
     ended = m.ended
     after = f"; {ranks_text(ended)} already ended" if ended else ""
+    of_first = m.close.get(culprits[0])
+    if told_apart and of_first is not None and of_first.process is not None:
+        text += motion_text(of_first.process)
     reason = Reason(
         kind="unknown",
         text=text,

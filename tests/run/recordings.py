@@ -1,0 +1,105 @@
+"""Evidence of real faults, for the pure judge: ``recorded/*.json``, from runs of the zoo.
+
+    python -m tests.run.recordings DIAGNOSIS.json NAME
+
+makes one of a kept diagnosis: its evidence, shortened, with the paths of no particular machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from ltui.training.queue.records import Outcome, Phase, PulseState
+from ltui.training.run.decode import from_json
+from ltui.training.run.evidence import Diagnosis, Evidence
+from ltui.training.run.fold import Fold, fold
+from ltui.training.run.health import Judgement, judge
+from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.snapshot import to_json
+from ltui.training.run.spec import StallPolicy
+from tests.run.records import pulse, steps
+
+FOLDER = Path(__file__).with_name("recorded")
+_LABELS = {phase.label: phase for phase in Phase}
+
+
+def load(name: str) -> Evidence:
+    return from_json(Evidence, json.loads((FOLDER / f"{name}.json").read_text()))
+
+
+def pulses_of(evidence: Evidence) -> dict[int, PulseState | None]:
+    """The pulses as they stood when the evidence was taken."""
+    found: dict[int, PulseState | None] = {}
+    for rank, seen in evidence.ranks.items():
+        if seen.phase is None:
+            found[rank] = None
+            continue
+        still_s = seen.still_s or 0.0
+        found[rank] = replace(
+            pulse(rank, _LABELS[seen.phase], 0.0),
+            pid=seen.pid or 0,
+            world_size=len(evidence.ranks),
+            epoch=seen.epoch or 0,
+            batch=seen.batch or 0,
+            global_step=seen.global_step or 0,
+            changed_ns=evidence.taken_ns - round(still_s * 1e9),
+            outcome=Outcome[(seen.outcome or "running").upper()],
+        )
+    return found
+
+
+def judged(evidence: Evidence, later_s: float = 0.5, **more: object) -> Judgement:
+    """As the supervisor judges ``later_s`` after the evidence was taken, after steps of 0.1 s."""
+    state = Fold()
+    for rank in evidence.ranks:
+        state = fold(state, rank, steps(20, 0.1))
+    return judge(
+        evidence.taken_ns + round(later_s * 1e9),
+        pulses_of(evidence),
+        StallPolicy(),
+        HealthHistory(),
+        fold=state,
+        evidence=evidence,
+        closer=True,
+        now_s=evidence.taken_at + later_s,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _anywhere(text: str) -> str:
+    text = re.sub(r'"[^"]*/site-packages/', '"/env/lib/python3/site-packages/', text)
+    text = re.sub(r'"[^"]*/lib/python3\.\d+/', '"/usr/lib/python3.11/', text)
+    text = re.sub(r'"[^"]*/ltui/training/', '"/home/user/.ltui/rank-side/0/ltui/training/', text)
+    text = re.sub(r'"[^"]*/tests/faults/scripts/', '"/home/user/project/', text)
+    return re.sub(r'"host": "[^"]*"', '"host": "box"', text)
+
+
+def _shortened(evidence: Evidence) -> Evidence:
+    ranks = {
+        r: replace(
+            e,
+            collectives=tuple(replace(c, frames=()) for c in e.collectives[-12:]),
+            stacks=tuple(
+                replace(s, frames=s.frames[:34] + s.frames[-2:]) for s in e.stacks if s.main
+            ),
+            earlier_stacks=tuple(replace(s, frames=s.frames[:20]) for s in e.earlier_stacks),
+            log_tail=(),
+        )
+        for r, e in evidence.ranks.items()
+    }
+    return replace(evidence, ranks=ranks)
+
+
+def main(source: str, name: str) -> None:
+    kept = Diagnosis.from_document(json.loads(Path(source).read_text()))
+    assert kept.evidence is not None
+    text = json.dumps(to_json(_shortened(kept.evidence)))
+    (FOLDER / f"{name}.json").write_text(_anywhere(text) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
