@@ -35,6 +35,7 @@ from ltui.training.supervise.watch import Sight
 
 _STILL_NS = 800_000_000
 """Workers of a rank that stands still so long are looked at."""
+_OOM_S = 15.0
 _GRAVE = ("stalled", "dead")
 _KEPT_COLLECTIVES = 24
 _REWRITTEN = 6
@@ -68,7 +69,9 @@ class EvidenceDesk:
         self._exits = ExitWatch(woken)
         self._ranks: dict[int, _Rank] = {}
         self._deaths: dict[int, Death] = {}
-        self._oom_before = oom_kills()
+        self._oom_before = self._oom_lately = oom_kills()
+        self._oom_at_s = time.monotonic()
+        self._dying = False
         self._names: dict[int, str] = {}
         self._kept: dict[str, _Kept] = {}
 
@@ -76,6 +79,7 @@ class EvidenceDesk:
 
     def note_processes(self, table: ProcessTable, marks: Mapping[int, ProcessMark]) -> None:
         """``marks``: the ranks' processes, with and without a pulse."""
+        self._forget_old_kills()
         ranks = {mark.pid for mark in marks.values()}
         for rank, mark in marks.items():
             known = self._ranks.get(rank)
@@ -120,7 +124,7 @@ class EvidenceDesk:
             for rank, known in self._ranks.items()
             if sight.pulses.get(rank) is None and entry_of(known.pid) is not None
         }
-        dying = bool(sight.gone) or any(
+        self._dying = bool(sight.gone) or any(
             p is not None and p.outcome.name == "RAISED" for p in sight.pulses.values()
         )
         return {
@@ -129,7 +133,7 @@ class EvidenceDesk:
             "held": sight.held,
             "held_workers": self._held_workers(sight.pulses),
             "silent": silent,
-            "oom_kills": self._oom_kills() if dying else None,
+            "oom_kills": self._oom_kills() if self._dying else None,
             "evidence": self._taker.evidence,
             "closer": may_look and self._taker.error is None,
         }
@@ -145,6 +149,17 @@ class EvidenceDesk:
             if held:
                 found[rank] = held
         return found
+
+    def _forget_old_kills(self) -> None:
+        """The kernel counts for the whole machine: only kills of the last moments, up to half a
+        minute, say something of a rank that dies."""
+        now_s = time.monotonic()
+        if not self._dying and now_s - self._oom_at_s > _OOM_S:
+            self._oom_before, self._oom_lately, self._oom_at_s = (
+                self._oom_lately,
+                oom_kills(),
+                now_s,
+            )
 
     def _oom_kills(self) -> int | None:
         now = oom_kills()

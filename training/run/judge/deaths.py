@@ -184,7 +184,7 @@ def _worker_end(rank: int, found: re.Match[str], message: str, oom_kills: int | 
     pids = [int(p) for p in re.findall(r"\d+", found["pids"])]
     number = f" {pids[0]}" if pids else ""
     name = found["signal"]
-    if name == "Killed" and oom_kills:
+    if name in ("Killed", None) and oom_kills:
         text = f": DataLoader worker{number} was OOM-killed (out of memory)"
         remedy = "Use fewer workers, smaller samples, or give the job more memory."
     elif _SHM.search(message):

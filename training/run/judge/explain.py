@@ -22,7 +22,7 @@ from ltui.training.run.judge.frames import (
     has,
     in_loader,
     innermost,
-    same_line,
+    same_place,
     spot,
     user_frame,
 )
@@ -281,7 +281,7 @@ def _motion(process: ProcessSight | None, of_rank: RankEvidence | None = None) -
     now = of_rank.main_stack if of_rank is not None else None
     if of_rank is None or now is None or not of_rank.earlier_stacks:
         return "busy"
-    return "busy" if same_line((now, *of_rank.earlier_stacks)) else "moving"
+    return "busy" if same_place((now, *of_rank.earlier_stacks)) else "moving"
 
 
 def _main_of(worker: WorkerEvidence) -> ThreadStack | None:

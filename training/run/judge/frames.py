@@ -104,7 +104,8 @@ def innermost(stack: ThreadStack | None) -> Frame | None:
     return stack.frames[0] if stack and stack.frames else None
 
 
-def same_line(stacks: Iterable[ThreadStack]) -> bool:
-    """Whether all stand at one user line; False where there are fewer than two."""
-    lines = [user_frame(s) for s in stacks]
-    return len(lines) > 1 and len({(f.file, f.line) if f else None for f in lines}) == 1
+def same_place(stacks: Iterable[ThreadStack]) -> bool:
+    """Whether all stand in one function of the user's, whose lines a loop goes round; False where
+    there are fewer than two."""
+    found = [user_frame(s) for s in stacks]
+    return len(found) > 1 and len({(f.file, f.function) if f else None for f in found}) == 1
