@@ -205,10 +205,22 @@ def _add_starting(add: Add) -> None:
     _add_set(run)
     _add_launching(run)
     _add_restarts(run, None)
+    run.add_argument(
+        "--from",
+        dest="start_from",
+        metavar="RUN[:STEP]",
+        help="begin with another run's checkpoint: its last whole one, or that of a step",
+    )
     _add_stall(run)
     execute = add("exec", "launch:execute", "run a command of yours as a run", _EXEC)
     _add_launching(execute)
     _add_restarts(execute, 0)
+    execute.add_argument(
+        "--keep-best",
+        metavar="METRIC[:max][:N]",
+        help="keep the N (1) best checkpoints by a metric, such as val/acc:max:3; lower is better "
+        "without `max`",
+    )
     _add_stall(execute)
     execute.add_argument(
         "--gpus",
@@ -345,6 +357,7 @@ examples:
   ltui run cifar10-cnn --set trainer.max_epochs=2 --name short --detach
   ltui run conf/my.yaml --python ~/venvs/vision/bin/python
   ltui run conf/my.yaml --set trainer.devices=free:2
+  ltui run quickstart --from brave-owl:1204 --restarts 3
 
 trainer.devices is a count (2), a list (0,2), auto, or free:2: the two GPUs with
 the most free memory that nobody uses. Such a run waits, in the state `queued`,

@@ -19,7 +19,7 @@ from ltui.app.prepare import changed_spec, prepare
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.devices import free_count
 from ltui.training.run.section import on_verdict_fault
-from ltui.training.run.spec import RunSpec
+from ltui.training.run.spec import CheckpointPolicy, RunSpec
 from ltui.training.store.home import RunDir, find_run, ltui_home, new_run_id
 from ltui.training.supervise import launch as supervise
 
@@ -32,9 +32,13 @@ def run(options: Namespace) -> int:
     spec = asked.spec(run_id, name, time.time())
     if options.restarts is not None:
         spec = spec.with_changes(restarts=options.restarts)
+    start_from = None
+    if options.start_from is not None:
+        source, start_from = supervise.starting_point(home, options.start_from)
+        spec = spec.with_changes(start_from=f"{source.id}:{start_from.global_step}")
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     say(foreseen(spec))
-    return _start(lambda: supervise.launch(spec, home), detach=options.detach)
+    return _start(lambda: supervise.launch(spec, home, start_from), detach=options.detach)
 
 
 def execute(options: Namespace) -> int:
@@ -81,6 +85,7 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         # Kept, so that a resume from another shell finds the same program.
         env={"PATH": path},
         restarts=options.restarts,
+        checkpoint=_checkpoint_policy(options.keep_best),
         gpus=gpus,
     )
 
@@ -113,6 +118,24 @@ def _called(text: str) -> tuple[str, ...] | str:
     if not words:
         raise ProblemError(Problem(where="--on-verdict", what="it names no command."))
     return words
+
+
+def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
+    """``val/acc:max:3``"""
+    if text is None:
+        return CheckpointPolicy()
+    metric, *rest = text.split(":")
+    mode = rest.pop(0) if rest and rest[0] in ("min", "max") else "min"
+    number = rest.pop(0) if rest else "1"
+    if not metric or rest or not number.isdecimal() or int(number) < 1:
+        raise ProblemError(
+            Problem(
+                where=f"--keep-best {text}",
+                what="it can't be read.",
+                remedy="Give a metric, and where needed max and a number: val/acc:max:3",
+            )
+        )
+    return CheckpointPolicy(best=metric, mode=mode, keep_best=int(number))
 
 
 def _free_gpus(text: str) -> str:

@@ -18,8 +18,8 @@ from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.alive import lock_holder
 from ltui.training.supervise.attempt import Plan, open_attempt
 from ltui.training.supervise.client import ControlClient, NotSupervised
-from ltui.training.supervise.launch import delete, launch, resume
-from tests.supervise.conftest import Runs
+from ltui.training.supervise.launch import delete, launch, resume, starting_point
+from tests.supervise.conftest import ENGINE, Runs
 
 
 def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
@@ -222,3 +222,44 @@ def test_the_engine_gets_the_users_environment_and_ours(
     assert given["LTUI_ATTEMPT"] == "1"
     assert "LTUI_RESUME_FROM" not in given
     assert given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
+def test_a_run_begins_with_another_runs_checkpoint(runs: Runs) -> None:
+    first = runs.training()
+    runs.order(first, "stop")
+    step = runs.ended(first).global_step
+    assert step
+    with pytest.raises(ProblemError, match=f"There are checkpoints of steps {step}"):
+        starting_point(runs.home, f"{first.id}:1")
+    source, info = starting_point(runs.home, f"{first.id}:{step}")
+    assert (source, info.global_step) == (first, step)
+    # Fake ranks refuse weights other than those of the step.
+    spec = runs.spec(sys.executable, str(ENGINE), "2")
+    second = launch(spec, runs.home, starting_point(runs.home, first.id)[1])
+    delete(first)
+    runs.until(second, lambda s: (s.global_step or 0) > step + 5)
+    runs.order(second, "stop")
+    ended = runs.ended(second)
+    assert ended.state is RunState.STOPPED
+    assert runs.steps(second)[0] == step + 1
+    assert [c.reason for c in ended.checkpoints] == ["from", "stop"]
+    assert [c.ok for c in ended.checkpoints] == [True, True]
+
+
+def test_a_resume_says_what_it_passed_over_and_what_changed(runs: Runs) -> None:
+    run = runs.training("--save-every", "5")
+    runs.order(run, "stop")
+    stopped = runs.ended(run)
+    newest = Path(stopped.checkpoints[-1].path)
+    newest.write_bytes(b"x" + newest.read_bytes()[1:])
+    spec = run.read_spec()
+    resume(run, spec=spec.with_changes(overrides=("trainer.max_epochs=7",)))
+    again = runs.until(run, lambda s: s.attempt == 2)
+    assert again.changes == ("trainer.max_epochs=7",)
+    with RunStore(run) as store:
+        (_, began) = [e for e in store.events() if e.kind == "attempt"]
+    assert began.data["changes"] == ["trainer.max_epochs=7"]
+    assert began.data["skipped"] == [f"{newest.name} has another checksum than its manifest"]
+    assert began.text.endswith(f"passed over: {began.data['skipped'][0]}.")
+    runs.order(run, "kill")
+    runs.ended(run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -87,6 +88,38 @@ def resume_choice(folder: Path) -> ResumeChoice:
 def newest_whole(folder: Path) -> CheckpointInfo | None:
     """The checkpoint to resume from."""
     return resume_choice(folder).taken
+
+
+def bring(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
+    """Another run's checkpoint in ``folder``, as the one that a run begins from.
+
+    Files are linked where they can be: neither run changes them, and each may be deleted alone.
+    Raises ``OSError``, or ``ValueError`` for a manifest that can't be read.
+    """
+    source = Path(info.path)
+    manifest = json.loads(Path(f"{source}.json").read_text(encoding="utf-8"))
+    target = folder / f"step-{info.global_step:08d}-from.ckpt"
+    beside = {}
+    for name, facts in (manifest.get("beside") or {}).items():
+        own = name.replace(source.name, target.name, 1)
+        _link_or_copy(source.parent / name, folder / own)
+        beside[own] = facts
+    _link_or_copy(source, target)
+    # Of no attempt of this run: whatever it saves itself is newer.
+    manifest.update(file=target.name, beside=beside, attempt=0, reason="from")
+    Path(f"{target}.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    return replace(info, path=str(target), reason="from")
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    if Path(source).is_dir():
+        shutil.copytree(source, target, copy_function=_link_or_copy)
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+    os.chmod(target, 0o600)
 
 
 def why_not_whole(info: CheckpointInfo) -> str | None:

@@ -12,15 +12,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.snapshot import LIVE, RunState
+from ltui.training.run.snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir, open_private_log
-from ltui.training.store.manifest import ResumeChoice, checkpoints, resume_choice, verify
+from ltui.training.store.home import RunDir, find_run, open_private_log, write_atomically
+from ltui.training.store.manifest import ResumeChoice, bring, checkpoints, resume_choice, verify
 from ltui.training.store.truth import abandoned, true_snapshot
 from ltui.training.supervise.alive import lock_holder
 from ltui.training.supervise.marks import keeper_mark
@@ -40,18 +40,27 @@ print(json.dumps({"version": sys.version_info[:2], "torch": has("torch"), "light
 """
 
 
-def launch(spec: RunSpec, home: Path) -> RunDir:
-    """Start a run and return once its supervisor answers. ``ProblemError``: there is no run."""
+def launch(spec: RunSpec, home: Path, start_from: CheckpointInfo | None = None) -> RunDir:
+    """Start a run and return once its supervisor answers. ``ProblemError``: there is no run.
+
+    ``start_from`` is a checkpoint of another run, as ``starting_point`` finds it.
+    """
     check_start(spec)
     run_dir = RunDir(home / "runs" / spec.id)
     try:
         install_rank_side(home)
         _make(run_dir, spec)
-    except OSError as error:
+        arguments = ["--attempt", "1"]
+        if start_from is not None:
+            brought = bring(start_from, run_dir.checkpoints_dir)
+            arguments += ["--resume-from", brought.path]
+            arguments += ["--resume-step", str(brought.global_step)]
+    except (OSError, ValueError) as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)
-        raise _unwritable(home, error) from error
+        failure = error if isinstance(error, OSError) else OSError(str(error))
+        raise _unwritable(home, failure) from error
     try:
-        _start_supervisor(run_dir, ("--attempt", "1"))
+        _start_supervisor(run_dir, arguments)
     except BaseException as error:
         if isinstance(error, _KilledError) and _kept_alive(run_dir):
             return run_dir
@@ -108,7 +117,21 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
 def adopt(run_dir: RunDir) -> None:
     """Start a supervisor for a run that lost its own; does nothing where one is alive."""
     if lock_holder(run_dir.lock_path) is None:
-        _start_supervisor(run_dir, ("--adopt",))
+        _start_supervisor(run_dir, ("--adopt",), _kept_environment(run_dir))
+
+
+def keep_environment(run_dir: RunDir) -> None:
+    """Write down what a run that waits for GPUs is to be started with, for whoever takes it up."""
+    if not run_dir.environment_path.exists():
+        write_atomically(run_dir.environment_path, json.dumps(dict(os.environ)).encode())
+
+
+def _kept_environment(run_dir: RunDir) -> dict[str, str] | None:
+    try:
+        document = json.loads(run_dir.environment_path.read_text())
+    except (OSError, ValueError):
+        return None
+    return {str(k): str(v) for k, v in document.items()} if isinstance(document, dict) else None
 
 
 def _kept_alive(run_dir: RunDir) -> bool:
@@ -304,6 +327,29 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
     raise ProblemError(Problem(where=str(checkpoint), what="the run has no such checkpoint."))
 
 
+def starting_point(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
+    """The checkpoint that ``RUN`` or ``RUN:STEP`` names: the one a resume would take, or the last
+    whole one of that step. ``ProblemError`` where there is none."""
+    name, colon, step = text.rpartition(":")
+    where = f"--from {text}"
+    if not colon or not step.isdecimal():
+        run_dir = find_run(home, text)
+        taken = resume_choice(run_dir.checkpoints_dir).taken
+        if taken is None:
+            raise ProblemError(Problem(where=where, what="this run has no whole checkpoint."))
+        return run_dir, taken
+    run_dir = find_run(home, name)
+    known = checkpoints(run_dir.checkpoints_dir)
+    for info in reversed([c for c in known if c.global_step == int(step)]):
+        if verify(info).ok:
+            return run_dir, info
+    steps = ", ".join(str(s) for s in sorted({c.global_step for c in known if c.ok is not False}))
+    remedy = f"There are checkpoints of steps {steps}." if steps else None
+    raise ProblemError(
+        Problem(where=where, what=f"it has no whole checkpoint of step {step}.", remedy=remedy)
+    )
+
+
 def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     broken = len(checkpoints(run_dir.checkpoints_dir))
     what = (
@@ -358,10 +404,13 @@ def _stays_live(run_dir: RunDir) -> bool:
     return snapshot.state is RunState.QUEUED or (keeper is not None and keeper.alive())
 
 
-def _start_supervisor(run_dir: RunDir, arguments: Sequence[str]) -> None:
-    """Start it detached and wait for its first word."""
+def _start_supervisor(
+    run_dir: RunDir, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> None:
+    """Start it detached, in ``environment`` or this one, and wait for its first word."""
+    given = os.environ if environment is None else environment
     read_end, write_end = os.pipe()
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("LTUI_RUN_")}
+    environ = {k: v for k, v in given.items() if not k.startswith("LTUI_RUN_")}
     try:
         with open_private_log(run_dir.supervisor_log_path) as log:
             starter = subprocess.Popen(
