@@ -166,7 +166,7 @@ class HostEvidence:
     memory_used_bytes: int | None = None
     """Beside ``memory_limit_bytes``."""
     oom_kills: int | None = None
-    """Since the attempt began: kernel's count or the control group's, the larger."""
+    """In the last half minute: the kernel's count, else the control group's."""
     shm_free_bytes: int | None = None
     shm_total_bytes: int | None = None
 

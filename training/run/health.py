@@ -78,7 +78,7 @@ def judge(
     (``killed by SIGKILL``); ``deaths_told`` says more of them. ``held`` gives the pids of ranks
     whose process is stopped: no budget need pass for them; ``held_workers`` the stopped DataLoader
     workers of ranks. ``silent``: ranks that have a process and no pulse, for how many seconds.
-    ``oom_kills``: processes that the kernel killed for want of memory since the attempt began.
+    ``oom_kills``: processes that the kernel killed for want of memory in the last moments.
     ``evidence`` is the last closer look; ``closer`` says that there will be one for suspects.
     """
     m = _moment(
