@@ -58,7 +58,8 @@ class SequenceDataset(Dataset[Sample]):
         check: bool = True,
         resident_bytes: int = 256 << 20,
     ) -> None:
-        """``files``: a file, a folder, a glob pattern, or a list of these.
+        """``files``: a file (also one that was written as several), a folder, a glob pattern, or a
+        list of these.
 
         ``check``: whether a sample's checksum is compared when it is read. ``resident_bytes``: how
         much of the files this process keeps mapped at once. Raises ``SequenceError``.
@@ -193,6 +194,9 @@ def find_files(
             more = sorted(set(matches))
         else:
             more = [path.with_suffix(DATA_SUFFIX)]
+            if not more[0].with_suffix(INDEX_SUFFIX).exists():
+                shards = path.parent.glob(f"{glob.escape(path.stem)}-[0-9]*{INDEX_SUFFIX}")
+                more = sorted(p.with_suffix(DATA_SUFFIX) for p in shards) or more
         if not more:
             raise SequenceError(path, f"there is no {DATA_SUFFIX} file with its index there")
         found += more

@@ -323,6 +323,9 @@ def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
                     CheckpointInfo(**_known(CheckpointInfo, c))
                     for c in document.get("checkpoints") or ()
                 ),
+                "cautions": tuple(
+                    Caution(**_known(Caution, c)) for c in document.get("cautions") or ()
+                ),
             }
         )
     except (KeyError, TypeError, AttributeError) as error:
