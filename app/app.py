@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.app import first_paint
+from ltui.app.terminal_gone import leave_with_the_terminal
 
 if TYPE_CHECKING:
     from ltui.training.store.home import RunDir
@@ -27,5 +28,6 @@ def run_dashboard(
     except BaseException:
         first_paint.wipe()
         raise
+    leave_with_the_terminal()
     app.run()
     return app.return_code or 0

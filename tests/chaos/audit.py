@@ -55,8 +55,10 @@ class Look:
             return f"supervisor {pid} is shown and was not alive"
         return None
 
-    def at_rest(self, least_step: int) -> bool:
+    def at_rest(self, least_step: int, *, must_end: bool) -> bool:
         """Ended with nothing left, or training on under a live supervisor."""
+        if must_end and self.state not in ENDED:
+            return False
         alive = {a.mark.pid: a for a in self.steadily_alive}
         if self.state in ENDED:
             return not self.after
@@ -78,9 +80,16 @@ def look(run: RunDir, show: Callable[[], dict[str, Any]]) -> Look:
 
 
 def settle(
-    run: RunDir, show: Callable[[], dict[str, Any]], least_step: int = 0
+    run: RunDir,
+    show: Callable[[], dict[str, Any]],
+    least_step: int = 0,
+    *,
+    must_end: Callable[[], bool] = lambda: False,
 ) -> tuple[Look, list[str]]:
-    """Look until it comes to rest; every state on the way. Raises where one is false."""
+    """Look until it comes to rest; every state on the way. Raises where one is false.
+
+    ``must_end``: whether nothing but the end of the run is rest.
+    """
     deadline = time.monotonic() + PATIENCE_S
     states: list[str] = []
     while True:
@@ -90,7 +99,7 @@ def settle(
         said = found.contradiction()
         if said is not None:
             raise FalseStateError(f"{said}: {_words(found)}")
-        if found.at_rest(least_step):
+        if found.at_rest(least_step, must_end=must_end()):
             return found, states
         if time.monotonic() > deadline:
             raise FalseStateError(f"never came to rest ({' -> '.join(states)}): {_words(found)}")

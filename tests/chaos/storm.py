@@ -150,7 +150,7 @@ class Storm:
 
     def until_met(self, strike: Strike) -> Outcome:
         """``carry_out``, again where nobody was left to be killed when the moment came."""
-        for _ in range(5):
+        for _ in range(10):
             outcome = self.carry_out(strike)
             if outcome.killed:
                 return outcome
@@ -216,7 +216,8 @@ class Storm:
             self._new_life(strike)
             return None, []
         assert not fresh or command.returncode in (0, -9), f"a run is left after: {said}"
-        return settle(life.run, lambda: self.show(life.run))  # type: ignore[arg-type]
+        run = life.run
+        return settle(run, lambda: self.show(run), must_end=self._fatal)
 
     def _let_it_happen(self, life: Life) -> None:
         life.resumes += 1
@@ -248,7 +249,7 @@ class Storm:
                 command = self._begin("stop", run.id)
                 self._until_stopping(run, command)
             elif strike.moment == "end":
-                goal = life.steps - 8
+                goal = life.steps - 60
                 before = self._until(
                     run, lambda s: (s["global_step"] or 0) >= goal or s["state"] in ENDED
                 )
@@ -268,7 +269,7 @@ class Storm:
             else:
                 self._kill(self._named(actors, strike.victim))
             step = before["global_step"] or 0
-            found, states = settle(run, lambda: self.show(run), step if before else 0)
+            found, states = settle(run, lambda: self.show(run), step, must_end=self._fatal)
         finally:
             if dashboard is not None:
                 dashboard.close()
@@ -290,6 +291,10 @@ class Storm:
         alive = [actor for actor in actors if actor.alive()]
         kill_together(alive)
         self.killed = [actor.role for actor in alive]
+
+    def _fatal(self) -> bool:
+        """Whether somebody was killed without whom no attempt goes on."""
+        return any(role not in WITNESSES for role in self.killed)
 
     def _order(self, run: RunDir, command: str) -> None:
         """Ask the supervisor; a run that has ended meanwhile refuses, which is no fault."""
@@ -460,7 +465,8 @@ class Storm:
     def _end(self, life: Life) -> None:
         assert life.run is not None
         self._order(life.run, "kill")
-        found, _ = settle(life.run, lambda: self.show(life.run), 1 << 60)  # type: ignore[arg-type]
+        run = life.run
+        found, _ = settle(run, lambda: self.show(run), must_end=lambda: True)
         self._audit(life, found)
 
     def _finish_life(self) -> None:
@@ -469,6 +475,11 @@ class Storm:
                 self._end(self.life)
             done = self.ltui("delete", self.life.run.id)
             assert done.returncode == 0, done.stderr
+
+    def abandon(self) -> None:
+        """End what a failed storm left."""
+        for path in (self.home / "runs").iterdir():
+            kill_together(cast(RunDir(path)))
 
     def close(self) -> None:
         """The last life's end; then nothing is left in the home."""

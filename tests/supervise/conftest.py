@@ -40,7 +40,10 @@ class Runs:
         return launch(self.spec(*command), self.home)
 
     def fake(self, *options: str, ranks: int = 2) -> RunDir:
-        return self.start(sys.executable, str(ENGINE), str(ranks), *options)
+        return self.start(*self.fake_command(*options, ranks=ranks))
+
+    def fake_command(self, *options: str, ranks: int = 2) -> tuple[str, ...]:
+        return (sys.executable, str(ENGINE), str(ranks), *options)
 
     def training(self, *options: str, ranks: int = 2, step: int = 5) -> RunDir:
         """A run of fake ranks that all have passed ``step``."""

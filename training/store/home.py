@@ -127,6 +127,11 @@ class RunDir:
         return self.path / "orders.json"
 
     @property
+    def environment_path(self) -> Path:
+        """What a run that waits for GPUs is to be started with; gone once it is."""
+        return self.path / "engine" / "environment.json"
+
+    @property
     def checkpoints_dir(self) -> Path:
         return self.path / "checkpoints"
 

@@ -27,7 +27,7 @@ from ltui.training.store.writer import StoreWriter
 from ltui.training.supervise import keeper
 from ltui.training.supervise.alive import boot_id, lock_holder, runs_with, write_lock_text
 from ltui.training.supervise.engine import engine_start, write_rank_config
-from ltui.training.supervise.launch import supervisor_argv
+from ltui.training.supervise.launch import keep_environment, supervisor_argv
 from ltui.training.supervise.loop import Supervisor
 from ltui.training.supervise.marks import engine_exit, keeper_mark, latest_attempt
 from ltui.training.supervise.orders import forget_orders
@@ -101,6 +101,7 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
         changes, _ = store.why_started(attempt)
         resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.adopt else None)
         if spec.gpus is not None and (begins or waits):
+            keep_environment(run_dir)
             supervisor.start_keeper = lambda chosen: _start_keeper(
                 run_dir, chosen, attempt, resume_from, changes
             )
@@ -244,6 +245,7 @@ def _start_keeper(
     }
     path = run_dir.engine_start_path(attempt)
     write_atomically(path, json.dumps(document).encode())
+    run_dir.environment_path.unlink(missing_ok=True)
     with open_private_log(run_dir.path / "logs" / "keeper.log") as log:
         process = subprocess.Popen(
             [

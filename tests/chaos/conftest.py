@@ -1,0 +1,69 @@
+"""Named cases on runs of fake ranks; ``everywhere`` marks what only ``make chaos`` runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltui.training.store.home import RunDir
+from tests.chaos.cast import cast, kill_together
+from tests.supervise.conftest import Runs, runs
+
+__all__ = ["runs"]
+
+everywhere = pytest.mark.skipif(
+    not os.environ.get("LTUI_CHAOS"), reason="takes long: make chaos runs it"
+)
+
+
+class Command:
+    """``ltui`` as a process, in the home of the test."""
+
+    def __init__(self, home: Path, cwd: Path) -> None:
+        self.environ = {**os.environ, "LTUI_HOME": str(home)}
+        self.cwd = cwd
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "ltui.app.cli", *words]
+
+    def __call__(self, *words: str, code: int | None = 0) -> str:
+        """Both outputs together; asserts the exit code."""
+        done = subprocess.run(
+            self.argv(*words), cwd=self.cwd, env=self.environ, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert code is None or done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def show(self, run: RunDir) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self("show", run.id, "--json"))
+        return document
+
+
+@pytest.fixture
+def ltui(private_home: Path, tmp_path: Path) -> Command:
+    return Command(private_home, tmp_path)
+
+
+@pytest.fixture
+def saved_run(runs: Runs) -> RunDir:
+    """A run in training with a checkpoint or two."""
+    return runs.training("--save-every", "5", step=12)
+
+
+def strike_down(run: RunDir, *roles: str) -> None:
+    """SIGKILL to everything of the run at once, or to these."""
+    kill_together(a for a in cast(run) if not roles or a.role in roles)
+
+
+def train_on(runs: Runs, run: RunDir, steps: int = 10) -> int:
+    """Wait for ``steps`` more; the step that was reached."""
+    begin = runs.until(run, lambda s: s.global_step is not None and s.state.value == "running")
+    goal = (begin.global_step or 0) + steps
+    return runs.until(run, lambda s: (s.global_step or 0) >= goal).global_step or 0

@@ -1,0 +1,105 @@
+"""Supervisor and keeper both killed: the next command finds what is left, says it and ends it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from ltui.training.problem import ProblemError
+from ltui.training.run.snapshot import RunState
+from ltui.training.store.home import RunDir
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.launch import delete
+from tests.chaos.cast import cast
+from tests.chaos.conftest import Command, strike_down, train_on
+from tests.supervise.conftest import Runs
+from tests.supervise.test_gpus import given, library, steer, uuid, waiting_for
+
+__all__ = ["library", "steer"]
+
+
+@pytest.mark.parametrize(
+    "words", [("runs",), ("show", "last"), ("stop", "last"), ("resume", "last", "--detach")]
+)
+def test_foreign_ranks_end_with_the_next_command(
+    runs: Runs, ltui: Command, saved_run: RunDir, words: tuple[str, ...]
+) -> None:
+    run = saved_run
+    strike_down(run, "supervisor", "keeper")
+    runs.until(run, lambda s: "go on without one" in (s.detail or ""))
+    assert {a.role for a in cast(run)} == {"rank 0", "rank 1"}
+    with pytest.raises(ProblemError, match="Stop it first"):
+        delete(run)
+    said = ltui(*words, code=None)
+    if words[0] == "resume":
+        assert "started" in said
+        train_on(runs, run)
+        runs.order(run, "kill")
+        assert runs.ended(run).attempt == 2
+        return
+    runs.until_alone(run)
+    ended = true_snapshot(run)
+    assert ended.state is RunState.CRASHED
+    assert "its keeper was killed" in (ended.detail or "")
+    assert "crashed" in said or "keeper was killed" in said
+    assert ended.history_note is None
+    assert runs.steps(run) == list(range(1, (ended.ranks[0].global_step or 0) + 1))
+
+
+def test_a_queued_run_goes_on_waiting(
+    runs: Runs, ltui: Command, steer: Callable[[str], None]
+) -> None:
+    steer(f"gpus 1 h100\nset * mem_used 0\nprocess 0 {os.getpid()} 1e9\n")
+    run = waiting_for(runs, "free:1")
+    runs.until(run, lambda s: s.state is RunState.QUEUED and "used by pid" in (s.detail or ""))
+    strike_down(run, "supervisor")
+    alone = true_snapshot(run)
+    assert (alone.state, alone.supervisor_pid) == (RunState.QUEUED, None)
+    assert "its supervisor died while it waited" in (alone.detail or "")
+    shown = ltui.show(run)
+    assert shown["state"] == "queued"
+    assert shown["supervisor_pid"] in {a.mark.pid for a in cast(run)}
+    steer("gpus 1 h100\nset * mem_used 0\n")
+    assert given(runs, run) == uuid(0)
+    runs.order(run, "kill")
+    runs.ended(run)
+
+
+def test_two_supervisors_for_one_run(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
+    run = saved_run
+    pid = true_snapshot(run).supervisor_pid
+    second = subprocess.run(
+        [sys.executable, "-m", "ltui.training.supervise.main", str(run.path), "--adopt"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert second.returncode == 2
+    assert f"another supervisor (pid {pid}) already has this run" in second.stderr
+    assert true_snapshot(run).supervisor_pid == pid
+    train_on(runs, run)
+    runs.order(run, "stop")
+    runs.ended(run)
+
+
+def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
+    run = saved_run
+    runs.order(run, "stop")
+    runs.ended(run)
+    both = [
+        subprocess.Popen(
+            ltui.argv("resume", run.id, "--detach"), env=ltui.environ, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert sorted(p.returncode for p in both) == [0, 2], said
+    train_on(runs, run)
+    assert sorted(a.role for a in cast(run)) == [
+        "engine", "keeper", "rank 0", "rank 1", "supervisor",
+    ]  # fmt: skip
+    runs.order(run, "kill")
+    assert runs.ended(run).attempt == 2

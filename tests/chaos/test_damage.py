@@ -1,0 +1,161 @@
+"""A history that can't be read costs the history, said in a sentence, and nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ltui.training.run.snapshot import RunState
+from ltui.training.store.home import RunDir
+from ltui.training.store.reader import RunStore
+from ltui.training.store.schema import LAYOUT
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.launch import resume
+from tests.chaos.audit import kept
+from tests.chaos.conftest import Command, everywhere, strike_down, train_on
+from tests.supervise.conftest import Runs
+
+
+def _header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"x" * 100)
+
+
+def _middle(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+
+
+def _half(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2 + 100)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _gone(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_header, "the run's history is damaged (file is not a database)."),
+        pytest.param(_middle, "the run's history is damaged", marks=everywhere),
+        pytest.param(_half, "the run's history is damaged", marks=everywhere),
+        (_empty, "the run's history is gone."),
+        pytest.param(_gone, "the run's history is gone.", marks=everywhere),
+    ],
+)
+def test_the_rest_stays_usable(
+    runs: Runs, ltui: Command, saved_run: RunDir, harm: Callable[[Path], None], words: str
+) -> None:
+    run = saved_run
+    runs.order(run, "stop")
+    stopped = runs.ended(run)
+    harm(run.db_path)
+    shown = ltui.show(run)
+    assert (shown["state"], shown["global_step"]) == ("stopped", stopped.global_step)
+    assert shown["history_note"].startswith(words)
+    assert [c["global_step"] for c in shown["checkpoints"]] == [
+        c.global_step for c in stopped.checkpoints
+    ]
+    assert run.id in ltui("runs")
+    assert "engine begins" in ltui("logs", run.id)
+    assert "history" in ltui("export", run.id, "-o", "-", code=None)
+    resume(run)
+    train_on(runs, run)
+    runs.order(run, "stop")
+    again = runs.ended(run)
+    assert again.state is RunState.STOPPED
+    assert again.attempt == 2
+    assert "the history until now" in (again.history_note or "")
+    begin = (stopped.global_step or 0) + 1
+    assert runs.steps(run) == list(range(begin, (again.global_step or 0) + 1))
+    if harm in (_header, _middle, _half):
+        assert "run.db.damaged-1" in (again.history_note or "")
+        assert run.db_path.with_name("run.db.damaged-1").exists()
+
+
+def test_a_history_by_a_newer_ltui_is_not_touched(
+    runs: Runs, ltui: Command, saved_run: RunDir
+) -> None:
+    run = saved_run
+    runs.order(run, "stop")
+    runs.ended(run)
+    with sqlite3.connect(run.db_path) as connection:
+        connection.execute(f"PRAGMA user_version = {LAYOUT + 1}")
+    connection.close()
+    shown = ltui.show(run)
+    assert shown["state"] == "stopped"
+    assert "it was written by a newer ltui" in shown["history_note"]
+    assert "engine begins" in ltui("logs", run.id)
+    assert "Upgrade ltui" in ltui("resume", run.id, "--detach", code=2)
+    assert kept(run).whole
+
+
+def test_a_lost_write_ahead_log_is_a_hole_that_is_shown(runs: Runs, saved_run: RunDir) -> None:
+    run = saved_run
+    train_on(runs, run, 30)
+    strike_down(run)
+    # What the ranks had still to tell is lost as well: as after a power cut.
+    for path in (*run.queue_dir(1).glob("*.queue"), run.db_path.with_name("run.db-wal")):
+        path.unlink()
+    run.db_path.with_name("run.db-shm").unlink(missing_ok=True)
+    newest = kept(run).last
+    assert newest is not None
+    assert true_snapshot(run).state is RunState.LOST
+    resume(run)
+    step = train_on(runs, run)
+    runs.order(run, "kill")
+    ended = runs.ended(run)
+    steps = runs.steps(run)
+    assert steps != list(range(1, step + 1))
+    assert "missing" in (ended.history_note or "")
+    assert set(range(newest["global_step"] + 1, step)) <= set(steps)
+
+
+LOCKER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_history_that_another_process_locks(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
+    run = saved_run
+    locker = subprocess.Popen(
+        [sys.executable, "-c", LOCKER, str(run.db_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert locker.stdin is not None
+    assert locker.stdout is not None
+    try:
+        assert locker.stdout.readline() == "locked\n"
+        noted = runs.until(run, lambda s: s.history_note is not None)
+        assert "database is locked" in (noted.history_note or "")
+        assert noted.state is RunState.RUNNING
+        train_on(runs, run)
+        runs.order(run, "checkpoint")
+        ltui("pause", run.id)
+        ltui("continue", run.id)
+    finally:
+        locker.communicate("over\n", timeout=30)
+    runs.until(run, lambda s: s.history_note is None)
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.history_note is None
+    assert runs.steps(run) == list(range(1, (ended.global_step or 0) + 1))
+    with RunStore(run) as store:
+        assert store.gaps() == []

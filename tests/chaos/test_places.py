@@ -1,0 +1,158 @@
+"""Where ltui runs lets it down: a home that can't be written, a terminal that goes, a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ltui.training.run.snapshot import RunState
+from ltui.training.store.home import RunDir
+from ltui.training.store.reader import RunStore
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.launch import launch
+from tests.chaos.audit import kept, litter
+from tests.chaos.conftest import Command, everywhere, train_on
+from tests.cli.terminal import Terminal
+from tests.supervise.conftest import Runs
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+
+
+def _mount(*words: str) -> None:
+    if subprocess.run(["mount", *words], check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+
+
+@as_root
+def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
+    run = saved_run
+    runs.order(run, "stop")
+    stopped = runs.ended(run)
+    _mount("--bind", str(runs.home), str(runs.home))
+    try:
+        _mount("-o", "remount,ro,bind", str(runs.home))
+        shown = ltui.show(run)
+        assert (shown["state"], shown["global_step"]) == ("stopped", stopped.global_step)
+        assert run.id in ltui("runs")
+        assert "engine begins" in ltui("logs", run.id)
+        assert "train/loss" in ltui("export", run.id, "--format", "csv")
+        for words in (("resume", run.id), ("delete", run.id), ("exec", "--", "true")):
+            said = ltui(*words, code=2)
+            assert "can't be written" in said, said
+            assert len(said.strip().splitlines()) == 1, said
+    finally:
+        subprocess.run(["umount", "-l", str(runs.home)], check=True)
+    assert true_snapshot(run).state is RunState.STOPPED
+
+
+@pytest.fixture
+def dashboard(ltui: Command, saved_run: RunDir) -> Iterator[Terminal]:
+    terminal = Terminal(ltui.argv("attach", saved_run.id), ltui.cwd, ltui.environ)
+    yield terminal
+    terminal.close()
+
+
+def test_the_terminal_goes_and_the_run_does_not(
+    runs: Runs, saved_run: RunDir, dashboard: Terminal
+) -> None:
+    dashboard.wait_for("step")
+    dashboard.hang_up()
+    dashboard.process.wait(30)
+    train_on(runs, saved_run)
+    runs.order(saved_run, "kill")
+    runs.ended(saved_run)
+
+
+@everywhere
+def test_a_terminal_that_goes_without_a_hang_up(
+    runs: Runs, ltui: Command, saved_run: RunDir
+) -> None:
+    """As under nohup: no signal comes, only the end of what can be read and written."""
+    argv = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *ltui.argv("attach", saved_run.id)]
+    dashboard = Terminal(argv, ltui.cwd, ltui.environ)
+    try:
+        dashboard.wait_for("step")
+        dashboard.hang_up()
+        dashboard.process.wait(60)
+    finally:
+        dashboard.close()
+    train_on(runs, saved_run)
+    runs.order(saved_run, "kill")
+    runs.ended(saved_run)
+
+
+@everywhere
+def test_two_dashboards_on_one_run(
+    runs: Runs, ltui: Command, saved_run: RunDir, dashboard: Terminal
+) -> None:
+    other = Terminal(ltui.argv("attach", saved_run.id), ltui.cwd, ltui.environ)
+    try:
+        dashboard.wait_for("step")
+        other.wait_for("step")
+        other.process.send_signal(signal.SIGKILL)
+        other.wait()
+        train_on(runs, saved_run)
+        assert dashboard.process.poll() is None
+        runs.order(saved_run, "stop")
+        dashboard.wait_for("stopped")
+        runs.ended(saved_run)
+    finally:
+        other.close()
+    assert runs.steps(saved_run) == list(range(1, (true_snapshot(saved_run).global_step or 0) + 1))
+
+
+@as_root
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    _mount("-t", "tmpfs", "-o", "size=48m,mode=0700", "tmpfs", str(disk))
+    try:
+        (disk / "runs").mkdir()
+        engine = runs.fake_command("--save-every", "10", "--size", "500000")
+        run = launch(runs.spec(*engine), disk)
+        runs.until(run, lambda s: kept(run).last is not None)
+        good = len(kept(run).whole)
+        ballast = disk / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                try:
+                    while True:
+                        file.write(b"x" * size)
+                except OSError:
+                    continue
+        full = runs.until(run, lambda s: s.history_note is not None)
+        goal = (full.global_step or 0) + 40
+        on = runs.until(run, lambda s: (s.global_step or 0) > goal)
+        assert on.state is RunState.RUNNING
+        assert kept(run).whole, "the checkpoints from before are still there"
+        assert not kept(run).broken
+        ballast.unlink()
+        runs.until(run, lambda s: s.history_note is None)
+        step = true_snapshot(run).global_step or 0
+        runs.until(run, lambda s: (kept(run).last or {"global_step": 0})["global_step"] > step)
+        assert good <= 3
+        runs.order(run, "stop")
+        ended = runs.ended(run)
+        assert ended.state is RunState.STOPPED
+        assert litter(run) == []
+        with RunStore(run) as store:
+            failed = [e for e in store.events() if e.kind == "checkpoint_failed"]
+        assert failed
+        assert "MB free" in failed[0].text
+        assert runs.steps(run) == list(range(1, (ended.global_step or 0) + 1))
+    finally:
+        for process in psutil.process_iter():
+            try:
+                if str(disk) in " ".join(process.cmdline()):
+                    process.kill()
+            except psutil.Error:
+                continue
+        time.sleep(0.2)
+        subprocess.run(["umount", "-l", str(disk)], check=True)

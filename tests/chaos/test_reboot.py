@@ -1,0 +1,83 @@
+"""All processes gone at once, and what their files name is somebody else's now."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ltui.training.run.snapshot import RunState
+from ltui.training.store.home import RunDir
+from ltui.training.store.truth import true_snapshot
+from ltui.training.supervise.adopt import take_up
+from ltui.training.supervise.alive import boot_id, start_ticks
+from ltui.training.supervise.launch import delete, resume
+from tests.chaos.audit import kept
+from tests.chaos.conftest import Command, strike_down, train_on
+from tests.supervise.conftest import Runs
+
+EARLIER_BOOT = "00000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any run, and must live on."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield process
+    assert process.poll() is None, "a process that is not ours was ended"
+    process.kill()
+    process.wait()
+
+
+def _reuse(run: RunDir, bystander: subprocess.Popen[bytes], *, ticks_off: int, boot: str) -> None:
+    """The bystander got the pid of every process that the run's files name."""
+    ticks = (start_ticks(bystander.pid) or 0) + ticks_off
+    run.lock_path.write_text(f"{bystander.pid}\n{ticks}\n{boot}\n")
+    keeper: dict[str, Any] = json.loads(run.keeper_path.read_text())
+    keeper |= {
+        "pid": bystander.pid, "start_ticks": ticks, "engine_pid": bystander.pid,
+        "engine_start_ticks": ticks, "boot_id": boot,
+    }  # fmt: skip
+    run.keeper_path.write_text(json.dumps(keeper))
+
+
+@pytest.mark.parametrize(
+    ("ticks_off", "boot", "words"),
+    [(0, EARLIER_BOOT, "the machine was restarted"), (7, boot_id(), "nobody saw how it ended")],
+)
+def test_pids_used_by_others(
+    runs: Runs, ltui: Command, saved_run: RunDir, bystander: subprocess.Popen[bytes],
+    ticks_off: int, boot: str, words: str,
+) -> None:  # fmt: skip
+    run = saved_run
+    strike_down(run)
+    assert run.socket_path.exists(), "the socket is stale and lies there"
+    _reuse(run, bystander, ticks_off=ticks_off, boot=boot)
+    before = true_snapshot(run)
+    assert (before.state, before.supervisor_pid) == (RunState.LOST, None)
+    assert words in (before.detail or "")
+    shown = ltui.show(run)
+    assert (shown["state"], shown["supervisor_pid"]) == ("lost", None)
+    assert words in shown["detail"]
+    assert all(rank["state"] == "dead" for rank in shown["ranks"])
+    assert not run.socket_path.exists()
+    assert shown["ended_at"] <= before.taken_at + 1, "it ended when it was last seen"
+    newest = kept(run).last
+    assert newest is not None
+    resume(run)
+    train_on(runs, run)
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.history_note is None
+    assert runs.steps(run) == list(range(1, (ended.global_step or 0) + 1))
+    delete(run)
+
+
+def test_nothing_is_taken_up_that_was_left_in_order(runs: Runs, saved_run: RunDir) -> None:
+    assert take_up(runs.home) == []
+    runs.order(saved_run, "stop")
+    runs.ended(saved_run)
+    assert take_up(runs.home) == []
