@@ -14,7 +14,9 @@ OWN = "▸ "
 """Before a call in the user's own code."""
 _IMPORTING = "<frozen importlib"
 KEPT = 3
-"""Library calls shown of a run of them; the rest is folded."""
+"""Library calls shown of a run of them that own code has called; the rest is folded."""
+CALLERS = 1
+"""Of those that have called own code."""
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(?P<rest>.+)")
 _STANDARD = re.compile(r".*/lib(?:64)?/python3(?:\.\d+)?/(?P<rest>.+)")
 _RANK_SIDE = re.compile(r".*/rank-side/[^/]+/(?P<rest>ltui/.+)")
@@ -47,10 +49,11 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
     """The innermost call first; in a report nothing is folded."""
     lines: list[Cell] = []
     library: list[Frame] = []
+    own = False
 
-    def fold() -> None:
+    def fold(kept: int) -> None:
         telling = [f for f in library if not f.file.startswith(_IMPORTING)]
-        shown = library if full_paths or len(library) <= KEPT + 1 else telling[:KEPT]
+        shown = library if full_paths or len(library) <= kept + 1 else telling[:kept]
         lines.extend(
             Cell(text=f"  {place(f, full_paths=full_paths)}", tone=Tone.DIM) for f in shown
         )
@@ -63,9 +66,10 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
         if in_library(frame.file) is not None:
             library.append(frame)
             continue
-        fold()
+        fold(CALLERS if own else KEPT)
+        own = True
         lines.append(Cell(text=f"{OWN}{place(frame, full_paths=full_paths)}", tone=Tone.ACCENT))
-    fold()
+    fold(CALLERS if own else KEPT)
     return tuple(lines)
 
 

@@ -25,7 +25,7 @@ _STATES = {
     "D": "waiting for a disk",
     "T": "STOPPED",
     "t": "STOPPED by a debugger",
-    "Z": "DEAD, not collected",
+    "Z": "ended",
     "X": "DEAD",
     "I": "idle",
 }

@@ -192,9 +192,7 @@ def test_library_calls_are_folded_and_own_ones_marked() -> None:
     assert [line.text for line in lines] == [
         "▸ vision/train.py:61 training_step",
         "  torch/f1.py:1 g",
-        "  torch/f2.py:2 g",
-        "  torch/f3.py:3 g",
-        "  … 3 calls in torch",
+        "  … 5 calls in torch",
     ]
     assert lines[0].tone is Tone.ACCENT
 
