@@ -1,0 +1,60 @@
+"""A small folder of photographs of several sizes, and the ``.beton`` that is built from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed")
+PHOTOS = 45
+
+
+def ltui(*words: str, folder: Path, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    """The command line as a person would call it in ``folder``."""
+    return subprocess.run(
+        [sys.executable, "-m", "ltui.app.cli", *words],
+        cwd=folder,
+        env={**os.environ, "LTUI_HOME": str(folder / "home")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def photograph(number: int) -> Image.Image:
+    """Smooth noise; the sides differ."""
+    drawn = np.random.default_rng(number)
+    small = Image.fromarray(drawn.integers(0, 255, (6, 6, 3), dtype=np.uint8))
+    return small.resize((70 + number % 5, 64 + number % 7), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(PHOTOS):
+        folder = root / "abc"[number % 3]
+        folder.mkdir(exist_ok=True)
+        photograph(number).save(folder / f"{number:03d}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture(scope="session")
+def beton(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once by the command; the tests copy it before they damage it."""
+    folder = tmp_path_factory.mktemp("beton")
+    (folder / "home").mkdir()
+    done = ltui(
+        "data", "build", str(photos), "-o", "photos.beton", "--page-size", "2", folder=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in folder.iterdir() if p.is_file()] == ["photos.beton"]
+    assert f"{PHOTOS} samples" in done.stdout
+    return folder / "photos.beton"

@@ -1,0 +1,63 @@
+"""``ltui data`` with what can't be built or decoded: named, exit code 2, and no file left."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ltui.training.data.beton_file import BetonFile
+from tests.data.conftest import ltui, needs_ffcv
+
+pytestmark = needs_ffcv
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("build", "x", "-o", "x.beton", "--page-size", "3"), "pages are of 2, 4, 8"),
+        (("build", "x", "-o", "nowhere/x.beton"), "there is no such folder"),
+        (("info", "absent.beton"), "absent.beton: it can't be read"),
+        (("build", "json.JSONDecoder", "-o", "x.beton"), "has no __len__ and __getitem__"),
+        (("build", "no_such_module.Data", "-o", "x.beton"), "'no_such_module' can't be imported"),
+        (("build", "no/such/folder", "-o", "x.beton"), "there is no such folder"),
+    ],
+)
+def test_what_can_not_be_done(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    done = ltui("data", *words, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_file_that_is_no_image(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    folder = Path(shutil.copytree(photos, tmp_path / "photos"))
+    (folder / "b" / "torn.jpg").write_bytes((folder / "b" / "001.jpg").read_bytes()[:300])
+    done = ltui("data", "build", "photos", "-o", "x.beton", folder=tmp_path)
+    assert done.returncode == 2
+    assert "sample 30 (b/torn.jpg)" in done.stderr
+    assert "--skip-bad" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "photos"]
+
+
+def test_a_damaged_image_is_named(beton: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    damage(Path(shutil.copy(beton, tmp_path / "copy.beton")), 23)
+    done = ltui("data", "verify", "copy.beton", folder=tmp_path)
+    assert done.returncode == 2
+    assert "copy.beton: sample 23: the image in 'image' is damaged" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def damage(path: Path, sample: int) -> None:
+    """Blanks the middle of a sample's JPEG."""
+    file = BetonFile(path)
+    at, size = int(file.pointers(0)[sample]), int(file.sizes(0)[sample])
+    with path.open("r+b") as out:
+        out.seek(at + size // 2)
+        out.write(bytes(size // 3))

@@ -1,0 +1,202 @@
+"""Batches of a ``.beton`` by FFCV: the samples asked for, never overwritten, and whatever goes
+wrong in the thread that reads is told with the sample's number instead of waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.conftest import needs_ffcv
+from tests.data.test_commands import damage
+
+# One process for everything: importing FFCV and compiling a pipeline take seconds.
+_PROGRAM = """
+import os, sys, threading
+from pathlib import Path
+import numpy as np
+import torch
+from ltui.training.data.beton_data import BetonData
+from ltui.training.data.beton_file import BetonError, BetonFile
+from ltui.training.data.beton_open import dataloader_batches, ffcv_batches
+from ltui.training.data.beton_samples import BetonSamples
+from ltui.training.data.epoch_order import BetonLoader, EpochOrder
+from ltui.training.data.ffcv_pipelines import image_pipelines, value_pipeline
+from ltui.training.data.ffcv_reader import FfcvReader
+from ltui.training.data.look import Look
+
+CPU = torch.device("cpu")
+good, damaged = (BetonFile(Path(p)) for p in sys.argv[1:3])
+labels = good.metadata["f1"]
+
+def threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("ltui-")]
+
+def raw_pixels():
+    # Without a conversion, so that what FFCV's code hands out stands in its buffers.
+    from ffcv.transforms import ToTensor
+    from ltui.training.data.ffcv_operations import DecodeImages
+    return {"image": [DecodeImages(32), ToTensor()], "label": value_pipeline(1, CPU)}
+
+def batches_are_kept():
+    reader = FfcvReader(good, raw_pixels(), batch_size=4, device=CPU, batches_ahead=1)
+    order = torch.randperm(45, generator=torch.Generator().manual_seed(1)).tolist()
+    kept = list(reader.batches(order))
+    for number, (images, found) in enumerate(kept):
+        samples = order[4 * number : 4 * number + 4]
+        assert found.tolist() == labels[samples].tolist()
+        # Read alone, nothing can have been written over it.
+        (alone, _), = reader.batches(samples)
+        assert torch.equal(images, alone), number
+    # And the buffers do come round: without the clones the same test fails.
+    from ltui.training.data import ffcv_reader
+    clone, ffcv_reader._Memory.kept = ffcv_reader._Memory.kept, lambda self, value: value
+    views = list(reader.batches(order))
+    ffcv_reader._Memory.kept = clone
+    assert not all(torch.equal(a[0], b[0]) for a, b in zip(kept, views))
+    assert not threads()
+    unread = reader.batches(order)
+    next(unread)
+    assert threads()
+    unread.close()
+    assert not threads()
+
+def both_loaders_agree():
+    look = Look(side=48, scale=(0.3, 1.0), flip=True, shift=3, cutout=6)
+    names = ["label", "image"]
+    order = EpochOrder(45, batch_size=8, rank=1, world_size=2, pad=True)
+    order.seed = 5
+    pipelines = image_pipelines(good, device=CPU, dtype=torch.bfloat16, look=look, names=names)
+    for os_cache in (True, False):
+        reader = FfcvReader(
+            good, pipelines, batch_size=8, device=CPU, num_workers=1 + os_cache, os_cache=os_cache
+        )
+        by_ffcv = BetonLoader(order, ffcv_batches(reader, order, {0: 48, 1: 64}))
+        samples = BetonSamples(good, names, look, torch.bfloat16)
+        by_torch = BetonLoader(order, dataloader_batches(samples, order, 0, {0: 48, 1: 64}))
+        for epoch in (0, 1):
+            order.set_epoch(epoch)
+            pairs = list(zip(by_ffcv, by_torch))
+            assert len(pairs) == 3
+            for (ours, images), (theirs, same) in pairs:
+                assert ours.tolist() == theirs.tolist()
+                side = 48 + 16 * epoch
+                assert images.shape == same.shape == (len(ours), 3, side, side)
+                assert images.dtype == same.dtype == torch.bfloat16
+                assert images.is_contiguous(memory_format=torch.channels_last)
+                # Two ways to make an image smaller; the parts and flips are the same.
+                apart = (images.float() - same.float()).abs().mean()
+                mirrored = (images.float() - same.float().flip(3)).abs().mean()
+                assert apart < 0.25 < mirrored, (apart, mirrored)
+            # 45 samples on two ranks: the last of this one is padding.
+            assert pairs[-1][0][0][-1] == -1
+            assert all(-1 not in found.tolist()[:-1] for (found, _), _ in pairs)
+
+def a_damaged_image_is_named():
+    look = Look(side=32)
+    reader = FfcvReader(
+        damaged, image_pipelines(damaged, device=CPU, dtype=torch.float32, look=look),
+        batch_size=4, device=CPU,
+    )
+    got = []
+    try:
+        for batch in reader.batches(range(45)):
+            got.append(batch)
+    except BetonError as error:
+        assert "sample 23: the image in 'image' is damaged" in str(error), error
+    else:
+        raise AssertionError("it trained on a damaged image")
+    assert len(got) == 5
+    samples = BetonSamples(damaged, ["image"], look, torch.float32)
+    try:
+        samples[23]
+    except BetonError as error:
+        assert "sample 23" in str(error)
+    else:
+        raise AssertionError("the DataLoader trained on a damaged image")
+
+def any_error_is_told():
+    from ffcv.pipeline.operation import Operation
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.transforms import ToTensor
+
+    class Fussy(Operation):
+        def declare_state_and_memory(self, previous_state):
+            return previous_state, None
+
+        def generate_code(self):
+            def refuse(values, _):
+                if (values == 2).any():
+                    raise RuntimeError("a two")
+                return values
+            return refuse
+
+    reader = FfcvReader(
+        good, {"label": [IntDecoder(), ToTensor(), Fussy()]}, batch_size=8, device=CPU
+    )
+    assert len(list(reader.batches(range(24)))) == 3
+    try:
+        list(reader.batches(range(45)))
+    except BetonError as error:
+        assert "sample 30: RuntimeError: a two" in str(error), error
+    else:
+        raise AssertionError("nothing was raised")
+    assert not threads()
+
+def a_file_that_shrinks():
+    cut = Path(sys.argv[3])
+    file = BetonFile(cut)
+    reader = FfcvReader(
+        file, {"image": raw_pixels()["image"]}, batch_size=8, device=CPU, os_cache=False
+    )
+    os.truncate(cut, file.page_size + 1000)
+    try:
+        list(reader.batches(range(45)))
+    except BetonError as error:
+        assert "become shorter" in str(error), error
+    else:
+        raise AssertionError("nothing was raised")
+
+def ends_in_the_middle():
+    # A thread that still reads must not abort the end of Python.
+    global left
+    left = FfcvReader(good, raw_pixels(), batch_size=2, device=CPU).batches([*range(45)] * 40)
+    next(left)
+
+for name in sys.argv[4:]:
+    globals()[name]()
+print("ok")
+"""
+
+
+USUAL = ("batches_are_kept", "any_error_is_told")
+MORE = ("both_loaders_agree", "a_damaged_image_is_named", "a_file_that_shrinks")
+LAST = ("ends_in_the_middle",)
+everything = pytest.mark.skipif(
+    os.environ.get("LTUI_DATA") != "all", reason="compiles for minutes: make data"
+)
+
+
+@needs_ffcv
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "checks", [USUAL, pytest.param(MORE, marks=everything), pytest.param(LAST, marks=everything)]
+)
+def test_reading(beton: Path, tmp_path: Path, checks: tuple[str, ...]) -> None:
+    damaged = Path(shutil.copy(beton, tmp_path / "damaged.beton"))
+    damage(damaged, 23)
+    cut = shutil.copy(beton, tmp_path / "cut.beton")
+    files = [str(path) for path in (beton, damaged, cut)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROGRAM, *files, *checks],
+        env={**os.environ, "LOCAL_WORLD_SIZE": "64"},  # one thread compiles sooner than several
+        capture_output=True,
+        text=True,
+        timeout=390,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == "ok"
