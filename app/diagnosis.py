@@ -22,7 +22,7 @@ from ltui.training.store.truth import true_snapshot
 
 ANSWER_S = 20.0
 """A supervisor asks every rank, and waits some seconds for one that can't answer."""
-PING_S = 2.0
+PING_S = 1.0
 NOT_BEFORE_S = 1.0
 """A verdict may begin with a pulse from a moment before the attempt's own beginning."""
 

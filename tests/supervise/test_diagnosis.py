@@ -1,0 +1,45 @@
+"""A diagnosis at any time: healthy, without a supervisor that answers, and after the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ltui.app.diagnosis import find
+from ltui.training.run.snapshot import LIVE
+from ltui.training.supervise.alive import lock_holder
+
+from .conftest import Runs
+
+
+def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
+    run = runs.training()
+    healthy = find(run).diagnosis
+    assert healthy.verdicts == ()
+    assert healthy.headline.startswith("not stalled")
+    assert healthy.evidence is not None
+    assert set(healthy.evidence.ranks) == {0, 1}
+
+    holder = lock_holder(run.lock_path)
+    assert holder is not None
+    os.kill(holder.pid, signal.SIGSTOP)
+    try:
+        hung = find(run).diagnosis
+    finally:
+        os.kill(holder.pid, signal.SIGCONT)
+    assert any("does not answer" in text for text in hung.missing)
+
+    os.kill(holder.pid, signal.SIGKILL)
+    found = find(run)
+    assert found.snapshot.state in LIVE
+    assert found.diagnosis.headline.startswith("not stalled")
+
+    pid = runs.until(run, lambda s: len(s.ranks) == 2).ranks[1].pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    runs.ended(run)
+    ended = find(run).diagnosis
+    # The engine kills the other in the same moment, so that it may be named too.
+    assert all(1 in v.culprits for v in ended.verdicts)
+    assert {v.level for v in ended.verdicts} == {"dead"}
+    assert "rank 1" in ended.headline
