@@ -163,6 +163,10 @@ def notes(frame: Frame) -> tuple[str, ...]:
     lines = []
     if run.history_note:
         lines.append(f"history incomplete: {clean_line(run.history_note)}")
+    if run.detail and run.state in LIVE and run.state is not RunState.PAUSED:
+        lines.append(clean_line(run.detail))
+    if run.stops and run.state in LIVE:
+        lines.append(clean_line(f"stops {', or '.join(run.stops)}"))
     if run.state in LIVE and not frame.supervisor_answers:
         since = formats.age(frame.now - frame.snapshot_at)
         lines.append(f"the supervisor does not answer; figures are {since} old")

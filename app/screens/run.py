@@ -27,6 +27,7 @@ from ltui.app.screens.gpu_board import GpuBoard
 from ltui.app.screens.keyline import KeyHint, KeyLine
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
+from ltui.app.screens.stop_when import StopWhenScreen
 from ltui.app.screens.tabline import TabLine
 from ltui.app.watch import RunWatch
 from ltui.training.problem import ProblemError
@@ -60,6 +61,7 @@ MOST_GPU_LINES = 15
 
 KEYS = """
 s        | stop                | stop             | Stop at an agreed step, with a checkpoint
+S        | stop_when           | stop when        | Stop by itself: step, epoch, metric or time
 p        | pause               | pause            | Pause, or continue a paused run
 c        | checkpoint          | checkpoint       | Save a checkpoint now, and go on
 k        | kill                | kill             | End every process of the run at once; asks first
@@ -421,6 +423,16 @@ class RunScreen(Screen[None]):
     def action_stop(self) -> None:
         if not self._refused("stop"):
             self._ask({"cmd": "stop"}, "stopping at the next agreed step, with a checkpoint")
+
+    def action_stop_when(self) -> None:
+        if self._refused("stop") or self.snapshot is None:
+            return
+
+        def answered(request: dict[str, Any] | None) -> None:
+            if request is not None:
+                self._ask(request, None)
+
+        self.app.push_screen(StopWhenScreen(self.snapshot.stops), answered)
 
     def action_pause(self) -> None:
         if self._refused("pause"):

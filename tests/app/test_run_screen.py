@@ -20,6 +20,7 @@ from ltui.app.screens.diagnose import DiagnoseScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.keyline import KeyLine
 from ltui.app.screens.run import FrameArrived, RunScreen
+from ltui.app.screens.stop_when import StopWhenScreen
 from ltui.training.run.snapshot import RankState, RunState, Verdict
 from ltui.training.store.home import RunDir
 from ltui.widgets.chart import Chart
@@ -153,6 +154,28 @@ async def test_a_click_focuses_a_panel() -> None:
         assert screen.arrangement.chosen == "ranks"
         await pilot.press("z")
         assert visible(screen) == {"ranks"}
+
+
+async def test_a_stop_for_later_is_typed_and_refused_where_it_means_nothing() -> None:
+    stands = frame(snapshot=snapshot(stops=("at step 500",)))
+    app = OneRun(Script(stands))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        shape = screen.query_one(RunHeader).shape
+        assert shape is not None
+        assert "stops at step 500" in shape.notes
+        await pilot.press("S")
+        await until(pilot, lambda: isinstance(app.screen, StopWhenScreen))
+        await pilot.press(*"soon", "enter")
+        assert isinstance(app.screen, StopWhenScreen)
+        assert app.asked == []
+        await pilot.press(*["backspace"] * 4, *"750", "enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await pilot.press("S")
+        await until(pilot, lambda: isinstance(app.screen, StopWhenScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert app.asked == ["stop_when"]
 
 
 async def test_control_keys_ask_and_kill_asks_first() -> None:

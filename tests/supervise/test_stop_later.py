@@ -16,6 +16,7 @@ from ltui.training.run.snapshot import MetricValue, RunState
 from ltui.training.run.stopping import (
     StopCondition,
     clock_condition,
+    condition_of,
     due,
     from_document,
     metric_condition,
@@ -161,3 +162,10 @@ def test_only_new_values_and_no_clock_for_a_wait() -> None:
     # A clock that is set, by years, changes nothing.
     assert due(wait, {}, 1e12, 159.0) is None
     assert due(wait, {}, -1e12, 160.0) == "1 min after it was asked for"
+
+
+def test_one_line_for_all_of_them() -> None:
+    found = [condition_of(text, 0.0).kind for text in ("500", "epoch", "a/b>=2", "18:30", "+2h")]
+    assert found == ["step", "epoch", "metric", "clock", "wait"]
+    with pytest.raises(ProblemError, match="Give a step, `epoch`, a metric's value or a time"):
+        condition_of("soon", 0.0)

@@ -127,6 +127,22 @@ def clock_condition(text: str, now_s: float) -> StopCondition:
     )
 
 
+def condition_of(text: str, now_s: float) -> StopCondition:
+    """``500``, ``epoch``, ``val/loss<0.2``, ``18:30``, ``+2h``. ``ProblemError``: none of them."""
+    text = text.strip()
+    if text.isdecimal():
+        return StopCondition(kind="step", step=int(text))
+    if text.lower() in ("epoch", "epoch end", "end of epoch"):
+        return StopCondition(kind="epoch")
+    if any(sign in text for sign in "<>"):
+        return metric_condition(text)
+    try:
+        return clock_condition(text, now_s)
+    except ProblemError:
+        remedy = "Give a step, `epoch`, a metric's value or a time, as above."
+        raise _problem("stop when", text, remedy) from None
+
+
 def _problem(where: str, text: str, remedy: str) -> ProblemError:
     return ProblemError(Problem(where=f"{where} {text}", what="it can't be read.", remedy=remedy))
 
