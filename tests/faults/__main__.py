@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -89,6 +90,7 @@ def _measure_plain(faults: list[Fault]) -> int:
 
 def main() -> int:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     unknown = [i for i in arguments.ids if i not in BY_ID and i not in {q.id for q in QUIET}]
     if unknown:
         print(f"there is no {', '.join(unknown)}; known: {', '.join(BY_ID)}", file=sys.stderr)

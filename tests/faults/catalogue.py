@@ -82,6 +82,11 @@ FAULTS: tuple[Fault, ...] = (
         expected=one("data|dataset|fetch", levels=_SLOW),
     ),
     Fault(
+        id="data_crawl",
+        title="very slow data on one rank",
+        expected=one("data|dataset|fetch", levels=_SLOW, line="all_slow"),
+    ),
+    Fault(
         id="all_slow",
         title="slow data on all ranks",
         expected=one("data", levels=("slow", "warning"), culprits=(), also=((0, 1, 2),)),

@@ -152,7 +152,8 @@ def started(fault: Fault, *, deprived: bool = False, keep: Path | None = None) -
             finally:
                 run.end()
                 if keep is not None:
-                    shutil.copytree(run.home / "runs", keep, dirs_exist_ok=True)
+                    sockets = shutil.ignore_patterns("*.sock")
+                    shutil.copytree(run.home / "runs", keep, dirs_exist_ok=True, ignore=sockets)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

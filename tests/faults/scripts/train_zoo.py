@@ -66,9 +66,9 @@ class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         if wants("data_slow"):
             mark()
             time.sleep(0.06)  # fault: data_slow
-        if "all_slow" in FAULTS:
+        if "all_slow" in FAULTS or wants("data_crawl"):
             mark()
-            time.sleep(0.06)  # fault: all_slow
+            time.sleep(0.6)  # fault: all_slow
         if "jitter" in FAULTS and place == 0:
             time.sleep(random.random() * 0.96)
 
