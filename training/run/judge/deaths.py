@@ -104,7 +104,8 @@ def _verdict(
     first = ends[0]
     ranks = tuple(sorted(e.rank for e in ends))
     pulses = {r: p for r in ranks if (p := m.pulses.get(r)) is not None}
-    cause = f"{ranks_text(ranks)} {first.text}"
+    what = first.text if len(ranks) == 1 else re.sub(r"^was\b", "were", first.text)
+    cause = f"{ranks_text(ranks)} {what}"
     if consequences:
         others = sorted(e.rank for e in consequences)
         cause += f"; what {ranks_text(others)} then said is a consequence"
