@@ -8,14 +8,16 @@ PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
 
-.PHONY: help run test bench signals exactness zoo format lint types contracts unit lock clean
+.PHONY: help run test bench presets signals exactness chaos zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
 	  'make run      install what is needed, then open ltui with the quickstart run started' \
 	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
 	  'make bench    measure the promised numbers, each beside its bound' \
+	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
 	  'make exactness resume every loader at every stop, compare bit for bit (10 minutes)' \
+	  'make chaos    kill every process at random moments, LTUI_CHAOS_KILLS times (20 minutes)' \
 	  'make zoo      inject every fault, listen to healthy runs, print the table (40 minutes)' \
 	 'make signals  send every stop signal to every process of a run (10 minutes)' \
 	  'make format   rewrite the sources in the house format' \
@@ -65,8 +67,17 @@ unit: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	@$(PY) -m tests.bench
 
+presets: $(VENV)/.installed-test
+	@LTUI_PRESETS=all $(PY) -m pytest tests/presets/test_all_presets.py
+
 exactness: $(VENV)/.installed-test
 	@LTUI_EXACTNESS=all $(PY) -m pytest -s tests/rank/test_exactness.py
+
+# LTUI_CHAOS_KILLS (100), LTUI_CHAOS_TORCH_KILLS (15 of 100), LTUI_CHAOS_SEED (drawn and printed),
+# LTUI_CHAOS_JOBS (1) storms side by side
+chaos: $(VENV)/.installed-test
+	@LTUI_CHAOS=all $(PY) -m pytest tests/chaos tests/supervise/test_disk_full.py
+	@$(PY) -m tests.chaos
 
 zoo: $(VENV)/.installed-test
 	@$(PY) -m tests.faults

@@ -44,6 +44,10 @@ def train(one: dict[str, Any]) -> dict[str, float]:
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             seen.setdefault("steps", 0)
 
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            # Before the first use: what was just used may still be gathered.
+            seen["parameters"] = sum(_here(p) for p in pl_module.parameters())
+
         def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
             seen["steps"] = trainer.global_step
 
@@ -51,7 +55,6 @@ def train(one: dict[str, Any]) -> dict[str, float]:
             seen.update({k: float(v) for k, v in trainer.callback_metrics.items()})
             if stage == "fit":
                 seen["batches"] = trainer.num_training_batches
-                seen["parameters"] = sum(_here(p) for p in pl_module.parameters())
 
     cli.trainer.callbacks.append(Report())
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
