@@ -8,13 +8,14 @@ PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
 
-.PHONY: help run test bench presets signals exactness chaos zoo format lint types contracts unit lock clean
+.PHONY: help run test bench data presets signals exactness chaos zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
 	  'make run      install what is needed, then open ltui with the quickstart run started' \
 	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
 	  'make bench    measure the promised numbers, each beside its bound' \
+	  'make data     read .beton files in every way (5 minutes)' \
 	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
 	  'make exactness resume every loader at every stop, compare bit for bit (10 minutes)' \
 	  'make chaos    kill every process at random moments, LTUI_CHAOS_KILLS times (20 minutes)' \
@@ -66,6 +67,9 @@ unit: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	@$(PY) -m tests.bench
+
+data: $(VENV)/.installed-test
+	@LTUI_DATA=all $(PY) -m pytest tests/data
 
 presets: $(VENV)/.installed-test
 	@LTUI_PRESETS=all $(PY) -m pytest tests/presets/test_all_presets.py
