@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
 
-.PHONY: help run test bench data presets signals exactness chaos zoo format lint types contracts unit lock clean
+.PHONY: help run test bench data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
@@ -17,7 +17,8 @@ help:
 	  'make bench    measure the promised numbers, each beside its bound' \
 	  'make data     read .beton files in every way (5 minutes)' \
 	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
-	  'make exactness resume every loader at every stop, compare bit for bit (10 minutes)' \
+	  'make exactness resume every loader at every stop, compare bit for bit (an hour)' \
+  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \
 	  'make chaos    kill every process at random moments, LTUI_CHAOS_KILLS times (20 minutes)' \
 	  'make zoo      inject every fault, listen to healthy runs, print the table (40 minutes)' \
 	 'make signals  send every stop signal to every process of a run (10 minutes)' \
@@ -85,6 +86,11 @@ chaos: $(VENV)/.installed-test
 
 zoo: $(VENV)/.installed-test
 	@$(PY) -m tests.faults
+
+# CYCLES=20 SEED=7 for fewer, or for the same again.
+cycles: $(VENV)/.installed-test
+	@folder=$$(mktemp -d) && OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= \
+	  $(PY) -m tests.rank.exactness.cycles $$folder $${CYCLES:-200} $${SEED:-}
 
 format: $(VENV)/.installed-test
 	@$(VENV)/bin/ruff check --fix $(SOURCES) || true

@@ -6,35 +6,70 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.chaos.storm import Outcome, Storm, script
+from tests.chaos.storm import Outcome, Storm, Strike, script
 
 
 def main() -> int:
     kills = int(os.environ.get("LTUI_CHAOS_KILLS", "100"))
-    seed = int(os.environ.get("LTUI_CHAOS_SEED", secrets.randbelow(1 << 32)))
+    jobs = int(os.environ.get("LTUI_CHAOS_JOBS", "1"))
+    seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
     torch_kills = int(os.environ.get("LTUI_CHAOS_TORCH_KILLS", round(kills * 0.15)))
-    print(f"{kills} kills, {torch_kills} of them on real two-rank torch runs, "
+    print(f"{kills} kills, {torch_kills} of them on real two-rank torch runs, {jobs} at a time, "
           f"LTUI_CHAOS_SEED={seed}", flush=True)  # fmt: skip
     began = time.monotonic()
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="ltui-chaos-") as folder:
-        os.environ["LTUI_HOME"] = f"{folder}/home"
-        (Path(folder) / "home" / "runs").mkdir(parents=True)
-        storm = Storm(Path(folder) / "home", Path(folder), seed, say=_say)
-        outcomes: list[Outcome] = []
+        home = Path(folder) / "home"
+        (home / "runs").mkdir(parents=True)
+        os.environ["LTUI_HOME"] = str(home)
+        storms = [
+            Storm(home, Path(folder), seed + n, say=_say, name=f"life-{chr(97 + n)}")
+            for n in range(jobs)
+        ]
+        stopped = threading.Event()
+
+        def work(storm: Storm, strikes: list[Strike]) -> None:
+            try:
+                for strike in strikes:
+                    if stopped.is_set():
+                        return
+                    outcomes.append(storm.until_met(strike))
+                storm.close()
+            except BaseException:
+                stopped.set()
+                raise
+
         try:
-            for strike in script(seed, kills, torch_kills):
-                outcomes.append(storm.until_met(strike))
-            storm.close()
+            with ThreadPoolExecutor(jobs) as pool:
+                shares = _shares(script(seed, kills, torch_kills), jobs)
+                for done in [pool.submit(work, *pair) for pair in zip(storms, shares, strict=True)]:
+                    done.result()
         except BaseException:
             print(f"after {len(outcomes)} kills, LTUI_CHAOS_SEED={seed}", flush=True)
             _keep(Path(folder))
+            for storm in storms:
+                storm.abandon()
             raise
-    _summary(outcomes, storm, time.monotonic() - began, seed)
+        left = [p.name for p in (home / "runs").iterdir() if not p.name.startswith(".")]
+        assert not left, left
+    _summary(outcomes, storms, time.monotonic() - began, seed)
     return 0
+
+
+def _shares(strikes: list[Strike], jobs: int) -> list[list[Strike]]:
+    """Equal parts but that all torch runs, which would be too many at a time, are in the first."""
+    fake = [s for s in strikes if not s.torch]
+    torch = [s for s in strikes if s.torch]
+    weight = 3 * len(torch)
+    first = max(0, (len(fake) - weight * (jobs - 1)) // jobs) if jobs > 1 else len(fake)
+    rest = fake[first:]
+    return [fake[:first] + torch, *(rest[n :: jobs - 1] for n in range(jobs - 1))]
 
 
 def _say(line: str) -> None:
@@ -48,13 +83,15 @@ def _keep(folder: Path) -> None:
         os.system(f"cp -a {folder} {kept}")
 
 
-def _summary(outcomes: list[Outcome], storm: Storm, seconds: float, seed: int) -> None:
+def _summary(outcomes: list[Outcome], storms: list[Storm], seconds: float, seed: int) -> None:
+    lives, notes = sum(s.lives for s in storms), sum(s.notes for s in storms)
+    counts = Counter("torch" if o.strike.torch else "fake" for o in outcomes)
     print(
-        f"\n{len(outcomes)} kills in {seconds:.0f} s, {storm.lives} runs, seed {seed}: "
+        f"\n{len(outcomes)} kills in {seconds:.0f} s, {lives} runs, seed {seed}: "
         "no false state, no orphan, nothing held, every checkpoint whole, no unsaid hole"
     )
-    print(f"  on ranks without torch {storm.counts['fake']}, on torch {storm.counts['torch']}; "
-          f"history notes shown {storm.notes}")  # fmt: skip
+    print(f"  on ranks without torch {counts['fake']}, on torch {counts['torch']}; "
+          f"history notes shown {notes}")  # fmt: skip
     for title, key in (
         ("victim", lambda o: o.strike.victim),
         ("moment", lambda o: o.strike.moment),

@@ -103,7 +103,7 @@ def settle(
             return found, states
         if time.monotonic() > deadline:
             raise FalseStateError(f"never came to rest ({' -> '.join(states)}): {_words(found)}")
-        time.sleep(0.05)
+        time.sleep(0.15)
 
 
 def _words(found: Look) -> str:

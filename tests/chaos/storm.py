@@ -12,7 +12,6 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,13 +111,18 @@ class Storm:
     """Carries a script out in one home. Raises where something does not hold."""
 
     def __init__(
-        self, home: Path, cwd: Path, seed: int, *, say: Callable[[str], None] = print
+        self,
+        home: Path,
+        cwd: Path,
+        seed: int,
+        *,
+        say: Callable[[str], None] = print,
+        name: str = "life",
     ) -> None:
-        self.home, self.cwd, self.say = home, cwd, say
+        self.home, self.cwd, self.say, self.name = home, cwd, say, name
         self.chance = random.Random(seed ^ 0x5EED)
         self.environ = {**os.environ, "LTUI_HOME": str(home), "LTUI_CHECKPOINT_KEEP": "3"}
         self.life: Life | None = None
-        self.counts: Counter[str] = Counter()
         self.lives = 0
         self.notes = 0
         self.killed: list[str] = []
@@ -169,8 +173,6 @@ class Storm:
             found, states = self._strike_within(self.life, strike)
         if found is not None:
             self._audit(self.life, found)
-        if self.killed:
-            self.counts["torch" if strike.torch else "fake"] += 1
         outcome = Outcome(
             strike,
             self.killed,
@@ -246,8 +248,11 @@ class Storm:
             elif strike.moment == "checkpoint":
                 self._until_saving(run, strike.torch)
             elif strike.moment == "stop":
-                command = self._begin("stop", run.id)
-                self._until_stopping(run, command)
+                if strike.victim == "command":
+                    command = self._begin("stop", run.id)
+                    self._until_stopping(run, command)
+                else:
+                    self._order(run, "stop")
             elif strike.moment == "end":
                 goal = life.steps - 60
                 before = self._until(
@@ -326,7 +331,7 @@ class Storm:
         return ["exec", "--name", self._name(), "--detach", "--", *engine]
 
     def _name(self) -> str:
-        return f"life-{self.lives}"
+        return f"{self.name}-{self.lives}"
 
     def _run_named(self, name: str) -> RunDir | None:
         found = [p for p in (self.home / "runs").glob(f"{name}-*") if p.is_dir()]
@@ -398,7 +403,7 @@ class Storm:
                 return snapshot
             if time.monotonic() > deadline:
                 raise FalseStateError(f"never came: {snapshot}")
-            time.sleep(0.05)
+            time.sleep(0.15)
 
     def _until_saving(self, run: RunDir, ask: bool) -> None:
         """Until a checkpoint is being written; gives up where the run ended before."""
@@ -482,7 +487,5 @@ class Storm:
             kill_together(cast(RunDir(path)))
 
     def close(self) -> None:
-        """The last life's end; then nothing is left in the home."""
+        """The last life's end."""
         self._finish_life()
-        left = [p.name for p in (self.home / "runs").iterdir() if not p.name.startswith(".")]
-        assert not left, left

@@ -15,7 +15,7 @@ from ltui.training.store.home import RunDir
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.launch import delete
 from tests.chaos.cast import cast
-from tests.chaos.conftest import Command, strike_down, train_on
+from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs
 from tests.supervise.test_gpus import given, library, steer, uuid, waiting_for
 
@@ -23,7 +23,13 @@ __all__ = ["library", "steer"]
 
 
 @pytest.mark.parametrize(
-    "words", [("runs",), ("show", "last"), ("stop", "last"), ("resume", "last", "--detach")]
+    "words",
+    [
+        ("runs",),
+        pytest.param(("show", "last"), marks=everywhere),
+        pytest.param(("stop", "last"), marks=everywhere),
+        pytest.param(("resume", "last", "--detach"), marks=everywhere),
+    ],
 )
 def test_foreign_ranks_end_with_the_next_command(
     runs: Runs, ltui: Command, saved_run: RunDir, words: tuple[str, ...]
@@ -69,6 +75,7 @@ def test_a_queued_run_goes_on_waiting(
     runs.ended(run)
 
 
+@everywhere
 def test_two_supervisors_for_one_run(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
     run = saved_run
     pid = true_snapshot(run).supervisor_pid
@@ -84,6 +91,7 @@ def test_two_supervisors_for_one_run(runs: Runs, ltui: Command, saved_run: RunDi
     runs.ended(run)
 
 
+@everywhere
 def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
     run = saved_run
     runs.order(run, "stop")

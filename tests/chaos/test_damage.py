@@ -52,7 +52,7 @@ def _gone(path: Path) -> None:
         (_header, "the run's history is damaged (file is not a database)."),
         pytest.param(_middle, "the run's history is damaged", marks=everywhere),
         pytest.param(_half, "the run's history is damaged", marks=everywhere),
-        (_empty, "the run's history is gone."),
+        pytest.param(_empty, "the run's history is gone.", marks=everywhere),
         pytest.param(_gone, "the run's history is gone.", marks=everywhere),
     ],
 )
@@ -86,6 +86,7 @@ def test_the_rest_stays_usable(
         assert run.db_path.with_name("run.db.damaged-1").exists()
 
 
+@everywhere
 def test_a_history_by_a_newer_ltui_is_not_touched(
     runs: Runs, ltui: Command, saved_run: RunDir
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_history_by_a_newer_ltui_is_not_touched(
     assert kept(run).whole
 
 
+@everywhere
 def test_a_lost_write_ahead_log_is_a_hole_that_is_shown(runs: Runs, saved_run: RunDir) -> None:
     run = saved_run
     train_on(runs, run, 30)

@@ -30,6 +30,7 @@ def _mount(*words: str) -> None:
         pytest.skip("mounting is not allowed here")
 
 
+@everywhere
 @as_root
 def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
     run = saved_run
@@ -108,6 +109,7 @@ def test_two_dashboards_on_one_run(
     assert runs.steps(saved_run) == list(range(1, (true_snapshot(saved_run).global_step or 0) + 1))
 
 
+@everywhere
 @as_root
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

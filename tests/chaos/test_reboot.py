@@ -16,7 +16,7 @@ from ltui.training.supervise.adopt import take_up
 from ltui.training.supervise.alive import boot_id, start_ticks
 from ltui.training.supervise.launch import delete, resume
 from tests.chaos.audit import kept
-from tests.chaos.conftest import Command, strike_down, train_on
+from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs
 
 EARLIER_BOOT = "00000000-0000-4000-8000-000000000000"
@@ -46,7 +46,10 @@ def _reuse(run: RunDir, bystander: subprocess.Popen[bytes], *, ticks_off: int, b
 
 @pytest.mark.parametrize(
     ("ticks_off", "boot", "words"),
-    [(0, EARLIER_BOOT, "the machine was restarted"), (7, boot_id(), "nobody saw how it ended")],
+    [
+        (0, EARLIER_BOOT, "the machine was restarted"),
+        pytest.param(7, boot_id(), "nobody saw how it ended", marks=everywhere),
+    ],
 )
 def test_pids_used_by_others(
     runs: Runs, ltui: Command, saved_run: RunDir, bystander: subprocess.Popen[bytes],
@@ -76,6 +79,7 @@ def test_pids_used_by_others(
     delete(run)
 
 
+@everywhere
 def test_nothing_is_taken_up_that_was_left_in_order(runs: Runs, saved_run: RunDir) -> None:
     assert take_up(runs.home) == []
     runs.order(saved_run, "stop")

@@ -134,7 +134,8 @@ def _unseen(facts: Facts) -> Ending:
     ):
         if _left(facts, outcome):
             return Ending(
-                state=state, detail=f"{state.value}{_at(facts)}; nobody saw how it exited"
+                state=state,
+                detail=f"{state.value}{_at(facts)}, {_saved(facts)}; nobody saw how it exited",
             )
     why = "the machine was restarted" if facts.rebooted else "nobody saw how it ended"
     return Ending(
