@@ -30,7 +30,7 @@ def _evidence(ranks: tuple[int, ...]) -> Evidence:
 
 
 def _frozen(pid: int) -> ProcessSight:
-    return ProcessSight(pid=pid, state="S", interval_s=0.9, cpu_share=0.0, switches=0)
+    return ProcessSight(pid=pid, state="S", interval_s=1.8, cpu_share=0.0, switches=0)
 
 
 def _judged(ranks: tuple[int, ...], looked_at: tuple[int, ...]) -> Judgement:

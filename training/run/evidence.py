@@ -54,7 +54,7 @@ class ProcessSight:
     cpu_share: float | None = None
     """Of one core, all threads together."""
     switches: int | None = None
-    """Context switches of the main thread: 0 is frozen."""
+    """Context switches of the main thread."""
     run_delay_share: float | None = None
     """Time that the main thread was ready and had no processor."""
     read_bytes: int | None = None
@@ -66,10 +66,11 @@ class ProcessSight:
     @property
     def frozen(self) -> bool | None:
         """Neither switched nor computed nor moved bytes; None where that is not known."""
-        if self.switches is None or self.cpu_share is None:
+        if self.switches is None or self.cpu_share is None or self.interval_s is None:
             return None
         moved = (self.read_bytes or 0) + (self.written_bytes or 0)
-        return self.switches <= 1 and self.cpu_share < 0.02 and moved == 0
+        # Who waits for a worker or in poll wakes every few seconds to look around.
+        return self.switches <= self.interval_s // 4 and self.cpu_share < 0.02 and moved == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

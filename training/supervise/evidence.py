@@ -35,6 +35,7 @@ from ltui.training.supervise.evidence_host import look_at_host, unacknowledged
 from ltui.training.supervise.evidence_proc import (
     LOADER_NAME,
     Entry,
+    Sample,
     descendants,
     process_table,
     sample,
@@ -51,6 +52,9 @@ _SILENT_S = 1.6
 _WORKERS = 8
 """Workers of one rank whose stacks are read."""
 _SPIED = 6
+_SETTLED_S = 0.2
+_READING_S = 0.8
+"""What the workers' stacks may take of a round."""
 _TAIL_LINES = 12
 _CALLERS = 4
 """Frames told of a collective, beside its call site."""
@@ -70,6 +74,17 @@ class Target:
     gpu: Mapping[str, Any] | None = None
 
 
+@dataclass(slots=True)
+class Memory:
+    """Kept from round to round."""
+
+    samples: dict[int, Sample] = field(default_factory=dict)
+    """pid -> first sample since its rank stands still, so that what moves once in two seconds is
+    told from what is frozen."""
+    stacks: dict[int, tuple[ThreadStack, ...]] = field(default_factory=dict)
+    """Of workers, read before ``samples``: reading them by signal is itself a movement."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """What one round is asked to look at."""
@@ -80,6 +95,7 @@ class Question:
     known_workers: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """rank -> pids of DataLoader workers seen a moment ago."""
     oom_kills_before: int | None = None
+    memory: Memory = field(default_factory=lambda: Memory())
 
 
 def gather(question: Question) -> Evidence:
@@ -105,7 +121,9 @@ class _Round:
         witnesses = self.board.read()
         pids = {t.pid: self._witness_thread(witnesses.get(t.rank)) for t in self.question.targets}
         pids |= {e.pid: None for found in workers.values() for e in found}
+        self._read_workers(workers)
         before = {pid: sample(pid, time.monotonic(), thread) for pid, thread in pids.items()}
+        before = self._earlier(before, workers)
         time.sleep(INTERVAL_S)
         after = {pid: sample(pid, time.monotonic(), thread) for pid, thread in pids.items()}
         sights = {pid: sight(pid, before[pid], after[pid]) for pid in pids}
@@ -124,6 +142,41 @@ class _Round:
             host=look_at_host(first, self.question.oom_kills_before),
             missing=missing,
         )
+
+    def _earlier(
+        self, fresh: Mapping[int, Sample | None], workers: Mapping[int, Sequence[Entry]]
+    ) -> dict[int, Sample | None]:
+        """``fresh``, or an older sample of processes whose rank has not moved since it."""
+        memory, found = self.question.memory.samples, dict(fresh)
+        for target in self.question.targets:
+            since_s = target.pulse.changed_ns / 1e9 if target.pulse is not None else 0.0
+            for pid in (target.pid, *(e.pid for e in workers[target.rank])):
+                old, new = memory.get(pid), fresh[pid]
+                if old is not None and new is not None and old.at_s > since_s + _SETTLED_S:
+                    found[pid] = old
+                elif new is not None and new.at_s > since_s + _SETTLED_S:
+                    memory[pid] = new
+        return found
+
+    def _read_workers(self, workers: Mapping[int, Sequence[Entry]]) -> None:
+        """Stacks of workers, where none are known of this stillness."""
+        memory = self.question.memory
+        present = {t.pid for t in self.question.targets}
+        present |= {e.pid for found in workers.values() for e in found}
+        for pid in memory.samples.keys() - present:
+            del memory.samples[pid]
+        deadline = time.monotonic() + _READING_S
+        stacks: dict[int, tuple[ThreadStack, ...]] = {}
+        for target in self.question.targets:
+            since_s = target.pulse.changed_ns / 1e9 if target.pulse is not None else 0.0
+            loaders = [e for e in workers[target.rank] if e.name == LOADER_NAME]
+            for entry in (loaders or workers[target.rank])[:_WORKERS]:
+                known = memory.samples.get(entry.pid)
+                if known is not None and known.at_s > since_s and memory.stacks.get(entry.pid):
+                    stacks[entry.pid] = memory.stacks[entry.pid]
+                elif entry.state not in "ZX" and time.monotonic() < deadline:
+                    stacks[entry.pid], _ = self._stacks(entry.pid, None)
+        memory.stacks = stacks
 
     def _workers(self, table: Mapping[int, Entry]) -> dict[int, list[Entry]]:
         """rank -> its children, but those that are ranks themselves."""
@@ -172,6 +225,7 @@ class _Round:
         if not stacks and alive:
             stacks, why = self._stacks(target.pid, witness)
             missing += why
+            self.question.memory.samples.pop(target.pid, None)
         entries = tuple(_collective(entry) for entry in answer.get("collectives") or ())
         sockets = unacknowledged(target.pid) if alive else None
         known = self.question.known_workers.get(target.rank, frozenset())
@@ -187,7 +241,7 @@ class _Round:
             joined=_joined(answer, witness),
             process=process,
             stacks=stacks,
-            earlier_stacks=_earlier(answer),
+            earlier_stacks=_earlier_main(answer),
             workers=self._look_at_workers(workers[target.rank], known, sights),
             last_enqueued=_last_enqueued(answer, witness),
             collectives=entries,
@@ -230,15 +284,16 @@ class _Round:
         sights: Mapping[int, ProcessSight],
     ) -> tuple[WorkerEvidence, ...]:
         found = []
-        loaders = [e for e in entries if e.name == LOADER_NAME]
-        for n, entry in enumerate(entries):
+        for entry in entries:
             process = sights[entry.pid]
             if process.state is None:
                 continue
             loader = entry.name == LOADER_NAME
-            stacks: tuple[ThreadStack, ...] = ()
-            if (loader or not loaders) and n < _WORKERS and process.state not in "ZX":
+            stacks = self.question.memory.stacks.get(entry.pid, ())
+            if stacks and not process.frozen and process.state not in "ZXTt":
+                # It has gone on since: where it is now counts, and the next round begins anew.
                 stacks, _ = self._stacks(entry.pid, None)
+                self.question.memory.samples.pop(entry.pid, None)
             reason = (
                 "a zombie: ended, and its rank has not noticed" if process.state == "Z" else None
             )
@@ -311,7 +366,7 @@ def _stacks_of(answer: Mapping[str, Any]) -> tuple[ThreadStack, ...]:
     )
 
 
-def _earlier(answer: Mapping[str, Any]) -> tuple[ThreadStack, ...]:
+def _earlier_main(answer: Mapping[str, Any]) -> tuple[ThreadStack, ...]:
     rows = answer.get("earlier_main")
     return (ThreadStack(name="MainThread", main=True, frames=_frames(rows)),) if rows else ()
 

@@ -24,7 +24,7 @@ from ltui.training.run.snapshot import RunSnapshot, Verdict, to_json
 from ltui.training.store.home import RunDir
 from ltui.training.supervise.alive import ProcessMark, is_held
 from ltui.training.supervise.elastic import WorkerFailure
-from ltui.training.supervise.evidence import Question, Target, keep
+from ltui.training.supervise.evidence import Memory, Question, Target, keep
 from ltui.training.supervise.evidence_death import death_of
 from ltui.training.supervise.evidence_exits import ExitWatch
 from ltui.training.supervise.evidence_host import oom_kills
@@ -73,6 +73,7 @@ class EvidenceDesk:
         self._oom_at_s = time.monotonic()
         self._dying = False
         self._names: dict[int, str] = {}
+        self._memory = Memory()
         self._kept: dict[str, _Kept] = {}
 
     # -- every second ----------------------------------------------------------------------------
@@ -226,6 +227,7 @@ class EvidenceDesk:
             targets=tuple(targets),
             known_workers={r: known.loaders for r, known in self._ranks.items()},
             oom_kills_before=self._oom_before,
+            memory=self._memory,
         )
 
     # -- what is kept ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from ltui.training.run.evidence import Evidence
 from ltui.training.supervise.evidence import Question, gather
 
-_PAUSES_S = (0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Between a round's end and the next one's beginning, while a suspicion lasts."""
 _FIRST_HEALTHY_S, _HEALTHY_S = 20.0, 300.0
 

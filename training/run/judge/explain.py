@@ -45,6 +45,8 @@ class Reason:
     frame: Frame | None = None
     remedy: str | None = None
     confidence: float = 0.9
+    watched_s: float | None = None
+    """For how long the process was watched, where the reason is that it is frozen."""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -217,6 +219,7 @@ def _worker(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         text=f"waits for its DataLoader worker {pid}, which {is_.get(motion, 'is slow')}{at}"
         + motion_text(process),
         motion=motion,
+        watched_s=process.interval_s,
         place=_phase(pulse, spot(line)),
         frame=line,
         remedy=_worker_remedy(motion),
@@ -254,6 +257,7 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         kind=kinds[motion],
         text=text,
         motion=motion,
+        watched_s=process.interval_s if process is not None else None,
         place=_phase(pulse, spot(line)),
         frame=line,
         remedy=_line_remedy(motion, process),

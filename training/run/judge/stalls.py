@@ -30,6 +30,8 @@ from ltui.training.run.judge.words import motion_text, ranks_text, verb, waiting
 from ltui.training.run.snapshot import RankState, Verdict
 
 _WORKER_HELD_S = 1.0
+_WATCHED_S = 1.5
+"""Two rounds of looking."""
 _PATIENCE_S = 6.0
 """A closer look that is not there by then will not come."""
 _REPEATED_S = 2.5
@@ -176,6 +178,8 @@ def _if_due(
         allowed_s = max(budgets.SLOW_WRITE_S, min(learned_s, m.policy.slow_phase_s))
         level = "slow"
     elif reason.motion == "frozen":
+        if _too_short(reason):
+            return None
         allowed_s = frozen_s
     elif reason.motion == "busy":
         allowed_s = max(budgets.BUSY_S, 1.5 * frozen_s)
@@ -184,12 +188,18 @@ def _if_due(
         if phase not in STEP_PHASES:
             allowed_s = max(allowed_s, 30.0)
         elif _slow_before(m, culprits):
-            allowed_s = 0.0
+            allowed_s = budgets.PROOF_S
             reason = replace(reason, kind="straggler", text=f"is the STRAGGLER: it {reason.text}")
         level = "slow"
     if age_s <= allowed_s:
         return None
     return verdict_of(m, culprits, reason, waiting, found, level=level, budget_s=allowed_s)
+
+
+def _too_short(reason: Reason) -> bool:
+    """Whether what looks frozen may only be slow: it was watched for too short a time."""
+    watched_s = reason.watched_s
+    return reason.motion == "frozen" and watched_s is not None and watched_s < _WATCHED_S
 
 
 def _slow_before(m: Moment, ranks: tuple[int, ...]) -> bool:
@@ -275,12 +285,16 @@ def _nobody_waits(m: Moment, slowest_s: float | None) -> list[Verdict] | None:
             verdicts.append(verdict_of(m, (rank,), reason, (), None))
     if verdicts:
         return verdicts
+    again = _slow_before(m, ranks) and all(r.motion == "moving" for r in reasons.values())
     overdue = [
         r
         for r in ranks
         if m.still[r] > budgets.budget_s(m.pulses[r], m.fold.ranks.get(r), m.policy, slowest_s)
+        or (again and m.still[r] > budgets.PROOF_S)
     ]
     if len(overdue) < len(ranks):
+        return []
+    if any(_too_short(reason) for reason in reasons.values()):
         return []
     frozen = tuple(r for r in ranks if reasons[r].motion == "frozen")
     if frozen:
