@@ -125,9 +125,9 @@ def every_sample_once(folder: Path) -> None:
         assert [SHARED in note for note in run["notes"]] == [True] * changes, run["notes"]
 
 
-@pytest.mark.timeout(3600 if ALL else 600)
+@pytest.mark.timeout(7300 if ALL else 600)
 def test_as_never_stopped(tmp_path: Path) -> None:
-    table = tried(tmp_path, [1, 2, 4] if ALL else [1, 2], CASES, 3500 if ALL else 580)
+    table = tried(tmp_path, [1, 2, 4] if ALL else [1, 2], CASES, 7200 if ALL else 580)
     printed(table)
     checked(table)
     every_sample_once(tmp_path)

@@ -34,6 +34,8 @@ STREAMS = ("stateful_stream", "stream", "lucky", "simple")
 def possible(loader: str, workers: int, stop: str, part: str = "") -> bool:
     if loader == "ffcv" and not has_ffcv():
         return False
+    if part == "sharded" and HERE.ranks == 1:
+        return False
     if part == "plateau" and stop == "no validation":
         return False  # nothing to look at
     if loader == "batched" and HERE.ranks > 1:

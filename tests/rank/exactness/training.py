@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
+from ltui.training.models.sharding import ShardedStrategy
 from ltui.training.queue.control import Command
 from ltui.training.rank.entry import rebuild
 from ltui.training.rank.environment import RankEnvironment
@@ -46,7 +51,10 @@ STOPS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "all steps": (-1, 0, {"max_steps": EPOCHS * BATCHES}),
 }
 # What else a training may be made of; tried with one loader.
-PARTS = ("average", "swap", "callbacks", "plateau", "scaler", "manual", "validations", "hooks")
+PARTS = (
+    *("average", "swap", "callbacks", "plateau", "scaler", "manual", "validations", "hooks"),
+    "sharded",
+)
 
 
 class Model(pl.LightningModule):
@@ -67,6 +75,12 @@ class Model(pl.LightningModule):
         self.losses: list[float] = []
         self.means: list[Any] = []
         self.stopped: int | None = None
+
+    def configure_model(self) -> None:
+        if self.part == "sharded":
+            mesh = self.device_mesh["data_parallel"]
+            for layer in (self.layers[0], self.layers[2]):
+                fully_shard(layer, mesh=mesh)
 
     def ask(self, batch: int) -> None:
         if self.run is not None and (self.trainer.current_epoch, batch) == self.stop:
@@ -131,7 +145,8 @@ class Model(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def seen(self) -> dict[str, Any]:
-        weights = [p.detach().clone() for p in self.parameters()]
+        weights = [p.detach() for p in self.parameters()]
+        weights = [(p.to_local() if isinstance(p, DTensor) else p).clone() for p in weights]
         kept = {"order": self.order, "losses": self.losses, "means": self.means}
         return {**kept, "weights": weights, "callbacks": callbacks_of(self.trainer)}
 
@@ -202,6 +217,8 @@ def options_of(part: str, run: RunFolder) -> dict[str, Any]:
         # Lightning makes no scaler on a CPU by itself; torch has one.
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
         return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+    if part == "sharded":
+        return {"strategy": ShardedStrategy()}
     if part == "plateau":
         return {"check_val_every_n_epoch": 1}
     return {}
@@ -216,13 +233,16 @@ def train(
     part: str = "",
     shares: bool = True,
     watched: bool = True,
+    more: Sequence[pl.Callback] = (),
+    ckpt_path: Path | None = None,
+    keep: Path | None = None,
     **extra: str,
 ) -> Model:
     """``shares``: Lightning's sampler shares the data among ranks. ``watched``: with ltui's
-    callback."""
+    callback. ``keep``: where to write what was seen, however the training ends."""
     model = Model(run, stop, part)
     added = options_of(part, run)
-    callbacks = added.pop("callbacks", [])
+    callbacks = [*added.pop("callbacks", []), *more]
     if watched:
         environment = RankEnvironment.read(run.environment(**extra))
         assert environment is not None
@@ -248,8 +268,13 @@ def train(
     validation: Any = DataLoader(Rows(), BATCH)
     if part == "validations":
         validation = [validation, DataLoader(Rows(), BATCH, shuffle=True)]
+    trusted = {} if ckpt_path is None else {"weights_only": False}
     try:
-        trainer.fit(model, loader, validation)
+        trainer.fit(model, loader, validation, ckpt_path=ckpt_path, **trusted)
     except RunStopped:
         model.stopped = trainer.global_step
+    finally:
+        if keep is not None:
+            seen = {"losses": model.losses, "order": model.order, "epochs": model.epochs}
+            keep.write_text(json.dumps(seen))
     return model

@@ -75,7 +75,7 @@ def _be(rank: int, ranks: int, port: int, do: Callable[[], object], log: Path | 
         do()
         code = 0
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
