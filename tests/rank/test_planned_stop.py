@@ -200,3 +200,38 @@ def test_a_changed_learning_rate_is_not_undone_by_the_checkpoint(run: RunFolder,
     assert note == (
         "Goes on with weight_decay 0.3, learning rate 0.00025, not with the checkpoint's."
     )
+
+
+def test_what_is_asked_during_a_checkpoint_and_with_accumulation(run: RunFolder, fit: Any) -> None:
+    class Asking(Linear):
+        """Asks for a stop while the checkpoint it has asked for is being saved."""
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            if run.requests == 1:
+                run.ask(Command.STOP)
+
+    def do(module: Any, index: int) -> None:
+        # In a batch of which the optimizer takes no step.
+        if index == 2:
+            run.ask(Command.CHECKPOINT)
+
+    with pytest.raises(RunStopped):
+        fit(Asking(do), loader(12), max_epochs=1, accumulate_grad_batches=2)
+    assert [p.name for p in run.checkpoints] == [
+        "step-00000002-request.ckpt",
+        "step-00000003-stop.ckpt",
+    ]
+
+
+def test_a_stop_between_two_epochs(run: RunFolder, fit: Any) -> None:
+    class Asking(Linear):
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            if self.trainer.current_epoch == 1:
+                run.ask(Command.STOP)
+
+    model = Asking()
+    with pytest.raises(RunStopped):
+        fit(model, loader(3), loader(1), max_epochs=4)
+    assert saved(run)[1:] == (6, 2)
+    assert model.order[-1] == "epoch end 1"

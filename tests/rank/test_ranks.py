@@ -10,15 +10,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from ltui.training.queue.control import Command
+from ltui.training.queue.control import Command, ControlFile
 from ltui.training.queue.records import Kind, Outcome, Phase, StepField
 from tests.rank.runs import RunFolder, Script, wait_for
 
@@ -269,3 +271,27 @@ def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> N
     assert [step for step, _ in run.metrics()["test/loss"]] == [16]
     assert run.column(StepField.LR)[0] == 0.01
     assert not (run.path / "config.yaml").exists()
+
+
+def test_a_pause_takes_no_core_and_a_planned_stop_is_met_by_all(run: RunFolder, side: Path) -> None:
+    options = ["epochs=1000", "step_s=0.01", "skew=1", "batches=40"]
+    script = Script(run, side, ["lightning", *options], torchrun=2).start()
+    try:
+        wait_for(lambda: steps_done(run) > 5, script.process)
+        run.ask(Command.PAUSE)
+        wait_for(lambda: all(run.pulse(r).phase == Phase.PAUSED for r in (0, 1)), script.process)
+        ranks = [psutil.Process(pid) for pid in script.pids()]
+        before = [sum(rank.cpu_times()[:2]) for rank in ranks]
+        time.sleep(2.0)
+        used = [sum(rank.cpu_times()[:2]) - b for rank, b in zip(ranks, before, strict=True)]
+        assert max(used) < 1.0, used
+        step = steps_done(run) + 50
+        control = ControlFile.open(run.queue_dir / "control.bin")
+        control.plan(step, None)
+        control.close()
+        run.ask(Command.CONTINUE)
+        assert script.wait() == 0, script.output()
+        assert [run.pulse(r).global_step for r in (0, 1)] == [step, step]
+        assert [p.name for p in run.checkpoints] == [f"step-{step:08d}-stop.ckpt"]
+    finally:
+        script.end()

@@ -15,7 +15,7 @@ from ltui.training.run.snapshot import RunSnapshot, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import Event, RunStore
 from ltui.training.supervise.launch import launch, resume
-from ltui.training.supervise.restarts import BEFORE_TRAINING, Ledger, read_ledger
+from ltui.training.supervise.restarts import BEFORE_TRAINING, Ledger, read_ledger, write_ledger
 
 from .conftest import ENGINE, Runs
 
@@ -122,15 +122,23 @@ def test_the_wait_survives_the_supervisor_and_can_be_stopped(
     assert runs.ended(run).attempt == 2
 
 
+def end_the_wait(run: RunDir, waiting: RunSnapshot) -> None:
+    """Another supervisor finds that the time has come."""
+    ledger = read_ledger(run)
+    assert ledger.waiting is not None
+    assert waiting.supervisor_pid
+    os.kill(waiting.supervisor_pid, signal.SIGSTOP)
+    write_ledger(run, replace(ledger, waiting=replace(ledger.waiting, until_s=0.0)))
+    os.kill(waiting.supervisor_pid, signal.SIGKILL)
+
+
 def test_a_supervisor_that_dies_in_the_wait_restarts_the_run_all_the_same(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "3")
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
     run = start(runs, "--save-every", "10", restarts=3)
     kill_a_rank(training(runs, run, 1, 15))
-    waiting = runs.until(run, lambda s: s.state is RunState.QUEUED)
-    assert waiting.supervisor_pid
-    os.kill(waiting.supervisor_pid, signal.SIGKILL)
+    end_the_wait(run, runs.until(run, lambda s: s.state is RunState.QUEUED))
     training(runs, run, 2, 20)
     runs.order(run, "kill")
     assert runs.ended(run).state is RunState.STOPPED
@@ -145,12 +153,13 @@ def test_a_kill_is_followed_by_nothing(runs: Runs) -> None:
 
 
 def test_no_whole_checkpoint_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "1")
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
     run = start(runs, "--save-every", "10", restarts=3)
     kill_a_rank(training(runs, run, 1, 15))
-    runs.until(run, lambda s: s.state is RunState.QUEUED)
+    waiting = runs.until(run, lambda s: s.state is RunState.QUEUED)
     for path in Path(run.checkpoints_dir).glob("*.ckpt"):
         path.write_bytes(b"x")
+    end_the_wait(run, waiting)
     ended = runs.ended(run)
     assert ended.state is RunState.FAILED
     assert "not restarted: no checkpoint is whole (step-" in (ended.detail or "")
