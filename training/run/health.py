@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ltui.training.queue.records import Phase, PulseState
 from ltui.training.run.evidence import Evidence
 from ltui.training.run.fold import Fold
-from ltui.training.run.judge import early, straggler
+from ltui.training.run.judge import early, slowdown, straggler
 from ltui.training.run.judge.budgets import slowest_step_s
 from ltui.training.run.judge.deaths import Death, deaths
 from ltui.training.run.judge.moment import (
@@ -241,6 +241,8 @@ def _add_straggler(m: Moment, found: list[Verdict]) -> int | None:
         return None
     slow = straggler.find(m)
     if slow is None:
+        if not any(v.kind == "slow_data" for v in found):
+            found += [v for v in (slowdown.slow_data(m),) if v is not None]
         return None
     since_ns = m.history.straggling_since_ns or m.now_ns
     if m.now_ns - since_ns > _STRAGGLING_S * 1e9:

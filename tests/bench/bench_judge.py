@@ -1,0 +1,85 @@
+"""What judging costs, and what the rank's witness costs where all is well."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ltui.training.queue.records import Phase
+from ltui.training.queue.witness import BOARD_NAME, WitnessBoard
+from ltui.training.rank.evidence import BEAT_S, Witness
+from ltui.training.run.fold import Fold, fold
+from ltui.training.run.health import judge
+from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.spec import StallPolicy
+from tests.run.recordings import load
+from tests.run.records import pulse, steps
+
+RANKS, ROUNDS = 256, 7
+
+
+def _stalled() -> float:
+    """Seconds for one round over 256 ranks of which one is stuck in its dataset, with evidence."""
+    recorded = load("data_sleep")
+    ranks = {
+        r: replace(recorded.ranks[1 if r == 37 else 0], rank=r, pid=1000 + r, still_s=8.0)
+        for r in range(RANKS)
+    }
+    evidence = replace(recorded, ranks=ranks)
+    pulses = {
+        r: replace(
+            pulse(r, Phase.FETCH if r == 37 else Phase.BACKWARD, 0.0, batch=20),
+            pid=1000 + r,
+            changed_ns=evidence.taken_ns - 8_000_000_000,
+        )
+        for r in range(RANKS)
+    }
+    state = Fold()
+    for rank in range(RANKS):
+        state = fold(state, rank, steps(40, 0.1))
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        found = judge(
+            evidence.taken_ns + 1_000_000_000,
+            pulses,
+            StallPolicy(),
+            HealthHistory(),
+            fold=state,
+            evidence=evidence,
+            closer=True,
+            now_s=evidence.taken_at,
+        )
+        times.append(time.perf_counter() - began)
+        assert [v.culprits for v in found.verdicts] == [(37,)]
+    return statistics.median(times)
+
+
+def _witness() -> float:
+    """Microseconds of one beat, on the rank's own processor time."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        (run_dir / "queue" / "1").mkdir(parents=True)
+        witness = Witness(run_dir, 1, 0)
+        times = []
+        for _ in range(200):
+            began = time.thread_time_ns()
+            witness._beat()
+            times.append(time.thread_time_ns() - began)
+        assert WitnessBoard(run_dir / "queue" / "1").read()[0].beat_ns > 0, BOARD_NAME
+    return statistics.median(times) / 1e3
+
+
+def measure() -> list[dict[str, Any]]:
+    beat_us = _witness()
+    return [
+        {"what": f"judging {RANKS} ranks, one stalled", "value": _stalled() * 1e3, "unit": "ms",
+         "bound": 200},
+        {"what": "the witness thread, one beat", "value": beat_us, "unit": "us"},
+        {"what": "the witness thread, share of a core", "value": beat_us / BEAT_S / 1e4,
+         "unit": "%", "bound": 0.1},
+    ]  # fmt: skip
