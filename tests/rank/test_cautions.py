@@ -1,0 +1,119 @@
+"""What freezes runs is seen in a module's source, and as a run begins; healthy ones are quiet."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ltui.training.queue.records import Kind
+from ltui.training.rank import entry
+from ltui.training.rank.cautions import shared_memory_caution
+from ltui.training.rank.environment import RankEnvironment
+from ltui.training.rank.log_calls import cautions_of
+
+_SOURCE = """
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
+
+class Base(LightningModule):
+    @rank_zero_only
+    def decorated(self):
+        self.log("a", 1.0, sync_dist=True)  # alone
+
+class Model(Base):
+    def training_step(self, batch):
+        self.log("b", 1.0, sync_dist=True, rank_zero_only=True)  # both
+        self.log("fine", 1.0, sync_dist=True)
+        self.log("fine", 1.0, rank_zero_only=True)
+        if self.trainer.is_global_zero and batch:
+            self.log_dict({"c": 1.0}, sync_dist=True)  # alone
+            self.log("fine", 1.0)
+        else:
+            self.log("fine", 1.0, sync_dist=True)
+        if self.global_rank == 0:
+            self.log("d", 1.0, sync_dist=True)  # alone
+        if self.global_rank != 0 or not self.trainer.is_global_zero:
+            self.log("fine", 1.0, sync_dist=True)
+        other.log("fine", 1.0, sync_dist=True, rank_zero_only=True)
+"""
+
+
+def test_a_modules_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "their_model.py"
+    path.write_text(_SOURCE)
+    spec = importlib.util.spec_from_file_location("their_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Where Python looks for the file of a class.
+    monkeypatch.setitem(sys.modules, "their_model", module)
+    spec.loader.exec_module(module)
+    lines = _SOURCE.splitlines()
+    expected = {i + 1: line.split("# ")[1] for i, line in enumerate(lines) if "# " in line}
+    found = {}
+    for caution in cautions_of(module.Model):
+        name, _, line = caution.what.split(" ")[0].partition(":")
+        assert name == "their_model.py"
+        assert caution.remedy
+        found[int(line)] = "alone" if "only one rank comes by" in caution.what else "both"
+    assert found == expected
+
+
+def test_classes_without_source_are_passed_over() -> None:
+    assert cautions_of(type("Made", (pl.LightningModule,), {})) == []
+
+
+class Model(pl.LightningModule):
+    def __init__(self, *, say: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+        self.say = say
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        loss = self.layer(batch[0]).square().mean()
+        size = {"batch_size": len(batch[0])} if self.say else {}
+        self.log("error", loss, on_epoch=True, on_step=False, **size)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def _collate(rows: Any) -> list[torch.Tensor]:
+    values = torch.stack([row for (row,) in rows])
+    return [values, values.flatten()[:3]]
+
+
+def _told(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
+    callback = entry.rebuild("lightning", RankEnvironment.read(run.environment()))
+    cautions = entry.rebuild_cautions("lightning", callback)
+    loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4, collate_fn=_collate)
+    fit(Model(say=say), loader, max_epochs=2, callbacks=[callback, cautions])
+    labels = [json.loads(r.label) for r in run.records() if r.kind == Kind.EVENT]
+    return [label for label in labels if label["kind"] == "warning"]
+
+
+def test_a_guessed_batch_size_is_told_once(run: Any, fit: Any) -> None:
+    (event,) = _told(run, fit, say=False)
+    assert "length 3, 4" in event["text"]
+    assert "error" in event["text"]
+    assert "batch_size=" in event["remedy"]
+
+
+def test_a_batch_size_that_is_said_is_fine(run: Any, fit: Any) -> None:
+    assert _told(run, fit, say=True) == []
+
+
+def test_shared_memory_is_compared_with_what_workers_hold() -> None:
+    (caution,) = shared_memory_caution(10 << 20, 8, 2, 64 << 20)
+    assert "160 MiB" in caution.what
+    assert "64 MiB" in caution.what
+    assert not list(shared_memory_caution(1 << 20, 8, 2, 64 << 20))
