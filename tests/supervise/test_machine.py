@@ -55,6 +55,9 @@ def test_the_rank_side_is_copied_once_and_stands_alone(tmp_path: Path) -> None:
     assert install_rank_side(tmp_path) == folder
     assert folder.stat().st_mtime_ns == made
     assert [p.name for p in (tmp_path / "rank-side").iterdir()] == [folder.name]
+    (folder / "ltui/training/queue/ring.py").write_bytes(b"")  # as a power cut may leave it
+    assert install_rank_side(tmp_path) == folder
+    assert [p.name for p in (tmp_path / "rank-side").iterdir()] == [folder.name]
     code = (
         "import importlib.metadata as m, sys\n"
         "import ltui.training.rank.entry as entry, ltui.training.queue.ring\n"

@@ -60,10 +60,14 @@ def install_rank_side(home: Path) -> Path:
     """
     files = _files()
     folder = home / "rank-side" / _digest(files)
-    if folder.is_dir():
+    if _is_whole(folder, files):
         return folder
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    if folder.is_dir():
+        # After a power cut a file may have its name and not its content.
+        os.rename(folder, made / "broken")
+        shutil.rmtree(made / "broken", ignore_errors=True)
     try:
         for name, data in files.items():
             path = made / name
@@ -76,6 +80,14 @@ def install_rank_side(home: Path) -> Path:
             raise
         # Another launch was quicker.
     return folder
+
+
+def _is_whole(folder: Path, files: dict[str, bytes]) -> bool:
+    """Whether every file is there in its full size."""
+    try:
+        return all((folder / name).stat().st_size == len(data) for name, data in files.items())
+    except OSError:
+        return False
 
 
 def _files() -> dict[str, bytes]:
