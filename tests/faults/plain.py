@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -76,7 +77,7 @@ def measure(fault: Fault) -> dict[str, Any]:
             finally:
                 for point in folder.glob("disk"):
                     thaw(point)
-                _kill_session(process)
+                _kill_all(process, folder)
                 reader.join(20)
     told = [(t - struck, text) for t, text in lines if t >= struck and _TELLING.match(text)]
     first = told[0] if told else None
@@ -109,13 +110,29 @@ def _wait(process: subprocess.Popen[str], folder: Path) -> tuple[float | None, f
     return None, struck
 
 
-def _kill_session(process: subprocess.Popen[str]) -> None:
-    """The engine and its ranks, which are all in its session."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                if os.getsid(int(entry)) == process.pid:
-                    os.kill(int(entry), signal.SIGKILL)
-            except OSError:
-                continue
+def _kill_all(process: subprocess.Popen[str], folder: Path) -> None:
+    """The engine and its ranks, which torchrun puts into sessions of their own: found by their
+    environment, again and again, as an agent that lives may start others."""
+    needle = f"ZOO_FOLDER={folder}".encode()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        left = [p for p in _pids() if p != os.getpid() and needle in _environment(p)]
+        if not left:
+            break
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
     process.wait(20)
+
+
+def _pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Empty of a zombie, and of a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
