@@ -13,8 +13,6 @@ import pytest
 
 # Pools that asyncio, torch and the resource tracker keep for the life of the process by design.
 _LASTING_THREADS = (
-    "asyncio_", "ThreadPoolExecutor", "pytest_timeout", "QueueFeederThread", "tqdm", "ltui-witness",
-)  # fmt: skip
     *("asyncio_", "ThreadPoolExecutor", "pytest_timeout", "QueueFeederThread", "tqdm"),
     "ltui-witness",  # of a rank, here of a training within the test
 )
