@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.text import Text
 
 from ltui.app.frame import Frame
@@ -11,6 +13,7 @@ from ltui.widgets.sanitise import clean_line, clean_name
 
 METRICS = 24
 CHECKPOINTS = 6
+EVENTS = 8
 
 
 def text(frame: Frame) -> Text:
@@ -18,6 +21,7 @@ def text(frame: Frame) -> Text:
     out = Text()
     _metrics(out, frame)
     _checkpoints(out, frame)
+    _events(out, frame)
     _facts(out, frame)
     return out
 
@@ -44,6 +48,16 @@ def _checkpoints(out: Text, frame: Frame) -> None:
     for checkpoint in saved[:CHECKPOINTS]:
         age = formats.ago(frame.now - checkpoint.saved_at) if checkpoint.saved_at else ""
         out.append(f"{checkpoint_text(checkpoint)}, {checkpoint.reason or 'saved'} {age}\n")
+
+
+def _events(out: Text, frame: Frame) -> None:
+    out.append("\nevents\n", "bold")
+    if not frame.events:
+        out.append("none yet\n", "dim")
+    for at, text in frame.events[-EVENTS:]:
+        # The hour, not the age, which would be drawn anew every second.
+        out.append(f"{time.strftime('%H:%M:%S', time.localtime(at))} ", "dim")
+        out.append(f"{clean_line(text, 200)}\n")
 
 
 def _facts(out: Text, frame: Frame) -> None:

@@ -74,6 +74,8 @@ class Frame:
     """The last minutes of each GPU, by its index."""
     cleared: tuple[Cleared, ...] = ()
     endings: tuple[Ending, ...] = ()
+    events: tuple[tuple[float, str], ...] = ()
+    """What happened in the run, oldest first: unix seconds and a sentence, as it was written."""
     curves_version: int = 0
     """Changes when a curve or a rate did, so that charts are left alone otherwise."""
     log: tuple[LogLine, ...] = ()

@@ -34,6 +34,16 @@ from ltui.training.supervise.client import ControlClient
 
 STATUS_S = 1.0
 """Seconds between questions to the supervisor."""
+EVENTS = 16
+"""Events that a frame holds: the last ones."""
+TOLD = frozenset(
+    {
+        "attempt", "checkpoint_failed", "continued", "exception", "gpu_error", "note",
+        "on_verdict", "paused", "resumed", "stall_policy", "stopped", "telemetry_off", "verdict",
+        "verdict_over",
+    }
+)  # fmt: skip
+"""Kinds of events that are worth a line."""
 RELOAD_S = 5.0
 """Least seconds between loads of the stored history."""
 POLL_RECORDS = 4000
@@ -91,6 +101,9 @@ class RunWatch:
         self._standing: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
         self._cleared: deque[Cleared] = deque(maxlen=8)
         self._endings: tuple[Ending, ...] = ()
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
+        self._last_event = 0
+        self._events_at = 0.0
         self._reload_wanted = True
         self._loaded_at = 0.0
         self._was_live = False
@@ -112,6 +125,7 @@ class RunWatch:
         pulses = self._read_queues() if live or self._was_live else {}
         self._follow_end(live)
         self._load_history(now)
+        self._read_events(now)
         if self._log is not None:
             self._log.poll()
             if not live:
@@ -164,6 +178,20 @@ class RunWatch:
             # A run of this very second has no store yet; anything else is worth a line.
             if self.run_dir.db_path.exists():
                 self._history_error = f"the history can't be read ({error})"
+
+    def _read_events(self, now: float) -> None:
+        """What was written since; a history that can't be read is said elsewhere."""
+        if abs(now - self._events_at) < RELOAD_S:
+            return
+        self._events_at = now
+        try:
+            with RunStore(self.run_dir) as store:
+                for event in store.events(self._last_event):
+                    self._last_event = event.id
+                    if event.kind in TOLD:
+                        self._events.append((event.t, event.text))
+        except (StoreError, OSError, sqlite3.Error):
+            return
 
     def _load_curves(self) -> None:
         with RunStore(self.run_dir) as store:
@@ -326,6 +354,7 @@ class RunWatch:
             gpu_pasts=self._gpus.pasts(),
             cleared=tuple(self._cleared),
             endings=self._endings,
+            events=tuple(self._events),
             curves_version=self._book.version + self._rate_book.version,
             log=log.lines() if log else (),
             log_count=log.count if log else 0,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from frames import NOW, frame, gpu, rank, snapshot
 
-from ltui.app import gpu_panel, translate
+from ltui.app import details, gpu_panel, translate
 from ltui.app.frame import Cleared, Ending
 from ltui.training.run.snapshot import (
     CheckpointInfo,
@@ -217,3 +217,11 @@ def test_names_from_a_run_are_made_safe(evil: str) -> None:
     (row,) = translate.rank_rows(frame(snapshot=run))
     for text in (shape.name, shape.preset, *shape.notes, row.phase, row.note):
         assert not set(text) & set("\x1b\x07\u202e")
+
+
+def test_details_tell_the_last_events_cleaned() -> None:
+    happened = tuple((NOW + n, f"event {n} \x1b[31m[b]") for n in range(20))
+    text = details.text(frame(events=happened)).plain
+    assert "event 19 [b]" in text
+    assert "event 11 " not in text
+    assert "none yet" not in text.split("events")[1]

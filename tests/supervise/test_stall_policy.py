@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ltui.app.watch import RunWatch
 from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.run.spec import StallPolicy
 from ltui.training.store.home import RunDir
@@ -47,6 +49,10 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     runs.until(run, lambda _: len(events(run, "verdict")))
     os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda _: len(events(run, "verdict_over")))
+    watch = RunWatch(run)
+    told = [text for _, text in watch.look(time.time(), time.monotonic_ns()).events]
+    watch.close()
+    assert [text.split(" ")[0] for text in told][-2:] == ["STALLED:", "over"]
     assert [e.text.split(":")[0] for e in events(run, "verdict")] == ["STALLED"]
     (over,) = events(run, "verdict_over")
     assert over.text.startswith("over after ")
