@@ -28,7 +28,7 @@ FEW = [
     *("1/plain:0:mid-epoch:callbacks", "1/plain:0:mid-epoch:hooks", "1/plain:0:mid-epoch:scaler"),
     *("1/plain:0:validation:validations", "1/moody:0:mid-epoch", "1/lucky:0:mid-epoch"),
     *("2/plain:0:validation", "2/plain:2:counted steps", "2/own:0:accumulation"),
-    *("2/weighted:0:mid-epoch", "2/stateful:0:epoch end"),
+    *("2/weighted:0:mid-epoch", "2/stateful:0:epoch end", "2/plain:0:mid-epoch:sharded"),
 ]
 REGROUPED = ["regroup/plain", "regroup/own"]
 # What can't be exact is said.

@@ -1,0 +1,39 @@
+"""Two ranks write one sharded checkpoint, each its part, and rank 0 makes it whole. Argument: a
+folder."""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from ltui.training.rank.publish import checkpoint_name, part_of, publish, rank_file
+from tests.rank.exactness import world
+
+ROWS = torch.arange(40.0).reshape(10, 4)
+
+
+def save(folder: Path) -> None:
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (world.HERE.ranks,))
+    rows = distribute_tensor(ROWS, mesh, [Shard(0)])
+    path = folder / checkpoint_name(7, "stop")
+    dcp.save({"rows": rows, "step": torch.tensor(7)}, checkpoint_id=part_of(path))
+    torch.save({"rank": world.HERE.rank}, part_of(rank_file(path, world.HERE.rank)))
+    distributed.barrier()
+    if world.HERE.rank == 0:
+        publish(part_of(path), path, 2, global_step=7, attempt=1, fit=1, reason="stop")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    codes = world.wait(world.start(2, lambda: save(Path(sys.argv[1]))))
+    sys.exit(any(codes))

@@ -1,0 +1,43 @@
+"""Sharded checkpoints: folders of torch.distributed.checkpoint, written by two ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ltui.training.store.manifest import newest_whole, why_not_whole
+
+SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
+
+
+@pytest.mark.timeout(600)
+def test_a_sharded_checkpoint_is_whole_or_not_taken(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert not list(tmp_path.glob(".*.part"))
+    info = newest_whole(tmp_path)
+    assert info is not None
+    path = Path(info.path)
+    shards = sorted(path.glob("*.distcp"))
+    assert len(shards) == 2
+    # Read by one process, whatever number wrote it.
+    state = {"rows": torch.zeros(10, 4), "step": torch.tensor(0)}
+    dcp.load(state, checkpoint_id=path)
+    assert torch.equal(state["rows"], torch.arange(40.0).reshape(10, 4))
+    assert int(state["step"]) == info.global_step == 7
+
+    data = bytearray(shards[1].read_bytes())
+    data[len(data) // 2] ^= 1
+    shards[1].write_bytes(data)
+    assert "another checksum" in str(why_not_whole(info))
+    shards[1].unlink()
+    assert "is gone" in str(why_not_whole(info))
+    assert newest_whole(tmp_path) is None
