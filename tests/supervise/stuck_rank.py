@@ -1,0 +1,60 @@
+"""A process that hangs in a chosen way; argument: how, and its rank. No torch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def locked() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def gil() -> None:
+    buffer = ctypes.create_string_buffer(1)
+    ctypes.PyDLL(None).read(os.pipe()[0], buffer, 1)
+
+
+def asleep() -> None:
+    while True:
+        time.sleep(1000)
+
+
+def own_handler() -> None:
+    signal.signal(57, lambda *_: Path(sys.argv[3]).write_text("sent"))
+    asleep()
+
+
+def worker() -> None:
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
+        in_the_worker()
+    asleep()
+
+
+def in_the_worker() -> None:
+    asleep()
+
+
+def main() -> None:
+    how, rank = sys.argv[1], int(sys.argv[2])
+    if how != "asleep":
+        from ltui.training.rank.evidence import open_witness
+
+        run_dir = Path(os.environ["LTUI_RUN_DIR"])
+        (run_dir / "queue" / "1").mkdir(parents=True, exist_ok=True)
+        assert open_witness(run_dir, 1, rank) is not None
+        time.sleep(0.1)
+    print("ready", flush=True)
+    globals()[how]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A closer look at real processes that hang in several ways, without ptrace and without torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ltui.training.run.evidence import Diagnosis, Evidence, ThreadStack
+from ltui.training.store.home import RunDir
+from ltui.training.supervise.client import ControlClient
+from ltui.training.supervise.evidence import Memory, Question, Target, gather, keep, kept
+from ltui.training.supervise.evidence_exits import ExitWatch
+from ltui.training.supervise.evidence_stacks import parse_stacks
+from ltui.training.supervise.rankside import install_rank_side
+from tests.supervise.conftest import Runs
+
+SCRIPT = Path(__file__).with_name("stuck_rank.py")
+
+
+class Stuck:
+    """Processes of one run that hang."""
+
+    def __init__(self, home: Path) -> None:
+        self.run_dir = RunDir(home / "runs" / "r")
+        (self.run_dir.path / "queue" / "1").mkdir(parents=True)
+        self.side = install_rank_side(home)
+        self.processes: list[subprocess.Popen[str]] = []
+        self.memory = Memory()
+
+    def start(self, how: str, *more: str, **extra: str) -> int:
+        rank = len(self.processes)
+        env = {
+            **os.environ, "PYTHONPATH": str(self.side), "LTUI_RUN_DIR": str(self.run_dir.path),
+            "LTUI_RUN_ID": "r", "LTUI_ATTEMPT": "1", "RANK": str(rank), "WORLD_SIZE": "3", **extra,
+        }  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), how, str(rank), *more],
+            env=env, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process.pid
+
+    def look(self) -> Evidence:
+        targets = [Target(rank=r, pid=p.pid) for r, p in enumerate(self.processes)]
+        question = Question(run_dir=self.run_dir, attempt=1, targets=targets, memory=self.memory)
+        return gather(question)
+
+    def until(self, wanted: Callable[[Evidence], object], rounds: int = 12) -> Evidence:
+        for _ in range(rounds):
+            seen = self.look()
+            if wanted(seen):
+                return seen
+        raise AssertionError(f"never seen: {seen}")
+
+    def end(self) -> None:
+        for process in self.processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[Stuck]:
+    made = Stuck(tmp_path)
+    yield made
+    made.end()
+
+
+def functions(stack: ThreadStack | None) -> list[str]:
+    return [f.function for f in stack.frames] if stack is not None else []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_every_way_to_hang_gives_its_stack(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for how in ("locked", "gil", "asleep", "worker"):
+        stuck.start(how)
+    seen = stuck.until(
+        lambda e: (
+            all(e.ranks[r].main_stack for r in range(4))
+            and (e.ranks[1].beat_age_s or 0) > 1.5
+            and all(e.ranks[r].process.frozen for r in (0, 1))
+            and e.ranks[3].workers
+        )
+    )
+    assert "locked" in functions(seen.ranks[0].main_stack)
+    assert seen.ranks[0].main_stack.source == "thread"
+    assert "gil" in functions(seen.ranks[1].main_stack)
+    assert seen.ranks[1].main_stack.source == "signal"
+    assert "asleep" in functions(seen.ranks[2].main_stack)
+    assert seen.ranks[2].beat_age_s is None
+    (worker,) = seen.ranks[3].workers
+    assert worker.loader
+    assert "in_the_worker" in functions(worker.stacks[0])
+    assert all(p.poll() is None for p in stuck.processes)
+
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    stuck.until(lambda e: e.ranks[3].workers[0].process.state == "T")
+
+
+def test_nobody_is_sent_a_signal_that_is_not_ltuis(stuck: Stuck, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    stuck.start("own_handler", str(told))
+    os.kill(stuck.processes[0].pid, signal.SIGSTOP)  # its witness can't answer
+    stuck.look()
+    os.kill(stuck.processes[0].pid, signal.SIGCONT)
+    seen = stuck.until(lambda e: e.ranks[0].main_stack)
+    assert "own_handler" in functions(seen.ranks[0].main_stack)
+    assert not told.exists()
+
+
+def test_the_users_own_sitecustomize_still_runs(stuck: Stuck, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.flag = __name__\n")
+    env = {**os.environ, "PYTHONPATH": f"{stuck.side}{os.pathsep}{own}"}
+    for extra in ({}, {"LTUI_RUN_DIR": "/proc/nowhere", "LTUI_ATTEMPT": "1", "RANK": "0"}):
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys, sitecustomize; print(sys.flag, sitecustomize.sys)"],
+            env={**env, **extra}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.startswith("sitecustomize <module 'sys'")
+        assert done.stderr == ""
+
+
+def test_an_exit_is_seen_though_another_is_the_parent(tmp_path: Path) -> None:
+    woken: list[int] = []
+    watch = ExitWatch(lambda: woken.append(1))
+    parent = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        watch.add(pid)
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while watch.status(pid) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert watch.status(pid) == signal.SIGTERM
+        assert woken
+    finally:
+        watch.close()
+        parent.wait()
+        parent.stdout.close()
+
+
+def test_a_dump_of_faulthandler_is_read() -> None:
+    stacks = parse_stacks(
+        'Thread 0x00007f1 (most recent call first):\n  File "/a.py", line 3 in wait\n\n'
+        "Current thread 0x00007f2 [main] (most recent call first):\n"
+        '  File "/b.py", line 7 in <lambda>\n  File "/b.py", line ??? in run\n'
+    )
+    assert [(s.main, [(f.line, f.function) for f in s.frames]) for s in stacks] == [
+        (False, [(3, "wait")]),
+        (True, [(7, "<lambda>"), (0, "run")]),
+    ]
+
+
+def test_a_diagnosis_is_answered_while_status_is_and_kept(runs: Runs) -> None:
+    run = runs.training()
+    client = ControlClient(run)
+    answer = client.request({"cmd": "diagnose"}, timeout_s=30)
+    found = Diagnosis.from_document(answer["diagnosis"])
+    assert found.headline.startswith("not stalled")
+    assert found.evidence is not None
+    assert sorted(found.evidence.ranks) == [0, 1]
+    assert all(e.process is not None and e.process.state for e in found.evidence.ranks.values())
+    assert client.status() is not None
+    path = keep(run, found)
+    assert path is not None
+    assert kept(run, found.attempt)[-1] == found
+    runs.order(run, "kill")
+    runs.ended(run)
