@@ -1,0 +1,252 @@
+"""Every preset trains, validates and tests with two ranks on the CPU, scaled down by ``--set``.
+
+All in one pair of ranks, because importing torch and Lightning costs more than these steps. Those
+of ``LTUI_PRESETS=all`` (``make presets``) go through ``ltui run`` as well, one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltui.training.run.devices import Machine
+from ltui.training.run.presets import build_spec, load_preset, shipped_names
+from tests.presets.made_up import SHAPES, image_folder
+
+TRAINED_ELSEWHERE = {"quickstart", "cifar10-cnn"}
+"""By ``test_training.py``."""
+IMAGES, CLASSES = 7, len(SHAPES)
+"""Images of each class; 21 do not divide by two ranks."""
+
+MINE = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+
+class Line(LightningModule):
+    def __init__(self, rate: float = 0.1):
+        super().__init__()
+        self.rate = rate
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch):
+        x, y = batch
+        return torch.nn.functional.mse_loss(self.layer(x), y)
+    def test_step(self, batch):
+        x, y = batch
+        self.log("test/error", torch.nn.functional.mse_loss(self.layer(x), y), sync_dist=True)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+"""
+POINTS = """
+import torch
+from lightning.pytorch import LightningDataModule
+
+class Points(LightningDataModule):
+    def _loader(self):
+        x = torch.linspace(-1, 1, 32).unsqueeze(1)
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 3 * x + 1), 8)
+    train_dataloader = test_dataloader = _loader
+"""
+MINE_YAML = """
+trainer: {accelerator: cpu, devices: 2, strategy: ddp, max_epochs: 25}
+model: {class_path: my_lines.line.Line}
+data: {class_path: points.Points}
+ltui: {title: Mine, after_fit: [test]}
+"""
+
+
+def project(folder: Path) -> Path:
+    """A person's own module (in a package), data and preset; nothing of it is installed."""
+    (folder / "my_lines").mkdir(parents=True)
+    (folder / "my_lines" / "line.py").write_text(MINE)
+    (folder / "points.py").write_text(POINTS)
+    (folder / "mine.yaml").write_text(MINE_YAML)
+    return folder / "mine.yaml"
+
+
+def scaled_down(folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """Name of a run -> preset and overrides."""
+    images = image_folder(folder / "images", IMAGES)
+    gpt = [
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=4",
+        "trainer.limit_val_batches=2",
+        "trainer.limit_test_batches=2",
+        "trainer.accumulate_grad_batches=2",
+        "model.init_args.width=32",
+        "model.init_args.layers=2",
+        "model.init_args.heads=2",
+        "model.init_args.context=32",
+        "data.init_args.batch_size=4",
+    ]
+    small = [
+        "trainer.max_epochs=1",
+        f"model.init_args.classes={CLASSES}",
+        "model.init_args.learning_rate=0.001",
+    ]
+    beton = [
+        f"data.init_args.folder={folder / 'beton'}",
+        f"data.init_args.sources={{train: {images}, val: {images}, test: {images}}}",
+        "data.init_args.batch_size=4",
+        "data.init_args.num_workers=1",
+    ]
+    runs = {
+        "gpt-fsdp": ("gpt-fsdp", [*gpt, "trainer.precision=bf16-mixed"]),
+        "gpt-meta": ("gpt-fsdp", [*gpt, "model.init_args.meta_device=true"]),
+        "gpt-ddp": ("gpt-fsdp", [*gpt, "trainer.strategy=ddp"]),
+        "image-folder-finetune": (
+            "image-folder-finetune",
+            [
+                "trainer.max_epochs=1",
+                f"data.init_args.folder={images}",
+                "data.init_args.batch_size=3",
+                "data.init_args.size=32",
+                "data.init_args.workers=0",
+            ],
+        ),
+        "sequences-mmap": (
+            "sequences-mmap",
+            [
+                "trainer.max_epochs=1",
+                "data.init_args.made_up=66",
+                "data.init_args.batch_size=8",
+                "model.init_args.width=16",
+            ],
+        ),
+        "mine": (str(project(folder / "project")), ["model.init_args.rate=0.3"]),
+    }
+    if find_spec("ffcv") is not None:
+        runs["cifar10-ffcv-resnet18"] = (
+            "cifar10-ffcv-resnet18",
+            [*small, *beton, "data.init_args.resolution=16", "data.init_args.cutout=4"],
+        )
+        runs["imagenet-ffcv-resnet50"] = (
+            "imagenet-ffcv-resnet50",
+            [
+                *small,
+                *beton,
+                "trainer.max_epochs=2",
+                "data.init_args.resolution_from_epoch={0: 32, 1: 64}",
+                "data.init_args.val_resolution=64",
+            ],
+        )
+    return runs
+
+
+def in_one_pair_of_ranks(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """What both ranks report of each run, and what they printed."""
+    listed = []
+    for name, (preset, overrides) in scaled_down(folder).items():
+        spec = build_spec(
+            load_preset(preset),
+            overrides,
+            id="i",
+            name="n",
+            cwd=folder,
+            python=sys.executable,
+            created_at=0,
+            machine=Machine(gpus=0, cores=2),
+        )
+        facts = {"after_fit": spec.after_fit, "python_path": spec.python_path}
+        listed.append({"name": name, "config": spec.config, **facts})
+    (folder / "runs.json").write_text(json.dumps(listed))
+    engine = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *engine, str(Path(__file__).with_name("several.py")), "runs.json"],
+        cwd=folder,
+        env={**os.environ, "LTUI_HOME": str(folder / "home"), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=600)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    reports = [folder / f"report-{rank}.json" for rank in range(2)]
+    return [json.loads(r.read_text()) for r in reports if r.exists()], output
+
+
+@pytest.mark.timeout(620)
+def test_every_preset_trains_with_two_ranks(tmp_path: Path) -> None:
+    reports, output = in_one_pair_of_ranks(tmp_path)
+    assert len(reports) == 2, output[-3000:]
+    expected = set(shipped_names()) - TRAINED_ELSEWHERE | {"mine"}
+    if find_spec("ffcv") is None:
+        expected = {name for name in expected if "ffcv" not in name}
+    for report in reports:
+        for name, seen in report.items():
+            assert "error" not in seen, f"{name}: {seen['error']}"
+        assert set(report) >= expected, output[-3000:]
+    _both_ranks_say_the_same(*reports)
+    _each_sample_counts_once(reports[0])
+    _shards_are_halves(reports[0])
+
+
+def _both_ranks_say_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for name, seen in one.items():
+        for key in seen.keys() - {"seconds", "parameters"}:
+            assert seen[key] == pytest.approx(other[name][key], rel=1e-6), (name, key)
+        assert any(key.startswith("test/") for key in seen), name
+        assert seen["steps"] > 0
+
+
+def _each_sample_counts_once(report: dict[str, Any]) -> None:
+    """An accuracy is a multiple of one sample's share of those that were measured."""
+    images = IMAGES * CLASSES
+    shares = {
+        "image-folder-finetune": images // 5,
+        "sequences-mmap": 66 // 4,
+        "cifar10-ffcv-resnet18": images,
+        "imagenet-ffcv-resnet50": images,
+    }
+    for name, samples in shares.items():
+        if name in report:
+            right = report[name]["test/accuracy"] * samples
+            assert right == pytest.approx(round(right), abs=1e-3), name
+            assert math.isfinite(report[name]["test/loss"])
+    # Two epochs of two steps: of 21 images drop_last leaves 16.
+    assert report.get("imagenet-ffcv-resnet50", {"steps": 4})["steps"] == 4
+    assert report["mine"]["test/error"] < 0.1
+
+
+def _shards_are_halves(report: dict[str, Any]) -> None:
+    whole = report["gpt-ddp"]
+    for name in ("gpt-fsdp", "gpt-meta"):
+        assert report[name]["parameters"] == whole["parameters"] // 2
+        # From the same weights over the same windows: only rounding differs.
+        assert report[name]["test/loss"] == pytest.approx(whole["test/loss"], rel=0.01)
+
+
+@pytest.mark.skipif(os.environ.get("LTUI_PRESETS") != "all", reason="make presets runs them")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", sorted(set(shipped_names()) - TRAINED_ELSEWHERE | {"mine"}))
+def test_ltui_runs_it(name: str, tmp_path: Path) -> None:
+    preset, overrides = scaled_down(tmp_path)[name]
+    sets = [word for override in overrides for word in ("--set", override)]
+    ltui = [sys.executable, "-m", "ltui.app"]
+    done = subprocess.run(
+        [*ltui, "run", preset, *sets],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    show = [*ltui, "show", "last", "--json"]
+    shown = json.loads(subprocess.run(show, capture_output=True, text=True, check=True).stdout)
+    assert shown["state"] == "finished"
+    assert any(metric.startswith("test/") for metric in shown["metrics"])
