@@ -35,6 +35,10 @@ _WORKER = re.compile(
 )
 _SHM = re.compile(r"bus error|shared memory|No space left on device.*shm|shm_open", re.IGNORECASE)
 _HOLD_BACK_S = 1.5
+_MISMATCH_HOLD_BACK_S = 5.0
+"""Who was aborted is seldom who is at fault: the others' last words are waited for."""
+_UNSURE = 0.5
+_EVALUATION_STEPS = ("validation_step", "test_step")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
@@ -73,10 +77,15 @@ def deaths(m: Moment, told: Mapping[int, Death], oom_kills: int | None) -> list[
     ends = [_end(m, r, told.get(r) or Death(how=m.dead.get(r, "")), oom_kills) for r in died]
     causes = [e for e in ends if not e.consequence]
     consequences = [e for e in ends if e.consequence]
-    if not causes:
+    if not any(e.kind != "mismatch" or e.confidence > _UNSURE for e in causes):
         waited_s = max((m.still.get(r, _HOLD_BACK_S + 1) for r in died), default=0.0)
-        if waited_s <= _HOLD_BACK_S and len(died) < len(m.states):
+        allowed_s = _MISMATCH_HOLD_BACK_S if causes else _HOLD_BACK_S
+        if waited_s <= allowed_s and len(died) < len(m.states):
             return []
+        if (short := _short_of_evaluation(ends)) is not None:
+            causes = [short]
+            consequences = [e for e in ends if e.rank != short.rank]
+    if not causes:
         first = min(consequences, key=lambda e: (e.at_s, e.rank))
         causes = [replace(first, confidence=0.4)]
         consequences = [e for e in consequences if e is not first]
@@ -88,6 +97,29 @@ def deaths(m: Moment, told: Mapping[int, Death], oom_kills: int | None) -> list[
     living = sorted(r for r, s in m.states.items() if s not in (RankState.DEAD, RankState.ENDED))
     affected = tuple(sorted({*living, *(e.rank for e in consequences)}))
     return [_verdict(m, same, affected, consequences) for same in _alike(causes)]
+
+
+def _short_of_evaluation(ends: list[_End]) -> _End | None:
+    """Of ranks whose collectives did not match in size: the one that was past the validation's
+    batches while others were in one. Back ends abort whoever receives the wrong size, not who sent
+    it."""
+    raised = [e for e in ends if e.kind == "raised" and e.frame is not None]
+    inside = [e for e in raised if e.frame and e.frame.function in _EVALUATION_STEPS]
+    past = [e for e in raised if e not in inside]
+    if not any(e.kind == "mismatch" for e in ends) or not inside or len(past) != 1:
+        return None
+    others = ranks_text(sorted(e.rank for e in inside))
+    return replace(
+        past[0],
+        kind="uneven",
+        text=f"left validation while {others} had batches left: validation batch counts differ"
+        " (uneven), and the next collective's sizes did not match (size mismatch)",
+        frame=inside[0].frame,
+        remedy="Give every rank equally many batches: a DistributedSampler, drop_last=True,"
+        " or limit_val_batches.",
+        consequence=False,
+        confidence=0.7,
+    )
 
 
 def _alike(causes: list[_End]) -> list[list[_End]]:
