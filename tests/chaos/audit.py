@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -173,13 +174,18 @@ def _fits(path: Path, facts: dict[str, Any]) -> bool:
     return len(data) == facts["size_bytes"] and hashlib.sha256(data).hexdigest() == facts["sha256"]
 
 
-def litter(run: RunDir) -> list[str]:
-    """What no manifest names: parts of checkpoints that were never completed."""
+def litter(run: RunDir) -> dict[str, int]:
+    """Name -> time of what no manifest names: parts of checkpoints that were never completed."""
     named = set()
     for manifest_path in run.checkpoints_dir.glob("[!.]*.ckpt.json"):
         manifest = json.loads(manifest_path.read_text())
         named |= {manifest_path.name, manifest["file"], *manifest["beside"]}
-    return sorted(p.name for p in run.checkpoints_dir.iterdir() if p.name not in named)
+    found: dict[str, int] = {}
+    for path in run.checkpoints_dir.iterdir():
+        if path.name not in named:
+            with contextlib.suppress(FileNotFoundError):  # it got its name meanwhile
+                found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 # -- history -----------------------------------------------------------------------------------

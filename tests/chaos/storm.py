@@ -90,11 +90,7 @@ class Life:
     resumes: int = 0
     ended: bool = False
     """Its last attempt has ended; it can be resumed or not."""
-    litter: list[str] = field(default_factory=list)
-
-    @property
-    def steps(self) -> int:
-        return TORCH_STEPS if self.torch else FAKE_STEPS
+    litter: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -118,7 +114,10 @@ class Storm:
         *,
         say: Callable[[str], None] = print,
         name: str = "life",
+        steps: int = FAKE_STEPS,
     ) -> None:
+        """``steps``: how long a run without torch is."""
+        self.steps = steps
         self.home, self.cwd, self.say, self.name = home, cwd, say, name
         self.chance = random.Random(seed ^ 0x5EED)
         self.environ = {**os.environ, "LTUI_HOME": str(home), "LTUI_CHECKPOINT_KEEP": "3"}
@@ -254,9 +253,9 @@ class Storm:
                 else:
                     self._order(run, "stop")
             elif strike.moment == "end":
-                goal = life.steps - 60
+                goal = (TORCH_STEPS if life.torch else self.steps) - 60
                 before = self._until(
-                    run, lambda s: (s["global_step"] or 0) >= goal or s["state"] in ENDED
+                    run, lambda s: (s["global_step"] or 0) >= goal or s["state"] in ENDED, 600
                 )
             spread = {"checkpoint": 0.015, "stop": 0.15, "end": 0.6}.get(strike.moment, 0.5)
             time.sleep(self.chance.random() * spread)
@@ -325,7 +324,7 @@ class Storm:
             engine += [str(TORCH_ENGINE), "2", f"epochs={TORCH_STEPS // 200}"]
         else:
             engine += [
-                str(FAKE_ENGINE), "2", "--steps", str(FAKE_STEPS), "--save-every",
+                str(FAKE_ENGINE), "2", "--steps", str(self.steps), "--save-every",
                 str(_SAVE_EVERY), "--size", "1000000", "--pause", "0.01",
             ]  # fmt: skip
         return ["exec", "--name", self._name(), "--detach", "--", *engine]
@@ -363,9 +362,10 @@ class Storm:
             if snapshot["state"] in ENDED:
                 life.ended = True
                 continue
-            stale = sorted(set(life.litter) & set(litter(life.run)))
+            # The same step may be saved again by now, under the same name.
+            stale = sorted(dict(life.litter.items() & litter(life.run).items()))
             assert not stale, f"parts of checkpoints stay behind: {stale}"
-            life.litter = []
+            life.litter = {}
             if life.torch and kept(life.run).last is None:
                 self._save_once(life.run)
             return life

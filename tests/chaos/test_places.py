@@ -143,7 +143,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Pa
         runs.order(run, "stop")
         ended = runs.ended(run)
         assert ended.state is RunState.STOPPED
-        assert litter(run) == []
+        assert litter(run) == {}
         with RunStore(run) as store:
             failed = [e for e in store.events() if e.kind == "checkpoint_failed"]
         assert failed

@@ -16,7 +16,7 @@ def test_twelve_kills(private_home: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
     print(f"LTUI_CHAOS_SEED={seed}")  # shown where the test fails
     (private_home / "runs").mkdir(parents=True)
-    storm = Storm(private_home, tmp_path, seed)
+    storm = Storm(private_home, tmp_path, seed, steps=300)
     try:
         for strike in script(seed, 12, 0):
             storm.until_met(strike)
