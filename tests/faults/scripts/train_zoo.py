@@ -36,6 +36,8 @@ WORKER_FAULTS = frozenset({"shm_full"})
 
 def _with_workers() -> bool:
     """Whether this rank loads its data in a worker process."""
+    if "worker_stop2" in FAULTS and rank_here() != 2:
+        return False  # the other rank's fault is to be in the rank itself
     return "workers" in FAULTS or any(
         name.startswith("worker_") or name in WORKER_FAULTS for name in FAULTS
     )
