@@ -1,10 +1,13 @@
-"""What torch elastic says of its workers when one of them failed, read from its log. Pure."""
+"""What torch elastic says of its workers when one of them failed, read from its log."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
+LOG_TAIL_BYTES = 65536
 _FAILURE = re.compile(
     r"rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(?P<code>-?\d+)"
     r"(?: \(pid: (?P<pid>\d+)\))?"
@@ -53,3 +56,14 @@ def _said(log: str) -> list[str]:
     """Its lines without the agent's own."""
     lines = (line.strip() for line in log.split("\n"))
     return [line for line in lines if line and not _AGENT_LINE.match(line)]
+
+
+def log_tail(path: Path) -> str:
+    """The end of a log; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

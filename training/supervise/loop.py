@@ -21,9 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ltui.training.gpu.findings import verdicts as gpu_verdicts
 from ltui.training.gpu.mfu import BatchFlops
-from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
 from ltui.training.problem import ProblemError
 from ltui.training.queue.reader import Poll
 from ltui.training.queue.records import Outcome, Phase, PulseState
@@ -33,24 +31,28 @@ from ltui.training.run.judge.moment import HealthHistory
 from ltui.training.run.progress import metrics
 from ltui.training.run.snapshot import (
     LIVE,
-    RankSnapshot,
-    RankState,
     RunSnapshot,
     RunState,
-    Verdict,
 )
 from ltui.training.run.spec import RunSpec
 from ltui.training.run.standing import headline
-from ltui.training.run.stopping import StopCondition, from_document, refusal, settled
+from ltui.training.run.stopping import StopCondition
 from ltui.training.store.home import RunDir
 from ltui.training.store.manifest import resume_choice
 from ltui.training.store.writer import Batch, StoreWriter
+from ltui.training.supervise import asked
 from ltui.training.supervise.alive import ProcessMark
 from ltui.training.supervise.control import ControlServer
-from ltui.training.supervise.elastic import WorkerFailure, last_error_line, worker_failures
+from ltui.training.supervise.elastic import (
+    WorkerFailure,
+    last_error_line,
+    log_tail,
+    worker_failures,
+)
 from ltui.training.supervise.ending import Ending, Facts, ending
 from ltui.training.supervise.evidence_desk import EvidenceDesk
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
+from ltui.training.supervise.machine import READINGS_S, MachineWatch
 from ltui.training.supervise.marks import (
     EngineExit,
     engine_exit,
@@ -66,9 +68,9 @@ from ltui.training.supervise.picture import (
     refold,
     stored_snapshot,
     stored_state,
+    with_exits,
 )
 from ltui.training.supervise.plan import Plan
-from ltui.training.supervise.procs import ProcessReadings, ProcessTable, RankFinder, Reading
 from ltui.training.supervise.recorder import Recorder
 from ltui.training.supervise.restarts import (
     BEFORE_TRAINING,
@@ -83,7 +85,6 @@ from ltui.training.supervise.waiting import GpuQueue
 from ltui.training.supervise.watch import QueueWatch, Sight
 
 TICK_S = 0.25
-READINGS_S = 1.0
 SNAPSHOT_S = 1.0
 END_PATIENCE_S = 60.0
 """So long a full disk is waited for after the end; then front ends tell how the run
@@ -91,7 +92,6 @@ ended from what the keeper and the ranks left, and no process stays behind."""
 _SILENT_S = 6.0
 """A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
 _STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
-_LOG_TAIL_BYTES = 65536
 ANSWER_STOP_S = 5.0
 """Ranks that can still agree on a step get so long to save, before force ends a stalled run."""
 LAST_CALLS_S = 2.0
@@ -131,11 +131,8 @@ class Supervisor:
         self._misjudged: str | None = None
         """The last mistake of the judge, so that each is logged once."""
         self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
-        self._gpus = RunGpus(run_dir.id)
-        self._gpu_view = RunGpusView()
+        self._machine = MachineWatch(run_dir.id, foreign=spec.command is not None)
         self._flops: BatchFlops | None = None
-        self._gpu_verdicts: tuple[Verdict, ...] = ()
-        self._gpu_verdicts_over: list[Verdict] = []
         self.start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
         """Set where the engine is still to be started, once there are GPUs for it."""
         self._queue: GpuQueue | None = None
@@ -144,13 +141,7 @@ class Supervisor:
         self._answered: str | None = None
         self._died: set[int] = set()
         """Ranks that were known to be dead before the run was told to end."""
-        self._readings = ProcessReadings()
-        self._finder = RankFinder()
-        self._found: dict[int, ProcessMark] = {}
-        self._rank_readings: dict[int, Reading] = {}
-        self._read_at = 0.0
         self._saved_at = 0.0
-        self._gpus_at: float | None = None
         self._shelf = Shelf(run_dir.checkpoints_dir)
         self._orders: deque[dict[str, Any]] = deque()
         self._woken = threading.Event()
@@ -222,7 +213,7 @@ class Supervisor:
 
     def _wait_for_gpus(self, start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
         """Wait in the queue, then start the engine on what became free. False: it ended there."""
-        queue = self._queue = GpuQueue(self.run_dir, self.spec.gpus or "", self._gpus)
+        queue = self._queue = GpuQueue(self.run_dir, self.spec.gpus or "", self._machine.gpus)
         self._queued = queue.reason
         looked_at = 0.0
         try:
@@ -258,78 +249,27 @@ class Supervisor:
     # -- orders (called by the control server's thread) -----------------------------------------
 
     def _take_order(self, order: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
-        command = order.get("cmd")
         snapshot = self._snapshot
-        if command == "diagnose":
+        if order.get("cmd") == "diagnose":
             if snapshot.state not in LIVE:
                 raise ValueError(f"the run is {snapshot.state.value}.")
             return self._evidence.ask()
-        if command not in ("stop", "kill", "pause", "continue", "checkpoint", "stop_when"):
-            raise ValueError(f"there is no command {command!r}.")
-        if snapshot.state not in LIVE:
-            raise ValueError(f"the run is {snapshot.state.value}.")
-        if command in ("pause", "continue", "checkpoint"):
-            self._refuse(command, snapshot)
-        if command == "stop_when":
+        heard = any(p is not None for p in self._pulses.values())
+        foreign = self.spec.command is not None
+        asked.check(order, snapshot, heard=heard, foreign=foreign)
+        answer: dict[str, Any] | Future[dict[str, Any]] = {"ok": True}
+        if order["cmd"] == "stop_when":
+            conditions = asked.stop_conditions(order, snapshot, heard=heard, foreign=foreign)
             # Answered once it is on disk, so that no supervisor forgets what it has confirmed.
-            taken: Future[dict[str, Any]] = Future()
-            conditions = self._conditions(order, snapshot)
-            self._orders.append({"cmd": command, "conditions": conditions, "taken": taken})
-            self._woken.set()
-            return taken
-        if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
-            raise ValueError("timeout_s is no number.")
+            answer = Future()
+            order = {"cmd": "stop_when", "conditions": conditions, "taken": answer}
         self._orders.append(order)
         self._woken.set()
-        return {"ok": True}
-
-    def _conditions(
-        self, order: dict[str, Any], snapshot: RunSnapshot
-    ) -> list[StopCondition] | None:
-        """What is asked for, settled by where the run is; None: cancel what stands."""
-        if order.get("cancel"):
-            return None
-        given = order.get("conditions")
-        if not isinstance(given, list) or not given:
-            raise ValueError("there is no condition.")
-        if snapshot.state is RunState.STOPPING:
-            raise ValueError("the run is stopping.")
-        found = []
-        for document in given:
-            condition = from_document(document if isinstance(document, dict) else {})
-            if condition.kind in ("step", "epoch", "metric") and self._is_silent(snapshot):
-                raise ValueError(
-                    f"this command sends no telemetry, so it can't stop {condition.words()}."
-                )
-            if (why := refusal(condition, snapshot)) is not None:
-                raise ValueError(why)
-            steady_s = time.monotonic()
-            found.append(settled(condition, snapshot.metrics, snapshot.epoch, steady_s))
-        return found
-
-    def _is_silent(self, snapshot: RunSnapshot) -> bool:
-        begins = snapshot.state in (RunState.STARTING, RunState.QUEUED)
-        known = any(p is not None for p in self._pulses.values())
-        return not known and not begins and self.spec.command is not None
+        return answer
 
     def ask_to_stop(self, number: int) -> None:
         """For the process's signal handler."""
         self._orders.append({"cmd": "stop", "signal": number})
-
-    def _refuse(self, command: str, snapshot: RunSnapshot) -> None:
-        """Raise where the ranks can't do ``command`` now."""
-        if not any(p is not None for p in self._pulses.values()):
-            if self.spec.command is None or snapshot.state is RunState.STARTING:
-                raise ValueError("the ranks have not begun to train yet.")
-            raise ValueError(f"this command sends no telemetry, so {command} can't reach it.")
-        if snapshot.state is RunState.STOPPING:
-            raise ValueError("the run is stopping.")
-        if snapshot.state is RunState.QUEUED:
-            raise ValueError(f"the run waits to be started ({snapshot.detail}).")
-        if command == "continue" and snapshot.state not in (RunState.PAUSED, RunState.PAUSING):
-            raise ValueError(f"the run is not paused, it is {snapshot.state.value}.")
-        if command == "pause" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
-            raise ValueError(f"the run is {snapshot.state.value} already.")
 
     # -- one tick ------------------------------------------------------------------------------
 
@@ -341,7 +281,7 @@ class Supervisor:
         engine = self._engine_mark()
         batch = self._read_machine(now_s, engine)
         batch.events += self._stop_by_itself(now_s)
-        self._intents.climb(time.monotonic(), self._pulses, engine, self._found)
+        self._intents.climb(time.monotonic(), self._pulses, engine, self._machine.found)
         judgement = self._judge(sight)
         self._state = self._live_state(now_s)
         self._publish(judgement, now_s)
@@ -458,63 +398,12 @@ class Supervisor:
 
     def _read_machine(self, now_s: float, engine: ProcessMark | None) -> Batch:
         """Process and GPU readings, once a second."""
-        batch = Batch()
-        now = time.monotonic()
-        if now - self._read_at < READINGS_S:
-            return batch
-        self._read_at = now
-        table = ProcessTable()
-        marks = {
-            rank: ProcessMark(p.pid, p.start_ticks)
-            for rank, p in self._pulses.items()
-            if p is not None and p.pid > 0
-        }
-        self._found = self._without_telemetry(table, engine, marks)
-        marks = {**self._found, **marks}
-        self._rank_readings = self._readings.look(table, marks, now)
-        self._evidence.note_processes(table, marks)
-        batch.processes = [
-            (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self._rank_readings.items()
-        ]
-        self._look_at_gpus(batch, now_s)
+        batch = self._machine.look(self._snapshot, self._pulses, engine, now_s)
+        if batch is None:
+            return Batch()
+        assert self._machine.table is not None
+        self._evidence.note_processes(self._machine.table, self._machine.marks)
         return batch
-
-    def _without_telemetry(
-        self,
-        table: ProcessTable,
-        engine: ProcessMark | None,
-        heard_of: Mapping[int, ProcessMark],
-    ) -> dict[int, ProcessMark]:
-        """Processes of ranks that have no pulse, or none yet."""
-        size = self._snapshot.world_size
-        if engine is None or (heard_of and (size is None or len(heard_of) >= size)):
-            return {}
-        found = self._finder.find(table, engine)
-        return {
-            rank: mark
-            for rank, mark in found.items()
-            # Until a rank has named itself, the command stands for it; of a preset it never does.
-            if rank not in heard_of
-            and (mark != engine or (not heard_of and self.spec.command is not None))
-        }
-
-    def _look_at_gpus(self, batch: Batch, now_s: float) -> None:
-        """Never waits for the driver: a call that hangs is itself a reading."""
-        view = self._gpu_view = self._gpus.look(self._snapshot.ranks, now_s)
-        known = {(v.kind, v.began): v for v in self._gpu_verdicts}
-        self._gpu_verdicts = gpu_verdicts(view.findings)
-        for verdict in self._gpu_verdicts:
-            known.pop((verdict.kind, verdict.began), None)
-        self._gpu_verdicts_over += [replace(v, ended=now_s) for v in known.values()]
-        for event in view.events:
-            fields = {"gpu": event.gpu, "ranks": list(event.ranks), "xid": event.code}
-            batch.events.append((None, None, event.at, "gpu_error", event.text, fields))
-        sampled_at = max(
-            (g.sampled_at for g in view.gpus if g.sampled_at is not None), default=None
-        )
-        if sampled_at != self._gpus_at:
-            self._gpus_at = sampled_at
-            batch.gpus = [g for g in view.gpus if g.error is None]
 
     def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         told = self._evidence.judging(sight, failures=failures)
@@ -606,10 +495,10 @@ class Supervisor:
                 fold=self._fold,
                 pulses=self._pulses,
                 judgement=judgement,
-                found=self._found,
-                readings=self._rank_readings,
-                gpus=self._gpu_view,
-                gpu_verdicts=self._gpu_verdicts,
+                found=self._machine.found,
+                readings=self._machine.processes,
+                gpus=self._machine.gpu_view,
+                gpu_verdicts=self._machine.verdicts,
                 flops=self._flops,
                 changes=self._changes,
                 restarted_because=self._reason,
@@ -641,9 +530,9 @@ class Supervisor:
                 ),
                 now_s,
             )
-        over, self._gpu_verdicts_over = self._gpu_verdicts_over, []
+        over = self._machine.take_ended()
         if due or judgement.ended or over:
-            standing = (*judgement.verdicts, *self._gpu_verdicts)
+            standing = (*judgement.verdicts, *self._machine.verdicts)
             for verdict in (*standing, *judgement.ended, *over):
                 if not self._recorder.failing:
                     self._recorder.attempt(
@@ -814,7 +703,7 @@ class Supervisor:
     def _judge_end(
         self, end: EngineExit | None, keeper_died: bool
     ) -> tuple[Ending, list[WorkerFailure]]:
-        log = _tail(self.run_dir.engine_log_path(self.attempt))
+        log = log_tail(self.run_dir.engine_log_path(self.attempt))
         failures = worker_failures(log)
         checkpoints = self._shelf.all_checked()
         stopped = [p for p in self._pulses.values() if p is not None]
@@ -840,7 +729,7 @@ class Supervisor:
     def _last_line(self, engine_log: str, failures: list[WorkerFailure]) -> str | None:
         """What was said last, where no exception was reported: by the first rank that failed."""
         first = next((f.rank for f in failures if f.first), 0)
-        rank_log = _tail(self.run_dir.rank_log_path(self.attempt, first))
+        rank_log = log_tail(self.run_dir.rank_log_path(self.attempt, first))
         return last_error_line(rank_log) or last_error_line(engine_log)
 
     def _record_end(
@@ -850,8 +739,7 @@ class Supervisor:
         ended_at = end.ended_at if end and end.ended_at else time.time()
         if end is None and found.state is RunState.LOST:
             ended_at = self._last_seen or ended_at
-        gpus_over = [replace(v, ended=ended_at) for v in self._gpu_verdicts]
-        self._gpu_verdicts = ()
+        gpus_over = self._machine.end(ended_at)
         sight = Sight({}, self._pulses, self._gone())
         judgement = self._judge(sight, failures)
         snapshot = replace(
@@ -873,7 +761,7 @@ class Supervisor:
                 detail=waiting.words(),
                 stops=self._book.orders.words(),
             )
-        self._snapshot = _with_exits(snapshot, found, failures)
+        self._snapshot = with_exits(snapshot, found, failures)
         self._server.publish(self._snapshot)
         self._evidence.follow(judgement, sight, self._fold, self._snapshot)
         patience_ends = time.monotonic() + END_PATIENCE_S
@@ -930,7 +818,7 @@ class Supervisor:
         )
 
     def _close(self, *, keep_lock: bool = False) -> None:
-        self._gpus.stop()
+        self._machine.gpus.stop()
         self._evidence.close()
         self._server.close()
         self._watch.close()
@@ -946,37 +834,3 @@ class Supervisor:
         os.close(self.lock)
         # Whoever is still being called is waited for, but not by anybody who waits for the run.
         self._desk.finish_calls(self.spec.stall.on_verdict_timeout_s + 1.0)
-
-
-def _tail(path: Path) -> str:
-    """The end of a log; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailure]) -> RunSnapshot:
-    """Exit codes and reasons beside the ranks that they are of."""
-    codes = {f.rank: f.exit_code for f in failures}
-    known = {rank.rank: rank for rank in snapshot.ranks}
-    # One that failed before it was ever seen is a rank of the run all the same.
-    known |= {r: RankSnapshot(rank=r, state=RankState.DEAD) for r in codes if r not in known}
-    ranks = []
-    for _, rank in sorted(known.items()):
-        code = codes.get(rank.rank, 0 if snapshot.exit_code == 0 else None)
-        note = found.detail if rank.rank == found.first_failed_rank else rank.note
-        ranks.append(
-            replace(
-                rank,
-                exit_code=code,
-                note=note,
-                samples_per_s=None,
-                cpu_percent=None,
-                rss_bytes=None,
-            )
-        )
-    return replace(snapshot, ranks=tuple(ranks))

@@ -32,6 +32,8 @@ from ltui.training.store.home import RunDir
 from ltui.training.store.manifest import checkpoints, verify
 from ltui.training.store.reader import TRAIN_LOSS, RunStore
 from ltui.training.supervise.alive import ProcessMark
+from ltui.training.supervise.elastic import WorkerFailure
+from ltui.training.supervise.ending import Ending
 from ltui.training.supervise.procs import Reading
 
 
@@ -220,3 +222,26 @@ def refold(run_dir: RunDir, attempt: int) -> Fold:
     best = snapshot.throughput.best_samples_per_s if snapshot.attempt == attempt else None
     told_before = snapshot.cautions if snapshot.attempt == attempt else ()
     return Fold(ranks=ranks, best_samples_per_s=best, cautions=told_before)
+
+
+def with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailure]) -> RunSnapshot:
+    """Exit codes and reasons beside the ranks that they are of."""
+    codes = {f.rank: f.exit_code for f in failures}
+    known = {rank.rank: rank for rank in snapshot.ranks}
+    # One that failed before it was ever seen is a rank of the run all the same.
+    known |= {r: RankSnapshot(rank=r, state=RankState.DEAD) for r in codes if r not in known}
+    ranks = []
+    for _, rank in sorted(known.items()):
+        code = codes.get(rank.rank, 0 if snapshot.exit_code == 0 else None)
+        note = found.detail if rank.rank == found.first_failed_rank else rank.note
+        ranks.append(
+            replace(
+                rank,
+                exit_code=code,
+                note=note,
+                samples_per_s=None,
+                cpu_percent=None,
+                rss_bytes=None,
+            )
+        )
+    return replace(snapshot, ranks=tuple(ranks))

@@ -1,0 +1,71 @@
+"""Whether an order that came through the control socket can be carried out now.
+
+Asked by the control server's thread of the snapshot that was published last; every refusal is a
+``ValueError`` with a sentence for people.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.run.stopping import StopCondition, from_document, refusal, settled
+
+STEERING = ("pause", "continue", "checkpoint")
+"""What ranks do at a step that they agree on, and go on."""
+COMMANDS = ("stop", "kill", "stop_when", *STEERING)
+
+
+def check(order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool) -> None:
+    """``heard``: some rank has a pulse. ``foreign``: the run is a command of the user's."""
+    command = order.get("cmd")
+    if command not in COMMANDS:
+        raise ValueError(f"there is no command {command!r}.")
+    if snapshot.state not in LIVE:
+        raise ValueError(f"the run is {snapshot.state.value}.")
+    if command in STEERING:
+        _check_steering(command, snapshot, heard=heard, foreign=foreign)
+    if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
+        raise ValueError("timeout_s is no number.")
+
+
+def _check_steering(command: str, snapshot: RunSnapshot, *, heard: bool, foreign: bool) -> None:
+    if not heard:
+        if not foreign or snapshot.state is RunState.STARTING:
+            raise ValueError("the ranks have not begun to train yet.")
+        raise ValueError(f"this command sends no telemetry, so {command} can't reach it.")
+    if snapshot.state is RunState.STOPPING:
+        raise ValueError("the run is stopping.")
+    if snapshot.state is RunState.QUEUED:
+        raise ValueError(f"the run waits to be started ({snapshot.detail}).")
+    if command == "continue" and snapshot.state not in (RunState.PAUSED, RunState.PAUSING):
+        raise ValueError(f"the run is not paused, it is {snapshot.state.value}.")
+    if command == "pause" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
+        raise ValueError(f"the run is {snapshot.state.value} already.")
+
+
+def stop_conditions(
+    order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool
+) -> list[StopCondition] | None:
+    """What is asked for, settled by where the run is; None: cancel what stands."""
+    if order.get("cancel"):
+        return None
+    given = order.get("conditions")
+    if not isinstance(given, list) or not given:
+        raise ValueError("there is no condition.")
+    if snapshot.state is RunState.STOPPING:
+        raise ValueError("the run is stopping.")
+    begins = snapshot.state in (RunState.STARTING, RunState.QUEUED)
+    silent = foreign and not heard and not begins
+    found = []
+    for document in given:
+        condition = from_document(document if isinstance(document, dict) else {})
+        if silent and condition.kind in ("step", "epoch", "metric"):
+            raise ValueError(
+                f"this command sends no telemetry, so it can't stop {condition.words()}."
+            )
+        if (why := refusal(condition, snapshot)) is not None:
+            raise ValueError(why)
+        found.append(settled(condition, snapshot.metrics, snapshot.epoch, time.monotonic()))
+    return found
