@@ -198,11 +198,13 @@ def test_a_store_from_a_newer_version(ltui: Ltui, private_home: Path) -> None:
     run_dir = fake_run(private_home, "brave-owl-3f2a")
     newer_store(run_dir)
     before = run_dir.db_path.read_bytes()
-    for words in (["show", "last"], ["show", "last", "--json"], ["export", "last"]):
-        error = refused(ltui, *words)
-        assert "written by a newer ltui" in error
-        assert "Upgrade ltui" in error
-        assert error.count("\n") == 1
+    error = refused(ltui, "export", "last")
+    assert "written by a newer ltui" in error
+    assert "Upgrade ltui" in error
+    assert error.count("\n") == 1
+    # What the other files tell is shown all the same.
+    (shown,) = [line for line in ltui("show", "last").stdout.splitlines() if "newer ltui" in line]
+    assert "Upgrade ltui" in shown
     assert run_dir.db_path.read_bytes() == before
 
 
@@ -212,8 +214,9 @@ def test_one_unreadable_run_does_not_hide_the_others(ltui: Ltui, private_home: P
     (fake_run(private_home, "torn-elk-0001").spec_path).write_text("\x00{")
     done = ltui("runs", "--json")
     assert done.returncode == 0
-    assert [head["id"] for head in json.loads(done.stdout)] == ["calm-fox-0001"]
-    assert "newer ltui" in done.stderr
+    assert [head["id"] for head in json.loads(done.stdout)] == [
+        "calm-fox-0001", "new-owl-3f2a",
+    ]  # fmt: skip
     assert "torn-elk-0001" in done.stderr
 
 

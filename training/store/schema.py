@@ -118,7 +118,7 @@ def damaged(path: Path, error: sqlite3.Error) -> StoreError:
     return store_error(
         path,
         f"the run's history is damaged ({error}).",
-        "Logs and checkpoints beside it are not touched; delete the run or restore the file.",
+        "Logs and checkpoints are not touched; a resume begins a new history beside it.",
     )
 
 

@@ -87,7 +87,8 @@ def stored(run_dir: RunDir) -> RunSnapshot:
         except NoHistoryError:
             pass
         except StoreError as error:
-            note = error.problems[0].what
+            problem = error.problems[0]
+            note = " ".join(word for word in (problem.what, problem.remedy) if word)
     return _from_files(run_dir, note)
 
 
