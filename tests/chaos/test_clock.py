@@ -20,7 +20,7 @@ from ltui.training.run.snapshot import RunState
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.launch import resume
 from tests.chaos.audit import kept
-from tests.chaos.conftest import train_on
+from tests.chaos.conftest import everywhere, train_on
 from tests.supervise.conftest import Runs
 
 DAY_S = 86400
@@ -50,6 +50,7 @@ def set_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     mapped.close()
 
 
+@everywhere
 def test_the_clock_is_set(runs: Runs, set_clock: Callable[[int], None]) -> None:
     run = runs.training("--save-every", "10", step=15)
     for days in (-1, 3650, -30):

@@ -135,6 +135,7 @@ sys.stdin.readline()
 """
 
 
+@everywhere
 def test_a_history_that_another_process_locks(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
     run = saved_run
     locker = subprocess.Popen(
