@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ltui.training.queue.records import Phase, PulseState
-from ltui.training.run.evidence import Evidence
+from ltui.training.run.evidence import Evidence, HostEvidence
 from ltui.training.run.fold import Fold
 from ltui.training.run.judge import early, slowdown, straggler
 from ltui.training.run.judge.budgets import slowest_step_s
@@ -68,6 +68,7 @@ def judge(
     deaths_told: Mapping[int, Death] | None = None,
     oom_kills: int | None = None,
     evidence: Evidence | None = None,
+    host: HostEvidence | None = None,
     closer: bool = False,
     now_s: float | None = None,
 ) -> Judgement:
@@ -79,7 +80,7 @@ def judge(
     whose process is stopped: no budget need pass for them; ``held_workers`` the stopped DataLoader
     workers of ranks. ``silent``: ranks that have a process and no pulse, for how many seconds.
     ``oom_kills``: processes that the kernel killed for want of memory in the last moments.
-    ``evidence`` is the last closer look; ``closer`` says that there will be one for suspects.
+    ``host``: the machine as it is now. ``evidence`` is the last closer look; ``closer`` says that there will be one for suspects.
     """
     m = _moment(
         now_ns, pulses, policy, history, fold or Fold(), dead or {}, held or {},
@@ -101,7 +102,7 @@ def judge(
         found += told
         _mark(m, found, looked.waiting, dead=bool(found and found[0].level == "dead"))
         since_ns = _add_straggler(m, found)
-    drift_ns = _add_warnings(m, found)
+    drift_ns = _add_warnings(m, found, host)
     found.sort(key=lambda v: _GRAVITY.get(v.level, 4))
     verdicts = tuple(_begun(v, history, now_s) for v in found)
     active = {key_of(v): v for v in verdicts}
@@ -251,14 +252,15 @@ def _add_straggler(m: Moment, found: list[Verdict]) -> int | None:
     return since_ns
 
 
-def _add_warnings(m: Moment, found: list[Verdict]) -> int | None:
+def _add_warnings(m: Moment, found: list[Verdict], host: HostEvidence | None) -> int | None:
     """Add the early warnings; since when ranks drift."""
     if (bad := early.bad_loss(m.fold)) is not None:
         found.append(bad)
-    if m.evidence is not None and m.now_ns - m.evidence.taken_ns < 60e9:
-        for warned in (early.memory(m.evidence.host), early.shared_memory(m.evidence.host)):
+    if host is not None and m.alive:
+        for warned in (early.memory(host), early.shared_memory(host)):
             if warned is not None and warned.kind not in {v.kind for v in found}:
                 found.append(warned)
+    if m.evidence is not None and m.now_ns - m.evidence.taken_ns < 60e9:
         apart = early.diverging(dict(m.evidence.ranks))
         if apart is not None and not any(v.kind == "mismatch" for v in found):
             found.append(apart)

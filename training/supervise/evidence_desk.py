@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.queue.records import PulseState
-from ltui.training.run.evidence import Diagnosis, Evidence
+from ltui.training.run.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.run.fold import Fold
 from ltui.training.run.health import Judgement
 from ltui.training.run.judge.deaths import Death
@@ -27,7 +27,7 @@ from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.evidence import Memory, Question, Target, keep
 from ltui.training.supervise.evidence_death import death_of
 from ltui.training.supervise.evidence_exits import ExitWatch
-from ltui.training.supervise.evidence_host import oom_kills
+from ltui.training.supervise.evidence_host import look_at_host, oom_kills
 from ltui.training.supervise.evidence_proc import LOADER_NAME, entry_of
 from ltui.training.supervise.evidence_taker import EvidenceTaker
 from ltui.training.supervise.procs import ProcessTable
@@ -75,6 +75,7 @@ class EvidenceDesk:
         self._names: dict[int, str] = {}
         self._memory = Memory()
         self._kept: dict[str, _Kept] = {}
+        self._host: HostEvidence | None = None
 
     # -- every second ----------------------------------------------------------------------------
 
@@ -82,6 +83,7 @@ class EvidenceDesk:
         """``marks``: the ranks' processes, with and without a pulse."""
         self._forget_old_kills()
         ranks = {mark.pid for mark in marks.values()}
+        self._host = look_at_host(min(ranks, default=None), self._oom_before)
         for rank, mark in marks.items():
             known = self._ranks.get(rank)
             if known is None or known.pid != mark.pid:
@@ -136,6 +138,7 @@ class EvidenceDesk:
             "silent": silent,
             "oom_kills": self._oom_kills() if self._dying else None,
             "evidence": self._taker.evidence,
+            "host": self._host,
             "closer": may_look and self._taker.error is None,
         }
 

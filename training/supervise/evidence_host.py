@@ -49,7 +49,7 @@ def group_memory(pid: int | None) -> tuple[int | None, int | None]:
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         if limit is not None and limit < _NO_LIMIT:
-            cache = _inactive_file(folder)
+            cache = _file_cache(folder)
             return (None if used is None else max(0, used - cache)), limit
     return None, None
 
@@ -107,13 +107,16 @@ def _groups(pid: int | None) -> Iterable[Path]:
     return [p for p in paths if p.is_dir()]
 
 
-def _inactive_file(folder: Path) -> int:
-    """Cache that the kernel gives back before it kills."""
+def _file_cache(folder: Path) -> int:
+    """Cache of files, which the kernel gives back before it kills. Memory in ``/dev/shm`` is not
+    of it."""
+    found = {}
     for line in _lines(str(folder / "memory.stat")):
         name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+        found[name] = value
+    # Version 1 says with "total" what groups below hold too.
+    names = ("inactive_file", "active_file")
+    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in names)
 
 
 def _meminfo() -> dict[str, int]:

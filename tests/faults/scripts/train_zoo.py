@@ -58,7 +58,9 @@ class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         batch, place = divmod(index // self.world, BATCH)
         strikes = self.validation == ("val_sleep" in FAULTS) and place == 0
-        if strikes and batch == (2 if self.validation else STEP):
+        # A worker that stops takes along the batch before: it stops one later.
+        early = 1 if wants("worker_stop2", 2) else 0
+        if strikes and batch == (2 if self.validation else STEP + early):
             injections.stuck_sample(batch)
         if batch >= STEP and not self.validation:
             self._dawdle(place)
