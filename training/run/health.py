@@ -80,7 +80,8 @@ def judge(
     whose process is stopped: no budget need pass for them; ``held_workers`` the stopped DataLoader
     workers of ranks. ``silent``: ranks that have a process and no pulse, for how many seconds.
     ``oom_kills``: processes that the kernel killed for want of memory in the last moments.
-    ``host``: the machine as it is now. ``evidence`` is the last closer look; ``closer`` says that there will be one for suspects.
+    ``host``: the machine as it is now. ``evidence`` is the last closer look; ``closer`` says that
+    there will be one for suspects.
     """
     m = _moment(
         now_ns, pulses, policy, history, fold or Fold(), dead or {}, held or {},
