@@ -59,7 +59,10 @@ def saved_run(runs: Runs) -> RunDir:
 
 def strike_down(run: RunDir, *roles: str) -> None:
     """SIGKILL to everything of the run at once, or to these."""
-    kill_together(a for a in cast(run) if not roles or a.role in roles)
+    while found := [a for a in cast(run) if not roles or a.role in roles]:
+        kill_together(found)
+        if roles:
+            return
 
 
 def train_on(runs: Runs, run: RunDir, steps: int = 10) -> int:
