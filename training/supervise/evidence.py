@@ -288,7 +288,8 @@ class _Round:
             process = sights[entry.pid]
             if process.state is None:
                 continue
-            loader = entry.name == LOADER_NAME
+            # Torch names a worker some time after the fork.
+            loader = LOADER_NAME in (entry.name, process.name)
             stacks = self.question.memory.stacks.get(entry.pid, ())
             if stacks and not process.frozen and process.state not in "ZXTt":
                 # It has gone on since: where it is now counts, and the next round begins anew.
