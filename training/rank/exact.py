@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ltui.training.rank.loaders import LoaderPositions
 from ltui.training.rank.loops import Place, WeightsOfTraining
@@ -224,6 +225,13 @@ class ExactState:
         restore_metrics(trainer.lightning_module, given["metrics"])
         if given["world_size"] != trainer.world_size:
             self._inexact.insert(0, self._other_ranks(given))
+        elif trainer.world_size > 2 and isinstance(trainer.strategy.model, DistributedDataParallel):
+            # Its first step in a process puts gradients into buckets by another rule than later
+            # steps, and the place in a bucket decides in which order ranks are added.
+            self._inexact.append(
+                f"DDP may add the gradients of {trainer.world_size} ranks in another order in its"
+                " first steps, which rounds them otherwise"
+            )
         self._say()
 
     def _count_batches(self, given: dict[str, Any]) -> None:
