@@ -249,4 +249,5 @@ def test_ltui_runs_it(name: str, tmp_path: Path) -> None:
     show = [*ltui, "show", "last", "--json"]
     shown = json.loads(subprocess.run(show, capture_output=True, text=True, check=True).stdout)
     assert shown["state"] == "finished"
+    assert {rank["state"] for rank in shown["ranks"]} == {"ended"}
     assert any(metric.startswith("test/") for metric in shown["metrics"])

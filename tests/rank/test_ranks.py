@@ -215,8 +215,12 @@ def test_an_error_in_one_rank_is_told_by_it_first(run: RunFolder, side: Path) ->
 
 
 PRESET = """
+import os
+from pathlib import Path
+
 import torch
 import lightning.pytorch as pl
+from ltui.training.queue.reader import QueueReader
 
 class Model(pl.LightningModule):
     def __init__(self, width: int = 8):
@@ -225,6 +229,12 @@ class Model(pl.LightningModule):
 
     def training_step(self, batch, index):
         return self.layer(batch).pow(2).mean()
+
+    def on_test_start(self):
+        folder = Path(os.environ["LTUI_RUN_DIR"])
+        queue = QueueReader(folder / f"queue/1/rank-{self.global_rank:05d}.queue")
+        (folder / f"in-test-{self.global_rank}").write_text(queue.pulse().outcome.name)
+        queue.close()
 
     def test_step(self, batch, index):
         self.log("test/loss", self.layer(batch).pow(2).mean(), sync_dist=True)
@@ -268,6 +278,9 @@ def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> N
     assert ended.returncode == 0, ended.stderr
     for rank in (0, 1):
         assert run.column(StepField.GLOBAL_STEP, rank) == list(range(1, 17))
+        # The test that follows takes back that training has finished, and says so itself.
+        assert (run.path / f"in-test-{rank}").read_text() == "RUNNING"
+        assert (run.pulse(rank).outcome, run.pulse(rank).phase) == (Outcome.FINISHED, Phase.ENDED)
     assert [step for step, _ in run.metrics()["test/loss"]] == [16]
     assert run.column(StepField.LR)[0] == 0.01
     assert not (run.path / "config.yaml").exists()

@@ -348,12 +348,11 @@ class RankHooks:
         if self._exact is not None:
             self._exact.let_go()
         channel.queue.flush_staged()
-        channel.pulse.set(phase=Phase.TEARDOWN)
-        if self._stage == "fit":
-            channel.pulse.set(outcome=Outcome.FINISHED)
-            if channel.rank == 0:
-                step = trainer.global_step
-                channel.event("finished", f"Finished at step {step}.", global_step=step)
+        # After every stage, because any may be the last; the next one's setup takes it back.
+        channel.pulse.set(phase=Phase.TEARDOWN, outcome=Outcome.FINISHED)
+        if self._stage == "fit" and channel.rank == 0:
+            step = trainer.global_step
+            channel.event("finished", f"Finished at step {step}.", global_step=step)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._ended = exception
