@@ -110,6 +110,8 @@ class FakeRank:
         self.label(Kind.EVENT, document)
 
     def train(self) -> None:
+        while self.options.begin_with and not self.options.begin_with.exists():
+            time.sleep(0.01)
         while self.step < self.options.steps:
             self.pulse.set(phase=Phase.FORWARD, batch=self.step)
             time.sleep(self.options.pause)
@@ -220,6 +222,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--begin-with", type=Path, help="a file whose coming begins the training")
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,26 @@ def test_the_supervisor(runs: Runs) -> None:
     assert ended.state is RunState.STOPPED
     assert ended.history_note is None
     assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, ended.global_step + 1))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["hangs", "killed"])
+def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool) -> None:
+    """What it last wrote is that the run starts; the ranks tell that it trains."""
+    begin = tmp_path / "begin"
+    run = runs.fake("--begin-with", str(begin))
+    pid = runs.until(run, lambda s: len(s.ranks) == 2).supervisor_pid
+    keeper = keeper_mark(run).pid
+    os.kill(keeper, signal.SIGSTOP)  # lest it starts another supervisor
+    os.kill(pid, signal.SIGKILL if killed else signal.SIGSTOP)
+    assert runs.until(run, lambda s: s.detail).state is RunState.STARTING
+    begin.touch()
+    assert runs.until(run, lambda s: (s.global_step or 0) > 0).state is RunState.RUNNING
+    os.kill(keeper, signal.SIGCONT)
+    if not killed:
+        os.kill(pid, signal.SIGCONT)
+    runs.until(run, lambda s: s.supervisor_pid is not None and s.detail is None)
+    runs.order(run, "stop")
+    assert runs.ended(run).state is RunState.STOPPED
 
 
 def test_the_supervisor_again_and_again(runs: Runs) -> None:

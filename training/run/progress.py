@@ -6,7 +6,7 @@ Pure: the moment (``now_ns``, CLOCK_MONOTONIC) is an argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ltui.training.run.snapshot import MetricValue, RankSnapshot, RankState
 from ltui.training.run.throughput import usual_step_s, window
 
 _PAUSES = frozenset({Phase.SANITY, Phase.VALIDATION, Phase.CHECKPOINT, Phase.EPOCH_END, Phase.TEST})
+_STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,15 @@ class Progress:
     max_epochs: int | None = None
     batches_per_epoch: int | None = None
     eta_s: float | None = None
+
+
+def trains(pulses: Iterable[PulseState | None]) -> bool:
+    """Whether some rank has come to its first step; a run is starting until then."""
+    return any(
+        p.phase in _STEP_PHASES or p.global_step > 0 or p.outcome is not Outcome.RUNNING
+        for p in pulses
+        if p is not None
+    )
 
 
 def metrics(fold: Fold) -> dict[str, MetricValue]:

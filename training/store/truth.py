@@ -14,7 +14,7 @@ from dataclasses import replace
 from ltui.training.problem import ProblemError
 from ltui.training.queue.records import PulseState
 from ltui.training.run.fold import Fold
-from ltui.training.run.progress import progress, rank_snapshots
+from ltui.training.run.progress import progress, rank_snapshots, trains
 from ltui.training.run.snapshot import (
     LIVE,
     RankSnapshot,
@@ -115,8 +115,13 @@ def _from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
 def _moved(stored: RunSnapshot, pulses: Mapping[int, PulseState | None]) -> RunSnapshot:
     """``stored``, where the ranks are now as far as pulses tell."""
     found = progress(Fold(), pulses, time.monotonic_ns())
+    begun = stored.state in (RunState.STARTING, RunState.QUEUED) and trains(
+        p for p in pulses.values() if p is not None and rank_alive(p)
+    )
     return replace(
         stored,
+        # The supervisor may have died before it saw the first step.
+        state=RunState.RUNNING if begun else stored.state,
         taken_at=time.time(),
         epoch=stored.epoch if found.epoch is None else found.epoch,
         global_step=stored.global_step if found.global_step is None else found.global_step,

@@ -24,11 +24,11 @@ from typing import Any
 from ltui.training.gpu.mfu import BatchFlops
 from ltui.training.problem import ProblemError
 from ltui.training.queue.reader import Poll
-from ltui.training.queue.records import Outcome, Phase, PulseState
+from ltui.training.queue.records import Outcome, PulseState
 from ltui.training.run.fold import Fold, fold_many
 from ltui.training.run.health import Judgement, judge
 from ltui.training.run.judge.moment import HealthHistory
-from ltui.training.run.progress import metrics
+from ltui.training.run.progress import metrics, trains
 from ltui.training.run.snapshot import (
     LIVE,
     RunSnapshot,
@@ -91,7 +91,6 @@ END_PATIENCE_S = 60.0
 ended from what the keeper and the ranks left, and no process stays behind."""
 _SILENT_S = 6.0
 """A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
-_STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
 ANSWER_STOP_S = 5.0
 """Ranks that can still agree on a step get so long to save, before force ends a stalled run."""
 LAST_CALLS_S = 2.0
@@ -460,10 +459,7 @@ class Supervisor:
         known = [p for p in self._pulses.values() if p is not None]
         if not known:
             return self.spec.command is not None and now_s - self._started_at > _SILENT_S
-        return any(
-            p.phase in _STEP_PHASES or p.global_step > 0 or p.outcome is not Outcome.RUNNING
-            for p in known
-        )
+        return trains(known)
 
     def _detail(self) -> str | None:
         if self.restart_waits and self._ledger.waiting is not None:
