@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from ltui.training.queue.records import Outcome, Phase, PulseState
 from ltui.training.run.fold import Fold, FoldedEvent, RankFold
 from ltui.training.run.snapshot import CheckpointInfo, RunState
@@ -96,6 +98,40 @@ def test_the_real_exception_wins_over_those_it_caused() -> None:
     assert found.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
 
 
+def test_an_error_of_the_users_own_is_no_consequence() -> None:
+    """Whatever words of ours it happens to contain."""
+    own = (
+        ("KeyError", "no such store: 'train'"),
+        ("ValueError", "the peer of sample 7 is missing"),
+        ("RuntimeError", "barrier height must be positive"),
+        ("RuntimeError", "Default process group has not been initialized"),
+    )
+    failures = tuple(worker_failures(ELASTIC_LOG))
+    for name, message in own:
+        fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
+        found = ending(_facts(failures=failures, fold=fold))
+        assert found.detail == f"rank 0 raised {name}: {message} at step 7"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("DistStoreError", "wait timeout after 300000ms, keys: /default_pg/0//1"),
+        ("DistNetworkError", "The client socket has timed out after 60000ms while trying"),
+        ("RuntimeError", "[pair.cc:525] Read error [127.0.1.1]:24232: Connection reset by peer"),
+        ("RuntimeError", "[unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"),
+        ("RuntimeError", "Application timeout caused pair closure"),
+        ("RuntimeError", "Rank 1 failed to pass monitoredBarrier in 1800000 ms"),
+        ("DistBackendError", "NCCL error in: x.cpp:3, remote process exited or there was"),
+        ("SIGTERMException", ""),
+    ],
+)
+def test_what_torch_says_of_a_partner_that_has_gone(name: str, message: str) -> None:
+    fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
+    found = ending(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
+    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+
+
 def test_ends_that_are_no_failure() -> None:
     well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
     assert ending(_facts(exit=EngineExit(exit_code=0), pulses=well)).state is RunState.FINISHED
@@ -140,6 +176,21 @@ def test_the_line_that_says_most() -> None:
     assert last_error_line(log) == "ValueError: bad"
     assert last_error_line("one\ntwo\n") == "two"
     assert last_error_line("") is None
+
+
+def test_a_warning_after_the_exception_is_not_the_cause() -> None:
+    trace = "Traceback (most recent call last):\n  File 't.py', line 3, in f\n    g()\n    ^^^\n"
+    warning = (
+        "/x/resource_tracker.py:254: UserWarning: resource_tracker: 1 leaked semaphore objects\n"
+        "  warnings.warn('resource_tracker: ...')\n"
+    )
+    ignored = f"Exception ignored in: <function Pool.__del__>\n{trace}TypeError: no\n"
+    assert last_error_line(f"{trace}my.Surprise: 3\n{warning}{ignored}") == "my.Surprise: 3"
+    prefixed = "".join(f"[rank1]: {line}\n" for line in f"{trace}ValueError: bad".split("\n"))
+    assert last_error_line(prefixed + warning) == "ValueError: bad"
+    chained = f"{trace}KeyError: 1\n\nDuring handling of the above:\n\n{trace}OSError: 2\n"
+    assert last_error_line(chained) == "OSError: 2"
+    assert last_error_line(f"gives up\n{warning}") == "gives up"
 
 
 def test_what_a_rank_said_goes_before_the_agents_own_traceback() -> None:

@@ -14,6 +14,15 @@ _FAILURE = re.compile(
 )
 _AGENT_FAILS = re.compile(r"^E\d{4} .*torch/distributed/elastic/multiprocessing/api\.py", re.M)
 _AGENT_LINE = re.compile(r"[EWI]\d{4} .*torch/distributed/")
+_PREFIX = re.compile(r"^\[(rank|default)\d+\]:[ \t]?", re.M)
+"""torch's hook and torch elastic put it before what a rank writes."""
+_TRACEBACK = re.compile(
+    r"^(?P<before>[^\n]*\n)?[^\n]*Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+"
+    r"(?P<said>[^\s][^\n]*)",
+    re.M,
+)
+_NAMED_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b")
+_WARNING = re.compile(r"\S+:\d+: \w*Warning: |\[?[EWI]\d{4} .*\bWarning: |warnings\.warn\(")
 _ROOT = "Root Cause (first observed failure)"
 
 
@@ -41,15 +50,25 @@ def worker_failures(log: str) -> list[WorkerFailure]:
 
 
 def last_error_line(log: str) -> str | None:
-    """The line that most likely says what went wrong: an exception's last line, else any.
+    """The line that most likely says what went wrong: an exception's, else the last one.
 
-    Where the agent's own traceback follows, what the ranks wrote before it goes first.
+    Where the agent's own traceback follows, what the ranks wrote before it goes first. Warnings
+    often come last, and as the interpreter leaves exceptions that it ignores: neither is a cause.
     """
-    lines = _said(_AGENT_FAILS.split(log, maxsplit=1)[0]) or _said(log)
-    for line in reversed(lines[-200:]):
-        if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b", line):
-            return line[:300]
-    return lines[-1][:300] if lines else None
+    log = _PREFIX.sub("", log)
+    ours = _AGENT_FAILS.split(log, maxsplit=1)[0]
+    lines = _said(ours) or _said(log)
+    ends = [
+        found["said"]
+        for found in _TRACEBACK.finditer(ours)
+        if not (found["before"] or "").startswith("Exception ignored")
+    ]
+    named = [line for line in lines[-200:] if _NAMED_ERROR.match(line)]
+    telling = [line for line in lines if not _WARNING.match(line)]
+    for candidates in (ends, named, telling, lines):
+        if candidates:
+            return candidates[-1].strip()[:300]
+    return None
 
 
 def _said(log: str) -> list[str]:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ltui.training.queue.records import Outcome, PulseState
 from ltui.training.run.fold import Fold, FoldedEvent
+from ltui.training.run.judge.consequence import is_consequence
 from ltui.training.run.snapshot import CheckpointInfo, RunState
 from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.marks import EngineExit
-
-_CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused)|socket timeout|timed out waiting|peer|"
-    r"gloo|nccl|process group|SIGTERM|store|barrier",
-    re.IGNORECASE,
-)
-"""What a rank says whose partner has gone: not the cause where another rank says more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +222,7 @@ def _time(event: FoldedEvent) -> float:
 
 
 def _is_consequence(event: FoldedEvent) -> bool:
-    return bool(_CONSEQUENCE.search(_exception_text(event)))
+    return is_consequence(_exception_text(event))
 
 
 def _exception_text(event: FoldedEvent) -> str:

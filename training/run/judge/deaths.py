@@ -13,18 +13,12 @@ from typing import Any
 
 from ltui.training.queue.records import PulseState
 from ltui.training.run.evidence import Frame
+from ltui.training.run.judge.consequence import is_consequence
 from ltui.training.run.judge.frames import is_library, spot
 from ltui.training.run.judge.moment import Moment, where
 from ltui.training.run.judge.words import ranks_text
 from ltui.training.run.snapshot import RankState, Verdict
 
-CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused|was closed)|broken pipe|socket timeout|timed out waiting|"
-    r"recv(Value)? failed|closed by peer|nccl.*(abort|remote)|remote process exited|"
-    r"DistNetworkError|Application timeout caused pair closure",
-    re.IGNORECASE,
-)
-"""What a rank says whose partner has gone."""
 _SIZES = re.compile(
     r"preamble\.length|size doesn't match|EnforceNotMet|Mismatch between|mismatch", re.IGNORECASE
 )
@@ -201,13 +195,13 @@ def _raised(rank: int, fields: Mapping[str, Any], said: str, oom_kills: int | No
             rank=rank, kind="out_of_memory", frame=line, text=f"ran out of memory{at}: {told}",
             remedy="Use a smaller batch, gradient accumulation or a lower precision.",
         )  # fmt: skip
-    if _SIZES.search(message) and not CONSEQUENCE.search(message):
+    if _SIZES.search(message) and not is_consequence(message):
         return _End(
             rank=rank, kind="mismatch", frame=line, confidence=0.5,
             text=f"raised {told}{at}: a collective's sizes differ between ranks (size mismatch)",
             remedy="Every rank must call collectives with equal sizes; look at that line.",
         )  # fmt: skip
-    consequence = bool(CONSEQUENCE.search(f"{name}: {message}"))
+    consequence = is_consequence(f"{name}: {message}")
     return _End(
         rank=rank, kind="raised", frame=line, text=f"raised {told}{at}", consequence=consequence
     )
@@ -251,16 +245,14 @@ def _gone(rank: int, death: Death, oom_kills: int | None) -> _End:
             rank=rank, kind="mismatch" if abort else "killed", frame=death.frame,
             text=f"was killed by {name}{oom}{at}{said if name != 'SIGKILL' else ''}",
             confidence=0.5 if by_agent or abort else 0.95,
-            consequence=bool(
-                name == "SIGABRT" and death.last_line and CONSEQUENCE.search(death.last_line)
-            ),
+            consequence=name == "SIGABRT" and is_consequence(death.last_line or ""),
         )  # fmt: skip
     if death.exit_code is not None:
         return _End(
             rank=rank, kind="exited", text=f"left with exit code {death.exit_code}{said}",
-            consequence=bool(death.last_line and CONSEQUENCE.search(death.last_line)),
+            consequence=is_consequence(death.last_line or ""),
         )  # fmt: skip
-    if death.last_line is not None and CONSEQUENCE.search(death.last_line):
+    if death.last_line is not None and is_consequence(death.last_line):
         return _End(rank=rank, kind="exited", text=f"ended{said}", consequence=True)
     how = death.how or "its process is gone"
     if how.startswith("killed"):
