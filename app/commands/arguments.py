@@ -182,14 +182,15 @@ def _add_set(parser: Parser) -> None:
     )
 
 
-def _add_restarts(parser: Parser, default: int | None) -> None:
+def _add_restarts(parser: Parser, default: int | None, otherwise: str) -> None:
+    """``otherwise``: what holds without the option, in words."""
     parser.add_argument(
         "--restarts",
         type=whole,
         default=default,
         metavar="N",
         help="after a crash, go on from the last good checkpoint, at most N times "
-        + ("(default: what the file says, or 0)" if default is None else "(default: 0)"),
+        f"(default: {otherwise})",
     )
 
 
@@ -204,7 +205,7 @@ def _add_starting(add: Add) -> None:
     _add_preset(run)
     _add_set(run)
     _add_launching(run)
-    _add_restarts(run, None)
+    _add_restarts(run, None, "what the file says, or 0")
     run.add_argument(
         "--from",
         dest="start_from",
@@ -214,7 +215,7 @@ def _add_starting(add: Add) -> None:
     _add_stall(run)
     execute = add("exec", "launch:execute", "run a command of yours as a run", _EXEC)
     _add_launching(execute)
-    _add_restarts(execute, 0)
+    _add_restarts(execute, 0, "0")
     execute.add_argument(
         "--keep-best",
         metavar="METRIC[:max][:N]",
@@ -233,6 +234,7 @@ def _add_starting(add: Add) -> None:
     resume = add("resume", "launch:resume", "go on with an ended run, from its checkpoint", _RESUME)
     _add_run(resume)
     _add_set(resume)
+    _add_restarts(resume, None, "what the run had")
     _add_detach(resume)
     attach = add("attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH)
     attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
@@ -384,6 +386,7 @@ A resume is a new attempt of the same run: the curves go on.
 examples:
   ltui resume last
   ltui resume brave-owl --set trainer.max_epochs=60
+  ltui resume brave-owl --restarts 3
 """
 
 _ATTACH = """\

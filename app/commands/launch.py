@@ -155,7 +155,11 @@ def _free_gpus(text: str) -> str:
 def resume(options: Namespace) -> int:
     """``ltui resume RUN``."""
     run_dir = find_run(ltui_home(), options.run)
-    spec = changed_spec(run_dir.read_spec(), options.overrides) if options.overrides else None
+    spec: RunSpec | None = None
+    if options.overrides:
+        spec = changed_spec(run_dir.read_spec(), options.overrides)
+    if options.restarts is not None:
+        spec = (spec or run_dir.read_spec()).with_changes(restarts=options.restarts)
 
     def start() -> RunDir:
         supervise.resume(run_dir, spec=spec, checkpoint=None)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ltui.app.cli import main
+from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.run.snapshot import RunSnapshot, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import Event, RunStore
@@ -73,6 +75,26 @@ def test_a_killed_rank_is_followed_by_an_attempt_from_the_last_checkpoint(runs: 
     assert [row["state"] for row in rows] == ["failed", "stopped"]
     assert rows[1]["reason"] == second.restarted_because
     assert runs.steps(run, 0) == list(range(1, (ended.global_step or 0) + 1))
+
+
+def test_resumed_with_restarts(runs: Runs) -> None:
+    """``ltui resume RUN --restarts N`` of a run that was started without."""
+    run = start(runs, "--save-every", "10", restarts=0)
+    kill_a_rank(training(runs, run, 1, 15))
+    assert runs.ended(run).state is RunState.FAILED
+    assert main(["resume", run.id, "--restarts", "1", "--detach"]) == EXIT_DONE
+    kill_a_rank(training(runs, run, 2, 25))
+    third = training(runs, run, 3, 30)
+    assert (third.restarted_because or "").startswith("restart 1 of 1, after: ")
+    runs.order(run, "stop")
+    assert runs.ended(run).state is RunState.STOPPED
+    assert run.read_spec().restarts == 1
+
+
+def test_more_restarts_are_no_reason_to_train_on(runs: Runs) -> None:
+    run = start(runs, "--save-every", "10", "--steps", "20", restarts=0)
+    assert runs.ended(run).state is RunState.FINISHED
+    assert main(["resume", run.id, "--restarts", "1", "--detach"]) == EXIT_BAD_INPUT
 
 
 def test_the_same_step_twice_is_enough(runs: Runs) -> None:

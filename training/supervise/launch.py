@@ -82,7 +82,9 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     snapshot = true_snapshot(run_dir)
     if snapshot.state in LIVE:
         raise ProblemError(_still_live(run_dir, snapshot.state))
-    if snapshot.state is RunState.FINISHED and spec is None and checkpoint is None:
+    before = run_dir.read_spec()
+    same = spec is None or spec.overrides == before.overrides
+    if snapshot.state is RunState.FINISHED and same and checkpoint is None:
         raise ProblemError(
             Problem(
                 where=run_dir.id,
@@ -91,7 +93,6 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
             )
         )
     step, path, skipped = _resume_point(run_dir, checkpoint)
-    before = run_dir.read_spec()
     check_start(spec or before)
     arguments = ["--resume-from", str(path), "--resume-step", str(step)]
     arguments += [f"--skipped={words}" for words in skipped]
