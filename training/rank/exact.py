@@ -1,8 +1,9 @@
 """What a rank needs besides Lightning's checkpoint to go on exactly: random states, positions in
-the data, and what was gathered since the epoch began.
+the data, what was gathered since the epoch began, and DDP's buckets.
 
 Kept in a file of each rank beside the checkpoint (``publish.py``). Put back at these moments:
 
+- as DDP wraps the model: the places of gradients in its buckets (``buckets.py``);
 - where the loaders are ready and not yet iterated: every sampler's epoch (Lightning sets it after
   workers have begun to fetch by epoch 0's order), and where each loader goes on;
 - before the first batch: the random states, because setting up has drawn from them since, and what
@@ -23,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
+from ltui.training.rank.buckets import Buckets
 from ltui.training.rank.loaders import LoaderPositions
 from ltui.training.rank.loops import Place, WeightsOfTraining
 from ltui.training.rank.means import logged, metric_states, restore_logged, restore_metrics
@@ -41,6 +42,7 @@ class ExactState:
         self._trainer = trainer
         self._tell = tell
         self._loaders = LoaderPositions()
+        self._buckets = Buckets(trainer)
         self._validation_began: tuple[States, dict[str, Any]] | None = None
         self._weights = WeightsOfTraining(trainer)
         self._given: dict[str, Any] | None = None
@@ -133,6 +135,8 @@ class ExactState:
         again."""
         trainer = self._trainer
         loop = trainer.fit_loop
+        # First, because it may be a collective and what follows may fail on one rank.
+        buckets = self._buckets.layout()
         if place is Place.VALIDATION and self._validation_began is not None:
             random, metrics = self._validation_began
         else:
@@ -144,6 +148,7 @@ class ExactState:
             "batches": loop.epoch_loop.batch_progress.current.ready,
             "over": bool(loop.epoch_loop.batch_progress.is_last_batch),
             "random": random,
+            "buckets": buckets,
             "logged": logged(trainer),
             "metrics": metrics,
             **self._loaders.states(loop._data_fetcher),
@@ -175,6 +180,8 @@ class ExactState:
             for key in ("loaders", "batches", "over"):
                 given[key] = first[key]
             given["logged"]["means"], given["metrics"] = {}, {}
+        else:
+            self._buckets.give(given.get("buckets"))
 
     @property
     def _same_ranks(self) -> bool:
@@ -225,12 +232,10 @@ class ExactState:
         restore_metrics(trainer.lightning_module, given["metrics"])
         if given["world_size"] != trainer.world_size:
             self._inexact.insert(0, self._other_ranks(given))
-        elif trainer.world_size > 2 and isinstance(trainer.strategy.model, DistributedDataParallel):
-            # Its first step in a process puts gradients into buckets by another rule than later
-            # steps, and the place in a bucket decides in which order ranks are added.
+        elif self._buckets.may_differ:
             self._inexact.append(
-                f"DDP may add the gradients of {trainer.world_size} ranks in another order in its"
-                " first steps, which rounds them otherwise"
+                f"DDP may add the gradients of {trainer.world_size} ranks in another order than"
+                " before, which rounds them otherwise"
             )
         self._say()
 
