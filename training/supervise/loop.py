@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,8 +25,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.queue.reader import Poll
 from ltui.training.queue.records import Outcome, PulseState
 from ltui.training.run.fold import Fold, fold_many
-from ltui.training.run.health import Judgement, judge
-from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.health import Judgement
 from ltui.training.run.progress import metrics, trains
 from ltui.training.run.snapshot import (
     LIVE,
@@ -52,6 +50,7 @@ from ltui.training.supervise.elastic import (
 from ltui.training.supervise.ending import Ending, Facts, ending
 from ltui.training.supervise.evidence_desk import EvidenceDesk
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
+from ltui.training.supervise.judging import JudgeSeat
 from ltui.training.supervise.machine import READINGS_S, MachineWatch
 from ltui.training.supervise.marks import (
     EngineExit,
@@ -126,9 +125,6 @@ class Supervisor:
         self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
         self._recorder = Recorder(store, attempt, self._watch)
         self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
-        self._health = HealthHistory()
-        self._misjudged: str | None = None
-        """The last mistake of the judge, so that each is logged once."""
         self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
         self._machine = MachineWatch(run_dir.id, foreign=spec.command is not None)
         self._flops: BatchFlops | None = None
@@ -138,13 +134,12 @@ class Supervisor:
         self._queued: str | None = None
         self._desk = VerdictDesk(spec, attempt, str(run_dir.path))
         self._answered: str | None = None
-        self._died: set[int] = set()
-        """Ranks that were known to be dead before the run was told to end."""
         self._saved_at = 0.0
         self._shelf = Shelf(run_dir.checkpoints_dir)
         self._orders: deque[dict[str, Any]] = deque()
         self._woken = threading.Event()
         self._evidence = EvidenceDesk(run_dir, attempt, self._woken.set)
+        self._seat = JudgeSeat(spec.stall, self._evidence)
         self._state = RunState.STARTING
         self._stated: tuple[RunState, str | None] | None = None
         self._pulses: Mapping[int, PulseState | None] = {}
@@ -405,45 +400,8 @@ class Supervisor:
         return batch
 
     def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        told = self._evidence.judging(sight, failures=failures)
-        try:
-            judgement = self._judged(sight, told)
-        except Exception:
-            # A mistake over evidence, which has a thousand forms, must not cost the run its
-            # supervisor: pulses alone still tell who stands still.
-            if told["evidence"] is None:
-                raise
-            text = traceback.format_exc()
-            if text != self._misjudged:
-                self._misjudged = text
-                print(text, file=sys.stderr, flush=True)
-            judgement = self._judged(sight, {**told, "evidence": None, "closer": False})
-        self._health = judgement.history
-        return self._without_deaths_asked_for(judgement)
-
-    def _without_deaths_asked_for(self, judgement: Judgement) -> Judgement:
-        """Ranks that die because the run was told to end died of nothing."""
-        died = {r for v in judgement.verdicts if v.level == "dead" for r in v.culprits}
-        if self._intents.ladder is None:
-            self._died = died
-            return judgement
-        if died <= self._died:
-            return judgement
-        verdicts = tuple(
-            v for v in judgement.verdicts if v.level != "dead" or self._died >= {*v.culprits}
-        )
-        return replace(judgement, verdicts=verdicts)
-
-    def _judged(self, sight: Sight, told: dict[str, Any]) -> Judgement:
-        return judge(
-            time.monotonic_ns(),
-            sight.pulses,
-            self.spec.stall,
-            self._health,
-            fold=self._fold,
-            now_s=time.time(),
-            **told,
-        )
+        ending = self._intents.ladder is not None
+        return self._seat.judge(sight, self._fold, told_to_end=ending, failures=failures)
 
     def _live_state(self, now_s: float) -> RunState:
         state = self._state
