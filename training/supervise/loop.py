@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from ltui.training.gpu.mfu import BatchFlops
@@ -36,7 +35,6 @@ from ltui.training.run.spec import RunSpec
 from ltui.training.run.standing import headline
 from ltui.training.run.stopping import StopCondition
 from ltui.training.store.home import RunDir
-from ltui.training.store.manifest import resume_choice
 from ltui.training.store.writer import Batch, StoreWriter
 from ltui.training.supervise import asked
 from ltui.training.supervise.alive import ProcessMark
@@ -71,13 +69,7 @@ from ltui.training.supervise.picture import (
 )
 from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.recorder import Recorder
-from ltui.training.supervise.restarts import (
-    BEFORE_TRAINING,
-    Ledger,
-    Wanted,
-    read_ledger,
-    write_ledger,
-)
+from ltui.training.supervise.restart_desk import RestartDesk
 from ltui.training.supervise.sweep import sweep
 from ltui.training.supervise.verdict_desk import Row, VerdictDesk, stored_verdicts
 from ltui.training.supervise.waiting import GpuQueue
@@ -119,7 +111,7 @@ class Supervisor:
         self.lock = lock
         self._adopted = plan.adopt
         self._changes, self._reason = store.why_started(attempt)
-        self._ledger = read_ledger(run_dir)
+        self._restarts = RestartDesk(run_dir, spec, attempt)
         self._book = OrderBook(run_dir, attempt)
         self._started_at = store.started_at(attempt) or time.time()
         self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
@@ -153,7 +145,7 @@ class Supervisor:
             self._rebooted = of_earlier_boot(run_dir)
             before = stored_snapshot(run_dir)
             self._last_seen = None if before is None else before.taken_at
-            if self._restart_wanted():
+            if self._restarts.wanted is not None:
                 self._intents.kill(time.monotonic())
             self._desk.know(stored_verdicts(run_dir), time.time(), time.monotonic())
         else:
@@ -178,8 +170,7 @@ class Supervisor:
     @property
     def restart_waits(self) -> bool:
         """Whether the attempt has ended, and another is to follow."""
-        waiting = self._ledger.waiting
-        return waiting is not None and waiting.attempt == self.attempt
+        return self._restarts.waiting is not None
 
     def run(self) -> Plan | None:
         """Until the attempt's end is in the store. The attempt that is to follow, if any: then the
@@ -294,7 +285,7 @@ class Supervisor:
         """Stop where a condition has come true, or where ranks stop without having been asked."""
         rows: list[Row] = []
         if self._intents.notice(time.monotonic(), self._pulses):
-            self._forget_wanted()
+            self._restarts.forget_wanted()
         if self._intents.ladder is None:
             said = self._book.due(lambda: metrics(self._fold), now_s, time.monotonic())
             if said is not None:
@@ -363,10 +354,10 @@ class Supervisor:
             if command == "stop":
                 timeout_s = float(order.get("timeout_s", DEFAULT_STOP_S))
                 self._intents.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
-                self._forget_wanted()
+                self._restarts.forget_wanted()
             elif command == "kill":
                 self._intents.kill(now_s)
-                self._forget_wanted()
+                self._restarts.forget_wanted()
             elif command == "stop_when":
                 self._take_conditions(order["conditions"], order["taken"])
             elif command == "pause":
@@ -400,8 +391,8 @@ class Supervisor:
         return batch
 
     def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        ending = self._intents.ladder is not None
-        return self._seat.judge(sight, self._fold, told_to_end=ending, failures=failures)
+        told_to_end = self._intents.ladder is not None
+        return self._seat.judge(sight, self._fold, told_to_end=told_to_end, failures=failures)
 
     def _live_state(self, now_s: float) -> RunState:
         state = self._state
@@ -420,8 +411,8 @@ class Supervisor:
         return trains(known)
 
     def _detail(self) -> str | None:
-        if self.restart_waits and self._ledger.waiting is not None:
-            return self._ledger.waiting.words()
+        if self._restarts.waiting is not None:
+            return self._restarts.waiting.words()
         if self._intents.ladder is not None:
             return self._intents.ladder.words(time.monotonic())
         if self._queued is not None:
@@ -504,65 +495,18 @@ class Supervisor:
         0 kills at once. None where it is under way, otherwise why there is no restart: then
         nothing was done. Called by the loop's thread.
         """
-        why = self._ledger.why_not(of, self._failure_step())
+        why = self._restarts.want(reason, of=of, step=self._furthest_step())
         if why is not None:
             return why
-        wanted = Wanted(attempt=self.attempt, reason=reason, of=of)
-        if not self._keep_ledger(replace(self._ledger, wanted=wanted)):
-            return "the disk does not take the plan"
         if save_s > 0:
             self._intents.stop(time.monotonic(), save_s, self._can_be_asked())
         else:
             self._intents.kill(time.monotonic())
         return None
 
-    def _restart_wanted(self) -> Wanted | None:
-        wanted = self._ledger.wanted
-        return wanted if wanted is not None and wanted.attempt == self.attempt else None
-
-    def _forget_wanted(self) -> None:
-        """A person's stop or kill ends it all."""
-        if self._ledger.wanted is not None:
-            self._keep_ledger(replace(self._ledger, wanted=None))
-
-    def _keep_ledger(self, ledger: Ledger) -> bool:
-        try:
-            write_ledger(self.run_dir, ledger)
-        except OSError:
-            return False
-        self._ledger = ledger
-        return True
-
-    def _failure_step(self) -> int | None:
-        step = self._furthest_step()
-        return BEFORE_TRAINING if step is None and self.spec.command is None else step
-
-    def _plan_restart(self, found: Ending, end: EngineExit | None) -> Ending:
-        """Have another attempt follow where one is due; the end, with why not where none is."""
-        wanted = self._restart_wanted()
-        crashed = found.state in (RunState.FAILED, RunState.CRASHED)
-        if wanted is not None and found.state is not RunState.FINISHED:
-            of, found = wanted.of, replace(found, detail=wanted.reason)
-        elif crashed and self.spec.restarts and self._intents.ladder is None:
-            if end is not None and end.error is not None:
-                return found  # It could not even be started.
-            of = self.spec.restarts
-        else:
-            return found
-        step = self._failure_step()
-        why = self._ledger.why_not(of, step)
-        if why is None:
-            ledger = self._ledger.then_wait(
-                attempt=self.attempt, of=of, step=step, state=found.state, detail=found.detail
-            )
-            if self._keep_ledger(ledger):
-                return found
-            why = "the disk does not take the plan"
-        return replace(found, detail=f"{found.detail}; not restarted: {why}")
-
     def _wait_to_restart(self) -> Plan | None:
         """Wait, unless a person stops it, then hand over to the next attempt."""
-        waiting = self._ledger.waiting
+        waiting = self._restarts.waiting
         assert waiting is not None
         if self._adopted:
             self._snapshot = stored_snapshot(self.run_dir) or self._snapshot
@@ -587,23 +531,12 @@ class Supervisor:
                 self._recorder.record({}, Batch(), self._snapshot, time.time())
             self._woken.wait(min(TICK_S, waiting.left_s()))
             self._woken.clear()
-        choice = resume_choice(self.run_dir.checkpoints_dir)
-        if choice.taken is None and choice.skipped:
-            why = f"not restarted: no checkpoint is whole ({'; '.join(choice.skipped_words())})"
-            self._settle(waiting.ended_as(), f"{waiting.detail}; {why}")
+        plan = self._restarts.begin(waiting, self._changes)
+        if isinstance(plan, str):
+            self._settle(waiting.ended_as(), f"{waiting.detail}; {plan}")
             return None
-        self._keep_ledger(self._ledger.begun())
         self._close(keep_lock=True)
-        taken = choice.taken
-        return Plan(
-            resume_from=None if taken is None else Path(taken.path),
-            resume_step=None if taken is None else taken.global_step,
-            skipped=tuple(choice.skipped_words()),
-            changes=self._changes,
-            restarted_because=(
-                f"restart {waiting.number} of {waiting.of}, after: {waiting.detail}"
-            ),
-        )
+        return plan
 
     def _settle(self, state: RunState, detail: str) -> None:
         """There is no restart after all: the attempt's end is the run's."""
@@ -611,7 +544,7 @@ class Supervisor:
         self._snapshot = replace(self._snapshot, state=state, detail=detail)
         self._server.publish(self._snapshot)
         self._try_to_record(found, self._snapshot.ended_at or time.time())
-        self._keep_ledger(replace(self._ledger, waiting=None))
+        self._restarts.drop()
         self._say_final()
         self._close()
 
@@ -644,7 +577,8 @@ class Supervisor:
         found, failures = self._judge_end(end, keeper_died and (not self._adopted or bool(left)))
         if self._answered is not None:
             found = replace(found, detail=f"{self._answered}: {found.detail}")
-        found = self._plan_restart(found, end)
+        told_to_end = self._intents.ladder is not None
+        found = self._restarts.plan(found, end, self._furthest_step(), told_to_end=told_to_end)
         self._record_end(found, failures, end)
         if not self.restart_waits:
             self._close()
@@ -707,7 +641,7 @@ class Supervisor:
             eta_s=None,
             throughput=replace(self._snapshot.throughput, samples_per_s=None, steps_per_s=None),
         )
-        waiting = self._ledger.waiting if self.restart_waits else None
+        waiting = self._restarts.waiting
         if waiting is not None:
             snapshot = replace(
                 snapshot,
