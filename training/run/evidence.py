@@ -72,6 +72,11 @@ class ProcessSight:
         # Who waits for a worker or in poll wakes every few seconds to look around.
         return self.switches <= self.interval_s // 4 and self.cpu_share < 0.02 and moved == 0
 
+    @property
+    def starved(self) -> bool:
+        """Ready for much of the time, and without a processor."""
+        return (self.run_delay_share or 0.0) > 0.3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerEvidence:

@@ -39,6 +39,10 @@ JUMP_S = 5.0
 HELD_S = 1.0
 """A process stopped for less (a debugger that looks and goes on) is not worth a word."""
 _STRAGGLING_S = 2.0
+_LOOKED_S = 0.9
+"""A round that ends so long after a beginning has seen something of what began."""
+_UNSEEN_S = 6.0
+"""After so long a straggler is told without a closer look at it."""
 _GRAVITY = {"dead": 0, "stalled": 1, "slow": 2, "warning": 3}
 
 
@@ -102,7 +106,8 @@ def judge(
             told = [v for v in told if v.level == "stalled" and v.kind not in _AFTER_DEATH]
         found += told
         _mark(m, found, looked.waiting, dead=bool(found and found[0].level == "dead"))
-        since_ns = _add_straggler(m, found)
+        since_ns, straggles = _add_straggler(m, found, closer=closer)
+        suspects |= straggles
     drift_ns = _add_warnings(m, found, host)
     found.sort(key=lambda v: _GRAVITY.get(v.level, 4))
     verdicts = tuple(_begun(v, history, now_s) for v in found)
@@ -237,20 +242,31 @@ def _mark(m: Moment, found: list[Verdict], waiting: frozenset[int], *, dead: boo
             m.states.update(dict.fromkeys(live.intersection(blamed), RankState.STALLED))
 
 
-def _add_straggler(m: Moment, found: list[Verdict]) -> int | None:
-    """Add the straggler's verdict once it lasts; since when there is one."""
-    if any(v.level in ("dead", "stalled") or v.kind == "straggler" for v in found):
-        return None
-    slow = straggler.find(m)
-    if slow is None:
-        if not any(v.kind == "slow_data" for v in found):
-            found += [v for v in (slowdown.slow_data(m),) if v is not None]
-        return None
+def _add_straggler(
+    m: Moment, found: list[Verdict], *, closer: bool
+) -> tuple[int | None, frozenset[int]]:
+    """Add the straggler's verdict once it lasts. Since when there is one, and its rank, which is
+    looked at closely."""
+    if any(v.level in ("dead", "stalled") for v in found):
+        return None, frozenset()
     since_ns = m.history.straggling_since_ns or m.now_ns
-    if m.now_ns - since_ns > _STRAGGLING_S * 1e9:
-        of_rank = m.evidence.ranks.get(slow.rank) if m.evidence is not None else None
+    if any(v.kind == "straggler" for v in found):
+        return since_ns, frozenset()
+    slow = straggler.find(m)
+    before = next((v for v in m.history.active.values() if v.kind == "straggler"), None)
+    if slow is None and before is not None and straggler.still(m, before.culprits[0]):
+        found.append(before)
+        return since_ns, frozenset(before.culprits)
+    if slow is None:
+        if not any(v.kind in ("slow_data", "slow_step") for v in found):
+            found += [v for v in (slowdown.slow_data(m),) if v is not None]
+        return None, frozenset()
+    lasted_s = (m.now_ns - since_ns) / 1e9
+    seen = m.evidence is not None and m.evidence.taken_ns > since_ns + _LOOKED_S * 1e9
+    if lasted_s > _STRAGGLING_S and (seen or not closer or lasted_s > _UNSEEN_S):
+        of_rank = m.evidence.ranks.get(slow.rank) if m.evidence is not None and seen else None
         found.append(straggler.verdict(m, slow, of_rank))
-    return since_ns
+    return since_ns, frozenset((slow.rank,))
 
 
 def _add_warnings(m: Moment, found: list[Verdict], host: HostEvidence | None) -> int | None:

@@ -168,7 +168,7 @@ class Module(L.LightningModule):
 
     def _compute(self, batch_idx: int) -> None:
         if "contended" in FAULTS:
-            until = time.process_time() + 0.1
+            until = time.process_time() + 0.05
             while time.process_time() < until:
                 torch.ones(64, 64) @ torch.ones(64, 64)
             return

@@ -30,6 +30,8 @@ SLOW_WRITE_S = 8.0
 PROOF_S = 2.2
 """Ranks stand in collectives that can never match: so long, for the flight recorders to settle."""
 _LOOK_S = 1.2
+LOOK_AGAIN_S = 0.9
+"""A rank whose step before was already far too long is looked at so soon."""
 _LOOK_SHARE = 0.35
 _SLOW_LOOK_S = 3.5
 

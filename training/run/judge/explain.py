@@ -30,7 +30,7 @@ from ltui.training.run.judge.words import motion_text
 
 _SILENT_S = 1.5
 _BUSY_SHARE = 0.4
-_STARVED_SHARE = 0.3
+STARVED_REMEDY = "Run fewer processes on this machine, or give each rank its own cores."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ def _gil(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
     process = of_rank.process
     if age is None or age < _SILENT_S or process is None or process.state in ("T", "t", "D", "Z"):
         return None
-    if process.run_delay_share is not None and process.run_delay_share > _STARVED_SHARE:
+    if process.starved:
         return None  # it has no processor, nor has its witness
     stack = of_rank.main_stack
     line = user_frame(stack) or innermost(stack)
@@ -269,9 +269,8 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
 def _line_remedy(motion: str, process: ProcessSight | None) -> str | None:
     if motion == "frozen" and process and "futex" in (process.wait_channel or ""):
         return "Look for a lock taken twice, or by a thread that is gone."
-    starved = process and (process.run_delay_share or 0) > _STARVED_SHARE
-    if starved and motion != "frozen":
-        return "Other processes take its processor: run fewer, or give each its own cores."
+    if process is not None and process.starved and motion != "frozen":
+        return STARVED_REMEDY
     return "Look at that line." if motion != "moving" else None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ltui.training.queue.records import Phase
 from ltui.training.run.judge import budgets
-from ltui.training.run.judge.explain import Reason, explain
+from ltui.training.run.judge.explain import STARVED_REMEDY, Reason, explain
 from ltui.training.run.judge.frames import in_rendezvous
 from ltui.training.run.judge.fronts import Split, split, stands_in
 from ltui.training.run.judge.mismatch import (
@@ -34,6 +34,7 @@ _WATCHED_S = 1.5
 """Two rounds of looking."""
 _PATIENCE_S = 6.0
 """A closer look that is not there by then will not come."""
+MORE_WORKERS = "More DataLoader workers, or cheaper samples."
 _REPEATED_S = 2.5
 """A step this long, where steps are short, that is followed by another one."""
 
@@ -53,6 +54,8 @@ def suspects(m: Moment, slowest_s: float | None) -> frozenset[int]:
         look_s = budgets.look_s(pulse, m.fold.ranks.get(rank), slowest_s, full_s)
         if rank in m.held_workers:
             look_s = min(look_s, _WORKER_HELD_S)
+        if pulse.phase in STEP_PHASES and _slow_before(m, (rank,)):
+            look_s = min(look_s, budgets.LOOK_AGAIN_S)
         if m.still[rank] > look_s:
             found.add(rank)
     found |= {r for r, s in m.silent.items() if s > budgets.FROZEN_S}
@@ -181,6 +184,10 @@ def _if_due(
         if _too_short(reason):
             return None
         allowed_s = frozen_s
+        if phase in STEP_PHASES and age_s <= allowed_s and _slow_before(m, culprits):
+            # The slow step before has made this one's budget long.
+            allowed_s, level = budgets.PROOF_S, "slow"
+            reason = _straggles(reason)
     elif reason.motion == "busy":
         allowed_s = max(budgets.BUSY_S, 1.5 * frozen_s)
     else:
@@ -189,11 +196,15 @@ def _if_due(
             allowed_s = max(allowed_s, 30.0)
         elif _slow_before(m, culprits):
             allowed_s = budgets.PROOF_S
-            reason = replace(reason, kind="straggler", text=f"is the STRAGGLER: it {reason.text}")
+            reason = _straggles(reason)
         level = "slow"
     if age_s <= allowed_s:
         return None
     return verdict_of(m, culprits, reason, waiting, found, level=level, budget_s=allowed_s)
+
+
+def _straggles(reason: Reason) -> Reason:
+    return replace(reason, kind="straggler", text=f"is the STRAGGLER: it {reason.text}")
 
 
 def _too_short(reason: Reason) -> bool:
@@ -285,7 +296,10 @@ def _nobody_waits(m: Moment, slowest_s: float | None) -> list[Verdict] | None:
             verdicts.append(verdict_of(m, (rank,), reason, (), None))
     if verdicts:
         return verdicts
-    again = _slow_before(m, ranks) and all(r.motion == "moving" for r in reasons.values())
+    works = all(r.motion in ("moving", "busy") for r in reasons.values())
+    # One rank alone that is busy may be in a loop without an end.
+    alone_busy = len(ranks) == 1 and reasons[ranks[0]].motion == "busy"
+    again = works and not alone_busy and _slow_before(m, ranks)
     overdue = [
         r
         for r in ranks
@@ -320,23 +334,30 @@ def _all_slow(
     busy = all(reasons[r].motion == "busy" for r in ranks)
     if len(ranks) == 1 and busy:
         return [verdict_of(m, ranks, reasons[ranks[0]], (), None)]
-    what = "data-bound" if data else "compute-bound" if busy else "slow"
+    starved = all(_starved(m, r) for r in ranks)
+    bound = "data-bound" if data else "compute-bound" if busy else "slow"
+    what = "short of processors, the machine is overloaded," if starved else bound
     motion = motion_text(m.close[ranks[0]].process)
     line = reasons[ranks[0]].place
     reason = Reason(
-        kind="slow_data" if data else "slow_step",
+        kind="slow_data" if data and not starved else "slow_step",
         text=f"NOT STALLED: {what} on all ranks, in {line}{motion}"
         if len(ranks) > 1
         else f"NOT STALLED: {what}, in {line}{motion}",
         motion="moving",
         place=line,
-        remedy="More DataLoader workers, or cheaper samples." if data else None,
+        remedy=STARVED_REMEDY if starved else MORE_WORKERS if data else None,
         confidence=0.8,
         facts=reasons[ranks[0]].facts,
     )
     verdict = verdict_of(m, ranks, reason, (), None, level="slow")
     cause = verdict.cause if len(ranks) == 1 else reason.text
     return [replace(verdict, culprits=(), cause=cause)]
+
+
+def _starved(m: Moment, rank: int) -> bool:
+    process = m.close[rank].process
+    return process is not None and process.starved
 
 
 # -- before training -----------------------------------------------------------------------------

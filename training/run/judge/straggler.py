@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ltui.training.run.evidence import RankEvidence
+from ltui.training.run.evidence import Frame, RankEvidence
 from ltui.training.run.fold import Mark, RankFold
 from ltui.training.run.judge.budgets import WARM_UP_STEPS
+from ltui.training.run.judge.explain import STARVED_REMEDY, explain
+from ltui.training.run.judge.frames import spot
 from ltui.training.run.judge.moment import Moment, where
+from ltui.training.run.judge.words import motion_text
 from ltui.training.run.snapshot import Verdict
 
 _WINDOWS = ((10_000_000_000, 0.35), (4_000_000_000, 0.6))
 """(ns, share of the step by which the straggler's own work exceeds the middle rank's): what is
 glaring is said sooner."""
 _LEAST_STEPS = 8
+_LONG_STEPS, _LONG_SHARE, _EACH_SHARE = 6, 0.6, 0.35
+"""Steps of a second and more, too few for a window: so many, of all and of each of them."""
 _LEAST_S = 0.02
 """A step in which less is lost is not worth a word."""
-_STARVED_SHARE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +45,38 @@ def find(m: Moment) -> Straggler | None:
     for window_ns, least in _WINDOWS:
         if (found := _within(m, window_ns, least)) is not None:
             return found
-    return None
+    return _of_steps(m, _LONG_STEPS, _LONG_SHARE)
+
+
+def still(m: Moment, rank: int) -> bool:
+    """Whether the last step, too, was the longer for this rank."""
+    last = _of_steps(m, 1, _EACH_SHARE)
+    return last is not None and last.rank == rank
+
+
+def _of_steps(m: Moment, count: int, least: float) -> Straggler | None:
+    """The straggler of the last ``count`` steps and of each of them, where steps are so long that
+    there is a mark for each."""
+    marks: dict[int, dict[int, Mark]] = {}
+    for rank in m.alive:
+        folded = m.fold.ranks.get(rank)
+        if folded is None or folded.total is None:
+            return None
+        marks[rank] = {round(k.batches): k for k in (*folded.marks[-count - 2 :], folded.total)}
+    if len(marks) < 2:
+        return None
+    end = min(max(of_rank) for of_rank in marks.values())
+    wanted = range(max(WARM_UP_STEPS, end - count), end + 1)
+    if len(wanted) <= count or any(b not in k for k in marks.values() for b in wanted):
+        return None
+    whole = _compare({r: _work(k[wanted[0]], k[end]) for r, k in marks.items()})
+    if whole is None or whole.share < least:
+        return None
+    for b in wanted[1:]:
+        each = _compare({r: _work(k[b - 1], k[b]) for r, k in marks.items()})
+        if each is None or each.rank != whole.rank or each.share < _EACH_SHARE:
+            return None
+    return whole
 
 
 def _within(m: Moment, window_ns: int, least: float) -> Straggler | None:
@@ -120,11 +155,13 @@ def _work(begin: Mark, end: Mark) -> tuple[float, float, float, float] | None:
 
 
 def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
-    process = close.process if close is not None else None
+    """``close``: a look at the rank while it straggled."""
     why, remedy = _WHY[found.part]
-    if process is not None and (process.run_delay_share or 0) > _STARVED_SHARE:
-        why = "another process takes its processor"
-        remedy = "Run fewer processes on this machine, or give each rank its own cores."
+    if close is not None and close.process is not None and close.process.starved:
+        why, remedy = "other processes take its processor", STARVED_REMEDY
+        why += motion_text(close.process)
+    frame = _line(m, found, close)
+    at = f" at {spot(frame)}" if frame is not None else ""
     pulse = m.pulses.get(found.rank)
     waiting = tuple(r for r in m.alive if r != found.rank)
     return Verdict(
@@ -132,10 +169,10 @@ def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
         level="slow",
         culprits=(found.rank,),
         waiting=waiting,
-        place=found.part,
+        place=f"{found.part}, {spot(frame)}" if frame is not None else found.part,
         cause=(
             f"rank {found.rank} is the STRAGGLER: the others wait for it {100 * found.share:.0f} %"
-            f" of each step ({found.step_s:.2f} s); it spends the time in {found.part}: {why}"
+            f" of each step ({found.step_s:.2f} s); it spends the time in {found.part}{at}: {why}"
         ),
         remedy=remedy,
         confidence=0.8,
@@ -145,9 +182,17 @@ def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
             "own_s": found.own_s,
             "middle_s": found.middle_s,
             "moving": True,
+            **({"frame": f"{frame.file}:{frame.line} {frame.function}"} if frame else {}),
             "ranks": {str(found.rank): where(pulse)} if pulse is not None else {},
         },
     )
+
+
+def _line(m: Moment, found: Straggler, close: RankEvidence | None) -> Frame | None:
+    """The user's line that the rank was seen in, in the part of the step that takes the time."""
+    if close is None or close.phase != found.part:
+        return None
+    return explain(close, m.pulses.get(found.rank)).frame
 
 
 _WHY = {

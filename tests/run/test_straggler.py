@@ -1,0 +1,165 @@
+"""Who holds the others up in steps of seconds, and what takes a rank's processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ltui.training.queue.records import Phase
+from ltui.training.run.evidence import Evidence, Frame, ProcessSight, RankEvidence, ThreadStack
+from ltui.training.run.fold import Fold, fold
+from ltui.training.run.health import Judgement, judge
+from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.snapshot import Verdict
+from ltui.training.run.spec import StallPolicy
+from tests.run.records import SECOND, pulse, steps
+
+_LINE = Frame(file="/home/user/data.py", line=7, function="__getitem__")
+
+
+def _folded(*lengths: tuple[float, float, float], usual: int = 10, ranks: int = 2) -> Fold:
+    """After ``usual`` steps of 0.1 s, steps of (length, what rank 0 and rank 1 fetch for)."""
+    state = Fold()
+    for rank in range(ranks):
+        state = fold(state, rank, steps(usual, 0.1, fetch_s=0.0))
+        at_s = usual * 0.1
+        for number, (length, *fetched) in enumerate(lengths):
+            at_s += length
+            one = steps(1, length, first=usual + 1 + number, start_s=at_s, fetch_s=fetched[rank])
+            state = fold(state, rank, one)
+    return state
+
+
+def _end_s(state: Fold) -> float:
+    total = state.ranks[0].total
+    assert total is not None
+    return total.t_ns / SECOND
+
+
+def _rank(rank: int, still_s: float, *, switches: int = 3, delay: float = 0.0) -> RankEvidence:
+    waits = Frame(file="/x/torch/distributed/distributed_c10d.py", line=1, function="all_reduce")
+    frame = _LINE if rank == 1 else waits
+    return RankEvidence(
+        rank=rank, pid=100 + rank, alive=True, phase="fetch data" if rank == 1 else "backward",
+        still_s=still_s, stacks=(ThreadStack(name="MainThread", main=True, frames=(frame,)),),
+        process=ProcessSight(
+            pid=100 + rank, state="S", interval_s=1.8, cpu_share=0.01, switches=switches,
+            run_delay_share=delay, read_bytes=0, written_bytes=0,
+        ),
+    )  # fmt: skip
+
+
+def _at(
+    state: Fold, later_s: float, *, evidence: Evidence | None = None,
+    history: HealthHistory | None = None, closer: bool = True,
+) -> Judgement:  # fmt: skip
+    """Since the last step rank 1 fetches data and the other one waits for it."""
+    last_s = _end_s(state)
+    pulses = {
+        r: pulse(r, Phase.FETCH if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
+        for r in state.ranks
+    }
+    return judge(
+        round((last_s + later_s) * SECOND), pulses, StallPolicy(), history or HealthHistory(),
+        fold=state, evidence=evidence, closer=closer, now_s=1000 + last_s + later_s,
+    )  # fmt: skip
+
+
+def _seen(state: Fold, later_s: float, **fields: float) -> Evidence:
+    ranks = {r: _rank(r, later_s, **fields) for r in state.ranks}  # type: ignore[arg-type]
+    taken_ns = round((_end_s(state) + later_s) * SECOND)
+    return Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=ranks)
+
+
+def _straggling_since(seconds: float) -> HealthHistory:
+    return HealthHistory(straggling_since_ns=round(seconds * SECOND), judged_ns=None)
+
+
+def test_after_one_step_far_too_long_the_next_is_looked_at_soon() -> None:
+    usual, slow = _folded(), _folded((4.8, 0.0, 4.7))
+    assert _at(usual, 1.0).suspects == frozenset()
+    assert _at(slow, 1.0).suspects == {0, 1}
+
+
+def test_a_second_long_step_in_a_row_makes_a_straggler() -> None:
+    state = _folded((4.8, 0.0, 4.7))
+    (verdict,) = _at(state, 2.5, evidence=_seen(state, 2.0)).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
+    assert "data.py:7" in verdict.cause
+
+
+def test_a_rank_that_sleeps_through_its_second_long_step_straggles_and_then_stalls() -> None:
+    state = _folded((4.8, 0.0, 4.7))
+    (verdict,) = _at(state, 2.5, evidence=_seen(state, 2.0, switches=0)).verdicts
+    assert (verdict.kind, verdict.level) == ("straggler", "slow")
+    (verdict,) = _at(state, 25.0, evidence=_seen(state, 2.0, switches=0)).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("frozen", "stalled", (1,))
+
+
+def test_one_long_step_alone_is_nothing() -> None:
+    state = _folded((4.8, 0.0, 4.7), (0.1, 0.0, 0.0))
+    assert _at(state, 2.5, evidence=_seen(state, 2.0)).verdicts == ()
+
+
+def test_a_straggler_of_long_steps_stands_while_its_next_step_begins() -> None:
+    state = _folded((4.8, 0.0, 4.7))
+    told = _at(state, 2.5, evidence=_seen(state, 2.0))
+    after = _folded((4.8, 0.0, 4.7), (4.8, 0.0, 4.7))
+    (verdict,) = _at(after, 0.3, history=_unhurried(told)).verdicts
+    assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
+    assert "data.py:7" in verdict.cause
+    level = _folded((4.8, 0.0, 4.7), (4.8, 4.7, 4.7))
+    assert not _at(level, 0.3, history=_unhurried(told)).verdicts
+
+
+def test_six_long_steps_are_enough_where_none_was_ever_short() -> None:
+    slow = (2.0, 0.1, 1.7)
+    state = _folded(*[slow] * 6, usual=4)
+    since = _straggling_since(_end_s(state) - 3)
+    (verdict,) = _at(state, 0.3, history=since, closer=False).verdicts
+    assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
+    for other in ((2.0, 1.7, 1.7), (2.0, 1.7, 0.1)):
+        state = _folded(*[slow] * 3, other, *[slow] * 2, usual=4)
+        assert not _at(state, 0.3, history=since, closer=False).verdicts
+
+
+def test_a_straggler_is_looked_at_and_told_with_what_takes_its_processor() -> None:
+    state = _folded(*[(1.0, 0.0, 0.9)] * 12)
+    since = _straggling_since(_end_s(state) - 3)
+    found = _at(state, 0.3, history=since)
+    assert found.verdicts == ()
+    assert found.suspects == {1}
+    looked = _at(state, 0.3, history=since, evidence=_seen(state, 0.2, delay=0.8))
+    (verdict,) = looked.verdicts
+    assert "other processes take its processor" in verdict.cause
+    assert "waits for a processor 80 %" in verdict.cause
+    (verdict,) = _at(state, 0.3, history=since, evidence=_seen(state, 0.2)).verdicts
+    assert "its data is slow" in verdict.cause
+    assert "data.py:7" in str(verdict.place)
+
+
+def test_evidence_from_before_it_straggled_says_nothing_of_why() -> None:
+    state = _folded(*[(1.0, 0.0, 0.9)] * 12)
+    since = _straggling_since(_end_s(state) - 7)
+    old = replace(_seen(state, 0.2, delay=0.8), taken_ns=round((_end_s(state) - 8) * SECOND))
+    (verdict,) = _at(state, 0.3, history=since, evidence=old).verdicts
+    assert "processor" not in verdict.cause
+
+
+def test_where_all_ranks_lack_a_processor_nobody_is_to_blame() -> None:
+    state = _folded((4.8, 4.7, 4.7))
+    pulses = {r: pulse(r, Phase.FORWARD, _end_s(state), pid=100 + r) for r in state.ranks}
+    own = {r: replace(_rank(1, 2.0, switches=300, delay=0.7), rank=r, pid=100 + r) for r in pulses}
+    taken_ns = round((_end_s(state) + 2.0) * SECOND)
+    found = judge(
+        taken_ns + SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, closer=True,
+        evidence=Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=own), now_s=1000.0,
+    )  # fmt: skip
+    verdict: Verdict
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_step", "slow", ())
+    assert "the machine is overloaded" in verdict.cause
+
+
+def _unhurried(told: Judgement) -> HealthHistory:
+    """As if it had been judged a moment ago."""
+    return replace(told.history, judged_ns=None)
