@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled
 from frames import frame, snapshot
-from test_run_screen import OneRun, Script, shown, until
+from test_run_screen import OneRun, Script, settled, shown, until
 from textual.pilot import Pilot
 
 from ltui.app.code_places import in_library, place, stack_lines
@@ -348,7 +348,7 @@ def test_a_diagnosis(snap_compare: Callable[..., bool], size: tuple[int, int]) -
 
     async def drawn(pilot: Pilot[Any]) -> None:
         await opened.open(pilot)
-        await pilot.pause(0.5)
+        await settled(pilot)
 
     assert snap_compare(opened.app, terminal_size=size, run_before=drawn)
 
@@ -359,7 +359,7 @@ def test_a_mismatch_at_80_columns(snap_compare: Callable[..., bool]) -> None:
     async def drawn(pilot: Pilot[Any]) -> None:
         await opened.open(pilot)
         await pilot.press("2")
-        await pilot.pause(0.5)
+        await settled(pilot)
 
     assert snap_compare(opened.app, terminal_size=(80, 24), run_before=drawn)
 

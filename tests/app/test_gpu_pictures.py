@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpu_frames import gpu_frame
-from test_run_screen import OneRun, Script, shown
+from test_run_screen import OneRun, Script, settled, shown
 from textual.pilot import Pilot
 
 from ltui.training.gpu import stand_in
@@ -37,7 +37,7 @@ def test_panel(
     async def drawn(pilot: Pilot[Any]) -> None:
         await shown(pilot, app)
         await pilot.press("3", "z")
-        await pilot.pause(0.4)
+        await settled(pilot)
 
     assert snap_compare(app, terminal_size=SIZES[width], run_before=drawn)
 
@@ -49,6 +49,6 @@ def test_detail(snap_compare: Callable[..., bool], driver: Path) -> None:
     async def drawn(pilot: Pilot[Any]) -> None:
         await shown(pilot, app)
         await pilot.press("3", "down", "down", "enter")
-        await pilot.pause(0.4)
+        await settled(pilot)
 
     assert snap_compare(app, terminal_size=(160, 50), run_before=drawn)

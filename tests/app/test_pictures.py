@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from frames import NOW, frame, rank, snapshot
-from test_run_screen import OneRun, Script, shown
+from test_run_screen import OneRun, Script, settled, shown
 from textual.pilot import Pilot
 
 from ltui.training.run.snapshot import RankState, Verdict
@@ -36,6 +36,6 @@ def test_a_run_with_a_stalled_rank(
 
     async def drawn(pilot: Pilot[Any]) -> None:
         await shown(pilot, app)
-        await pilot.pause(0.5)
+        await settled(pilot)
 
     assert snap_compare(app, terminal_size=size, run_before=drawn)

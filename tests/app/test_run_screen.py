@@ -71,7 +71,7 @@ class OneRun(LtuiApp):
 
 async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
     """Wait for something that will come, generously."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, "it never came"
         await pilot.pause(0.02)
@@ -82,6 +82,16 @@ async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
     await until(pilot, lambda: app.run_screen.query_one(RunHeader).shape is not None)
     await pilot.pause()
     return app.run_screen
+
+
+async def settled(pilot: Pilot[Any]) -> None:
+    """Wait until three looks in a row, 0.2 s apart, see the same screen."""
+    seen: list[str] = []
+    deadline = time.monotonic() + 60
+    while len(seen) < 3 or len(set(seen[-3:])) > 1:
+        assert time.monotonic() < deadline, "the screen never came to rest"
+        await pilot.pause(0.2)
+        seen.append(pilot.app.export_screenshot(simplify=True))
 
 
 def visible(screen: RunScreen) -> set[str]:
