@@ -29,7 +29,8 @@ FEW = [
     *("1/plain:0:validation:validations", "1/moody:0:mid-epoch", "1/lucky:0:mid-epoch"),
     *("2/plain:0:validation", "2/plain:2:counted steps", "2/own:0:accumulation"),
     *("2/weighted:0:mid-epoch", "2/stateful:0:epoch end", "2/plain:0:mid-epoch:sharded"),
-    *("4/plain:0:first epoch", "4/plain:0:validation"),
+    *("1/persistent:2:counted steps", "2/stateful_weighted:2:first epoch"),
+    *("2/stateful_shuffled:2:mid-epoch", "4/plain:0:first epoch", "4/plain:0:validation"),
 ]
 REGROUPED = ["regroup/plain", "regroup/own"]
 # What can't be exact is said.

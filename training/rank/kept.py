@@ -4,8 +4,8 @@ none.
 Lightning saves rank 0's state of a loader and loads it on every rank; here every rank keeps its
 own. Where it loads one, a few things more are needed:
 
-- torchdata's ``StatefulDataLoader`` draws its order from generators and random states as they were
-  when the epoch's iterator was made, so that is made again from the same;
+- torchdata's ``StatefulDataLoader`` draws its order again from generators and random states, which
+  must be what they were when it was drawn first;
 - at the end of an epoch its iterator must be run to its end, or the next epoch is skipped;
 - where the loader has no length, Lightning fetches a batch ahead, which the loader's state counts
   as used, so that batch is kept too.
@@ -16,18 +16,18 @@ then.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from ltui.training.rank.dealt import within_wrapper
-from ltui.training.rank.position import generators_of
+from ltui.training.rank.position import generators_of, innermost_sampler
 from ltui.training.rank.randomness import States, as_before, random_states, restore_random_states
 
+_Made = tuple[States, list[torch.Tensor]]
 _PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor)
 
 
@@ -36,33 +36,49 @@ class KeptPosition:
 
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
-        self._made: tuple[States, list[torch.Tensor]] | None = None
-        self._go_on: tuple[States, list[torch.Tensor]] | None = None
+        self._made: _Made | None = None
+        """The states from which this epoch's order was drawn."""
+        self._go_on: _Made | None = None
+        self._again: _Made | None = None
+        """The same of an epoch that goes on, while its iterator is made."""
+        self._sampler: Any = None
         if isinstance(loader, DataLoader):
             loader._get_iterator = self._open  # type: ignore[method-assign]
+            self._sampler = _told_of_draws(innermost_sampler(loader), self._before_each_draw)
 
     def let_go(self) -> None:
         if (loader := self._loader()) is not None:
             loader.__dict__.pop("_get_iterator", None)
+        if self._sampler is not None:
+            self._sampler.__class__ = type(self._sampler).__base__
+            self._sampler = None
 
     def _open(self) -> Any:
         loader: Any = self._loader()
-        generators = generators_of(loader)
         go_on, self._go_on = self._go_on, None
         if go_on is None:
-            self._made = random_states(), [g.get_state() for g in generators]
+            self._note()
             return type(loader)._get_iterator(loader)
-        self._made = go_on
-
-        def rewind() -> None:
-            restore_random_states(go_on[0])
-            for generator, state in zip(generators, go_on[1], strict=False):
-                generator.set_state(state)
-
-        with as_before():
-            rewind()
-            with _drawn_from(within_wrapper(loader.sampler), rewind):
+        self._made = self._again = go_on
+        try:
+            with as_before():
+                self._before_each_draw()
                 return type(loader)._get_iterator(loader)
+        finally:
+            self._again = None
+
+    def _before_each_draw(self) -> None:
+        """Of the sampler's order. torchdata draws it twice where there are workers or a state is
+        loaded, and the last counts."""
+        if self._again is None:
+            self._note()
+            return
+        restore_random_states(self._again[0])
+        for generator, state in zip(generators_of(self._loader()), self._again[1], strict=False):
+            generator.set_state(state)
+
+    def _note(self) -> None:
+        self._made = random_states(), [g.get_state() for g in generators_of(self._loader())]
 
     def state(self) -> dict[str, Any]:
         """Weights-only types; ``state`` is None where the loader's own is more."""
@@ -93,24 +109,24 @@ class KeptPosition:
             generator.set_state(own)
 
 
-@contextmanager
-def _drawn_from(sampler: Any, rewind: Callable[[], None]) -> Iterator[None]:
-    """Have ``sampler`` draw the same order each time that it is iterated within: torchdata iterates
-    its sampler twice where it loads a state."""
-    if sampler is None:
-        yield
-        return
+def _told_of_draws(sampler: Any, tell: Callable[[], None]) -> Any:
+    """Have ``sampler`` call ``tell`` just before it draws an order; None where it can't."""
     plain = type(sampler)
 
     def draw(self: Any) -> Any:
-        rewind()
-        return plain.__iter__(self)
+        tell()
+        numbers = plain.__iter__(self)
+        return lazily(numbers) if inspect.isgenerator(numbers) else numbers
 
-    sampler.__class__ = type(plain.__name__, (plain,), {"__iter__": draw})
+    def lazily(numbers: Iterator[Any]) -> Iterator[Any]:
+        tell()  # a generator's body runs with the first number
+        yield from numbers
+
     try:
-        yield
-    finally:
-        sampler.__class__ = plain
+        sampler.__class__ = type(plain.__name__, (plain,), {"__iter__": draw})
+    except TypeError:  # a list, say
+        return None
+    return sampler
 
 
 def run_to_its_end(iterator: Any) -> None:

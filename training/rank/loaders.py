@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ltui.training.rank.kept import KeptPosition, Replay, is_plain, run_to_its_end
-from ltui.training.rank.position import LoaderPosition, can_follow, keeps_position
+from ltui.training.rank.position import LoaderPosition, can_follow, keeps_position, shut_down
 from ltui.training.rank.randomness import States, random_states, restore_random_states
 
 
@@ -36,6 +36,8 @@ class LoaderPositions:
         """They are there, and not yet iterated."""
         self.let_go()
         self._loaders = loaders
+        for loader in loaders:
+            shut_down(loader)
         self._positions = [_position(loader) for loader in loaders]
 
     def epoch_begins(self) -> None:

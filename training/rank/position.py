@@ -256,20 +256,41 @@ class _Draw:
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The loader's own generators and its samplers', each once, always in the same order."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    if isinstance(batch_sampler, _Followed):
-        batch_sampler = batch_sampler.followed
-    sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, _Followed):
-        sampler = sampler.followed
     found = []
-    # Lightning shares a sampler of one's own among ranks through a wrapper.
-    within = within_wrapper(sampler)
-    for owner in (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None), within):
+    for owner in (loader, *_samplers(loader)):
         values = getattr(owner, "__dict__", {})
         found += [values[name] for name in sorted(values)]
     generators = [value for value in found if isinstance(value, torch.Generator)]
     return list({id(generator): generator for generator in generators}.values())
+
+
+def innermost_sampler(loader: Any) -> Any:
+    """The one that draws the order of sample numbers."""
+    sampler, batch_sampler, batched, *within = _samplers(loader)
+    found = [each for each in (*within, batched, batch_sampler) if each is not None]
+    return found[0] if found else sampler
+
+
+def _samplers(loader: Any) -> tuple[Any, ...]:
+    """The loader's, its batch sampler, that one's, and those of one's own which Lightning shares
+    among ranks through a wrapper around either."""
+    sampler, batch_sampler = (
+        found.followed if isinstance(found, _Followed) else found
+        for found in (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+    )
+    batched = getattr(batch_sampler, "sampler", None)
+    return sampler, batch_sampler, batched, within_wrapper(sampler), within_wrapper(batched)
+
+
+def shut_down(loader: Any) -> None:
+    """The iterator that a DataLoader keeps: ``persistent_workers`` would go on with it, and one
+    that was made before is not followed."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is None or not isinstance(loader, DataLoader):
+        return
+    if callable(shut := getattr(iterator, "_shutdown_workers", None)):
+        shut()
+    loader._iterator = None
 
 
 def _set(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:

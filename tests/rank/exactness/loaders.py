@@ -191,6 +191,14 @@ def stateful_shuffled(workers: int, folder: Path) -> Any:
     return StatefulDataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=workers)
 
 
+def stateful_weighted(workers: int, folder: Path) -> Any:
+    """A sampler that draws from the rank's own random states."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    sampler = WeightedRandomSampler(torch.arange(1, samples() + 1).double(), samples())
+    return StatefulDataLoader(Rows(), batch_size=BATCH, sampler=sampler, num_workers=workers)
+
+
 def stateful_stream(workers: int, folder: Path) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -215,7 +223,16 @@ def simple(workers: int, folder: Path) -> Any:
 
 _ALL = (
     *(plain, in_order, persistent, generator, weighted, batched, two, shortest, own, ffcv),
-    *(stateful, stateful_shuffled, stateful_stream, stream, lucky, simple, moody),
+    *(
+        stateful,
+        stateful_shuffled,
+        stateful_weighted,
+        stateful_stream,
+        stream,
+        lucky,
+        simple,
+        moody,
+    ),
 )
 LOADERS = {loader.__name__: loader for loader in _ALL}
 WITHOUT_WORKERS = ("ffcv", "simple")
