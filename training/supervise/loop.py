@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -39,13 +37,9 @@ from ltui.training.store.writer import Batch, StoreWriter
 from ltui.training.supervise import asked
 from ltui.training.supervise.alive import ProcessMark
 from ltui.training.supervise.control import ControlServer
-from ltui.training.supervise.elastic import (
-    WorkerFailure,
-    last_error_line,
-    log_tail,
-    worker_failures,
-)
-from ltui.training.supervise.ending import Ending, Facts, ending
+from ltui.training.supervise.elastic import WorkerFailure
+from ltui.training.supervise.end_of_run import EndBook, find_end, last_snapshot
+from ltui.training.supervise.ending import Ending, Facts
 from ltui.training.supervise.evidence_desk import EvidenceDesk
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
 from ltui.training.supervise.judging import JudgeSeat
@@ -65,7 +59,6 @@ from ltui.training.supervise.picture import (
     refold,
     stored_snapshot,
     stored_state,
-    with_exits,
 )
 from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.recorder import Recorder
@@ -77,9 +70,6 @@ from ltui.training.supervise.watch import QueueWatch, Sight
 
 TICK_S = 0.25
 SNAPSHOT_S = 1.0
-END_PATIENCE_S = 60.0
-"""So long a full disk is waited for after the end; then front ends tell how the run
-ended from what the keeper and the ranks left, and no process stays behind."""
 _SILENT_S = 6.0
 """A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
 ANSWER_STOP_S = 5.0
@@ -116,6 +106,7 @@ class Supervisor:
         self._started_at = store.started_at(attempt) or time.time()
         self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
         self._recorder = Recorder(store, attempt, self._watch)
+        self._end_book = EndBook(run_dir, attempt, store, self._recorder)
         self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
         self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
         self._machine = MachineWatch(run_dir.id, foreign=spec.command is not None)
@@ -543,9 +534,9 @@ class Supervisor:
         found = Ending(state=state, detail=detail, exit_code=self._snapshot.exit_code)
         self._snapshot = replace(self._snapshot, state=state, detail=detail)
         self._server.publish(self._snapshot)
-        self._try_to_record(found, self._snapshot.ended_at or time.time())
+        self._snapshot, _ = self._end_book.write(self._snapshot, found)
         self._restarts.drop()
-        self._say_final()
+        self._end_book.let_the_keeper_go()
         self._close()
 
     # -- the end -------------------------------------------------------------------------------
@@ -591,34 +582,19 @@ class Supervisor:
     def _judge_end(
         self, end: EngineExit | None, keeper_died: bool
     ) -> tuple[Ending, list[WorkerFailure]]:
-        log = log_tail(self.run_dir.engine_log_path(self.attempt))
-        failures = worker_failures(log)
-        checkpoints = self._shelf.all_checked()
-        stopped = [p for p in self._pulses.values() if p is not None]
-        all_stopped = bool(stopped) and all(p.outcome is Outcome.STOPPED for p in stopped)
-        found = ending(
-            Facts(
-                exit=end,
-                keeper_died=keeper_died,
-                rebooted=self._rebooted,
-                pulses=self._pulses,
-                fold=self._fold,
-                failures=tuple(failures),
-                last_line=self._last_line(log, failures),
-                stop_requested=self._intents.ladder is not None,
-                forced=None if all_stopped else self._intents.forced,
-                checkpoints=checkpoints,
-                foreign=self.spec.command is not None,
-                global_step=self._furthest_step(),
-            )
+        facts = Facts(
+            exit=end,
+            keeper_died=keeper_died,
+            rebooted=self._rebooted,
+            pulses=self._pulses,
+            fold=self._fold,
+            stop_requested=self._intents.ladder is not None,
+            forced=self._intents.forced,
+            checkpoints=self._shelf.all_checked(),
+            foreign=self.spec.command is not None,
+            global_step=self._furthest_step(),
         )
-        return found, failures
-
-    def _last_line(self, engine_log: str, failures: list[WorkerFailure]) -> str | None:
-        """What was said last, where no exception was reported: by the first rank that failed."""
-        first = next((f.rank for f in failures if f.first), 0)
-        rank_log = log_tail(self.run_dir.rank_log_path(self.attempt, first))
-        return last_error_line(rank_log) or last_error_line(engine_log)
+        return find_end(self.run_dir, self.attempt, facts)
 
     def _record_end(
         self, found: Ending, failures: list[WorkerFailure], end: EngineExit | None
@@ -630,31 +606,12 @@ class Supervisor:
         gpus_over = self._machine.end(ended_at)
         sight = Sight({}, self._pulses, self._gone())
         judgement = self._judge(sight, failures)
-        snapshot = replace(
-            self._compose(judgement, time.time()),
-            state=found.state,
-            detail=found.detail,
-            exit_code=found.exit_code,
-            ended_at=ended_at,
-            stops=(),
-            elapsed_s=max(0.0, ended_at - self._started_at),
-            eta_s=None,
-            throughput=replace(self._snapshot.throughput, samples_per_s=None, steps_per_s=None),
-        )
         waiting = self._restarts.waiting
-        if waiting is not None:
-            snapshot = replace(
-                snapshot,
-                state=RunState.QUEUED,
-                detail=waiting.words(),
-                stops=self._book.orders.words(),
-            )
-        self._snapshot = with_exits(snapshot, found, failures)
+        now = replace(self._compose(judgement, time.time()), throughput=self._snapshot.throughput)
+        self._snapshot = last_snapshot(now, found, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(self._snapshot)
         self._evidence.follow(judgement, sight, self._fold, self._snapshot)
-        patience_ends = time.monotonic() + END_PATIENCE_S
-        while not self._try_to_record(found, ended_at) and time.monotonic() < patience_ends:
-            time.sleep(1.0)
+        self._snapshot = self._end_book.insist(self._snapshot, found)
         for verdict in gpus_over:
             self._recorder.attempt(
                 lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
@@ -663,17 +620,10 @@ class Supervisor:
         self._tell_last(judgement, ended_at)
         if waiting is None:
             forget_orders(self.run_dir)
-            self._say_final()
+            self._end_book.let_the_keeper_go()
         else:
             row = (None, None, time.time(), "restart", f"{waiting.words()}.", asdict(waiting))
             self._recorder.record({}, Batch(events=[row]), None, time.time())
-
-    def _say_final(self) -> None:
-        """Let the keeper leave."""
-        try:
-            self.run_dir.engine_final_path(self.attempt).touch()
-        except OSError as error:  # a disk that takes nothing any more; the keeper gives up in time
-            print(f"the keeper can't be told that all is recorded: {error}", file=sys.stderr)
 
     def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
         """The events of verdicts that only the end brought, and of calls under way."""
@@ -683,21 +633,6 @@ class Supervisor:
         rows += self._desk.finish_calls(LAST_CALLS_S)
         if rows and not self._recorder.failing:
             self._recorder.record({}, Batch(events=rows), None, time.time())
-
-    def _try_to_record(self, found: Ending, ended_at: float) -> bool:
-        now_s = time.time()
-        if self._recorder.failing:
-            self._recorder.record({}, Batch(), None, now_s)
-            if self._recorder.failing:
-                return False
-        self._snapshot = replace(self._snapshot, history_note=self._recorder.note)
-        try:
-            self._store.write_snapshot(self._snapshot)
-            self._store.set_state(self.attempt, now_s, found.state, found.detail, found.exit_code)
-            self._store.end_attempt(self.attempt, ended_at)
-        except sqlite3.Error:
-            return False
-        return True
 
     def _gone(self) -> frozenset[int]:
         """After the end no rank is alive: whoever had not left its loop is dead."""
