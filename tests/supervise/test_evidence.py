@@ -54,6 +54,11 @@ class Stuck:
         question = Question(run_dir=self.run_dir, attempt=1, targets=targets, memory=self.memory)
         return gather(question)
 
+    def dumps(self, pid: int) -> int:
+        """How often the process was made to write its stacks."""
+        path = self.run_dir.path / "evidence" / "1" / f"stacks-{pid}.txt"
+        return path.read_text().count("Current thread")
+
     def until(self, wanted: Callable[[Evidence], object], rounds: int = 12) -> Evidence:
         for _ in range(rounds):
             seen = self.look()
@@ -106,6 +111,27 @@ def test_every_way_to_hang_gives_its_stack(stuck: Stuck, monkeypatch: pytest.Mon
 
     os.kill(worker.process.pid, signal.SIGSTOP)
     stuck.until(lambda e: e.ranks[3].workers[0].process.state == "T")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_the_signal_for_stacks_does_not_make_a_frozen_rank_look_alive(stuck: Stuck) -> None:
+    for how in ("asleep", "gil", "worker"):
+        stuck.start(how)
+    pids = [p.pid for p in stuck.processes[:2]]
+
+    def watched(seen: Evidence) -> bool:
+        """All seen frozen, over more than one round."""
+        (worker,) = seen.ranks[2].workers or (None,)
+        sights = [seen.ranks[0].process, seen.ranks[1].process, worker and worker.process]
+        return all(p is not None and p.frozen and (p.interval_s or 0) > 1.5 for p in sights)
+
+    seen = stuck.until(watched, rounds=40)
+    assert "asleep" in functions(seen.ranks[0].main_stack)
+    assert "gil" in functions(seen.ranks[1].main_stack)
+    before = [stuck.dumps(pid) for pid in pids]
+    again = stuck.look()
+    assert [stuck.dumps(pid) for pid in pids] == before
+    assert "asleep" in functions(again.ranks[0].main_stack)
 
 
 def test_nobody_is_sent_a_signal_that_is_not_ltuis(stuck: Stuck, tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ class Memory:
     """pid -> first sample since its rank stands still, so that what moves once in two seconds is
     told from what is frozen."""
     stacks: dict[int, tuple[ThreadStack, ...]] = field(default_factory=dict)
-    """Of workers, read before ``samples``: reading them by signal is itself a movement."""
+    """pid -> what was read of it by signal before its sample: the reading itself makes a process
+    move, so it is not done again while the process stands still."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +111,8 @@ class _Round:
         self.board = WitnessBoard(question.run_dir.queue_dir(question.attempt))
         self.spy = PySpy()
         self.spied = 0
+        self.why: dict[int, list[str]] = {}
+        """pid -> why its stacks can't be had."""
 
     def take(self) -> Evidence:
         number = self.board.asked() + 1
@@ -119,9 +122,11 @@ class _Round:
         table = process_table()
         workers = self._workers(table)
         witnesses = self.board.read()
-        pids = {t.pid: self._witness_thread(witnesses.get(t.rank)) for t in self.question.targets}
+        pids = {
+            t.pid: self._witness_thread(_witness_of(t, witnesses)) for t in self.question.targets
+        }
         pids |= {e.pid: None for found in workers.values() for e in found}
-        self._read_workers(workers)
+        self._read_stacks(table, workers, witnesses)
         before = {pid: sample(pid, time.monotonic(), thread) for pid, thread in pids.items()}
         before = self._earlier(before, workers)
         time.sleep(INTERVAL_S)
@@ -130,7 +135,7 @@ class _Round:
         self._wait_for_answers(number, asked_s)
         witnesses = self.board.read()
         ranks = {
-            target.rank: self._rank(target, number, witnesses.get(target.rank), sights, workers)
+            target.rank: self._rank(target, number, _witness_of(target, witnesses), sights, workers)
             for target in self.question.targets
         }
         first = next((t.pid for t in self.question.targets if t.pid in table), None)
@@ -158,8 +163,14 @@ class _Round:
                     memory[pid] = new
         return found
 
-    def _read_workers(self, workers: Mapping[int, Sequence[Entry]]) -> None:
-        """Stacks of workers, where none are known of this stillness."""
+    def _read_stacks(
+        self,
+        table: Mapping[int, Entry],
+        workers: Mapping[int, Sequence[Entry]],
+        witnesses: Mapping[int, WitnessState],
+    ) -> None:
+        """Stacks of workers and of ranks without a living witness, where none are known of this
+        stillness. Before the watch, which the reading would disturb."""
         memory = self.question.memory
         present = {t.pid for t in self.question.targets}
         present |= {e.pid for found in workers.values() for e in found}
@@ -170,12 +181,17 @@ class _Round:
         for target in self.question.targets:
             since_s = target.pulse.changed_ns / 1e9 if target.pulse is not None else 0.0
             loaders = [e for e in workers[target.rank] if e.name == LOADER_NAME]
-            for entry in (loaders or workers[target.rank])[:_WORKERS]:
+            entries = (loaders or workers[target.rank])[:_WORKERS]
+            witness = _witness_of(target, witnesses)
+            if target.pid in table and (witness is None or _beat_age_s(witness) >= _SILENT_S):
+                entries = [table[target.pid], *entries]
+            for entry in entries:
                 known = memory.samples.get(entry.pid)
                 if known is not None and known.at_s > since_s and memory.stacks.get(entry.pid):
                     stacks[entry.pid] = memory.stacks[entry.pid]
                 elif entry.state not in "ZX" and time.monotonic() < deadline:
-                    stacks[entry.pid], _ = self._stacks(entry.pid, None)
+                    of_rank = witness if entry.pid == target.pid else None
+                    stacks[entry.pid], self.why[entry.pid] = self._stacks(entry.pid, of_rank)
         memory.stacks = stacks
 
     def _workers(self, table: Mapping[int, Entry]) -> dict[int, list[Entry]]:
@@ -215,17 +231,14 @@ class _Round:
         sights: Mapping[int, ProcessSight],
         workers: Mapping[int, Sequence[Entry]],
     ) -> RankEvidence:
-        if witness is not None and witness.pid != target.pid:
-            witness = None
         process = sights[target.pid]
         alive = process.state is not None and process.state != "Z"
         answer = self._answer(target.rank, number, witness)
         missing = list(answer.get("missing") or ())
         stacks = _stacks_of(answer)
         if not stacks and alive:
-            stacks, why = self._stacks(target.pid, witness)
-            missing += why
-            self.question.memory.samples.pop(target.pid, None)
+            stacks = self._read_before(process, witness)
+            missing += self.why.get(target.pid, ())
         entries = tuple(_collective(entry) for entry in answer.get("collectives") or ())
         sockets = unacknowledged(target.pid) if alive else None
         known = self.question.known_workers.get(target.rank, frozenset())
@@ -277,6 +290,24 @@ class _Round:
             return (), [f"no stack of process {pid}: {found}; {spied}"]
         return spied, []
 
+    def _read_before(
+        self, process: ProcessSight, witness: WitnessState | None
+    ) -> tuple[ThreadStack, ...]:
+        """The stacks read before the watch. Where there are none, or where the process has gone on
+        since, it is read now and watched anew from here."""
+        memory, pid = self.question.memory, process.pid
+        known = memory.stacks.get(pid, ())
+        if pid in self.why and not known:
+            return ()
+        if known and (process.frozen or process.state in ("Z", "X", "T", "t", None)):
+            return known
+        memory.stacks[pid], self.why[pid] = self._stacks(pid, witness)
+        memory.samples.pop(pid, None)
+        now = sample(pid, time.monotonic(), self._witness_thread(witness))
+        if now is not None:
+            memory.samples[pid] = now
+        return memory.stacks[pid]
+
     def _look_at_workers(
         self,
         entries: Sequence[Entry],
@@ -291,10 +322,8 @@ class _Round:
             # Torch names a worker some time after the fork.
             loader = LOADER_NAME in (entry.name, process.name)
             stacks = self.question.memory.stacks.get(entry.pid, ())
-            if stacks and not process.frozen and process.state not in "ZXTt":
-                # It has gone on since: where it is now counts, and the next round begins anew.
-                stacks, _ = self._stacks(entry.pid, None)
-                self.question.memory.samples.pop(entry.pid, None)
+            if stacks:
+                stacks = self._read_before(process, None)
             reason = (
                 "a zombie: ended, and its rank has not noticed" if process.state == "Z" else None
             )
@@ -317,6 +346,12 @@ class _Round:
         except OSError:
             return ()
         return tuple(text.splitlines()[-_TAIL_LINES:])
+
+
+def _witness_of(target: Target, witnesses: Mapping[int, WitnessState]) -> WitnessState | None:
+    """None where it is another process's, of the rank before a restart."""
+    witness = witnesses.get(target.rank)
+    return witness if witness is not None and witness.pid == target.pid else None
 
 
 def _beat_age_s(state: WitnessState) -> float:

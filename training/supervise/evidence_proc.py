@@ -91,14 +91,19 @@ def sample(pid: int, at_s: float, without_thread: int | None = None) -> Sample |
         if len(times) >= 2:
             ran += int(times[0])
             delay += int(times[1]) if thread == pid else 0
-    status = _status(f"/proc/{pid}/task/{pid}/status")
-    switches = int(status.get("voluntary_ctxt_switches", 0))
-    switches += int(status.get("nonvoluntary_ctxt_switches", 0))
+    switches = context_switches(pid)
     moved = _io(f"/proc/{pid}/io")
     own = _io(f"/proc/{pid}/task/{without_thread}/io") if without_thread else None
     read = None if moved is None else moved[0] - (own[0] if own else 0)
     written = None if moved is None else moved[1] - (own[1] if own else 0)
     return Sample(at_s, ran, switches, delay, read, written)
+
+
+def context_switches(pid: int) -> int:
+    """Of the main thread, so far."""
+    status = _status(f"/proc/{pid}/task/{pid}/status")
+    names = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    return sum(int(status.get(name, 0)) for name in names)
 
 
 def sight(pid: int, before: Sample | None, after: Sample | None) -> ProcessSight:

@@ -19,12 +19,19 @@ from typing import Any
 
 from ltui.training.queue.witness import STACK_SIGNAL
 from ltui.training.run.evidence import Frame, ThreadStack
-from ltui.training.supervise.evidence_proc import catches, entry_of, holds_open
+from ltui.training.supervise.evidence_proc import (
+    catches,
+    context_switches,
+    entry_of,
+    holds_open,
+    thread_state,
+)
 
 _HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>[^\]]*)\])?.*:")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
 _WRITTEN_S = 0.4
 _QUIET_S = 0.015
+_SETTLES_S = 0.1
 _SPY_S = 4.0
 _READ_BYTES = 1 << 18
 
@@ -63,6 +70,7 @@ def by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[ThreadStack
     except OSError as error:
         return f"the stack signal can't be sent: {error.strerror}"
     text = _written(path, before)
+    _let_settle(pid)
     stacks = parse_stacks(text)
     return stacks or "nothing came of the stack signal"
 
@@ -81,6 +89,18 @@ def _written(path: str, start: int) -> str:
     with open(path, "rb") as file:
         file.seek(start)
         return file.read(_READ_BYTES).decode(errors="replace")
+
+
+def _let_settle(pid: int) -> None:
+    """Until the process has gone back to where it was, so that whoever watches it from now on does
+    not see it return from the dump."""
+    deadline = time.monotonic() + _SETTLES_S
+    switches = context_switches(pid)
+    while time.monotonic() < deadline:
+        time.sleep(_QUIET_S)
+        if (now := context_switches(pid)) == switches and thread_state(pid, pid) != "R":
+            break
+        switches = now
 
 
 class PySpy:
