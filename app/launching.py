@@ -1,19 +1,57 @@
-"""From home's form to a run: checked where it would train, then launched. Blocks; for threads."""
+"""From what a person asked for to a run: checked where it would train, then launched."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ltui.app.prepare import prepare_preset
+from ltui.training.problem import ProblemError
+from ltui.training.run.form import START_FROM
 from ltui.training.run.presets import Preset
+from ltui.training.run.snapshot import CheckpointInfo
+from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir, new_run_id
+from ltui.training.store.start_from import likely_start, starting_point
 from ltui.training.supervise.launch import launch
 
 
-def start_run(home: Path, preset: Preset, overrides: Sequence[str], python: str | None) -> RunDir:
-    """The run, once its supervisor answers. ``ProblemError``: there is none."""
+def start_run(
+    home: Path, preset: Preset, overrides: Sequence[str], python: str | None, start_from: str
+) -> RunDir:
+    """The run of home's form, once its supervisor answers. ``ProblemError``: there is none.
+
+    ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. Blocks; for threads.
+    """
     asked = prepare_preset(preset, overrides, python)
     run_id, name = new_run_id(home, None)
-    return launch(asked.spec(run_id, name, time.time()), home)
+    spec, checkpoint = asked.spec(run_id, name, time.time()), None
+    if start_from:
+        try:
+            spec, checkpoint = begun_from(home, spec, start_from)
+        except ProblemError as error:
+            raise _in_the_form(error) from error
+    return launch(spec, home, checkpoint)
+
+
+def begun_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:
+    """``spec`` with the checkpoint that ``RUN`` or ``RUN:STEP`` names, which is read to be
+    verified. ``ProblemError`` where there is none."""
+    source, checkpoint = starting_point(home, text)
+    named = f"{source.id}:{checkpoint.global_step}"
+    return spec.with_changes(start_from=named), checkpoint
+
+
+def start_words(home: Path, text: str) -> str:
+    """What a run would start from, for the form, at once. ``ProblemError`` where from nothing."""
+    try:
+        source, checkpoint = likely_start(home, text)
+    except ProblemError as error:
+        raise _in_the_form(error) from error
+    return f"step {checkpoint.global_step} of {source.id}"
+
+
+def _in_the_form(error: ProblemError) -> ProblemError:
+    return ProblemError(*(replace(problem, where=START_FROM) for problem in error.problems))

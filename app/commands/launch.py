@@ -15,6 +15,7 @@ from pathlib import Path
 from ltui.app.cautions import foreseen, say
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.interpreter import choose_python
+from ltui.app.launching import begun_from
 from ltui.app.prepare import changed_spec, prepare
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.devices import free_count
@@ -34,8 +35,7 @@ def run(options: Namespace) -> int:
         spec = spec.with_changes(restarts=options.restarts)
     start_from = None
     if options.start_from is not None:
-        source, start_from = supervise.starting_point(home, options.start_from)
-        spec = spec.with_changes(start_from=f"{source.id}:{start_from.global_step}")
+        spec, start_from = begun_from(home, spec, options.start_from)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     say(foreseen(spec))
     return _start(lambda: supervise.launch(spec, home, start_from), detach=options.detach)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -269,23 +270,37 @@ class HomeScreen(Screen[None]):
     def _check_form(self) -> None:
         form = self._form()
         if form is not None and form.preset is not None and form.preset is self.preset:
-            self._check(form.preset, form.texts())
+            self._check(form.preset, form.texts(), form.start_from)
 
     @work(thread=True, exclusive=True, group="check", exit_on_error=False)
-    def _check(self, preset: Preset, texts: dict[str, str]) -> None:
+    def _check(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
+        from ltui.training.problem import ProblemError
         from ltui.training.run.document import resolve, write_document
         from ltui.training.run.form import apply_form
 
         result = apply_form(preset, texts, self.machine)
         shown = write_document(resolve(result.document)[0])
-        self._from_thread(self._checked, preset, texts, result, shown)
+        words, problems = "", list(result.problems)
+        if start_from:
+            # Local: what it takes to launch is loaded once it may be needed.
+            from ltui.app.launching import start_words
 
-    def _checked(
-        self, preset: Preset, texts: dict[str, str], result: FormResult, shown: str
-    ) -> None:
-        form = self._form()
-        if form is None or form.preset is not preset or form.texts() != texts:
-            return
+            try:
+                words = start_words(self.home, start_from)
+            except ProblemError as error:
+                problems += error.problems
+
+        def checked() -> None:
+            form = self._form()
+            if form is None or form.preset is not preset:
+                return
+            if (form.texts(), form.start_from) == (texts, start_from):
+                form.show_start(words)
+                self._checked(form, replace(result, problems=tuple(problems)), shown)
+
+        self._from_thread(checked)
+
+    def _checked(self, form: LaunchForm, result: FormResult, shown: str) -> None:
         self.result = result
         form.show_problems(result.problems)
         self._shown_yaml = shown
@@ -361,11 +376,12 @@ class HomeScreen(Screen[None]):
         else:
             form = self._form()
             texts = form.texts() if form is not None else {}
+            start_from = form.start_from if form is not None else ""
             self.notify(f"launching {self.preset.name} …", timeout=3, markup=False)
-            self._launch(self.preset, texts)
+            self._launch(self.preset, texts, start_from)
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _launch(self, preset: Preset, texts: dict[str, str]) -> None:
+    def _launch(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
         from ltui.app.launching import start_run
         from ltui.training.problem import ProblemError
         from ltui.training.run.form import apply_form
@@ -375,7 +391,7 @@ class HomeScreen(Screen[None]):
             self._from_thread(self._not_launched, preset, list(result.problems))
             return
         try:
-            run_dir = start_run(self.home, preset, result.overrides, self.python)
+            run_dir = start_run(self.home, preset, result.overrides, self.python, start_from)
         except ProblemError as error:
             self._from_thread(self._not_launched, preset, list(error.problems))
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Select, Static
 
 from ltui.training.problem import Problem
-from ltui.training.run.form import field_texts
+from ltui.training.run.form import START_FROM, field_texts
 from ltui.training.run.presets import Preset
 from ltui.training.run.section import Knob
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -35,8 +35,17 @@ class LaunchForm(VerticalScroll):
         self.preset: Preset | None = None
         self._gpus = Text()
 
+    @property
+    def start_from(self) -> str:
+        """The run whose checkpoint is asked for, ``RUN`` or ``RUN:STEP``; empty for none."""
+        fields = list(self.query(StartField))
+        return fields[0].text.strip() if fields else ""
+
     async def show(self, preset: Preset) -> None:
         """Put up the fields of ``preset``, with what it says in them."""
+        # An edited preset is begun from where it was to begin before.
+        same = self.preset is not None and self.preset.name == preset.name
+        start = StartField(self.start_from if same else "")
         self.preset = preset
         await self.remove_children()
         texts = field_texts(preset)
@@ -48,7 +57,7 @@ class LaunchForm(VerticalScroll):
         devices = [n for n, row in enumerate(rows, 1) if row.knob.type == "devices"]
         below = devices[0] if devices else len(rows)
         parts = [*rows[:below], gpus, *rows[below:]]
-        await self.mount_all([Static(about, id="about"), *parts, others])
+        await self.mount_all([Static(about, id="about"), *parts, start, others])
 
     def show_gpus(self, text: Text) -> None:
         """What is free on this machine, below the fields."""
@@ -61,12 +70,17 @@ class LaunchForm(VerticalScroll):
         """What is in the fields, by knob key."""
         return {field.knob.key: field.text for field in self.query(KnobField)}
 
+    def show_start(self, words: str) -> None:
+        """What the run would start from; nothing where it begins anew."""
+        for field in self.query(StartField):
+            field.explain(words)
+
     def show_problems(self, problems: Sequence[Problem]) -> None:
         """Each beside its field, what belongs to none below them."""
         by_key: dict[str, list[Problem]] = {}
         for problem in problems:
             by_key.setdefault(problem.where, []).append(problem)
-        fields = {field.knob.key: field for field in self.query(KnobField)}
+        fields = {field.key: field for field in self.query(FormField)}
         for key, field in fields.items():
             field.say(by_key.get(key, ()))
         rest = [str(p) for key, found in by_key.items() if key not in fields for p in found]
@@ -75,35 +89,25 @@ class LaunchForm(VerticalScroll):
             where.update(shown)
 
 
-class KnobField(Horizontal):
+class FormField(Horizontal):
     """Label, field, and what is to say about it."""
 
-    def __init__(self, knob: Knob, text: str) -> None:
+    def __init__(self, key: str, label: str, first: str) -> None:
+        """``key``: where its problems stand; ``first``: what it holds at first."""
         super().__init__()
-        self.knob = knob
-        self._first = text
+        self.key = key
+        self._label = label
+        self._first = first
         self._control: Widget | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(clean_name(self.knob.label or self.knob.key)), classes="label")
-        choices = self._choices()
-        if choices:
-            control: Widget = Select(
-                [(Text(c), c) for c in choices],
-                value=self._first if self._first in choices else choices[0],
-                allow_blank=False,
-                compact=True,
-            )
-        else:
-            control = Input(self._first, compact=True, select_on_focus=False)
-        self._control = control
-        yield control
+        yield Static(Text(clean_name(self._label)), classes="label")
+        self._control = self._made()
+        yield self._control
         yield Static(self._meaning(), classes="beside", markup=False)
 
-    def _choices(self) -> Sequence[str]:
-        if self.knob.type == "bool":
-            return ("true", "false")
-        return self.knob.choices if self.knob.type == "choice" else ()
+    def _made(self) -> Widget:
+        return Input(self._first, compact=True, select_on_focus=False)
 
     @property
     def text(self) -> str:
@@ -122,8 +126,7 @@ class KnobField(Horizontal):
             beside.update(self._meaning())
 
     def _meaning(self) -> Text:
-        words = [w for w in (self.knob.unit, self.knob.help) if w]
-        return Text(clean_line(" · ".join(words)).replace("`", ""))
+        raise NotImplementedError
 
     @on(Input.Changed)
     @on(Select.Changed)
@@ -135,6 +138,48 @@ class KnobField(Horizontal):
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
         self.post_message(LaunchForm.Entered())
+
+
+class KnobField(FormField):
+    """A key of the configuration."""
+
+    def __init__(self, knob: Knob, text: str) -> None:
+        super().__init__(knob.key, knob.label or knob.key, text)
+        self.knob = knob
+
+    def _made(self) -> Widget:
+        choices = self._choices()
+        if not choices:
+            return super()._made()
+        return Select(
+            [(Text(c), c) for c in choices],
+            value=self._first if self._first in choices else choices[0],
+            allow_blank=False,
+            compact=True,
+        )
+
+    def _choices(self) -> Sequence[str]:
+        if self.knob.type == "bool":
+            return ("true", "false")
+        return self.knob.choices if self.knob.type == "choice" else ()
+
+    def _meaning(self) -> Text:
+        words = [w for w in (self.knob.unit, self.knob.help) if w]
+        return Text(clean_line(" · ".join(words)).replace("`", ""))
+
+
+class StartField(FormField):
+    """Another run's checkpoint, which the run begins with."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(START_FROM, START_FROM, text)
+        self._words = ""
+
+    def explain(self, words: str) -> None:
+        self._words = words
+
+    def _meaning(self) -> Text:
+        return Text(clean_line(self._words or "another run's checkpoint: RUN or RUN:STEP"))
 
 
 def _sentence(problem: Problem) -> str:

@@ -14,10 +14,11 @@ from textual.widgets import Input, OptionList, Static, TextArea
 from ltui.app.dashboard import LtuiApp
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.launch_form import KnobField, LaunchForm
+from ltui.app.screens.launch_form import KnobField, LaunchForm, StartField
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.runs_table import RunsTable
 from ltui.app.screens.yaml_edit import YamlScreen
+from ltui.training.rank.publish import checkpoint_name, part_of, publish
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir
 
@@ -258,6 +259,44 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
         assert app.screen is screen
         assert run_dir.path.exists()
         assert any("--readonly" in n.message for n in app._notifications)
+
+
+async def test_what_a_run_would_start_from_is_said_beside_the_field(
+    home: Path, place: Path
+) -> None:
+    run_dir = a_run(home, "brave-owl-3f2a")
+    run_dir.checkpoints_dir.mkdir()
+    path = run_dir.checkpoints_dir / checkpoint_name(12, "request")
+    part_of(path).write_bytes(b"weights")
+    publish(part_of(path), path, 0, global_step=12, epoch=0, reason="request", attempt=1, fit=1)
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        start = screen.query_one(StartField)
+        said = start.query_one(".beside", Static)
+        assert "RUN or RUN:STEP" in str(said.content)
+        start.query_one(Input).value = "brave-howl"
+        await until(pilot, lambda: "Did you mean brave-owl-3f2a?" in str(said.content))
+        start.query_one(Input).value = "brave-owl:13"
+        await until(pilot, lambda: "checkpoints of steps 12" in str(said.content))
+        assert start.has_class("-wrong")
+        start.query_one(Input).value = "brave-owl"
+        await until(pilot, lambda: str(said.content) == "step 12 of brave-owl-3f2a")
+        assert not start.has_class("-wrong")
+        start.query_one(Input).value = ""
+        await until(pilot, lambda: "RUN or RUN:STEP" in str(said.content))
+        await choose(pilot, screen, "./mine.yaml")
+        assert len(screen.query(StartField)) == 1
+
+
+async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        screen.query_one(StartField).query_one(Input).value = "nobody"
+        screen.action_launch()
+        await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
+        assert not list((home / "runs").iterdir())
 
 
 async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None:

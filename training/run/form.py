@@ -20,6 +20,9 @@ from ltui.training.run.presets import Preset
 from ltui.training.run.section import Knob
 from ltui.training.run.trainer_args import bounds
 
+START_FROM = "start from"
+"""The field for another run's checkpoint, which is no key of the configuration."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormResult:

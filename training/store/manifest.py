@@ -90,6 +90,12 @@ def newest_whole(folder: Path) -> CheckpointInfo | None:
     return resume_choice(folder).taken
 
 
+def furthest(folder: Path) -> CheckpointInfo | None:
+    """The checkpoint to resume from, if it is whole: its checksums are not looked at."""
+    known = [info for info in checkpoints(folder) if info.ok is not False]
+    return max(known, key=_progress, default=None)
+
+
 def bring(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
     """Another run's checkpoint in ``folder``, as the one that a run begins from.
 

@@ -19,7 +19,7 @@ from typing import Any
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir, find_run, open_private_log, write_atomically
+from ltui.training.store.home import RunDir, open_private_log, write_atomically
 from ltui.training.store.manifest import ResumeChoice, bring, checkpoints, resume_choice, verify
 from ltui.training.store.truth import abandoned, true_snapshot
 from ltui.training.supervise.alive import lock_holder
@@ -43,7 +43,7 @@ print(json.dumps({"version": sys.version_info[:2], "torch": has("torch"), "light
 def launch(spec: RunSpec, home: Path, start_from: CheckpointInfo | None = None) -> RunDir:
     """Start a run and return once its supervisor answers. ``ProblemError``: there is no run.
 
-    ``start_from`` is a checkpoint of another run, as ``starting_point`` finds it.
+    ``start_from`` is a checkpoint of another run (training/store/start_from.py).
     """
     check_start(spec)
     run_dir = RunDir(home / "runs" / spec.id)
@@ -326,29 +326,6 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
                 )
             )
     raise ProblemError(Problem(where=str(checkpoint), what="the run has no such checkpoint."))
-
-
-def starting_point(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
-    """The checkpoint that ``RUN`` or ``RUN:STEP`` names: the one a resume would take, or the last
-    whole one of that step. ``ProblemError`` where there is none."""
-    name, colon, step = text.rpartition(":")
-    where = f"--from {text}"
-    if not colon or not step.isdecimal():
-        run_dir = find_run(home, text)
-        taken = resume_choice(run_dir.checkpoints_dir).taken
-        if taken is None:
-            raise ProblemError(Problem(where=where, what="this run has no whole checkpoint."))
-        return run_dir, taken
-    run_dir = find_run(home, name)
-    known = checkpoints(run_dir.checkpoints_dir)
-    for info in reversed([c for c in known if c.global_step == int(step)]):
-        if verify(info).ok:
-            return run_dir, info
-    steps = ", ".join(str(s) for s in sorted({c.global_step for c in known if c.ok is not False}))
-    remedy = f"There are checkpoints of steps {steps}." if steps else None
-    raise ProblemError(
-        Problem(where=where, what=f"it has no whole checkpoint of step {step}.", remedy=remedy)
-    )
 
 
 def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:

@@ -1,0 +1,57 @@
+"""Which checkpoint ``RUN`` and ``RUN:STEP`` name, when it is looked for at once and thoroughly."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ltui.training.problem import ProblemError
+from ltui.training.rank.publish import checkpoint_name, part_of, publish, rank_file
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir
+from ltui.training.store.start_from import likely_start, starting_point
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> RunDir:
+    """A run with checkpoints of steps 10 and 20, the later one damaged."""
+    run_dir = RunDir(tmp_path / "runs" / "brave-owl-3f2a")
+    run_dir.checkpoints_dir.mkdir(parents=True)
+    run_dir.write_spec(
+        RunSpec(id=run_dir.id, name="brave-owl", created_at=time.time(), cwd="/", python="python3")
+    )
+    for step in (10, 20):
+        path = run_dir.checkpoints_dir / checkpoint_name(step, "request")
+        part_of(path).write_bytes(b"weights" * step)
+        part_of(rank_file(path, 0)).write_bytes(b"rank")
+        publish(
+            part_of(path), path, 1, global_step=step, epoch=0, reason="request", attempt=1, fit=1
+        )
+    path.write_bytes(b"WEIGHTS" * 20)
+    return run_dir
+
+
+def test_at_once_what_is_there_and_thoroughly_what_is_whole(source: RunDir) -> None:
+    home = source.home
+    for text in ("brave-owl", "last", "brave-owl-3f2a:20"):
+        run_dir, info = likely_start(home, text)
+        assert (run_dir, info.global_step) == (source, 20)
+    assert starting_point(home, "brave-owl")[1].global_step == 10
+    assert starting_point(home, "brave-owl:10")[1].global_step == 10
+    with pytest.raises(ProblemError, match=r"no whole checkpoint of step 20"):
+        starting_point(home, "brave-owl:20")
+
+
+@pytest.mark.parametrize("find", [likely_start, starting_point])
+def test_what_is_not_there_is_said(source: RunDir, find: object) -> None:
+    assert callable(find)
+    with pytest.raises(ProblemError, match=r"of step 7\. There are checkpoints of steps 10, 20"):
+        find(source.home, "brave-owl:7")
+    with pytest.raises(ProblemError, match="Did you mean brave-owl-3f2a"):
+        find(source.home, "brave-howl")
+    for path in source.checkpoints_dir.iterdir():
+        path.unlink()
+    with pytest.raises(ProblemError, match="no whole checkpoint"):
+        find(source.home, "brave-owl")

@@ -1,0 +1,66 @@
+"""A run that begins with another run's checkpoint, chosen in the dashboard's form."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input, Select
+
+from ltui.app.dashboard import LtuiApp
+from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.launch_form import KnobField, StartField
+from ltui.app.screens.run import RunScreen
+from tests.system.conftest import Ltui
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def losses(ltui: Ltui, run: str) -> dict[tuple[int, int], float]:
+    """By rank and step."""
+    said = ltui("export", run, "--metric", "train/loss", "--format", "json").stdout
+    return {(row["rank"], row["step"]): row["value"] for row in json.loads(said)}
+
+
+async def test_it_goes_on_from_the_other_runs_weights(
+    ltui: Ltui, private_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: its losses are those that the other run went on to have."""
+    ltui(
+        *("run", "quickstart", "--name", "source", "--detach"),
+        *("--set", "trainer.max_epochs=2", "--set", "data.init_args.loader=torch"),
+    )
+    ltui.wait_for_step(3)
+    ltui("checkpoint", "source")
+    saved = ltui.wait(lambda s: s["checkpoints"])["checkpoints"][0]
+    source = ltui.wait(lambda s: s["state"] == "finished", 120)
+    monkeypatch.chdir(ltui.cwd)
+
+    app = LtuiApp(private_home)
+    async with app.run_test(size=(160, 50)) as pilot:
+
+        async def until(true: Callable[[], object]) -> None:
+            deadline = time.monotonic() + 120
+            while not true():
+                assert time.monotonic() < deadline, "it never came"
+                await pilot.pause(0.05)
+
+        screen = app.screen
+        assert isinstance(screen, HomeScreen)
+        await until(lambda: screen.result is not None)
+        fields = {field.knob.key: field for field in screen.query(KnobField)}
+        fields["trainer.max_epochs"].query_one(Input).value = "2"
+        fields["data.init_args.loader"].query_one(Select).value = "torch"
+        screen.query_one(StartField).query_one(Input).value = f"source:{saved['global_step']}"
+        screen.action_launch()
+        await until(lambda: isinstance(app.screen, RunScreen))
+
+    begun = ltui.wait(lambda s: s["state"] == "finished", 120)
+    assert begun["id"] != source["id"]
+    assert (begun["attempt"], begun["global_step"]) == (1, source["global_step"])
+    before, after = losses(ltui, source["id"]), losses(ltui, begun["id"])
+    assert after == {key: loss for key, loss in before.items() if key[1] > saved["global_step"]}
+    assert {rank for rank, _ in after} == {0, 1}
