@@ -1,0 +1,149 @@
+"""``data_wait_share`` as the dashboard shows it, of loaders slowed on purpose: one rank under
+``ltui run``, read from the run's own snapshot while it trains.
+
+One rank, because of two the one whose loader is ahead waits for the other's data in a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import ltui, needs_ffcv
+
+BATCH_S, SHARE = 0.2, 0.7
+"""What a step takes, and how much of it is waiting for data."""
+
+PROJECT = f"""
+import time
+import torch
+from ffcv.fields.basics import IntDecoder
+from ffcv.pipeline.operation import Operation
+from ffcv.transforms import ToTensor
+from lightning.pytorch import LightningDataModule, LightningModule
+from ltui.training.data.beton import write_beton
+from ltui.training.data.beton_file import BetonFile
+from ltui.training.data.beton_open import ffcv_batches
+from ltui.training.data.epoch_order import BetonLoader, EpochOrder
+from ltui.training.data.ffcv_reader import FfcvReader
+from pathlib import Path
+
+SAMPLES, BATCH_S, SHARE = 8000, {BATCH_S}, {SHARE}
+FILE = Path(__file__).with_name("numbers.beton")
+
+class Slow(Operation):
+    '''In the thread that reads ahead, so the step waits for what its own work does not hide.'''
+    def declare_state_and_memory(self, previous_state):
+        return previous_state, None
+    def generate_code(self):
+        def wait(values, _):
+            time.sleep(BATCH_S)
+            return values
+        return wait
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, sleep_s):
+        self.sleep_s = sleep_s
+    def __len__(self):
+        return SAMPLES
+    def __getitem__(self, index):
+        time.sleep(self.sleep_s)
+        return index
+
+class Data(LightningDataModule):
+    def __init__(self, loader: str):
+        super().__init__()
+        self.loader = loader
+    def prepare_data(self):
+        write_beton(FILE, torch.zeros(SAMPLES, 1, 1, 1, dtype=torch.uint8), torch.arange(SAMPLES))
+    def train_dataloader(self):
+        if self.loader != "ffcv":
+            ahead = self.loader == "workers"
+            numbers = Numbers(BATCH_S / 2 * (1 if ahead else SHARE))
+            return torch.utils.data.DataLoader(numbers, 2, num_workers=int(ahead))
+        order = EpochOrder(SAMPLES, batch_size=2, order="sequential")
+        pipelines = {{"label": [IntDecoder(), ToTensor(), Slow()]}}
+        device = self.trainer.strategy.root_device
+        reader = FfcvReader(
+            BetonFile(FILE), pipelines, batch_size=2, device=device, num_workers=1
+        )
+        self.open = BetonLoader(order, ffcv_batches(reader, order))
+        return self.open
+    def close(self):
+        if self.loader == "ffcv":
+            self.open.close()
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def on_train_batch_start(self, batch, batch_idx):
+        self.began = time.monotonic()
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        # With all that a step costs anyway, its work takes just what is not to be waited for.
+        work_s = BATCH_S * (1 - SHARE)
+        time.sleep(max(0.0, self.began + work_s - time.monotonic()))
+    def training_step(self, batch):
+        values = batch[0] if isinstance(batch, (list, tuple)) else batch
+        return self.layer(values.reshape(-1, 1).float() / SAMPLES).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+PRESET = """
+trainer: {accelerator: cpu, devices: 1, max_epochs: 1}
+model: {class_path: slow_numbers.Line}
+data: {class_path: slow_numbers.Data, init_args: {loader: ffcv}}
+"""
+
+
+def measured(folder: Path, loader: str, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Throughput of the run, and its rank, once it has trained for so many steps."""
+    (folder / "home").mkdir(exist_ok=True)
+    (folder / "slow_numbers.py").write_text(PROJECT)
+    (folder / "slow.yaml").write_text(PRESET)
+    setting = f"data.init_args.loader={loader}"
+    began = ltui("run", "slow.yaml", "--detach", "--set", setting, folder=folder)
+    assert began.returncode == 0, began.stderr
+    try:
+        return _look(folder, steps)
+    finally:
+        ltui("stop", "last", "--kill", folder=folder)
+
+
+def _look(folder: Path, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    deadline = time.monotonic() + 240
+    while True:
+        shown = json.loads(ltui("show", "last", "--json", folder=folder).stdout)
+        if shown["ranks"] and (shown["ranks"][0]["global_step"] or 0) >= steps:
+            return shown["throughput"], shown["ranks"][0]
+        ended = shown["state"] in ("failed", "crashed", "finished", "lost")
+        if ended or time.monotonic() > deadline:
+            pytest.fail(f"{shown['state']}: {shown['detail']}")
+        time.sleep(0.2)
+
+
+@needs_ffcv
+@pytest.mark.timeout(400)
+def test_ffcv_waiting_is_seen(tmp_path: Path) -> None:
+    """What holds however busy the machine is: some of the step is waiting, and never so much that
+    its work would not have had its time."""
+    throughput, rank = measured(tmp_path, "ffcv", steps=12)
+    assert 0 < throughput["data_wait_share"] < 1
+    assert throughput["data_wait_share"] == rank["data_wait_share"]
+    step_s = 2 / rank["samples_per_s"]  # batches of two samples
+    assert (1 - rank["data_wait_share"]) * step_s >= 0.8 * BATCH_S * (1 - SHARE)
+
+
+@needs_ffcv
+@pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="timed: make data")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("loader", ["ffcv", "alone", "workers"])
+def test_seven_tenths_are_seven_tenths(tmp_path: Path, loader: str) -> None:
+    # After so many steps what is shown is of the last ten seconds, without the first batch.
+    throughput, _ = measured(tmp_path, loader, steps=70)
+    assert throughput["data_wait_share"] == pytest.approx(SHARE, abs=0.05)
