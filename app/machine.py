@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ltui.training.run.devices import Machine
+from ltui.training.run.nodes import place_in
 
 DRIVER_S = 5.0
 """A driver that has not answered by then hangs, as it does after a GPU fell off the bus."""
@@ -16,9 +17,10 @@ _Answer = TypeVar("_Answer")
 
 
 def this_machine(environment: Mapping[str, str]) -> Machine:
-    """GPUs that a run would see, and usable cores."""
+    """GPUs that a run would see, usable cores, and which of several nodes this is."""
     count = within(DRIVER_S, gpu_count)
-    return Machine(gpus=visible_gpus(count, environment), cores=usable_cores())
+    gpus = visible_gpus(count, environment)
+    return Machine(gpus=gpus, cores=usable_cores(), place=place_in(environment))
 
 
 def within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | None:

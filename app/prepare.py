@@ -21,6 +21,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.check import find_faults, placed
 from ltui.training.run.devices import choose_devices
 from ltui.training.run.document import Fault, resolve
+from ltui.training.run.nodes import choose_nodes
 from ltui.training.run.overrides import apply_overrides, overridden_paths
 from ltui.training.run.presets import (
     Preset,
@@ -146,6 +147,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
     return spec.with_changes(
         config=document,
         nproc=chosen.nproc,
+        nodes=choose_nodes(trainer, machine.place)[0],
         # Kept through changes of other things: the configuration holds the count alone.
         gpus=chosen.gpus if "trainer.devices" in keys else spec.gpus,
         overrides=(*spec.overrides, *overrides),

@@ -111,7 +111,7 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
         ("trainer.devices=0", "at least 1"),
         ("trainer.devices=[0,0]", "twice"),
         ("trainer.devices=64", "more than exist"),
-        ("trainer.num_nodes=2", "one machine"),
+        ("trainer.num_nodes=0", "must be a whole number from 1 up"),
         ("trainer.max_epochs.x=2", "not a mapping"),
         ("model.class_path=MyModel", "a module and a class with dots between"),
         ("trainer.max_epochs", "KEY=VALUE"),

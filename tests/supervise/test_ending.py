@@ -66,6 +66,17 @@ def _facts(**changes: Any) -> Facts:
     return replace(facts, **changes)
 
 
+def test_a_stop_on_one_of_several_nodes() -> None:
+    gone = _raised(1, 1.0, "RuntimeError", "Connection closed by peer")
+    for fold in (Fold(), Fold(ranks={1: gone})):
+        found = ending(_facts(stop_requested=True, apart=True, fold=fold))
+        assert found.state is RunState.STOPPED
+        assert "no checkpoint was saved" in found.detail
+    own = Fold(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
+    assert ending(_facts(stop_requested=True, apart=True, fold=own)).state is RunState.FAILED
+    assert ending(_facts(apart=True)).state is RunState.FAILED
+
+
 def test_torch_elastic_says_who_failed_first() -> None:
     failures = worker_failures(f"earlier output\n{ELASTIC_LOG}")
     assert [(f.rank, f.exit_code, f.first) for f in failures] == [(0, 1, False), (1, -9, True)]

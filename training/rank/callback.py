@@ -35,6 +35,11 @@ _MARKS = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_ste
 _MESSAGE_LIMIT = 4000
 _TRACEBACK_LIMIT = 16000
 
+_APART = (
+    "Ranks on several nodes share no memory to agree in: there is no common stop, pause or "
+    "checkpoint by ltui. Have a ModelCheckpoint among the callbacks."
+)
+
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -136,7 +141,12 @@ class RankHooks:
 
     def _take_the_wheel(self, trainer: Any, channel: Channel) -> None:
         if trainer.num_nodes > 1:
-            raise NotImplementedError("ranks on several machines have no shared memory to agree in")
+            # Ranks agree in shared memory. A signal ends this one, as it would end any program.
+            if not self._patched:
+                trainer._signal_connector.register_signal_handlers = _register_nothing
+                if trainer.local_rank == 0:
+                    channel.event("note", _APART)
+            return
         if channel.steering is None:
             channel.steering = Steering(channel, trainer.global_rank, trainer.world_size)
         self.steering = channel.steering
@@ -389,6 +399,10 @@ def _tell_exception(channel: Channel, exception: BaseException) -> None:
         traceback="".join(lines)[-_TRACEBACK_LIMIT:],
     )
     channel.pulse.set(phase=Phase.EXCEPTION, outcome=Outcome.RAISED)
+
+
+def _register_nothing() -> None:
+    """In place of Lightning's handlers, of which that of SIGTERM waits for the other ranks."""
 
 
 def _tell_nothing(kind: str, text: str, **fields: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from ltui.training.problem import Problem
 from ltui.training.run.devices import UNSEEN, Machine, choose_devices, free_count
 from ltui.training.run.document import Fault, resolve, walk
+from ltui.training.run.nodes import choose_nodes
 from ltui.training.run.trainer_args import TRAINER_ARGUMENTS, Argument
 
 TOP_LEVEL = (
@@ -63,6 +64,7 @@ def find_faults(
         faults += found
         if not {"trainer.devices", "trainer.accelerator"} & {f.path for f in found}:
             faults += choose_devices(trainer, machine, cpu_ranks)[1]
+        faults += choose_nodes(trainer, machine.place)[1]
     elif trainer is not None:
         faults.append(Fault(path="trainer", what="it must be a mapping of Trainer's arguments."))
     for key in ("model", "data"):
@@ -212,17 +214,13 @@ def _devices_form(trainer: Mapping[str, Any]) -> list[Fault]:
 
 
 def _not_here(trainer: Mapping[str, Any]) -> list[Fault]:
-    """What Trainer accepts but ranks started by torch elastic on one machine can't be."""
+    """What Trainer accepts but ranks started by torch elastic can't be."""
     faults = []
     strategy = trainer.get("strategy")
     if isinstance(strategy, str) and re.search(r"_(spawn|fork|notebook)", strategy):
         plain = re.sub(r"_(spawn|fork|notebook)", "", strategy)
         what = f"`{strategy}` starts processes of its own, and ltui starts the ranks."
         faults.append(Fault(path="trainer.strategy", what=what, remedy=f"Use `{plain}`."))
-    nodes = trainer.get("num_nodes")
-    if isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 1:
-        what = f"ltui runs on one machine, not {nodes}."
-        faults.append(Fault(path="trainer.num_nodes", what=what, remedy="Set it to 1."))
     return faults
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltui.training.run.document import Fault, parse_value
+from ltui.training.run.nodes import Place
 
 RANKS_PER_CORE = 4
 """More CPU ranks than this for each core is taken for a mistake."""
@@ -21,6 +22,8 @@ class Machine:
 
     gpus: int | None = None
     cores: int | None = None
+    place: Place | None = None
+    """Which of several nodes it is."""
 
 
 UNSEEN = Machine()

@@ -17,6 +17,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.check import find_faults, nearest, placed
 from ltui.training.run.devices import UNSEEN, Machine, choose_devices
 from ltui.training.run.document import Document, get, read_document, resolve
+from ltui.training.run.nodes import choose_nodes
 from ltui.training.run.overrides import apply_overrides, overridden_paths
 from ltui.training.run.section import Knob, Section, read_section
 from ltui.training.run.spec import CheckpointPolicy, RunSpec, StallPolicy
@@ -234,6 +235,7 @@ def build_spec(
         after_fit=preset.after_fit,
         python_path=() if folder is None else (str(folder),),
         nproc=chosen.nproc,
+        nodes=choose_nodes(trainer, machine.place)[0],
         gpus=chosen.gpus,
         overrides=tuple(overrides),
         checkpoint=preset.checkpoint,

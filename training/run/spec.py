@@ -62,6 +62,18 @@ class StallPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Nodes:
+    """Where a run of several machines meets, and which of them this is."""
+
+    count: int
+    rank: int
+    """Of this machine, from 0."""
+    address: str
+    """Of machine 0, as the others reach it."""
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
     """A run as launched: either ``config`` (a preset) or ``command`` (``ltui exec``) is given."""
 
@@ -83,6 +95,8 @@ class RunSpec:
     command: tuple[str, ...] | None = None
     nproc: int = 1
     """Ranks started on this machine; for a command, 0: the command decides."""
+    nodes: Nodes | None = None
+    """Of a preset's run on several machines; None where this one is alone."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the engine."""
     overrides: tuple[str, ...] = ()
@@ -132,6 +146,8 @@ class RunSpec:
                 values["command"] = tuple(values["command"])
             values["checkpoint"] = CheckpointPolicy(**(values.get("checkpoint") or {}))
             values["stall"] = StallPolicy(**(values.get("stall") or {}))
+            if values.get("nodes") is not None:
+                values["nodes"] = Nodes(**values["nodes"])
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise ProblemError(

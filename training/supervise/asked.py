@@ -17,13 +17,18 @@ STEERING = ("pause", "continue", "checkpoint")
 COMMANDS = ("stop", "kill", "stop_when", *STEERING)
 
 
-def check(order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool) -> None:
-    """``heard``: some rank has a pulse. ``foreign``: the run is a command of the user's."""
+def check(
+    order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool, apart: bool = False
+) -> None:
+    """``heard``: some rank has a pulse. ``foreign``: the run is a command of the user's. ``apart``:
+    some of its ranks are on other nodes."""
     command = order.get("cmd")
     if command not in COMMANDS:
         raise ValueError(f"there is no command {command!r}.")
     if snapshot.state not in LIVE:
         raise ValueError(f"the run is {snapshot.state.value}.")
+    if command in STEERING and apart:
+        raise ValueError(f"ranks on several nodes can't agree on where to {command}.")
     if command in STEERING:
         _check_steering(command, snapshot, heard=heard, foreign=foreign)
     if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
@@ -46,7 +51,7 @@ def _check_steering(command: str, snapshot: RunSnapshot, *, heard: bool, foreign
 
 
 def stop_conditions(
-    order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool
+    order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool, apart: bool = False
 ) -> list[StopCondition] | None:
     """What is asked for, settled by where the run is; None: cancel what stands."""
     if order.get("cancel"):
@@ -61,6 +66,8 @@ def stop_conditions(
     found = []
     for document in given:
         condition = from_document(document if isinstance(document, dict) else {})
+        if apart and condition.kind in ("step", "epoch"):
+            raise ValueError(f"ranks on several nodes can't agree to stop {condition.words()}.")
         if silent and condition.kind in ("step", "epoch", "metric"):
             raise ValueError(
                 f"this command sends no telemetry, so it can't stop {condition.words()}."

@@ -31,6 +31,8 @@ class Facts:
     rebooted: bool = False
     checkpoints: tuple[CheckpointInfo, ...] = ()
     foreign: bool = False
+    apart: bool = False
+    """Whether other ranks were on other nodes: a stop here ends these without an agreement."""
     global_step: int | None = None
 
 
@@ -56,6 +58,8 @@ def ending(facts: Facts) -> Ending:
         return _stopped(facts, code)
     if code == 0:
         return _exited_well(facts)
+    if facts.stop_requested and facts.apart and _only_consequences(facts):
+        return _stopped(facts, code)
     if facts.stop_requested and not _failed_pulses(facts) and _by_signal(facts.exit):
         return Ending(
             state=RunState.STOPPED,
@@ -76,6 +80,12 @@ def _left(facts: Facts, outcome: Outcome) -> bool:
 
 def _failed_pulses(facts: Facts) -> bool:
     return any(p is not None and p.outcome is Outcome.RAISED for p in facts.pulses.values())
+
+
+def _only_consequences(facts: Facts) -> bool:
+    """Whether no rank raised but because another had gone."""
+    raised = (f.exception for f in facts.fold.ranks.values())
+    return all(event is None or _is_consequence(event) for event in raised)
 
 
 def _exited_well(facts: Facts) -> Ending:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ltui.training.run.snapshot import to_json
-from ltui.training.run.spec import RunSpec
+from ltui.training.run.spec import Nodes, RunSpec
 from ltui.training.store.home import RunDir
 
 DEFAULT_QUEUE_BYTES = 4 << 20
@@ -72,15 +72,30 @@ def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
 
 
 def _preset_argv(run_dir: RunDir, spec: RunSpec, attempt: int) -> tuple[str, ...]:
-    """Torch elastic with one agent; port 0 leaves the choice of a free one to the kernel."""
     return (
         spec.python, "-m", "torch.distributed.run",
-        "--nnodes", "1", "--nproc-per-node", str(spec.nproc), "--max-restarts", "0",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", run_dir.id,
-        "--local-addr", "127.0.0.1",
+        "--nproc-per-node", str(spec.nproc), "--max-restarts", "0",
+        *_rendezvous(run_dir, spec.nodes),
         "--no-python", "/bin/sh", "-c", _TO_RANK_LOG, "rank",
         spec.python, "-u", "-m", "ltui.training.rank.main", str(run_dir.config_path(attempt)),
     )  # fmt: skip
+
+
+def _rendezvous(run_dir: RunDir, nodes: Nodes | None) -> tuple[str, ...]:
+    """One agent alone, at port 0, which leaves the choice of a free one to the kernel; or one on
+    each node, which meet at the first's address."""
+    if nodes is None:
+        return (
+            "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+            "--rdzv-id", run_dir.id, "--local-addr", "127.0.0.1",
+        )  # fmt: skip
+    words = (
+        "--nnodes", str(nodes.count), "--node-rank", str(nodes.rank),
+        "--master-addr", nodes.address, "--master-port", str(nodes.port),
+    )  # fmt: skip
+    # By itself the agent of the first node would tell the ranks its host's full name, which the
+    # other nodes need not know.
+    return (*words, "--local-addr", nodes.address) if nodes.rank == 0 else words
 
 
 def _environment(

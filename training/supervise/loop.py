@@ -232,10 +232,13 @@ class Supervisor:
             return self._evidence.ask()
         heard = any(p is not None for p in self._pulses.values())
         foreign = self.spec.command is not None
-        asked.check(order, snapshot, heard=heard, foreign=foreign)
+        apart = self.spec.nodes is not None
+        asked.check(order, snapshot, heard=heard, foreign=foreign, apart=apart)
         answer: dict[str, Any] | Future[dict[str, Any]] = {"ok": True}
         if order["cmd"] == "stop_when":
-            conditions = asked.stop_conditions(order, snapshot, heard=heard, foreign=foreign)
+            conditions = asked.stop_conditions(
+                order, snapshot, heard=heard, foreign=foreign, apart=apart
+            )
             # Answered once it is on disk, so that no supervisor forgets what it has confirmed.
             answer = Future()
             order = {"cmd": "stop_when", "conditions": conditions, "taken": answer}
@@ -369,8 +372,10 @@ class Supervisor:
         taken.set_result({"ok": True, "stops": [c.words() for c in conditions or ()]})
 
     def _can_be_asked(self) -> bool:
-        """Whether some rank has telemetry that is on."""
-        return any(p is not None and p.telemetry_ok for p in self._pulses.values())
+        """Whether there are ranks that can agree: some have telemetry, and none is elsewhere."""
+        return self.spec.nodes is None and any(
+            p is not None and p.telemetry_ok for p in self._pulses.values()
+        )
 
     def _read_machine(self, now_s: float, engine: ProcessMark | None) -> Batch:
         """Process and GPU readings, once a second."""
@@ -592,6 +597,7 @@ class Supervisor:
             forced=self._intents.forced,
             checkpoints=self._shelf.all_checked(),
             foreign=self.spec.command is not None,
+            apart=self.spec.nodes is not None,
             global_step=self._furthest_step(),
         )
         return find_end(self.run_dir, self.attempt, facts)
