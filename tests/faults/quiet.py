@@ -174,6 +174,10 @@ QUIET: tuple[Quiet, ...] = (
         id="accumulation", title="gradient accumulation over 16 batches", seconds=30,
         env={"ZOO_ACCUMULATE": "16"},
     ),
+    Quiet(
+        id="compiling", title="one rank compiles for half a minute", seconds=90,
+        inject="compiles", env={"ZOO_FULL_IMPORTS": "1"},
+    ),
     Quiet(id="slow_model", title="steps of 6 s", seconds=60, env={"ZOO_PACE_S": "6"}),
     Quiet(id="paused", title="paused by the user, three times", seconds=60, disturb=pauses),
     Quiet(id="suspended", title="a suspended laptop, twice", seconds=70, disturb=suspended),

@@ -116,6 +116,25 @@ def _compute_for_ever() -> None:
         matrix = (matrix @ matrix).clamp(max=1.0)  # fault: one_compute
 
 
+def _compile_by_torch() -> None:
+    """Some twenty seconds of torch.compile, of which nothing is cached."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(FOLDER / "compiled")
+    block = [torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.LayerNorm(32)]
+    layers = torch.nn.Sequential(*block * 2)
+    torch.compile(layers)(torch.ones(8, 32)).sum().backward()
+
+
+def _compile_by_numba() -> None:
+    """Some ten seconds of Numba, which holds the GIL for much of them."""
+    import numba  # only this fault needs it
+    import numpy as np
+
+    loops = (f" for i{n} in range(a.shape[0]):\n  s += a[i{n}] * {n}.5\n" for n in range(300))
+    made: dict[str, Any] = {}
+    exec("def summed(a):\n s = 0.0\n" + "".join(loops) + " return s\n", made)
+    numba.njit(made["summed"])(np.ones(10))
+
+
 def _raise() -> None:
     raise ValueError("the zoo's own mistake")  # fault: exc_one_rank
 
@@ -173,6 +192,8 @@ def in_step(module: Any, batch_idx: int) -> None:
         return
     if batch_idx == STEP:
         _once(module)
+    if wants("compiles") and batch_idx in (STEP, STEP + 2):
+        (_compile_by_torch if batch_idx == STEP else _compile_by_numba)()
     if wants("compute_slow"):
         mark()
         until = time.monotonic() + 0.4

@@ -23,6 +23,8 @@ FROZEN_S = 7.0
 """Others wait for a frozen rank in a slow phase: so long at least."""
 BUSY_S = 7.5
 """A rank that computes on one line while others wait: so long at least."""
+COMPILING_S = 60.0
+"""A rank that compiles while others wait."""
 MOVING_S = 6.5
 """A rank that moves while others wait, in a training step."""
 SLOW_WRITE_S = 8.0

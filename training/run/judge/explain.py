@@ -18,6 +18,7 @@ from ltui.training.run.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
+from ltui.training.run.judge.compilers import compiler_in, compiler_of
 from ltui.training.run.judge.frames import (
     has,
     in_loader,
@@ -40,7 +41,7 @@ class Reason:
     kind: str
     text: str
     motion: str
-    """``fault`` (needs no budget), ``frozen``, ``busy`` or ``moving``."""
+    """``fault`` (needs no budget), ``frozen``, ``busy``, ``compiling`` or ``moving``."""
     place: str | None = None
     frame: Frame | None = None
     remedy: str | None = None
@@ -155,11 +156,37 @@ def _gil(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
     )
 
 
+def _compiling(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
+    worker = next((w for w in _loaders(of_rank) if compiler_in(_main_of(w)) is not None), None)
+    if worker is not None and in_loader(of_rank.main_stack):
+        name, line = compiler_in(_main_of(worker)), user_frame(_main_of(worker))
+        who = f"waits for its DataLoader worker {worker.process.pid}, which compiles"
+        process: ProcessSight | None = worker.process
+    else:
+        name, line = compiler_of(of_rank), user_frame(of_rank.main_stack)
+        who, process = "compiles", of_rank.process
+    if name is None:
+        return None
+    at = f" at {spot(line)}" if line else ""
+    return Reason(
+        kind="compiling",
+        text=f"{who} ({name}){at}{motion_text(process)}",
+        motion="compiling",
+        place=_phase(pulse, spot(line)),
+        frame=line,
+        remedy="Let it finish. Shapes that change make it compile again; ranks that share a cache"
+        " of compiled code (TORCHINDUCTOR_CACHE_DIR, cache=True) compile once.",
+        confidence=0.85,
+        facts=_facts(line) | {"compiler": name},
+    )
+
+
 _FAULTS: tuple[Callable[[RankEvidence, PulseState | None], Reason | None], ...] = (
     _stopped_worker,
     _dead_worker,
     _sigterm,
     _disk,
+    _compiling,
     _gil,
 )
 

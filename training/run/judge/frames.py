@@ -9,7 +9,9 @@ from ltui.training.run.evidence import Frame, ThreadStack
 
 _LIBRARIES = re.compile(
     r"(/site-packages/|/dist-packages/|/lib/python3[^/]*/|^<frozen|^<string>|/ltui/training/|"
-    r"/rank-side/[0-9a-f]+/|importlib/_bootstrap)"
+    r"/rank-side/[0-9a-f]+/|importlib/_bootstrap|"
+    # Written by torch.compile, in a folder of the user's choice.
+    r"/torchinductor_|/c[a-z2-7]{51}\.py$|^<eval_with_key>)"
 )
 _LAUNCHERS = frozenset({"<module>", "main", "cli_main"})
 _COLLECTIVES = frozenset(

@@ -188,6 +188,9 @@ def _if_due(
             # The slow step before has made this one's budget long.
             allowed_s, level = budgets.PROOF_S, "slow"
             reason = _straggles(reason)
+    elif reason.motion == "compiling":
+        allowed_s = max(budgets.COMPILING_S, frozen_s)
+        level = "slow" if age_s <= m.policy.slow_phase_s else "stalled"
     elif reason.motion == "busy":
         allowed_s = max(budgets.BUSY_S, 1.5 * frozen_s)
     else:
@@ -318,7 +321,19 @@ def _nobody_waits(m: Moment, slowest_s: float | None) -> list[Verdict] | None:
             text = f"all stand still in the same place: each {first.text}"
             return [verdict_of(m, frozen, replace(first, text=text), (), None)]
         return [verdict_of(m, (r,), reasons[r], (), None) for r in frozen]
+    if any(r.motion == "compiling" for r in reasons.values()):
+        return _some_compile(m, ranks, reasons)
     return _all_slow(m, ranks, reasons, slowest_s)
+
+
+def _some_compile(m: Moment, ranks: tuple[int, ...], reasons: dict[int, Reason]) -> list[Verdict]:
+    """No rank waits for another, and some compile."""
+    if min(m.still[r] for r in ranks) <= budgets.COMPILING_S:
+        return []
+    compiling = tuple(r for r in ranks if reasons[r].motion == "compiling")
+    reason = reasons[compiling[0]]
+    verdict = verdict_of(m, compiling, reason, (), None, level="slow")
+    return [replace(verdict, culprits=(), waiting=compiling)]
 
 
 def _all_slow(
