@@ -60,7 +60,7 @@ class Ltui:
         return document
 
     def wait(
-        self, wanted: Callable[[dict[str, Any]], object], seconds: float = 60, run: str = "last"
+        self, wanted: Callable[[dict[str, Any]], object], seconds: float = 180, run: str = "last"
     ) -> dict[str, Any]:
         """The first snapshot of which ``wanted`` holds."""
         deadline = time.monotonic() + seconds
@@ -73,7 +73,7 @@ class Ltui:
             )
             time.sleep(0.2)
 
-    def wait_for_step(self, step: int, seconds: float = 90) -> dict[str, Any]:
+    def wait_for_step(self, step: int, seconds: float = 180) -> dict[str, Any]:
         return self.wait(
             lambda s: (
                 s["world_size"]
@@ -97,7 +97,7 @@ class Ltui:
                 continue
         return found
 
-    def wait_until_alone(self, seconds: float = 20) -> None:
+    def wait_until_alone(self, seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
         while left := self.processes():
             assert time.monotonic() < deadline, f"still running: {[p.cmdline() for p in left]}"
