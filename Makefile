@@ -75,8 +75,11 @@ data: $(VENV)/.installed-test
 presets: $(VENV)/.installed-test
 	@LTUI_PRESETS=all $(PY) -m pytest tests/presets/test_all_presets.py
 
+# RANKS=2,4 CASES='own:*,*:mid-epoch' for a part; with KEEP=folder parts add up to one table, and
+# what was broken off goes on.
 exactness: $(VENV)/.installed-test
-	@LTUI_EXACTNESS=all $(PY) -m pytest -s tests/rank/test_exactness.py
+	@LTUI_EXACTNESS=all LTUI_EXACTNESS_RANKS=$${RANKS:-1,2,4} LTUI_EXACTNESS_CASES="$${CASES:-*}" \
+	  $${KEEP:+env LTUI_EXACTNESS_FOLDER="$$KEEP"} $(PY) -m pytest -s tests/rank/test_exactness.py
 
 # LTUI_CHAOS_KILLS (100), LTUI_CHAOS_TORCH_KILLS (15 of 100), LTUI_CHAOS_SEED (drawn and printed),
 # LTUI_CHAOS_JOBS (1) storms side by side

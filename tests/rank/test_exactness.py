@@ -2,7 +2,9 @@
 means, weights and callbacks, bit for bit.
 
 A part of the cases by default; ``LTUI_EXACTNESS=all`` tries every loader, with and without workers,
-on one rank, two and four, stopped at every place, and prints the table.
+on one rank, two and four, stopped at every place, and prints the table. A part of them:
+``LTUI_EXACTNESS_RANKS=2,4``, ``LTUI_EXACTNESS_CASES='own:*,*:mid-epoch'``; the parts add up, and
+what was broken off goes on, in a ``LTUI_EXACTNESS_FOLDER``.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ FEW = [
     *("2/plain:0:validation", "2/plain:2:counted steps", "2/own:0:accumulation"),
     *("2/weighted:0:mid-epoch", "2/stateful:0:epoch end", "2/plain:0:mid-epoch:sharded"),
     *("1/persistent:2:counted steps", "2/stateful_weighted:2:first epoch"),
-    *("2/stateful_shuffled:2:mid-epoch", "4/plain:0:first epoch", "4/plain:0:validation"),
+    *("2/length_batches:0:mid-epoch", "2/sequences:2:mid-epoch", "2/stateful_shuffled:2:mid-epoch"),
+    *("4/plain:0:first epoch", "4/plain:0:validation"),
 ]
 REGROUPED = ["regroup/plain", "regroup/own"]
 # What can't be exact is said.
@@ -42,12 +45,16 @@ WHERE_BATCHES_ARE_LEFT = (
     *("first epoch", "mid-epoch", "validation within", "sanity check", "accumulation"),
     *("no validation", "counted steps", "max steps", "more steps", "fewer batches"),
 )
-CASES = (["*"] if ALL else FEW) + REGROUPED
+RANKS = [int(n) for n in os.environ.get("LTUI_EXACTNESS_RANKS", "1,2,4").split(",")]
+CASES = os.environ.get("LTUI_EXACTNESS_CASES", "*").split(",") if ALL else FEW + REGROUPED
+FOLDER = os.environ.get("LTUI_EXACTNESS_FOLDER")
+LIMIT_S = 8 * 3600 if ALL else 580
 SHARED = "Not exact from here: it was saved by"
 IN_WORKERS = "what the dataset draws at random within its workers"
 READ_AGAIN = "were read again and dropped"
 FOLLOWED = (
     *("plain", "in_order", "persistent", "generator", "weighted", "batched", "two", "shortest"),
+    "length_batches",
 )
 WITHOUT_POSITION = ("stream", "lucky", "simple")
 
@@ -79,14 +86,35 @@ def tried(folder: Path, ranks: list[int], cases: list[str], limit_s: int) -> lis
 
 
 def printed(table: list[dict[str, Any]]) -> None:
-    """One line a loader and place, the ranks beside each other."""
+    """A line a loader, a column a place, and in it a sign for each number of ranks."""
+    found: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
+    for row in table:
+        loader, workers, stop, *part = row["case"].split(":")
+        name = " ".join([loader, *part])
+        differs = "x" if "order" in row["differs"] else "~" if row["differs"] else "="
+        found.setdefault((name, workers), {})[stop, row["ranks"]] = differs
     ranks = sorted({row["ranks"] for row in table})
-    print(f"\n{'loader:workers:stop[:part]':44}" + "".join(f"{n} ranks".ljust(24) for n in ranks))
-    for case in dict.fromkeys(row["case"] for row in table):
-        found = {row["ranks"]: row for row in table if row["case"] == case}
-        cells = ("" if n not in found else ",".join(found[n]["differs"]) or "exact" for n in ranks)
-        print(f"{case:44}" + "".join(cell.ljust(24) for cell in cells))
-    print(f"{sum(not row['differs'] for row in table)} of {len(table)} exact")
+    stops = list(dict.fromkeys(stop for cells in found.values() for stop, _ in cells))
+    print(f"\nIn each column {', '.join(map(str, ranks))} ranks: = as never stopped, bit for bit;")
+    print(
+        "~ losses, means or weights differ; x another order of samples; blank not possible or not tried\n"
+    )
+    for number, stop in enumerate(stops, 1):
+        print(f"  {number:2} stopped in: {stop}")
+    width = len(ranks) + 1
+    heads = "".join(str(number).ljust(width) for number in range(1, len(stops) + 1))
+    print(f"\n{'training data':30}{'workers':9}{heads}".rstrip())
+    for (name, workers), cells in found.items():
+        signs = ("".join(cells.get((stop, n), " ") for n in ranks).ljust(width) for stop in stops)
+        print(f"{name:30}{workers:9}{''.join(signs)}".rstrip())
+    print()
+    for number in ranks:
+        rows = [row for row in table if row["ranks"] == number]
+        exact = sum(not row["differs"] for row in rows)
+        told = sum(bool(row["differs"]) and row["case"].split(":")[0] in NOT_EXACT for row in rows)
+        print(
+            f"{number} rank{'s' * (number != 1)}: {exact} of {len(rows)} exact, {told} not exact and said so"
+        )
 
 
 def expected_notes(row: dict[str, Any]) -> list[str]:
@@ -120,7 +148,8 @@ def checked(table: list[dict[str, Any]]) -> None:
 
 def every_sample_once(folder: Path) -> None:
     """Of a run whose number of ranks changed within an epoch."""
-    for run in json.loads((folder / "regroup.json").read_text()):
+    path = folder / "regroup.json"
+    for run in json.loads(path.read_text()) if path.exists() else ():
         for numbers in run["epochs"].values():
             assert sorted(set(numbers)) == list(range(83)), run["chain"]
             assert len(numbers) - 83 < 4  # ranks are filled up to the same number of batches
@@ -128,12 +157,14 @@ def every_sample_once(folder: Path) -> None:
         assert [SHARED in note for note in run["notes"]] == [True] * changes, run["notes"]
 
 
-@pytest.mark.timeout(7300 if ALL else 600)
+@pytest.mark.timeout(LIMIT_S + 20)
 def test_as_never_stopped(tmp_path: Path) -> None:
-    table = tried(tmp_path, [1, 2, 4], CASES, 7200 if ALL else 580)
+    folder = tmp_path if FOLDER is None else Path(FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = tried(folder, RANKS, CASES, LIMIT_S)
     printed(table)
     checked(table)
-    every_sample_once(tmp_path)
+    every_sample_once(folder)
     if not ALL:
         assert sorted(f"{row['ranks']}/{row['case']}" for row in table) == sorted(FEW)
     for row in table:

@@ -4,7 +4,9 @@ A case is ``loader:workers:stop`` or ``loader:workers:stop:part``, with ``*`` st
 with ``N/`` before it for N ranks alone; ``regroup/loader`` changes the number of ranks
 (``regroup.py``). Writes ``FOLDER/table.json``: for each case what differs from the training that
 was never stopped, on any rank (``order`` of sample numbers, ``losses``, ``means`` of epochs and
-learning rates, ``weights``, ``callbacks``), and the notes about what is not exact.
+learning rates, ``weights``, ``callbacks``), and the notes about what is not exact. Cases that stand
+in ``FOLDER/table-RANKS.json`` are not tried again, so what was broken off goes on. Folders of cases
+in which nothing differs are removed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import shutil
 import sys
 import warnings
 from functools import partial
@@ -20,10 +23,12 @@ from typing import Any
 
 import torch
 
-from ltui.training.data.beton import has_ffcv, write_beton
+from ltui.training.data.beton import has_ffcv
 from ltui.training.rank.channel import open_channel  # noqa: F401  (imported before forking)
+from ltui.training.rank.position import shut_down
 from tests.rank.exactness import regroup, world
-from tests.rank.exactness.loaders import LOADERS, SHARES_BY_ITSELF, WITHOUT_WORKERS, samples
+from tests.rank.exactness.every import LOADERS, SHARES_BY_ITSELF, WITHOUT_WORKERS
+from tests.rank.exactness.modules import NEED_FFCV
 from tests.rank.exactness.training import EPOCHS, PARTS, STOPS, train
 from tests.rank.exactness.world import HERE
 from tests.rank.runs import RunFolder
@@ -32,7 +37,7 @@ STREAMS = ("stateful_stream", "stream", "lucky", "simple")
 
 
 def possible(loader: str, workers: int, stop: str, part: str = "") -> bool:
-    if loader == "ffcv" and not has_ffcv():
+    if not has_files(loader):
         return False
     if part == "sharded" and HERE.ranks == 1:
         return False
@@ -42,6 +47,10 @@ def possible(loader: str, workers: int, stop: str, part: str = "") -> bool:
         return False  # Lightning itself can't share a batch sampler's random sampler
     # Without a length there is no number of steps to ask for, and workers make epochs uneven.
     return loader not in STREAMS or stop not in ("counted steps", "all steps")
+
+
+def has_files(loader: str) -> bool:
+    return loader not in NEED_FFCV or has_ffcv()
 
 
 WHAT = ("order", "losses", "means", "weights", "callbacks")
@@ -82,16 +91,22 @@ def try_case(folder: Path, case: str, known: dict[Any, Any]) -> dict[str, Any]:
     loader, workers_, stop, part = (*case.split(":"), "")[:4]
     workers = int(workers_)
     epoch, batch, options = STOPS[stop]
-    fit = partial(train, part=part, shares=loader not in SHARES_BY_ITSELF)
 
-    def make(attempt: int = 1) -> Any:
-        torch.manual_seed(attempt)  # some samplers are seeded as they are made
-        return LOADERS[loader](workers, folder)
+    def fit(run: RunFolder, *how: Any, **extra: Any) -> Any:
+        torch.manual_seed(run.attempt)  # some samplers are seeded as they are made
+        data = LOADERS[loader](workers, folder)
+        try:
+            shares = loader not in SHARES_BY_ITSELF
+            return train(run, data, *how, part=part, shares=shares, **extra)
+        finally:
+            let_go(data)
 
     key = (loader, workers, part, str(options))
     if key not in known:
-        never = new_run(folder, "never", HERE.ranks, len(known))
-        known[key] = fit(never, make(), (-9, 0), options).seen()
+        never = new_run(folder, "never", HERE.ranks, *case.split(":"))
+        known[key] = fit(never, (-9, 0), options).seen()
+        everywhere([])
+        remove(never)
     run = new_run(folder, HERE.ranks, loader, workers, stop, part)
     at_first, extra = options, {}
     if epoch < 0:
@@ -101,10 +116,10 @@ def try_case(folder: Path, case: str, known: dict[Any, Any]) -> dict[str, Any]:
             # Within an epoch, or at the end of one.
             shorter = {"max_steps": options["max_steps"] // EPOCHS * (EPOCHS - 1) + epoch + 1}
         at_first, extra = {**options, **shorter}, {"LTUI_CHECKPOINT_EVERY_S": "600"}
-    first = fit(run, make(), (epoch, batch), at_first, **extra)
+    first = fit(run, (epoch, batch), at_first, **extra)
     (path,) = [p for p in run.checkpoints if p.parent.name == "checkpoints"]
     run.attempt = 2
-    second = fit(run, make(2), (-9, 0), options, LTUI_RESUME_FROM=str(path))
+    second = fit(run, (-9, 0), options, LTUI_RESUME_FROM=str(path))
     reference, one, other = known[key], first.seen(), second.seen()
     if epoch == -2:
         one["means"].pop()  # of an epoch that the steps cut off; it comes whole after resuming
@@ -112,52 +127,79 @@ def try_case(folder: Path, case: str, known: dict[Any, Any]) -> dict[str, Any]:
     same = all(map(torch.equal, other["weights"], reference["weights"]))
     differs += [] if same else ["weights"]
     differs += ["callbacks"] if other["callbacks"] != reference["callbacks"] else []
-    everywhere = [differs]
-    if HERE.ranks > 1:
-        everywhere = [[] for _ in range(HERE.ranks)]
-        torch.distributed.all_gather_object(everywhere, differs)
     if os.environ.get("SHOW"):
         for name in differs:
             if name in ("means", "callbacks"):
                 print(case, name, "NEVER", reference[name], "ONE", one[name], "OTHER", other[name])
-    return {
+    found = {
         "case": case,
         "ranks": HERE.ranks,
         "checkpoint": path.name,
         "steps": len(reference["losses"]),
-        "differs": [name for name in WHAT if any(name in each for each in everywhere)],
         "notes": [e["text"] for e in run.events("note")],
     }
+    differing = everywhere(differs)  # all ranks have read what they need
+    found["differs"] = [name for name in WHAT if any(name in each for each in differing)]
+    if not found["differs"]:
+        remove(run)
+    return found
+
+
+def everywhere(value: Any) -> list[Any]:
+    """Of all ranks, which wait for each other."""
+    found = [value] * HERE.ranks
+    if HERE.ranks > 1:
+        torch.distributed.all_gather_object(found, value)
+    return found
+
+
+def remove(run: RunFolder) -> None:
+    if HERE.rank == 0:
+        shutil.rmtree(run.path)
+
+
+def let_go(data: Any) -> None:
+    """The loaders' worker processes and threads."""
+    for loader in torch.utils._pytree.tree_leaves(getattr(data, "iterables", data)):
+        shut_down(loader)
+        if callable(close := getattr(loader, "close", None)):
+            close()
 
 
 def run_cases(folder: Path, cases: list[str]) -> None:
     warnings.filterwarnings("ignore")
     known: dict[Any, Any] = {}
-    table = []
-    if any(case.startswith("ffcv") for case in cases) and HERE.rank == 0:
-        rows = torch.arange(samples()).reshape(-1, 1, 1, 1).repeat(1, 1, 2, 4).to(torch.uint8)
-        write_beton(folder / f"rows-{HERE.ranks}.beton", rows, torch.arange(samples()))
+    path = folder / f"table-{HERE.ranks}.json"
+    table = rows_of(path)
     for case in filter(is_possible, cases):
         print(HERE.rank, case, flush=True)
         table.append(try_case(folder, case, known))
         if HERE.rank == 0:
-            (folder / f"table-{HERE.ranks}.json").write_text(json.dumps(table, indent=1))
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(table, indent=1))
+            part.replace(path)
     if HERE.ranks > 1:
         torch.distributed.destroy_process_group()
 
 
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return rows
+
+
 def main(folder: Path, ranks: list[int], patterns: list[str]) -> int:
     failed = 0
-    table: list[Any] = []
-    regrouped = [p.partition("/")[2] for p in patterns if p.startswith("regroup/")]
-    regroup.main(folder, regrouped)
+    chains = [n for n in LOADERS if any(fnmatch.fnmatch(f"regroup/{n}", p) for p in patterns)]
+    regroup.main(folder, [name for name in chains if name in regroup.TRIED and has_files(name)])
     for number in ranks:
-        cases = chosen(patterns, number)
-        codes = world.wait(world.start(number, partial(run_cases, folder, cases)))
-        failed += any(codes)
-        part = folder / f"table-{number}.json"
-        table += json.loads(part.read_text()) if part.exists() else []
-        (folder / "table.json").write_text(json.dumps(table, indent=1))
+        path = folder / f"table-{number}.json"
+        done = {row["case"] for row in rows_of(path)}
+        for broken_off in (*folder.glob(f"{number}-*"), *folder.glob(f"never-{number}-*")):
+            shutil.rmtree(broken_off)
+        if cases := [case for case in chosen(patterns, number) if case not in done]:
+            failed += any(world.wait(world.start(number, partial(run_cases, folder, cases))))
+    table = [row for path in sorted(folder.glob("table-[0-9]*.json")) for row in rows_of(path)]
+    (folder / "table.json").write_text(json.dumps(table, indent=1))
     return 1 if failed else 0
 
 

@@ -23,7 +23,7 @@ import torch
 
 from ltui.training.queue.control import Command
 from tests.rank.exactness import world
-from tests.rank.exactness.loaders import LOADERS
+from tests.rank.exactness.every import LOADERS
 from tests.rank.exactness.training import train
 from tests.rank.exactness.world import HERE
 from tests.rank.runs import RunFolder, wait_for

@@ -18,7 +18,6 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from ltui.training.data.beton import beton_batches
 from ltui.training.data.order import RankLoader, RankOrder, torch_batches
 from tests.rank.exactness.world import HERE
 
@@ -168,14 +167,6 @@ def own(workers: int, folder: Path) -> Any:
     return RankLoader(order, BATCH, torch_batches(Rows(), BATCH, workers))
 
 
-def ffcv(workers: int, folder: Path) -> Any:
-    order = RankOrder(samples(), rank=HERE.rank, world_size=HERE.ranks, shuffle=True)
-    opened = beton_batches(folder / f"rows-{HERE.ranks}.beton", BATCH, torch.device("cpu"))
-    # The image's pixels hold the number, too.
-    turned = lambda order: ((label.clone(), image.clone()) for image, label in opened(order))  # noqa: E731
-    return RankLoader(order, BATCH, turned)
-
-
 def stateful(workers: int, folder: Path) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -221,20 +212,8 @@ def simple(workers: int, folder: Path) -> Any:
     return Simple()
 
 
-_ALL = (
-    *(plain, in_order, persistent, generator, weighted, batched, two, shortest, own, ffcv),
-    *(
-        stateful,
-        stateful_shuffled,
-        stateful_weighted,
-        stateful_stream,
-        stream,
-        lucky,
-        simple,
-        moody,
-    ),
+LOADERS = (
+    *(plain, in_order, persistent, generator, weighted, batched, two, shortest, own),
+    *(stateful, stateful_shuffled, stateful_weighted, stateful_stream),
+    *(stream, lucky, simple, moody),
 )
-LOADERS = {loader.__name__: loader for loader in _ALL}
-WITHOUT_WORKERS = ("ffcv", "simple")
-SHARES_BY_ITSELF = ("own", "ffcv", "stateful")
-"""Their ranks share the data without Lightning's sampler."""

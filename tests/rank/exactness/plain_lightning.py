@@ -24,7 +24,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.rank.exactness import world
-from tests.rank.exactness.loaders import BATCHES, LOADERS, SHARES_BY_ITSELF
+from tests.rank.exactness.every import LOADERS, SHARES_BY_ITSELF
+from tests.rank.exactness.loaders import BATCHES
 from tests.rank.exactness.training import EPOCHS, train
 from tests.rank.exactness.world import HERE
 from tests.rank.runs import RunFolder

@@ -7,18 +7,20 @@ Every attempt but the last is stopped within an epoch and resumed by the next on
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.rank.exactness import world
-from tests.rank.exactness.loaders import LOADERS, SHARES_BY_ITSELF
+from tests.rank.exactness.every import LOADERS, SHARES_BY_ITSELF
 from tests.rank.exactness.training import EPOCHS, train
 from tests.rank.exactness.world import HERE
 from tests.rank.runs import RunFolder
 
 SAMPLES = 83
+TRIED = ("plain", "own", "length_batches", "sequences", "beton_torch")
 # (ranks, epoch and batch of the stop; a stop at -1 is in the validation at the epoch's end)
 CHAINS: dict[str, list[tuple[int, int, int]]] = {
     "2 1 4": [(2, 1, 2), (1, 1, 11), (4, -9, 0)],
@@ -61,10 +63,16 @@ def chain(folder: Path, name: str, attempts: list[tuple[int, int, int]]) -> dict
 
 
 def main(folder: Path, loaders: list[str]) -> None:
-    found = []
+    path = folder / "regroup.json"
+    found = json.loads(path.read_text()) if path.exists() else []
+    done = {(run["loader"], run["chain"]) for run in found}
     for name in loaders:
         for title, attempts in CHAINS.items():
+            if (name, title) in done:
+                continue
             place = folder / f"{name}-{title.replace(' ', '-')}"
+            shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
             found.append({"loader": name, "chain": title, **chain(place, name, attempts)})
-            (folder / "regroup.json").write_text(json.dumps(found, indent=1))
+            path.write_text(json.dumps(found, indent=1))
+            shutil.rmtree(place)

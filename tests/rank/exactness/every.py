@@ -1,0 +1,11 @@
+"""All loaders by name."""
+
+from __future__ import annotations
+
+from tests.rank.exactness.loaders import LOADERS as OF_SCRIPTS
+from tests.rank.exactness.modules import MODULES
+
+LOADERS = {loader.__name__: loader for loader in (*OF_SCRIPTS, *MODULES)}
+WITHOUT_WORKERS = ("simple", "ffcv_random", "ffcv_quasi_random", "ffcv_sequential")
+SHARES_BY_ITSELF = ("own", "stateful", *(module.__name__ for module in MODULES))
+"""Their ranks share the data without Lightning's sampler."""
