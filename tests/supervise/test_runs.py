@@ -14,11 +14,12 @@ import pytest
 from ltui.training.problem import ProblemError
 from ltui.training.run.snapshot import RankState, RunState
 from ltui.training.store.reader import RunStore
+from ltui.training.store.start_from import starting_point
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.alive import lock_holder
 from ltui.training.supervise.attempt import Plan, open_attempt
 from ltui.training.supervise.client import ControlClient, NotSupervised
-from ltui.training.supervise.launch import delete, launch, resume, starting_point
+from ltui.training.supervise.launch import delete, launch, resume
 from tests.supervise.conftest import ENGINE, Runs
 
 
