@@ -206,6 +206,26 @@ def test_a_home_too_deep_for_a_socket(runs: Runs) -> None:
         runs.order(run, "kill")
 
 
+def test_a_deleted_run_leaves_no_socket(runs: Runs) -> None:
+    """Of a killed supervisor, where the socket stands outside of the run's directory."""
+    deep = runs.home / ("d" * 60) / ("e" * 60)
+    (deep / "runs").mkdir(parents=True)
+    run = launch(runs.spec("sleep", "300"), deep)
+    far = Path(os.readlink(run.socket_path))
+    assert far.is_socket()
+    left = runs.processes(run)
+    for process in left:
+        process.suspend()
+    for process in left:
+        process.kill()
+    runs.until_alone(run)
+    assert far.is_socket()
+    runs.until(run, lambda s: s.state is RunState.LOST)
+    delete(run)
+    assert not far.exists()
+    assert not list((deep / "runs").iterdir())
+
+
 def test_the_engine_gets_the_users_environment_and_ours(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

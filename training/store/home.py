@@ -5,10 +5,12 @@ Knows nothing of processes or databases.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import secrets
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -171,6 +173,13 @@ class RunDir:
         if len(os.fsencode(self.socket_path)) <= _SOCKET_PATH_BYTES:
             return self.socket_path
         return _short_socket_dir() / f"{self.id[-40:]}.sock"
+
+    def remove_far_socket(self) -> None:
+        """Remove the socket that a killed supervisor left where ``socket_path`` points."""
+        with contextlib.suppress(OSError):  # no link, no socket, or another user's folder
+            far = self.path / os.readlink(self.socket_path)
+            if stat.S_ISSOCK(far.lstat().st_mode):
+                far.unlink()
 
     def read_spec(self) -> RunSpec:
         """Raises ``ProblemError`` where the file is missing, damaged or from a newer ltui."""

@@ -66,6 +66,7 @@ def launch(spec: RunSpec, home: Path, start_from: CheckpointInfo | None = None) 
             return run_dir
         if lock_holder(run_dir.lock_path) is None:
             sweep(run_dir)
+            run_dir.remove_far_socket()
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
     return run_dir
@@ -176,6 +177,7 @@ def delete(run_dir: RunDir) -> None:
         # Out of sight at one stroke: a half deleted run is no run.
         hidden = run_dir.path.with_name(f".deleted-{run_dir.id}")
         run_dir.path.rename(hidden)
+        RunDir(hidden).remove_far_socket()
         shutil.rmtree(hidden)
     except OSError as error:
         raise ProblemError(
