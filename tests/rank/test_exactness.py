@@ -96,9 +96,7 @@ def printed(table: list[dict[str, Any]]) -> None:
     ranks = sorted({row["ranks"] for row in table})
     stops = list(dict.fromkeys(stop for cells in found.values() for stop, _ in cells))
     print(f"\nIn each column {', '.join(map(str, ranks))} ranks: = as never stopped, bit for bit;")
-    print(
-        "~ losses, means or weights differ; x another order of samples; blank not possible or not tried\n"
-    )
+    print("~ losses, means or weights differ; x another order of samples; blank not tried\n")
     for number, stop in enumerate(stops, 1):
         print(f"  {number:2} stopped in: {stop}")
     width = len(ranks) + 1
@@ -112,9 +110,8 @@ def printed(table: list[dict[str, Any]]) -> None:
         rows = [row for row in table if row["ranks"] == number]
         exact = sum(not row["differs"] for row in rows)
         told = sum(bool(row["differs"]) and row["case"].split(":")[0] in NOT_EXACT for row in rows)
-        print(
-            f"{number} rank{'s' * (number != 1)}: {exact} of {len(rows)} exact, {told} not exact and said so"
-        )
+        title = f"{number} rank{'s' * (number != 1)}"
+        print(f"{title}: {exact} of {len(rows)} exact, {told} not exact and said so")
 
 
 def expected_notes(row: dict[str, Any]) -> list[str]:
