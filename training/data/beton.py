@@ -5,7 +5,6 @@ FFCV takes seconds to import (numba) and is optional, so it is imported where it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ltui.training.data.beton_file import BetonFile
+from ltui.training.data.part_file import part_file
 
 _PAGE_BYTES = 2 << 20
 """FFCV's least; its default wastes megabytes on small data."""
@@ -36,19 +36,14 @@ def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
     from ffcv.fields import IntField, NDArrayField
     from ffcv.writer import DatasetWriter
 
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     fields = {
         "image": NDArrayField(np.dtype(np.uint8), tuple(images.shape[1:])),
         "label": IntField(),
     }
     dataset = TensorDataset(images, labels)
-    try:
-        pairs = _Pairs(dataset)
+    with part_file(path) as part:
         writer = DatasetWriter(str(part), fields, page_size=_PAGE_BYTES, num_workers=1)
-        writer.from_indexed_dataset(pairs)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+        writer.from_indexed_dataset(_Pairs(dataset))
 
 
 class _Pairs:

@@ -26,6 +26,7 @@ from ltui.training.data.cache import data_folder
 
 EXIT_BAD_INPUT = 2
 _PR_SET_PDEATHSIG = 1
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _TELL_EVERY_S = 0.2
 _MANY = 20
 
@@ -53,7 +54,8 @@ class Reporter:
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _leave)
+    for number in _LEAVE:
+        signal.signal(number, _leave)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     asked = json.loads(arguments[0])
     reporter = Reporter()
@@ -75,9 +77,11 @@ def main(arguments: list[str]) -> int:
     return EXIT_BAD_INPUT
 
 
-def _leave(*_: Any) -> None:
-    """SIGTERM: unwinds, so that what is not whole is removed."""
-    raise SystemExit(128 + signal.SIGTERM)
+def _leave(signum: int, _: Any) -> None:
+    """Unwinds, so that what is not whole is removed; undisturbed by a second signal."""
+    for number in _LEAVE:
+        signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + signum)
 
 
 def _build(asked: Mapping[str, Any], reporter: Reporter) -> int:
@@ -122,20 +126,25 @@ def build_source(source: str, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     options = {"workers": max(1, len(os.sched_getaffinity(0)))}
     asked = {"do": "build", "source": source, "output": str(output), "options": options}
-    done = subprocess.run(
+    program = subprocess.Popen(
         [sys.executable, "-m", "ltui.training.data.beton_build", json.dumps(asked)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    try:
+        said, _ = program.communicate()
+    finally:
+        if program.poll() is None:
+            program.terminate()  # it has a file to remove
+            program.wait()
+    lines = [json.loads(line) for line in said.splitlines()]
     problems = [line["problem"] for line in lines if "problem" in line]
     if problems:
         raise BetonError(f"{problems[0]['where']}: {problems[0]['what']}")
-    if done.returncode != 0:
-        raise BetonError(f"{source}: building {output} ended with exit code {done.returncode}.")
+    if program.returncode != 0:
+        raise BetonError(f"{source}: building {output} ended with exit code {program.returncode}.")
 
 
 if __name__ == "__main__":

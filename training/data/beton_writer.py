@@ -15,8 +15,9 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from ltui.training.data.beton_file import (
     VERSION,
 )
 from ltui.training.data.beton_sources import ImageFile, Indexed, SourceError
+from ltui.training.data.part_file import part_file
 
 _CHUNK = 32
 _LOOK_S = 0.1
@@ -108,17 +110,11 @@ def write(
     ``SourceError`` where a sample is of no kind that can be stored; ``OSError``.
     """
     columns = _columns(dataset)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with part_file(path) as part:
         bad = _Writing(dataset, part, columns, options, progress).run()
         if bad and not options.skip_bad:
             raise BadSamplesError(bad)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        return bad
-    finally:
-        part.unlink(missing_ok=True)
+    return bad
 
 
 # What the samples are made of.
@@ -351,8 +347,9 @@ class _Writing:
         allocations: list[npt.NDArray[Any]] = []
         bad: list[BadSample] = []
         try:
-            for worker in workers:
-                worker.start()
+            with signals_held():
+                for worker in workers:
+                    worker.start()
             running = len(workers)
             while running:
                 with contextlib.suppress(queue.Empty):
@@ -381,7 +378,8 @@ class _Writing:
         """A worker: takes samples until there are none."""
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         cv2.setNumThreads(0)
         torch.set_num_threads(1)
         try:
@@ -437,7 +435,7 @@ class _Writing:
             row["type_id"] = column.type_id
             row["name"][: len(name)] = name
             row["arguments"][:] = column.field.to_binary()[0]
-        with self._path.open("r+b" if table_at else "xb") as file:
+        with self._path.open("r+b") as file:
             file.write(header.tobytes())
             file.write(fields.tobytes())
 
@@ -458,6 +456,28 @@ class _Writing:
             file.flush()
             os.fsync(file.fileno())
         self._write_head(int((~left_out).sum()), end)
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Put off this process's own handlers to the end of the block. Python drops what is raised
+    while it runs what libraries have asked for around a fork, an exit of the process too."""
+    caught: list[int] = []
+    handlers: dict[int, Any] = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        if threading.current_thread() is threading.main_thread()
+    }
+    for number, handler in handlers.items():
+        if callable(handler):
+            signal.signal(number, lambda signum, _: caught.append(signum))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in caught:
+        signal.raise_signal(number)
 
 
 def running_still(worker: Any) -> bool:

@@ -1,0 +1,150 @@
+"""An interrupted build leaves no file that looks whole, and none under a temporary name; what a
+SIGKILL leaves is removed by the next build. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ltui.training.data.part_file import part_file
+from tests.data.conftest import ltui, needs_ffcv
+
+everything = pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="make data")
+
+DATASET = """
+import time
+
+class Slow:
+    def __init__(self, seconds=0.2):
+        self.seconds = seconds
+    def __len__(self):
+        return 300
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return index, float(index)
+"""
+HOLD = """
+import sys, time
+from pathlib import Path
+from ltui.training.data.part_file import part_file
+with part_file(Path(sys.argv[1])) as part:
+    part.write_bytes(b"half")
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert process.poll() is None, f"it ended with {process.returncode}"
+        assert time.monotonic() < deadline, "nothing came in time"
+        time.sleep(0.05)
+
+
+def others(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.name.startswith(".") or "beton" in p.name)
+
+
+def _interrupted(path: Path) -> None:
+    with part_file(path) as part:
+        part.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+
+def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "x.beton"
+    path.write_bytes(b"before")
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(path)
+    assert path.read_bytes() == b"before"
+    with part_file(path) as part:
+        part.write_bytes(b"whole")
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"whole"
+    assert others(tmp_path) == ["x.beton"]
+
+
+def test_what_a_killed_writer_left_is_told_from_what_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.beton"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    with writer, writer.stdout:
+        try:
+            assert writer.stdout.readline() == "writing\n"
+            (others_part,) = others(tmp_path)
+            with part_file(path) as part:
+                part.write_bytes(b"mine")
+                assert others(tmp_path) == sorted([others_part, part.name])
+        finally:
+            writer.kill()
+            writer.wait()
+    assert others(tmp_path) == sorted([others_part, "x.beton"])
+    with part_file(path) as part:
+        assert others(tmp_path) == sorted([part.name, "x.beton"])
+
+
+def building(folder: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """``ltui data build`` in the middle of it, and the process that builds."""
+    (folder / "home").mkdir()
+    (folder / "slow_numbers.py").write_text(DATASET)
+    command = [sys.executable, "-m", "ltui.app.cli", "data", "build", "slow_numbers.Slow"]
+    process = subprocess.Popen(
+        [*command, "-o", "x.beton", "--page-size", "2", "--workers", "2"],
+        cwd=folder,
+        env={**os.environ, "LTUI_HOME": str(folder / "home")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    wait_for(lambda: others(folder), process)
+    (builder,) = psutil.Process(process.pid).children()
+    wait_for(builder.children, process)
+    return process, builder
+
+
+def wait_until_gone(process: subprocess.Popen[str], builder: psutil.Process) -> None:
+    process.wait(120)
+    deadline = time.monotonic() + 60
+    while builder.is_running() and builder.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it goes on building"
+        time.sleep(0.05)
+
+
+@needs_ffcv
+@everything
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("whom", ["ltui", "builder"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing(tmp_path: Path, whom: str, number: int) -> None:
+    process, builder = building(tmp_path)
+    os.kill(process.pid if whom == "ltui" else builder.pid, number)
+    wait_until_gone(process, builder)
+    assert process.returncode != 0
+    assert others(tmp_path) == []
+
+
+@needs_ffcv
+@everything
+@pytest.mark.timeout(400)
+def test_the_next_build_removes_what_a_kill_left(tmp_path: Path) -> None:
+    process, builder = building(tmp_path)
+    builder.kill()
+    wait_until_gone(process, builder)
+    assert process.returncode == 2
+    (left,) = others(tmp_path)
+    assert left.startswith(".x.beton.")
+    source = "slow_numbers.Slow?seconds=0"
+    done = ltui("data", "build", source, "-o", "x.beton", "--page-size", "2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert others(tmp_path) == ["x.beton"]
