@@ -30,6 +30,7 @@ from ltui.training.rank.signals import StopSignals, replace_lightning_handlers
 from ltui.training.rank.steering import Steering
 from ltui.training.rank.stopped import RunStopped
 from ltui.training.rank.telemetry import Telemetry
+from ltui.training.rank.worker_words import own_words
 
 _MARKS = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
 _MESSAGE_LIMIT = 4000
@@ -388,9 +389,9 @@ class RankHooks:
 
 
 def _tell_exception(channel: Channel, exception: BaseException) -> None:
-    name = type(exception).__name__
     lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
-    message = str(exception)[:_MESSAGE_LIMIT]
+    name, message = own_words(type(exception).__name__, str(exception))
+    message = message[:_MESSAGE_LIMIT]
     channel.event(
         "exception",
         f"{name}: {message}",
