@@ -167,6 +167,10 @@ QUIET: tuple[Quiet, ...] = (
         env={"ZOO_FIRST_STEP_S": "25"},
     ),
     Quiet(
+        id="busy_first_step", title="one rank computes for 20 s in its first step", seconds=40,
+        inject="warms_up",
+    ),
+    Quiet(
         id="slow_checkpoint", title="checkpoints that take 6 s", seconds=45,
         env={"ZOO_SAVE_EVERY": "100", "ZOO_SAVE_S": "6"},
     ),

@@ -52,11 +52,13 @@ def pulses_of(evidence: Evidence) -> dict[int, PulseState | None]:
     return found
 
 
-def judged(evidence: Evidence, later_s: float = 0.5, **more: object) -> Judgement:
+def judged(
+    evidence: Evidence, later_s: float = 0.5, batches: int = 20, **more: object
+) -> Judgement:
     """As the supervisor judges ``later_s`` after the evidence was taken, after steps of 0.1 s."""
     state = Fold()
-    for rank in evidence.ranks:
-        state = fold(state, rank, steps(20, 0.1))
+    for rank in evidence.ranks if batches else ():
+        state = fold(state, rank, steps(batches, 0.1))
     return judge(
         evidence.taken_ns + round(later_s * 1e9),
         pulses_of(evidence),

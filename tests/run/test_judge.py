@@ -61,6 +61,35 @@ def test_a_rank_that_spins_is_given_longer_than_one_that_is_frozen() -> None:
     assert (verdict.kind, verdict.culprits) == ("busy", (1,))
 
 
+@pytest.mark.parametrize(("share", "allowed_s"), [(0.9, 7.5), (0.25, 10.0), (0.1, 25.0)])
+def test_on_a_crowded_machine_a_busy_rank_is_given_longer(share: float, allowed_s: float) -> None:
+    evidence = load("data_spin")
+    sight = replace(_sight(evidence, 1), cpu_share=share, run_delay_share=0.95 - share, state="R")
+    crowded = _still_for(_with_process(evidence, 1, sight), 1.0)
+    assert not judged(crowded, later_s=allowed_s - 1.5).verdicts
+    (verdict,) = judged(crowded, later_s=allowed_s - 0.5).verdicts
+    assert (verdict.kind, verdict.culprits) == ("busy", (1,))
+
+
+def test_a_rank_in_its_first_steps_may_compute_for_long() -> None:
+    evidence = _still_for(load("data_spin"), 1.0)
+    assert not judged(evidence, later_s=20.0, batches=2).verdicts
+    assert not judged(evidence, later_s=20.0, batches=0).verdicts
+    (verdict,) = judged(evidence, later_s=31.0, batches=2).verdicts
+    assert (verdict.kind, verdict.culprits) == ("busy", (1,))
+
+
+def test_a_rank_that_gets_no_processor_at_all_is_not_frozen() -> None:
+    evidence = load("data_sleep")
+    sight = replace(_sight(evidence, 1), state="R", switches=0, cpu_share=0.0, interval_s=3.0)
+    assert sight.starved
+    assert not sight.frozen
+    (verdict,) = judged(_with_process(evidence, 1, sight), later_s=8.0).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_rank", "slow", (1,))
+    assert "waits for a processor 100 % of the time" in verdict.cause
+    assert "fewer processes" in str(verdict.remedy)
+
+
 def test_within_the_budget_a_frozen_rank_is_only_suspected() -> None:
     found = judged(_still_for(load("data_sleep"), 3.0), later_s=0.1)
     assert found.verdicts == ()
@@ -184,6 +213,17 @@ def test_no_recording_names_a_machine() -> None:
         names = {f.file for e in from_json(Evidence, json.loads(path.read_text())).ranks.values()
                  for s in e.stacks for f in s.frames}  # fmt: skip
         assert all(n.startswith(("/env/", "/usr/", "/home/user/", "<")) for n in names), names
+
+
+def _sight(evidence: Evidence, rank: int) -> ProcessSight:
+    sight = evidence.ranks[rank].process
+    assert sight is not None
+    return sight
+
+
+def _with_process(evidence: Evidence, rank: int, sight: ProcessSight) -> Evidence:
+    changed = replace(evidence.ranks[rank], process=sight)
+    return replace(evidence, ranks={**evidence.ranks, rank: changed})
 
 
 def _still_for(evidence: Evidence, seconds: float) -> Evidence:

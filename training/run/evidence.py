@@ -65,17 +65,22 @@ class ProcessSight:
 
     @property
     def frozen(self) -> bool | None:
-        """Neither switched nor computed nor moved bytes; None where that is not known."""
+        """Neither switched nor computed nor moved bytes, nor waited for a processor; None where
+        that is not known."""
         if self.switches is None or self.cpu_share is None or self.interval_s is None:
             return None
         moved = (self.read_bytes or 0) + (self.written_bytes or 0)
         # Who waits for a worker or in poll wakes every few seconds to look around.
-        return self.switches <= self.interval_s // 4 and self.cpu_share < 0.02 and moved == 0
+        still = self.switches <= self.interval_s // 4 and self.cpu_share < 0.02 and moved == 0
+        return still and self.state != "R"
 
     @property
     def starved(self) -> bool:
         """Ready for much of the time, and without a processor."""
-        return (self.run_delay_share or 0.0) > 0.3
+        if (self.run_delay_share or 0.0) > 0.3:
+            return True
+        # The kernel counts a wait for a processor when it is over.
+        return self.state == "R" and self.switches == 0 and (self.cpu_share or 0.0) < 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

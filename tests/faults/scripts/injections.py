@@ -188,6 +188,10 @@ STEP_FAULTS: dict[str, tuple[int, Callable[[], Any]]] = {
 
 def in_step(module: Any, batch_idx: int) -> None:
     """Called at the beginning of every training batch."""
+    if wants("warms_up") and batch_idx == 0:
+        until = time.monotonic() + 20.0
+        while time.monotonic() < until:
+            math.sqrt(2.0)
     if batch_idx < STEP:
         return
     if batch_idx == STEP:

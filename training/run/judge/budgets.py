@@ -23,6 +23,11 @@ FROZEN_S = 7.0
 """Others wait for a frozen rank in a slow phase: so long at least."""
 BUSY_S = 7.5
 """A rank that computes on one line while others wait: so long at least."""
+_BUSY_CPU_S = 2.5
+"""And so much of a processor's time: on a crowded machine that takes longer."""
+_LEAST_CPU_SHARE = 0.05
+WARM_UP_S = 30.0
+"""What computes or moves in a rank's first steps (allocating, connecting, reading an index)."""
 COMPILING_S = 60.0
 """A rank that compiles while others wait."""
 MOVING_S = 6.5
@@ -59,6 +64,22 @@ def in_steps(pulse: PulseState | None, rank: RankFold | None, slowest_s: float |
     """Whether the rank is in a training step whose length is known from others before it."""
     if pulse is None or pulse.phase not in STEP_PHASES or slowest_s is None:
         return False
+    return warmed_up(rank)
+
+
+def busy_s(frozen_s: float, rank: RankFold | None, cpu_share: float | None) -> float:
+    """Budget of a rank that computes on one line while others wait, whose frozen rank would have
+    ``frozen_s``."""
+    share = 1.0 if cpu_share is None else max(cpu_share, _LEAST_CPU_SHARE)
+    return max(moving_s(frozen_s, rank), BUSY_S, _BUSY_CPU_S / share)
+
+
+def moving_s(frozen_s: float, rank: RankFold | None) -> float:
+    """Budget of a rank that moves while others wait."""
+    return max(MOVING_S if warmed_up(rank) else WARM_UP_S, 1.5 * frozen_s)
+
+
+def warmed_up(rank: RankFold | None) -> bool:
     return rank is not None and rank.total is not None and rank.total.batches >= WARM_UP_STEPS
 
 

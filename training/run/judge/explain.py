@@ -48,6 +48,8 @@ class Reason:
     confidence: float = 0.9
     watched_s: float | None = None
     """For how long the process was watched, where the reason is that it is frozen."""
+    cpu_share: float | None = None
+    """Of one core, what it computed with, where the reason is that it is busy."""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -148,6 +150,7 @@ def _gil(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
         text=f"the GIL is held by a C call{at}: no Python thread has run for {age:.0f} s"
         + motion_text(process),
         motion="frozen" if process.frozen else "busy",
+        cpu_share=process.cpu_share,
         place=_phase(pulse, spot(line)),
         frame=line,
         remedy="That extension must release the GIL, or return.",
@@ -247,6 +250,7 @@ def _worker(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         + motion_text(process),
         motion=motion,
         watched_s=process.interval_s,
+        cpu_share=process.cpu_share,
         place=_phase(pulse, spot(line)),
         frame=line,
         remedy=_worker_remedy(motion),
@@ -285,6 +289,7 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         text=text,
         motion=motion,
         watched_s=process.interval_s if process is not None else None,
+        cpu_share=process.cpu_share if process is not None else None,
         place=_phase(pulse, spot(line)),
         frame=line,
         remedy=_line_remedy(motion, process),

@@ -172,6 +172,7 @@ def _if_due(
     age_s = min(m.still.get(r, 0.0) for r in (*culprits, *(w for w in waiting if w in m.still)))
     pulse = m.pulses.get(culprits[0])
     phase = pulse.phase if pulse is not None else Phase.UNKNOWN
+    folded = m.fold.ranks.get(culprits[0])
     frozen_s = budgets.waited_for_s(phase, m.policy, slowest_s, m.history.longest_s)
     level = "stalled"
     if reason.motion == "fault":
@@ -192,9 +193,9 @@ def _if_due(
         allowed_s = max(budgets.COMPILING_S, frozen_s)
         level = "slow" if age_s <= m.policy.slow_phase_s else "stalled"
     elif reason.motion == "busy":
-        allowed_s = max(budgets.BUSY_S, 1.5 * frozen_s)
+        allowed_s = budgets.busy_s(frozen_s, folded, reason.cpu_share)
     else:
-        allowed_s = max(budgets.MOVING_S, 1.5 * frozen_s)
+        allowed_s = budgets.moving_s(frozen_s, folded)
         if phase not in STEP_PHASES:
             allowed_s = max(allowed_s, 30.0)
         elif _slow_before(m, culprits):

@@ -55,8 +55,9 @@ def motion_text(process: ProcessSight | None) -> str:
         facts.append(f"writes {process.written_bytes / process.interval_s / 1e6:.0f} MB/s")
     if process.read_bytes:
         facts.append(f"reads {process.read_bytes / process.interval_s / 1e6:.0f} MB/s")
-    if process.run_delay_share is not None and process.starved:
-        facts.append(f"waits for a processor {100 * process.run_delay_share:.0f} % of the time")
+    if process.starved:
+        share = process.run_delay_share or 0.0
+        facts.append(f"waits for a processor {100 * (share or 1.0):.0f} % of the time")
     return f" (MOVING: {', '.join(facts)})" if facts else ""
 
 
