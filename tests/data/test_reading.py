@@ -140,6 +140,42 @@ def any_error_is_told():
         raise AssertionError("nothing was raised")
     assert not threads()
 
+def what_threads_draw_is_said_on_resume():
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.pipeline.operation import Operation
+    from ffcv.transforms import Cutout, ModuleWrapper, RandomHorizontalFlip, Squeeze, ToTensor
+    from ltui.training.rank.loaders import LoaderPositions
+    from ltui.training.rank.threads_draw import inexact_because_of
+
+    class RandomNothing(Operation):
+        def declare_state_and_memory(self, previous_state):
+            return previous_state, None
+
+        def generate_code(self):
+            return lambda values, _: values
+
+    def notes(*added):
+        operations = {"label": [IntDecoder(), ToTensor(), *added, Squeeze(1)]}
+        reader = FfcvReader(good, operations, batch_size=5, device=CPU)
+        order = EpochOrder(45, batch_size=5)
+        before, now = (BetonLoader(order, ffcv_batches(reader, order)) for _ in range(2))
+        next(iter(before))
+        saved, going_on = LoaderPositions(), LoaderPositions()
+        saved.follow([before])
+        states = saved.states(None)
+        before.close()
+        going_on.follow([now])
+        going_on.go_on(states, 1, same_ranks=True, over=False)
+        assert sum(len(batch) for batch, in now) == 40
+        return going_on.inexact
+
+    assert notes() == []
+    (note,) = notes(RandomNothing())
+    assert note.startswith("FFCV's RandomNothing draws in threads of its own"), note
+    wrapped = type("RandomErasing", (torch.nn.Module,), {})()
+    found = inexact_because_of([RandomHorizontalFlip(), Cutout(4), ModuleWrapper(wrapped)])
+    assert found.startswith("FFCV's RandomHorizontalFlip and Cutout and ModuleWrapper draw in")
+
 def a_file_that_shrinks():
     cut = Path(sys.argv[3])
     file = BetonFile(cut)
@@ -166,7 +202,7 @@ print("ok")
 """
 
 
-USUAL = ("batches_are_kept", "any_error_is_told")
+USUAL = ("batches_are_kept", "any_error_is_told", "what_threads_draw_is_said_on_resume")
 MORE = ("both_loaders_agree", "a_damaged_image_is_named", "a_file_that_shrinks")
 LAST = ("ends_in_the_middle",)
 everything = pytest.mark.skipif(

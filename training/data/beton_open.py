@@ -41,6 +41,7 @@ def ffcv_batches(
                 begin += size
                 yield batch
 
+    vars(open_batches)["inexact"] = reader.inexact  # for the loader's note on resume
     return open_batches
 
 

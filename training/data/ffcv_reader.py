@@ -31,6 +31,7 @@ from ltui.training.data.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv_operations import DecodeImages, Failed, Key, PerThread, Shared
 from ltui.training.data.ffcv_pages import OsCache, ProcessCache
 from ltui.training.data.machine_share import cores_of_rank
+from ltui.training.rank.threads_draw import inexact_because_of
 
 Batch = tuple[Any, ...]
 _LOOK_S = 5.0
@@ -63,6 +64,8 @@ class FfcvReader:
         self.batches_ahead = batches_ahead
         most: int = vars(numba.config)["NUMBA_NUM_THREADS"]
         self.threads = min(num_workers or cores_of_rank(), most)
+        self.inexact = inexact_because_of(o for chain in pipelines.values() for o in chain)
+        """What of its batches a resume can't bring back."""
         self.pages = OsCache(file) if os_cache else ProcessCache(file)
         kept = torch.get_num_threads()
         try:

@@ -97,6 +97,7 @@ class RankLoader:
         self.batch_sampler: Any = None
         self.batch_size = batch_size
         self._open = open_batches
+        self.inexact = getattr(open_batches, "inexact", None)
         self._first = 0
         self._drawn = 0
         self._go_on: tuple[int, int] | None = None

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from ltui.training.rank.kept import KeptPosition, Replay, is_plain, run_to_its_end
 from ltui.training.rank.position import LoaderPosition, can_follow, keeps_position, shut_down
 from ltui.training.rank.randomness import States, random_states, restore_random_states
+from ltui.training.rank.threads_draw import inexact_of
 
 
 class LoaderPositions:
@@ -82,6 +83,8 @@ class LoaderPositions:
             self.inexact.append("the training data has another number of loaders than before")
             return
         for loader, position, state in zip(self._loaders, self._positions, states, strict=True):
+            if text := inexact_of(loader):
+                self.inexact.append(text)
             if isinstance(position, KeptPosition) and "state" in state:
                 self._go_on_kept(loader, position, state, batches, same_ranks=same_ranks)
             elif over:
@@ -117,8 +120,6 @@ class LoaderPositions:
     ) -> None:
         if same_ranks or callable(getattr(loader, "batches_left", None)):
             position.go_on(state)
-            if text := getattr(loader, "inexact", None):
-                self.inexact.append(str(text))
         elif batches:
             self.inexact.append(
                 f"{_name(loader)} keeps a position for the number of ranks that it had: it begins "
