@@ -86,10 +86,10 @@ def leaves_nothing_behind(tmp_path: Path) -> Iterator[None]:
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     processes = _wait_until_empty(
-        lambda: [p for p in _processes_of(home) if int(p.split()[0]) not in children], 10.0
+        lambda: [p for p in _processes_of(home) if int(p.split()[0]) not in children], 60.0
     )
     assert not processes, f"the test left processes running: {processes}"
-    left = _wait_until_empty(lambda: _new_threads(threads), 3.0)
+    left = _wait_until_empty(lambda: _new_threads(threads), 60.0)
     assert not left, f"the test left threads running: {left}"
     changed = {
         name

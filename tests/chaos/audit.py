@@ -20,7 +20,7 @@ from tests.chaos.cast import Actor, cast, open_ports
 from tests.supervise.fake_weights import loss_of, next_weights
 
 ENDED = frozenset({"stopped", "finished", "failed", "crashed", "lost"})
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Until a kill's consequences must have come to rest, on a machine that may be busy."""
 
 

@@ -239,7 +239,7 @@ def test_export_to_where_nothing_can_be_written(
     assert "there is no run yet" in refused(ltui, "export", "last")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_the_deep_check_asks_the_real_classes(
     ltui: Ltui, tmp_path: Path, runs_left: RunsLeft
 ) -> None:

@@ -191,7 +191,7 @@ def test_a_closed_terminal_leaves_the_run(ltui: Ltui, terminal: Callable[..., Te
     assert show(ltui)["state"] in ("starting", "running")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 @pytest.mark.usefixtures("ends_its_runs")
 def test_a_training_from_start_to_resume(
     ltui: Ltui, tmp_path: Path, terminal: Callable[..., Terminal]

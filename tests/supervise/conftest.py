@@ -55,7 +55,7 @@ class Runs:
         return run
 
     def until(
-        self, run: RunDir, wanted: Callable[[RunSnapshot], object], seconds: float = 30
+        self, run: RunDir, wanted: Callable[[RunSnapshot], object], seconds: float = 120
     ) -> RunSnapshot:
         deadline = time.monotonic() + seconds
         while True:
@@ -65,7 +65,7 @@ class Runs:
             assert time.monotonic() < deadline, f"never came: {snapshot}"
             time.sleep(0.05)
 
-    def ended(self, run: RunDir, seconds: float = 30) -> RunSnapshot:
+    def ended(self, run: RunDir, seconds: float = 120) -> RunSnapshot:
         snapshot = self.until(run, lambda s: s.state not in LIVE, seconds)
         self.until_alone(run)
         return snapshot
@@ -88,7 +88,7 @@ class Runs:
                 continue
         return found
 
-    def until_alone(self, run: RunDir, seconds: float = 15) -> None:
+    def until_alone(self, run: RunDir, seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
         while left := self.processes(run):
             assert time.monotonic() < deadline, f"still running: {[p.cmdline() for p in left]}"

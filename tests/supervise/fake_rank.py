@@ -110,9 +110,8 @@ class FakeRank:
         self.label(Kind.EVENT, document)
 
     def train(self) -> None:
-        while self.options.begin_with and not self.options.begin_with.exists():
-            time.sleep(0.01)
         while self.step < self.options.steps:
+            self.wait_at_the_gate()
             self.pulse.set(phase=Phase.FORWARD, batch=self.step)
             time.sleep(self.options.pause)
             self.pulse.set(phase=Phase.BACKWARD)
@@ -139,6 +138,11 @@ class FakeRank:
         self.pulse.set(phase=Phase.ENDED, outcome=Outcome.FINISHED)
         # The process group is left together, as real ranks leave theirs.
         self.lockstep.meet(1, Lockstep.LEFT)
+
+    def wait_at_the_gate(self) -> None:
+        if self.options.gate and self.step == self.options.gate_at:
+            while not self.options.gate.exists():
+                time.sleep(0.01)
 
     def fail(self) -> None:
         self.event("exception", "boom", type="RuntimeError", message="boom at last")
@@ -222,7 +226,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--pause", type=float, default=0.02)
-    parser.add_argument("--begin-with", type=Path, help="a file whose coming begins the training")
+    parser.add_argument("--gate", type=Path, help="a file that is waited for at a step")
+    parser.add_argument("--gate-at", type=int, default=0)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=0)

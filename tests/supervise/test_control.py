@@ -34,7 +34,7 @@ def _handle(order: dict[str, object]) -> dict[str, object]:
 
 def _ask(path: Path, data: bytes) -> list[dict[str, object]]:
     with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
+        link.settimeout(60)
         link.connect(str(path))
         link.sendall(data)
         link.shutdown(socket.SHUT_WR)
@@ -53,7 +53,7 @@ def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: 
         b'{"cmd": 1}',
     ]
     with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
+        link.settimeout(60)
         link.connect(str(path))
         link.sendall(b"\n".join(lines) + b"\n")
         with link.makefile("rb") as file:
@@ -67,7 +67,7 @@ def test_only_the_latest_snapshot_is_told(server: ControlServer, tmp_path: Path)
     for step in range(3):
         server.publish(RunSnapshot(id="a", name="a", state=RunState.RUNNING, global_step=step))
     with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
+        link.settimeout(60)
         link.connect(str(tmp_path / "control.sock"))
         link.sendall(b'{"cmd": "status"}\n')
         with link.makefile("rb") as file:
@@ -82,19 +82,19 @@ def test_a_slow_reader_holds_nobody_up(server: ControlServer, tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX) as sleeper, socket.socket(socket.AF_UNIX) as link:
         sleeper.connect(path)
         sleeper.sendall(b'{"cmd": "status"}\n')
-        link.settimeout(5)
+        link.settimeout(60)
         link.connect(path)
         link.sendall(b'{"cmd": "ping"}\n')
         with link.makefile("rb") as file:
             assert json.loads(file.readline())["ok"]
-        sleeper.settimeout(5)
+        sleeper.settimeout(60)
         with sleeper.makefile("rb") as file:
             assert len(json.loads(file.readline())["snapshot"]["name"]) == 3_000_000
 
 
 def test_an_endless_request_is_cut_off(server: ControlServer, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
+        link.settimeout(60)
         link.connect(str(tmp_path / "control.sock"))
         with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe
             link.sendall(b"x" * (64 << 20))
@@ -117,7 +117,7 @@ def test_another_user_is_refused(server: ControlServer, tmp_path: Path) -> None:
         os.setuid(65534)
         try:
             link = socket.socket(socket.AF_UNIX)
-            link.settimeout(5)
+            link.settimeout(60)
             link.connect(str(path))
             link.sendall(b'{"cmd": "ping"}\n')
             os.write(write_end, b"answer:" + link.recv(100))
@@ -138,7 +138,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     left.close()
     server = ControlServer(path, path, _handle)
     with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
+        link.settimeout(60)
         link.connect(str(path))
     server.close()
     assert threading.active_count() < 20

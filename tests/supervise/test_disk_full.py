@@ -75,8 +75,10 @@ def test_history_catches_up_once_there_is_room(runs: Runs, small_disk: Path) -> 
 
 
 def test_the_end_is_recorded_once_there_is_room(runs: Runs, small_disk: Path) -> None:
-    run = _start(runs, small_disk, "--steps", "150")
+    gate = runs.cwd / "gate"
+    run = _start(runs, small_disk, "--steps", "150", "--gate", str(gate), "--gate-at", "20")
     ballast = _fill(small_disk)
+    gate.touch()
     ended = runs.until(run, lambda s: s.state is RunState.FINISHED)
     assert ended.history_note is not None
     assert runs.processes(run), "the supervisor left without having written the end"

@@ -39,7 +39,7 @@ def test_the_supervisor(runs: Runs) -> None:
 def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool) -> None:
     """What it last wrote is that the run starts; the ranks tell that it trains."""
     begin = tmp_path / "begin"
-    run = runs.fake("--begin-with", str(begin))
+    run = runs.fake("--gate", str(begin))
     pid = runs.until(run, lambda s: len(s.ranks) == 2).supervisor_pid
     keeper = keeper_mark(run).pid
     os.kill(keeper, signal.SIGSTOP)  # lest it starts another supervisor
@@ -68,10 +68,12 @@ def test_the_supervisor_again_and_again(runs: Runs) -> None:
 
 def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
     """The keeper stays until somebody has recorded how it ended."""
-    run = runs.training("--steps", "40", "--pause", "0.05")
-    os.kill(true_snapshot(run).supervisor_pid, signal.SIGSTOP)
+    gate = runs.cwd / "gate"
+    run = runs.training("--steps", "40", "--gate", str(gate), "--gate-at", "20")
     stopped = true_snapshot(run).supervisor_pid
     assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    gate.touch()
     runs.until(run, lambda s: (s.global_step or 0) >= 40)
     os.kill(stopped, signal.SIGKILL)
     ended = runs.ended(run)

@@ -24,13 +24,15 @@ from tests.supervise.conftest import ENGINE, Runs
 
 
 def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
-    run = runs.training("--steps", "150")
+    gate = runs.cwd / "gate"
+    run = runs.training("--steps", "150", "--gate", str(gate), "--gate-at", "140")
     live = true_snapshot(run)
     assert live.supervisor_pid == lock_holder(run.lock_path).pid
     assert [r.state for r in live.ranks] == [RankState.OK, RankState.OK]
     assert (live.world_size, live.max_steps) == (2, 150)
     measured = runs.until(run, lambda s: s.ranks[0].cpu_percent is not None)
     assert measured.ranks[0].rss_bytes > 1_000_000
+    gate.touch()
     ended = runs.ended(run)
     assert (ended.state, ended.exit_code) == (RunState.FINISHED, 0)
     assert ended.detail == "finished at step 150"
@@ -114,11 +116,14 @@ def test_a_failed_rank_is_named_with_its_exception(runs: Runs) -> None:
 
 
 def test_a_script_that_is_not_lightning(runs: Runs) -> None:
-    run = runs.start("bash", "-c", "echo plainly; sleep 300 & sleep 2.5; exit 3")
+    go = runs.cwd / "go"
+    wait = f"until [ -e {go} ]; do sleep 0.1; done"
+    run = runs.start("bash", "-c", f"echo plainly; sleep 300 & {wait}; exit 3")
     seen = runs.until(run, lambda s: s.ranks and s.ranks[0].rss_bytes)
     assert seen.ranks[0].pid
     with pytest.raises(ProblemError, match="ranks have not begun"):
         runs.order(run, "pause")
+    go.touch()
     ended = runs.ended(run)
     assert (ended.state, ended.exit_code) == (RunState.FAILED, 3)
     assert ended.detail == "the command exited with code 3: plainly"

@@ -12,7 +12,7 @@ from datetime import datetime
 import pytest
 
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import MetricValue, RunState
+from ltui.training.run.snapshot import LIVE, MetricValue, RunState
 from ltui.training.run.stopping import (
     StopCondition,
     clock_condition,
@@ -40,15 +40,16 @@ def replace_supervisor(runs: Runs, run: RunDir) -> None:
     pid = runs.until(run, lambda s: s.supervisor_pid).supervisor_pid
     assert pid
     os.kill(pid, signal.SIGKILL)
-    runs.until(run, lambda s: s.supervisor_pid not in (None, pid))
+    runs.until(run, lambda s: s.supervisor_pid not in (None, pid) or s.state not in LIVE)
 
 
 def test_exactly_at_a_step_whoever_supervises(runs: Runs) -> None:
-    run = runs.training()
-    step = (runs.until(run, lambda s: s.global_step).global_step or 0) + 400
+    gate, step = runs.cwd / "gate", 40
+    run = runs.training("--gate", str(gate), "--gate-at", "20")
     assert ask(run, StopCondition(kind="step", step=step)) == [f"at step {step}"]
     runs.until(run, lambda s: s.stops == (f"at step {step}",))
     replace_supervisor(runs, run)
+    gate.touch()
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     assert ended.detail == f"stopped at step {step}, checkpoint verified"
@@ -57,10 +58,12 @@ def test_exactly_at_a_step_whoever_supervises(runs: Runs) -> None:
 
 
 def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
-    run = runs.training()
+    gate = runs.cwd / "gate"
+    run = runs.training("--gate", str(gate), "--gate-at", "20")
     # Losses of fake ranks are spread evenly from 0 to 1.
     assert ask(run, metric_condition("train/loss<0.1")) == ["when train/loss < 0.1"]
     replace_supervisor(runs, run)
+    gate.touch()
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     with RunStore(run) as store:

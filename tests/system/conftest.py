@@ -14,7 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from ltui.training.run import snapshot as run_states
+
 SCRIPTS = Path(__file__).parent / "scripts"
+LIVE = {state.value for state in run_states.LIVE}
 
 
 class Ltui:
@@ -29,7 +32,7 @@ class Ltui:
         return [sys.executable, "-m", "ltui.app.cli", *arguments]
 
     def __call__(
-        self, *arguments: str, check: int | None = 0, timeout: float = 100
+        self, *arguments: str, check: int | None = 0, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             self.argv(*arguments),

@@ -6,14 +6,13 @@ import os
 import pty
 import signal
 import subprocess
-import time
 
 import psutil
 import pytest
 
-from tests.system.conftest import Ltui
+from tests.system.conftest import LIVE, Ltui
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(500)
 
 
 def _of_run(ltui: Ltui, *words: str) -> psutil.Process:
@@ -53,11 +52,9 @@ def test_the_supervisor(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     before = ltui.wait_for_step(5)
     os.kill(before["supervisor_pid"], signal.SIGKILL)
-    time.sleep(2)
     assert ltui.show()["state"] == "running"
-    after = ltui.wait(
-        lambda s: s["supervisor_pid"] not in (None, before["supervisor_pid"]), seconds=20
-    )
+    after = ltui.wait(lambda s: s["supervisor_pid"] not in (None, before["supervisor_pid"]))
+    assert after["state"] == "running"
     assert [r["pid"] for r in after["ranks"]] == [r["pid"] for r in before["ranks"]]
     ltui.wait_for_step(after["global_step"] + 20)
     ltui("stop", "last")
@@ -73,10 +70,9 @@ def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
     ltui(*slow_quickstart)
     before = ltui.wait_for_step(5)
     os.kill(before["ranks"][rank]["pid"], signal.SIGKILL)
-    time.sleep(2)
-    after = ltui.show()
-    assert after["ranks"][rank]["state"] == "dead"
-    ended = ltui.wait(lambda s: s["state"] == "crashed", seconds=30)
+    ltui.wait(lambda s: s["ranks"][rank]["state"] == "dead")
+    ended = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert ended["state"] == "crashed"
     assert f"rank {rank}" in ended["detail"]
     assert "SIGKILL" in ended["detail"]
     assert ltui.steps_on_record() == list(range(1, ended["global_step"] + 1))
@@ -87,8 +83,7 @@ def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)
     _of_run(ltui, "torch.distributed.run").kill()
-    time.sleep(2)
-    assert ltui.show()["state"] == "crashed"
+    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "crashed"
     ltui.wait_until_alone()
 
 
@@ -96,8 +91,7 @@ def test_the_keeper(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)
     _of_run(ltui, "supervise/keeper.py").kill()
-    time.sleep(2)
-    assert ltui.show()["state"] == "crashed"
+    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "crashed"
     ltui.wait_until_alone()
 
 
@@ -109,7 +103,8 @@ def test_everything_at_once_as_in_a_power_cut(ltui: Ltui, slow_quickstart: list[
     for process in ltui.processes():
         process.kill()
     ltui.wait_until_alone()
-    assert ltui.show()["state"] in ("lost", "crashed")
+    # A dead process whose threads still end holds its locks a moment longer.
+    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] in ("lost", "crashed")
     ltui("resume", "last", "--detach", check=None)
     ltui("stop", "last", "--kill", check=None)
     ltui.wait_until_alone()

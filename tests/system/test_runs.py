@@ -12,7 +12,7 @@ import pytest
 from tests.system.conftest import SCRIPTS, Ltui
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 def test_quickstart_learns_and_its_history_is_whole(ltui: Ltui) -> None:
     done = ltui("run", "quickstart", timeout=180)
     snapshot = ltui.show()
@@ -59,7 +59,7 @@ def test_a_script_that_is_not_lightning_has_logs_and_a_state(
     ltui.wait_until_alone()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 def test_stop_and_resume_continue_one_curve(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(20)
@@ -78,7 +78,7 @@ def test_stop_and_resume_continue_one_curve(ltui: Ltui, slow_quickstart: list[st
     ltui.wait_until_alone()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 def test_pause_holds_every_rank_and_continue_goes_on(
     ltui: Ltui, slow_quickstart: list[str]
 ) -> None:
