@@ -5,6 +5,7 @@ The images are held in memory as uint8 (180 MB a rank); downloaded by one rank o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchvision.datasets import CIFAR10
 
 from ltui.training.data.cache import data_folder
 from ltui.training.data.order import RankLoader, RankOrder, torch_batches
+from ltui.training.data.variant import Variant, by_workers
 
 NO_LABEL = -1
 
@@ -66,6 +68,10 @@ class Cifar10(LightningDataModule):
         )
         batches = torch_batches(dataset, self.batch_size, self.workers)
         return RankLoader(order, self.batch_size, batches)
+
+    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
+        """What ``ltui bench data`` compares."""
+        return by_workers(self, counts)
 
     def _read(self, train: bool) -> TensorDataset:
         if train not in self._parts:

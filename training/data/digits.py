@@ -6,6 +6,8 @@ out the ranks in validation, so that every digit counts exactly once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils.data import TensorDataset
 from ltui.training.data.beton import beton_batches, has_ffcv, write_beton
 from ltui.training.data.cache import data_folder
 from ltui.training.data.order import OpenBatches, RankLoader, RankOrder, torch_batches
+from ltui.training.data.variant import Variant, by_workers
 
 NO_LABEL = -1
 VALIDATION_SHARE = 0.2
@@ -75,6 +78,23 @@ class Digits(LightningDataModule):
         loader = RankLoader(order, self.batch_size, self._open(first))
         self._loaders.append(loader)
         return loader
+
+    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
+        """What ``ltui bench data`` compares: FFCV, and torch's DataLoader."""
+
+        def through(opened: Variant, ffcv: bool) -> Variant:
+            def make() -> Iterable[Any]:
+                self.with_ffcv = ffcv
+                self.prepare_data()
+                return opened.open()
+
+            way = {"data.init_args.loader": "ffcv" if ffcv else "torch"}
+            return replace(opened, open=make, settings={**way, **opened.settings})
+
+        found = [through(variant, ffcv=False) for variant in by_workers(self, counts)]
+        if has_ffcv():
+            found.insert(0, through(Variant("FFCV", 1, self.train_dataloader), ffcv=True))
+        return found
 
     def close(self) -> None:
         """Nothing is read any more."""

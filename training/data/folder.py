@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from ltui.training.data.order import OpenBatches, RankLoader, RankOrder
+from ltui.training.data.variant import Variant, by_workers
 
 NO_LABEL = -1
 VALIDATION_SHARE = 0.2
@@ -194,6 +195,10 @@ class ImageFolders(LightningDataModule):
             )
 
         return open_batches
+
+    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
+        """What ``ltui bench data`` compares."""
+        return by_workers(self, counts)
 
     def close(self) -> None:
         """Nothing is read any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ltui.training.data.cache import data_folder
 from ltui.training.data.lengths import LengthLoader, LengthOrder, Padded, padded_batches
 from ltui.training.data.sequences import SequenceDataset
 from ltui.training.data.signals import write_signals
+from ltui.training.data.variant import Variant, by_workers
 
 _SEEDS = {"train": 1, "val": 2, "test": 3}
 
@@ -97,6 +99,10 @@ class Sequences(LightningDataModule):
         loader = LengthLoader(order, self.batch_size, batches)
         self._loaders.append(loader)
         return loader
+
+    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
+        """What ``ltui bench data`` compares."""
+        return by_workers(self, counts)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         values, mask, labels = batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
 from ltui.training.data.order import RankLoader, RankOrder, torch_batches
+from ltui.training.data.variant import Variant, by_workers
 
 NO_LABEL = -1
 VALIDATION_SHARE = TEST_SHARE = 0.05
@@ -121,6 +123,10 @@ class Text(LightningDataModule):
         loader = RankLoader(order, self.batch_size, batches)
         self._loaders.append(loader)
         return loader
+
+    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
+        """What ``ltui bench data`` compares."""
+        return by_workers(self, counts)
 
     def close(self) -> None:
         """Nothing is read any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,3 +25,21 @@ class Variant:
         if self.workers is None:
             return self.loader
         return f"{self.loader}, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
+
+
+def by_workers(data: Any, counts: Sequence[int]) -> list[Variant]:
+    """The training loader of a data module whose ``workers`` are processes of torch's DataLoader:
+    without any, and with each of these counts."""
+
+    def opening(workers: int) -> Callable[[], Iterable[Any]]:
+        def make() -> Iterable[Any]:
+            data.workers = workers
+            loader: Iterable[Any] = data.train_dataloader()
+            return loader
+
+        return make
+
+    return [
+        Variant("DataLoader", n, opening(n), {"data.init_args.workers": n})
+        for n in sorted({0, *counts})
+    ]
