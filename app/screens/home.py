@@ -194,7 +194,8 @@ class HomeScreen(Screen[None]):
                 text = Text(clean_name(name))
                 if not self.has_class("-narrow"):
                     first = clean_name(tags.split(",")[0])
-                    text.append(first.rjust(PRESET_CELLS - len(text)), "dim")
+                    if len(text) + len(first) < PRESET_CELLS:
+                        text.append(first.rjust(PRESET_CELLS - len(text)), "dim")
                 options.add_option(Option(text, id=name))
         if options.option_count:
             options.highlighted = 0

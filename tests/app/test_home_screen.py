@@ -112,6 +112,11 @@ async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, plac
         assert "./mine.yaml" in ids
         assert "./other.yaml" not in ids
         assert "class_path" in str(screen.query_one("#yaml-text", Static).content)
+        # A tag stands apart from the name, or not at all.
+        for i in range(options.option_count):
+            option = options.get_option_at_index(i)
+            words = str(option.prompt).split()
+            assert words[0] == option.id
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50), (40, 10)])
