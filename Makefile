@@ -20,7 +20,7 @@ help:
 	  'make exactness resume every loader at every stop, compare bit for bit (an hour)' \
 	  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \
 	  'make chaos    kill every process at random moments, LTUI_CHAOS_KILLS times (20 minutes)' \
-	  'make zoo      inject every fault, listen to healthy runs, print the table (40 minutes)' \
+	  'make zoo      inject every fault, listen to healthy runs, print the table (45 minutes)' \
 	  'make signals  send every stop signal to every process of a run (10 minutes)' \
 	  'make format   rewrite the sources in the house format' \
 	  'make lock     refresh the locked versions from pyproject.toml' \
@@ -91,7 +91,8 @@ signals: $(VENV)/.installed-test
 	@LTUI_SIGNALS=1 $(PY) -m pytest tests/system/test_signals.py
 
 zoo: $(VENV)/.installed-test
-	@$(PY) -m tests.faults
+	@failed=0; LTUI_POLICY=all $(PY) -m pytest tests/faults/test_policy.py || failed=1; \
+	  $(PY) -m tests.faults || failed=1; exit $$failed
 
 # CYCLES=20 SEED=7 for fewer, or for the same again.
 cycles: $(VENV)/.installed-test

@@ -1,7 +1,8 @@
 """The faults themselves. Each strikes once, in one rank, at one step, and says when it did.
 
 ``ZOO_FAULT`` names the fault, several joined by ``+``; ``ZOO_FOLDER`` is where the moment of
-injection is written (``injected``: CLOCK_MONOTONIC seconds). Line comments ``fault: NAME`` are what
+injection is written (``injected``: CLOCK_MONOTONIC seconds); with ``ZOO_ONCE`` processes that start
+after it have no fault. Line comments ``fault: NAME`` are what
 the catalogue finds the expected place by.
 """
 
@@ -22,10 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-STEP = 8
+STEP = int(os.environ.get("ZOO_STEP", "8"))
 """Faults strike in the batch with this index."""
-FAULTS = frozenset(os.environ.get("ZOO_FAULT", "none").split("+"))
 FOLDER = Path(os.environ.get("ZOO_FOLDER", "."))
+_OVER = "ZOO_ONCE" in os.environ and (FOLDER / "injected").exists()
+FAULTS = frozenset(() if _OVER else os.environ.get("ZOO_FAULT", "none").split("+"))
 _FOREVER_S = 3600.0
 
 
