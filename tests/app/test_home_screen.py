@@ -68,7 +68,7 @@ def a_run(home: Path, run_id: str) -> RunDir:
 
 
 async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not true():
         assert time.monotonic() < deadline, "it never came"
         await pilot.pause(0.02)

@@ -346,7 +346,7 @@ async def test_leaving_says_that_the_run_goes_on_and_ends_the_feed() -> None:
         )
         await pilot.press("q")
         await pilot.pause()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not script.closed and time.monotonic() < deadline:
         time.sleep(0.02)
     assert script.closed

@@ -114,7 +114,7 @@ def look(watch: RunWatch) -> Frame:
 
 
 def until(watch: RunWatch, true: Callable[[Frame], bool]) -> Frame:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while True:
         frame = look(watch)
         if true(frame):
@@ -184,13 +184,13 @@ def test_a_damaged_store_is_said_and_the_rest_goes_on(run_dir: RunDir, private_h
     feed = Feed(lambda: RunWatch(run_dir), posted.append, run_id=run_dir.id)
     feed.start()
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not any(f.error for f in posted):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
         feed.stop()
-        feed.join(10)
+        feed.join(60)
     shown = next(f for f in posted if f.error)
     assert shown.snapshot.id == run_dir.id
 
@@ -214,7 +214,7 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
     posted_good = feed._last
     feed.start()
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while len(posted) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -226,7 +226,7 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
             time.sleep(0.02)
     finally:
         feed.stop()
-        feed.join(10)
+        feed.join(60)
     assert watch.closed
 
 

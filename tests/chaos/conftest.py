@@ -36,7 +36,7 @@ class Command:
         """Both outputs together; asserts the exit code."""
         done = subprocess.run(
             self.argv(*words), cwd=self.cwd, env=self.environ, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=100, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         assert code is None or done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr

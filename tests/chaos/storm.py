@@ -131,7 +131,7 @@ class Storm:
     def ltui(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self._argv(*words), cwd=self.cwd, env=self.environ, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
     def _begin(self, *words: str) -> subprocess.Popen[str]:
@@ -207,7 +207,7 @@ class Storm:
         elif command.poll() is None:
             command.kill()
             self.killed = ["command"]
-        said, _ = command.communicate(timeout=120)
+        said, _ = command.communicate(timeout=240)
         life.run = life.run or self._run_named(self._name())
         self._let_it_happen(life)
         if life.run is None or not life.run.path.exists():
@@ -228,7 +228,7 @@ class Storm:
         ghost = RunDir(self.home / "runs" / name)
         for found in (self.home / "runs").glob(f".*{name}*"):
             ghost = RunDir(found)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while left := cast(ghost):
             assert time.monotonic() < deadline, f"orphans of a run that never was: {left}"
             time.sleep(0.05)
@@ -278,7 +278,7 @@ class Storm:
             if dashboard is not None:
                 dashboard.close()
             if command is not None:
-                command.communicate(timeout=120)
+                command.communicate(timeout=240)
         if strike.victim in WITNESSES and strike.moment in ("training", "checkpoint", "pause"):
             pids = [r["pid"] for r in before["ranks"]]
             assert found.state in ("running", "paused", "finished"), "a watcher's death ended it"
@@ -394,7 +394,7 @@ class Storm:
         return self.life
 
     def _until(
-        self, run: RunDir, wanted: Callable[[dict[str, Any]], object], seconds: float = 90
+        self, run: RunDir, wanted: Callable[[dict[str, Any]], object], seconds: float = 240
     ) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while True:

@@ -14,7 +14,6 @@ from ltui.training.run.snapshot import RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
 from ltui.training.store.schema import LAYOUT
-from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.launch import resume
 from tests.chaos.audit import kept
 from tests.chaos.conftest import Command, everywhere, strike_down, train_on
@@ -115,7 +114,7 @@ def test_a_lost_write_ahead_log_is_a_hole_that_is_shown(runs: Runs, saved_run: R
     run.db_path.with_name("run.db-shm").unlink(missing_ok=True)
     newest = kept(run).last
     assert newest is not None
-    assert true_snapshot(run).state is RunState.LOST
+    runs.until(run, lambda s: s.state is RunState.LOST)
     resume(run)
     step = train_on(runs, run)
     runs.order(run, "kill")
@@ -154,7 +153,7 @@ def test_a_history_that_another_process_locks(runs: Runs, ltui: Command, saved_r
         ltui("pause", run.id)
         ltui("continue", run.id)
     finally:
-        locker.communicate("over\n", timeout=30)
+        locker.communicate("over\n", timeout=90)
     runs.until(run, lambda s: s.history_note is None)
     runs.order(run, "stop")
     ended = runs.ended(run)

@@ -65,7 +65,7 @@ def test_the_terminal_goes_and_the_run_does_not(
 ) -> None:
     dashboard.wait_for("step")
     dashboard.hang_up()
-    dashboard.process.wait(30)
+    dashboard.process.wait(90)
     train_on(runs, saved_run)
     runs.order(saved_run, "kill")
     runs.ended(saved_run)
@@ -81,7 +81,7 @@ def test_a_terminal_that_goes_without_a_hang_up(
     try:
         dashboard.wait_for("step")
         dashboard.hang_up()
-        dashboard.process.wait(60)
+        dashboard.process.wait(90)
     finally:
         dashboard.close()
     train_on(runs, saved_run)

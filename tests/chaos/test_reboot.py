@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from ltui.training.run.snapshot import RunState
+from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.store.home import RunDir
-from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.adopt import take_up
 from ltui.training.supervise.alive import boot_id, start_ticks
 from ltui.training.supervise.launch import delete, resume
@@ -59,7 +58,7 @@ def test_pids_used_by_others(
     strike_down(run)
     assert run.socket_path.exists(), "the socket is stale and lies there"
     _reuse(run, bystander, ticks_off=ticks_off, boot=boot)
-    before = true_snapshot(run)
+    before = runs.until(run, lambda s: s.state not in LIVE)
     assert (before.state, before.supervisor_pid) == (RunState.LOST, None)
     assert words in (before.detail or "")
     shown = ltui.show(run)

@@ -18,7 +18,7 @@ def ltui(tmp_path: Path) -> Ltui:
     """``ltui("runs", "--json")`` runs the command line in this test's home and folder."""
 
     def call(
-        *words: str, env: Mapping[str, str] | None = None, timeout: float = 100
+        *words: str, env: Mapping[str, str] | None = None, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "ltui.app.cli", *words],

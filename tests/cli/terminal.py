@@ -56,7 +56,7 @@ class Terminal:
             # Nobody has the terminal open any more.
             time.sleep(min(seconds, 0.05))
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 200) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.drawn:
             assert self.process.poll() is None or text in self._rest(), self.drawn[-3000:]
@@ -68,7 +68,7 @@ class Terminal:
             self.read(0.05)
         return self.drawn
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 200) -> int:
         """The exit code."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:

@@ -171,7 +171,7 @@ def test_ending_the_watcher_leaves_the_run(ltui: Ltui, tmp_path: Path, number: i
         while "starting" not in (line := watcher.stdout.readline()):
             assert line, "it ended too early"
         watcher.send_signal(number)
-        rest = watcher.communicate(timeout=60)[0]
+        rest = watcher.communicate(timeout=200)[0]
         assert "The run goes on" in rest
         assert watcher.returncode == 128 + number
         assert show(ltui)["state"] in ("starting", "running")
@@ -198,7 +198,7 @@ def test_a_training_from_start_to_resume(
 ) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     shown = terminal("exec", "--name", "loop", "--", sys.executable, "train.py")
-    shown.wait_for("train/loss", 90)
+    shown.wait_for("train/loss")
     assert "already" not in ltui("pause", "loop").stdout
     assert show(ltui)["state"] == "paused"
     refused = ltui("resume", "loop", "--detach")

@@ -52,7 +52,7 @@ class Asked:
     def steer(self, text: str) -> None:
         stand_in.write_script(self.script, text)
 
-    def view_when(self, holds: Callable[[Any], bool], seconds: float = 20.0) -> Any:
+    def view_when(self, holds: Callable[[Any], bool], seconds: float = 90.0) -> Any:
         """The first view of the sampler for which it holds."""
         deadline = time.monotonic() + seconds
         while not holds(view := self.ask("sampler.latest()")):
@@ -66,7 +66,7 @@ class Asked:
         assert self.process.stdout is not None
         self.process.stdin.close()
         try:
-            return self.process.wait(20)
+            return self.process.wait(90)
         finally:
             self.process.kill()
             self.process.wait()

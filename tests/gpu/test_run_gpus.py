@@ -33,7 +33,7 @@ def watch(under, script, pids, *, state="OK"):
     return run
 
 
-def look_when(run, holds, seconds=20.0, now=None):
+def look_when(run, holds, seconds=90.0, now=None):
     deadline = time.monotonic() + seconds
     while not holds(view := run.ask(f"kept['run'].look(kept['ranks'], {now})")):
         assert time.monotonic() < deadline, f"never came about; last: {view}"

@@ -191,4 +191,4 @@ class Script:
                 os.killpg(os.getpgid(pid), signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
-        self.process.wait(10)
+        self.process.wait(60)

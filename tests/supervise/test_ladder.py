@@ -31,8 +31,9 @@ def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
     frozen = true_snapshot(run).ranks[1].pid
     os.kill(frozen, signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=5)
-    waiting = runs.until(run, lambda s: s.state is RunState.STOPPING)
-    assert waiting.detail.startswith("stopping: waiting for ranks to agree")
+    words = "stopping: waiting for ranks to agree"
+    waiting = runs.until(run, lambda s: (s.detail or "").startswith(words))
+    assert waiting.state is RunState.STOPPING
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     assert "by force because ranks did not agree within 5 s" in ended.detail
