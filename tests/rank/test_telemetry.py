@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ltui.training.queue.records import Kind, Outcome, Phase, StepField
 from ltui.training.rank.telemetry import samples_of
@@ -41,6 +42,27 @@ def test_a_row_for_every_batch(run: RunFolder, fit: Any) -> None:
     assert (plan["max_steps"], plan["max_epochs"], plan["batches_per_epoch"]) == (10, 2, 5)
     assert plan["val_batches"] == 2
     assert [e["global_step"] for e in run.events("finished")] == [10]
+
+
+def test_only_a_profiler_that_does_nothing_is_spared(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(PassThroughProfiler, "start", lambda _, name: started.append(name))
+    trainer = fit(Linear(), loader(5), max_epochs=1)
+    assert not [name for name in started if name in ("run_training_batch", "train_dataloader_next")]
+    with trainer.profiler.profile("own") as name:
+        assert name == "own"
+
+    class Own(PassThroughProfiler):
+        """Does something."""
+
+    for profiler in (Own(), SimpleProfiler()):
+        started.clear()
+        fit(Linear(), loader(5), max_epochs=1, profiler=profiler)
+        recorded = getattr(profiler, "recorded_durations", {})
+        times = len(recorded.get("run_training_batch", ())) or started.count("run_training_batch")
+        assert times == 5
 
 
 def test_loss_is_what_training_step_returned(run: RunFolder, fit: Any) -> None:

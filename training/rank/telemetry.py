@@ -21,6 +21,7 @@ that is filled where it is sent from, and fewer calls than elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -128,7 +129,7 @@ class Telemetry:
         # In automatic optimization Lightning divides the loss by this before it hands it out.
         self._scaled_loss = automatic
         self._on_cuda = trainer.strategy.root_device.type == "cuda"
-        self._profiled = type(trainer.profiler).__name__ != "PassThroughProfiler"
+        self._profiled = not spare_profiling(trainer)
         optimizers = trainer.optimizers
         self._param_group = optimizers[0].param_groups[0] if optimizers else None
         self._epoch = trainer.current_epoch
@@ -337,6 +338,19 @@ class Telemetry:
         self._pulse.set(telemetry_ok=False)
         text = f"{type(error).__name__}: {error}"
         self._channel.event("telemetry_off", f"Telemetry switched itself off ({text}).", error=text)
+
+
+def spare_profiling(trainer: Any) -> bool:
+    """Whether nobody profiles: Lightning's own profiler does nothing, and its context managers
+    around every hook, some fifty microseconds a step, are then put out. Another profiler, also one
+    that is given to the trainer later, is left as it is."""
+    profiler = trainer.profiler
+    kind = type(profiler)
+    lightnings = kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+    if not lightnings or kind.__name__ != "PassThroughProfiler":
+        return False
+    profiler.profile = contextlib.nullcontext  # gives the action's name, as ``profile`` does
+    return True
 
 
 def samples_of(batch: Any) -> float:
