@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from ltui.training.data.beton import has_ffcv
 from tests.rank.runs import ROOT
 
 ALL = os.environ.get("LTUI_EXACTNESS") == "all"
@@ -34,6 +35,7 @@ FEW = [
     *("1/persistent:2:counted steps", "2/stateful_weighted:2:first epoch"),
     *("2/length_batches:0:mid-epoch", "2/sequences:2:mid-epoch", "2/stateful_shuffled:2:mid-epoch"),
     *("4/plain:0:first epoch", "4/plain:0:validation"),
+    *(["2/ffcv_loader:0:mid-epoch"] if has_ffcv() else []),
 ]
 REGROUPED = ["regroup/plain", "regroup/own"]
 # What can't be exact is said.

@@ -41,7 +41,7 @@ class ExactState:
     def __init__(self, trainer: Any, tell: Callable[[str], None]) -> None:
         self._trainer = trainer
         self._tell = tell
-        self._loaders = LoaderPositions()
+        self._loaders = LoaderPositions(lambda: trainer.fit_loop.epoch_progress.current.processed)
         self._buckets = Buckets(trainer)
         self._validation_began: tuple[States, dict[str, Any]] | None = None
         self._weights = WeightsOfTraining(trainer)
@@ -201,6 +201,8 @@ class ExactState:
                 self._goes_on = True
                 same, over = self._same_ranks, given["over"]
                 self._loaders.go_on(given, given["batches"], same_ranks=same, over=over)
+            else:
+                self._loaders.begin(given)
         self._loaders.epoch_begins()
 
     def _iterated(self) -> None:

@@ -1,32 +1,37 @@
 """The positions of all training loaders of a Trainer, whichever kind each of them has.
 
-Three kinds: a DataLoader whose sampler is followed (``position.py``), a loader that keeps its own
-position, and one that has none (``kept.py``).
+Four kinds: a DataLoader whose sampler is followed (``position.py``), a loader that keeps its own
+position, one that has none (``kept.py``), and FFCV's (``ffcv_position.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ltui.training.rank.ffcv_position import FfcvPosition, is_ffcv
 from ltui.training.rank.kept import KeptPosition, Replay, is_plain, run_to_its_end
 from ltui.training.rank.position import LoaderPosition, can_follow, keeps_position, shut_down
 from ltui.training.rank.randomness import States, random_states, restore_random_states
 from ltui.training.rank.threads_draw import inexact_of
 
+_Position = LoaderPosition | KeptPosition | FfcvPosition
+
 
 class LoaderPositions:
     """``inexact`` collects, as middles of sentences, what will not be as it would have been."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: Callable[[], int] = int) -> None:
+        """``epoch()``: the Trainer's."""
+        self._epoch = epoch
         self.inexact: list[str] = []
         self.used: list[tuple[int, int]] = []
         """(length, batches used) after ``go_on``, of each loader that can say it. For other ranks
         or batches of another size not what was used before, but what fits the length of now."""
         self._loaders: list[Any] = []
-        self._positions: list[LoaderPosition | KeptPosition | None] = []
+        self._positions: list[_Position | None] = []
         self._began: States | None = None
         self._replay = 0
         self._over = False
@@ -39,7 +44,7 @@ class LoaderPositions:
         self._loaders = loaders
         for loader in loaders:
             shut_down(loader)
-        self._positions = [_position(loader) for loader in loaders]
+        self._positions = [_position(loader, self._epoch) for loader in loaders]
 
     def epoch_begins(self) -> None:
         """The loaders are about to be iterated. Those without a position begin from the random
@@ -87,6 +92,10 @@ class LoaderPositions:
                 self.inexact.append(text)
             if isinstance(position, KeptPosition) and "state" in state:
                 self._go_on_kept(loader, position, state, batches, same_ranks=same_ranks)
+            elif isinstance(position, FfcvPosition) and "seed" in state:
+                position.go_on(state, batches if same_ranks and not over else 0)
+                if batches and not (same_ranks or over):
+                    self._go_on_anew(loader, saved, batches, same_ranks=False)
             elif over:
                 continue
             elif isinstance(position, LoaderPosition) and "used" in state:
@@ -94,6 +103,12 @@ class LoaderPositions:
             elif batches:
                 self._go_on_anew(loader, saved, batches, same_ranks=same_ranks)
         self.used = list(self._batches_used())
+
+    def begin(self, saved: dict[str, Any]) -> None:
+        """Before the loaders are iterated for an epoch of which nothing was used."""
+        for position, state in zip(self._positions, saved["loaders"], strict=False):
+            if isinstance(position, FfcvPosition) and "seed" in state:
+                position.go_on(state, 0)
 
     def _batches_used(self) -> Iterator[tuple[int, int]]:
         for loader, position in zip(self._loaders, self._positions, strict=True):
@@ -172,7 +187,9 @@ class LoaderPositions:
                 position.restore_generators(state)
 
 
-def _position(loader: Any) -> LoaderPosition | KeptPosition | None:
+def _position(loader: Any, epoch: Callable[[], int]) -> _Position | None:
+    if is_ffcv(loader):
+        return FfcvPosition(loader, epoch)
     if keeps_position(loader):
         return KeptPosition(loader)
     return LoaderPosition(loader) if can_follow(loader) else None

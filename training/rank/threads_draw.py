@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ltui.training.rank.ffcv_position import is_ffcv
+
 
 def inexact_because_of(operations: Iterable[Any]) -> str | None:
     """What a resume can't bring back of an FFCV pipeline, as the middle of a sentence; None where
@@ -25,7 +27,7 @@ def inexact_of(loader: Any) -> str | None:
     if text := getattr(loader, "inexact", None):
         return str(text)
     specs = getattr(loader, "pipeline_specs", None)
-    if type(loader).__module__.partition(".")[0] != "ffcv" or not isinstance(specs, dict):
+    if not (is_ffcv(loader) and isinstance(specs, dict)):
         return None
     return inexact_because_of(
         operation

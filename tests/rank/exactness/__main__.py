@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ltui.training.data.beton import has_ffcv
@@ -43,6 +44,8 @@ def possible(loader: str, workers: int, stop: str, part: str = "") -> bool:
         return False
     if part == "plateau" and stop == "no validation":
         return False  # nothing to look at
+    if loader == "ffcv_loader_quasi_random" and HERE.ranks > 1:
+        return False  # FFCV itself can't share it
     if loader == "batched" and HERE.ranks > 1:
         return False  # Lightning itself can't share a batch sampler's random sampler
     # Without a length there is no number of steps to ask for, and workers make epochs uneven.
@@ -93,7 +96,9 @@ def try_case(folder: Path, case: str, known: dict[Any, Any]) -> dict[str, Any]:
     epoch, batch, options = STOPS[stop]
 
     def fit(run: RunFolder, *how: Any, **extra: Any) -> Any:
-        torch.manual_seed(run.attempt)  # some samplers are seeded as they are made
+        # Some samplers and loaders are seeded as they are made.
+        torch.manual_seed(run.attempt)
+        np.random.seed(run.attempt)
         data = LOADERS[loader](workers, folder)
         try:
             shares = loader not in SHARES_BY_ITSELF

@@ -29,7 +29,7 @@ from ltui.training.data.order import OpenBatches
 from ltui.training.data.sequence_writer import SequenceWriter
 from ltui.training.data.sequences import SequenceDataset
 from tests.rank.exactness.loaders import BATCH, Rows, samples
-from tests.rank.exactness.world import HERE
+from tests.rank.exactness.world import GIVE_UP, HERE
 
 SIDE = 16
 PAGE = 3
@@ -193,6 +193,42 @@ def ffcv_sequential(workers: int, folder: Path) -> Any:
     return _beton(folder, "ffcv", "sequential", 1)
 
 
+def _ffcv_loader(folder: Path, kind: str) -> Any:
+    # Local: it imports FFCV, which may be missing and takes seconds.
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import Squeeze, ToTensor
+
+    if HERE.ranks > 1 and not torch.distributed.is_initialized():
+        # It asks for its rank as it is made; Lightning takes the group that is there.
+        torch.distributed.init_process_group("gloo", timeout=GIVE_UP)
+
+    rows = Rows().rows
+
+    class Turned(Loader):
+        def __iter__(self) -> Any:
+            return ((n.clone(), rows[n]) for (n,) in super().__iter__())
+
+    return Turned(
+        str(written(folder, "pictures", _write_beton) / "pictures.beton"),
+        batch_size=BATCH,
+        num_workers=1,
+        order=getattr(OrderOption, kind),
+        distributed=HERE.ranks > 1,
+        # Images would be compiled for many seconds.
+        pipelines={"image": None, "label": [IntDecoder(), ToTensor(), Squeeze(1)]},
+    )
+
+
+def ffcv_loader(workers: int, folder: Path) -> Any:
+    """FFCV's own, as a script uses it."""
+    return _ffcv_loader(folder, "RANDOM")
+
+
+def ffcv_loader_quasi_random(workers: int, folder: Path) -> Any:
+    return _ffcv_loader(folder, "QUASI_RANDOM")
+
+
 def beton_torch(workers: int, folder: Path) -> Any:
     return _beton(folder, "torch", "random", workers)
 
@@ -200,6 +236,9 @@ def beton_torch(workers: int, folder: Path) -> Any:
 MODULES = (
     *(length_batches, sequences),
     *(ffcv_random, ffcv_quasi_random, ffcv_sequential, beton_torch),
+    *(ffcv_loader, ffcv_loader_quasi_random),
 )
-NEED_FFCV = ("ffcv_random", "ffcv_quasi_random", "ffcv_sequential", "beton_torch")
+OF_FFCV = ("ffcv_random", "ffcv_quasi_random", "ffcv_sequential")
+FFCVS_OWN = ("ffcv_loader", "ffcv_loader_quasi_random")
+NEED_FFCV = (*OF_FFCV, *FFCVS_OWN, "beton_torch")
 """It writes the file, too."""

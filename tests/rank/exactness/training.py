@@ -6,7 +6,6 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,10 @@ from ltui.training.rank.entry import rebuild
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.stopped import RunStopped
 from tests.rank.exactness.loaders import BATCH, BATCHES, Rows
-from tests.rank.exactness.world import HERE
+from tests.rank.exactness.world import GIVE_UP, HERE
 from tests.rank.runs import RunFolder
 
 EPOCHS = 3
-_GIVE_UP = timedelta(seconds=90)
 
 # Where the stop is asked for: (epoch, batch, options of the Trainer), batch < 0 in a validation.
 STOPS: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -251,7 +249,7 @@ def train(
         **{
             "accelerator": "cpu",
             "devices": HERE.ranks,
-            "strategy": DDPStrategy(timeout=_GIVE_UP) if HERE.ranks > 1 else "auto",
+            "strategy": DDPStrategy(timeout=GIVE_UP) if HERE.ranks > 1 else "auto",
             "max_epochs": EPOCHS,
             "logger": False,
             "enable_progress_bar": False,

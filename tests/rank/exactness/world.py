@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 
@@ -24,6 +25,8 @@ class World:
 
 
 HERE = World()
+GIVE_UP = timedelta(seconds=400)
+"""How long ranks wait for each other."""
 
 
 def start(ranks: int, do: Callable[[], object], log: Path | None = None) -> list[int]:
