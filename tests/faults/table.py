@@ -12,7 +12,8 @@ from tests.faults.fault import Fault
 from tests.faults.quiet import Silence
 from tests.faults.verdicts import Outcome, missing
 
-_HEAD = ("fault", "culprit", "cause", "median s", "max s", "plain Lightning")
+_HEAD = ("fault", "seconds to the right verdict", "plain Lightning")
+_ENDS = {"stopped": "stops with a checkpoint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,48 +67,58 @@ def _seconds(value: float | None) -> str:
 
 
 def fault_table(rows: Sequence[Row], without: Mapping[str, dict[str, Any]]) -> str:
-    """Markdown, then the figures over all faults."""
+    """Markdown, as in ``docs/stalls.md``."""
     text = [f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}"]
     text += [f"| {' | '.join(_cells(row, without))} |" for row in rows]
-    ran = [row for row in rows if not row.skipped]
-    runs = [o for row in ran for o in row.outcomes]
-    culprit = sum(o.culprit_s is not None and not o.wrong for o in runs)
-    cause = sum(o.cause_s is not None and not o.wrong for o in runs)
-    text.append(f"\n{len(ran)} faults, {len(runs)} runs; culprit right {culprit}, cause {cause}.")
-    seconds = [s for row in ran for s in row.seconds]
-    if seconds:
-        text.append(
-            f"Seconds to the right verdict: median {statistics.median(seconds):.1f}, "
-            f"max {max(seconds):.1f}."
-        )
-    late = [r.fault.id for r in ran if r.seconds and max(r.seconds) > r.fault.bound_s]
-    text.append(f"Later than their bound: {', '.join(late) or 'none'}.")
     return "\n".join(text)
 
 
 def _cells(row: Row, without: Mapping[str, dict[str, Any]]) -> list[str]:
     beside = plain.in_words(without.get(row.fault.id)).replace("|", "/")
+    return [row.fault.title, _told(row), beside]
+
+
+def _told(row: Row) -> str:
     if row.skipped:
-        return [row.fault.title, "skipped", row.skipped.replace("|", "/"), "", "", beside]
-    runs = row.outcomes
-    seconds = row.seconds
+        return f"skipped: {row.skipped.replace('|', '/')}"
+    wrong = sum(not o.right for o in row.outcomes)
+    if wrong:
+        return "MISSED" if len(row.outcomes) == 1 else f"MISSED {wrong} of {len(row.outcomes)}"
     if row.fault.ends:
-        word = f"no fault: {row.fault.ends}"
-        return [row.fault.title, word, _share([o.right for o in runs]), "", "", beside]
-    return [
-        row.fault.title,
-        _share([o.culprit_s is not None and not o.wrong for o in runs]),
-        _share([o.cause_s is not None and o.held and not o.wrong for o in runs]),
-        f"{statistics.median(seconds):.1f}" if seconds else "never",
-        f"{max(seconds):.1f}" if seconds else "never",
-        beside,
-    ]
+        return f"no fault: {_ENDS.get(row.fault.ends, row.fault.ends)}"
+    middle = f"{statistics.median(row.seconds):.1f}"
+    return middle if len(row.seconds) == 1 else f"{middle} (most {max(row.seconds):.1f})"
 
 
-def _share(right: list[bool]) -> str:
-    if len(right) == 1:
-        return "yes" if right[0] else "NO"
-    return f"{sum(right)} of {len(right)}"
+def misses(rows: Sequence[Row]) -> list[str]:
+    """Faults that were told wrongly, not at all, or later than their bound."""
+    late = {r.fault.id for r in rows if r.seconds and max(r.seconds) > r.fault.bound_s}
+    wrong = {r.fault.id for r in rows if not r.skipped and not all(o.right for o in r.outcomes)}
+    return [r.fault.id for r in rows if r.fault.id in late | wrong]
+
+
+def summary(rows: Sequence[Row], silences: Sequence[Silence]) -> str:
+    """The figures over all faults and all quiet runs."""
+    text = []
+    ran = [row for row in rows if not row.skipped]
+    runs = [o for row in ran for o in row.outcomes]
+    if runs:
+        culprit = sum(o.culprit_s is not None and not o.wrong for o in runs)
+        cause = sum(o.right for o in runs)
+        text.append(
+            f"Faults: {len(ran)}, runs of them: {len(runs)}; right culprit {culprit}, right cause"
+            f" {cause}; skipped {len(rows) - len(ran)}."
+        )
+    if seconds := [s for row in ran for s in row.seconds]:
+        text.append(
+            f"Seconds to the right verdict: median {statistics.median(seconds):.1f}, most"
+            f" {max(seconds):.1f}."
+        )
+    if rows:
+        text.append(f"Missed, or later than their bound: {', '.join(misses(rows)) or 'none'}.")
+    if silences:
+        text.append(_quiet_summary(silences))
+    return "\n".join(text)
 
 
 def quiet_line(silence: Silence) -> str:
@@ -116,7 +127,7 @@ def quiet_line(silence: Silence) -> str:
     return f"{silence.quiet.id:20} {silence.watched_s:4.0f} s {words}"
 
 
-def quiet_verdict(silences: Sequence[Silence]) -> str:
+def _quiet_summary(silences: Sequence[Silence]) -> str:
     total = sum(s.watched_s for s in silences)
     loud = [s.quiet.id for s in silences if s.said or s.error]
     return (
