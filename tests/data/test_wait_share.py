@@ -6,15 +6,14 @@ One rank, because of two the one whose loader is ahead waits for the other's dat
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.conftest import ltui, needs_ffcv
+from tests.data.conftest import needs_ffcv
+from tests.system.conftest import Ltui
+from tests.system.conftest import ltui as ltui
 
 BATCH_S, SHARE = 0.2, 0.7
 """What a step takes, and how much of it is waiting for data."""
@@ -101,38 +100,30 @@ data: {class_path: slow_numbers.Data, init_args: {loader: ffcv}}
 """
 
 
-def measured(folder: Path, loader: str, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def measured(ltui: Ltui, loader: str, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Throughput of the run, and its rank, once it has trained for so many steps."""
-    (folder / "home").mkdir(exist_ok=True)
-    (folder / "slow_numbers.py").write_text(PROJECT)
-    (folder / "slow.yaml").write_text(PRESET)
-    setting = f"data.init_args.loader={loader}"
-    began = ltui("run", "slow.yaml", "--detach", "--set", setting, folder=folder)
-    assert began.returncode == 0, began.stderr
-    try:
-        return _look(folder, steps)
-    finally:
-        ltui("stop", "last", "--kill", folder=folder)
+    (ltui.cwd / "slow_numbers.py").write_text(PROJECT)
+    (ltui.cwd / "slow.yaml").write_text(PRESET)
+    ltui("run", "slow.yaml", "--detach", "--set", f"data.init_args.loader={loader}")
 
+    def trained(shown: dict[str, Any]) -> bool:
+        assert shown["state"] in ("queued", "starting", "running"), shown["detail"]
+        # A rank that has not moved for ten seconds has no rate.
+        known = shown["throughput"]["data_wait_share"] is not None
+        return known and shown["ranks"][0]["global_step"] >= steps
 
-def _look(folder: Path, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    deadline = time.monotonic() + 240
-    while True:
-        shown = json.loads(ltui("show", "last", "--json", folder=folder).stdout)
-        if shown["ranks"] and (shown["ranks"][0]["global_step"] or 0) >= steps:
-            return shown["throughput"], shown["ranks"][0]
-        ended = shown["state"] in ("failed", "crashed", "finished", "lost")
-        if ended or time.monotonic() > deadline:
-            pytest.fail(f"{shown['state']}: {shown['detail']}")
-        time.sleep(0.2)
+    shown = ltui.wait(trained, seconds=240)
+    ltui("stop", "last", "--kill")
+    ltui.wait_until_alone(60)
+    return shown["throughput"], shown["ranks"][0]
 
 
 @needs_ffcv
 @pytest.mark.timeout(400)
-def test_ffcv_waiting_is_seen(tmp_path: Path) -> None:
+def test_ffcv_waiting_is_seen(ltui: Ltui) -> None:
     """What holds however busy the machine is: some of the step is waiting, and never so much that
     its work would not have had its time."""
-    throughput, rank = measured(tmp_path, "ffcv", steps=12)
+    throughput, rank = measured(ltui, "ffcv", steps=12)
     assert 0 < throughput["data_wait_share"] < 1
     assert throughput["data_wait_share"] == rank["data_wait_share"]
     step_s = 2 / rank["samples_per_s"]  # batches of two samples
@@ -143,7 +134,7 @@ def test_ffcv_waiting_is_seen(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="timed: make data")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("loader", ["ffcv", "alone", "workers"])
-def test_seven_tenths_are_seven_tenths(tmp_path: Path, loader: str) -> None:
+def test_seven_tenths_are_seven_tenths(ltui: Ltui, loader: str) -> None:
     # After so many steps what is shown is of the last ten seconds, without the first batch.
-    throughput, _ = measured(tmp_path, loader, steps=70)
+    throughput, _ = measured(ltui, loader, steps=70)
     assert throughput["data_wait_share"] == pytest.approx(SHARE, abs=0.05)
