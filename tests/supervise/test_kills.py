@@ -157,8 +157,9 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
     ended = runs.ended(run)
     with RunStore(run) as store:
         missed = sum(gap.missed for gap in store.gaps() if gap.rank == 0)
-    assert missed > 0
-    assert len(runs.steps(run)) == ended.ranks[0].global_step - missed
+    unseen = ended.ranks[0].global_step - len(runs.steps(run))
+    # Not every record is of a step: two introduce the rank, two tell of its stop.
+    assert 0 < unseen <= missed <= unseen + 4
 
 
 def test_a_stopped_process_is_not_taken_for_dead(runs: Runs) -> None:
