@@ -63,6 +63,7 @@ WITHOUT_POSITION = ("stream", "lucky", "simple")
 
 def tried(folder: Path, ranks: list[int], cases: list[str], limit_s: int) -> list[dict[str, Any]]:
     numbers = ",".join(map(str, ranks))
+    (folder / "table.json").unlink(missing_ok=True)
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.rank.exactness", str(folder), numbers, *cases],
@@ -82,9 +83,15 @@ def tried(folder: Path, ranks: list[int], cases: list[str], limit_s: int) -> lis
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    assert process.returncode == 0, (folder / "log.txt").read_text(errors="replace")[-4000:]
+    log_text = (folder / "log.txt").read_text(errors="replace")
+    if process.returncode != 0:
+        print(log_text[-4000:])
+    assert (folder / "table.json").exists(), log_text[-4000:]
     table: list[dict[str, Any]] = json.loads((folder / "table.json").read_text())
     return table
+
+
+SIGNS = {"failed": "!", "order": "x"}
 
 
 def printed(table: list[dict[str, Any]]) -> None:
@@ -93,12 +100,16 @@ def printed(table: list[dict[str, Any]]) -> None:
     for row in table:
         loader, workers, stop, *part = row["case"].split(":")
         name = " ".join([loader, *part])
-        differs = "x" if "order" in row["differs"] else "~" if row["differs"] else "="
+        found_of = [sign for what, sign in SIGNS.items() if what in row["differs"]]
+        differs = found_of[0] if found_of else "~" if row["differs"] else "="
         found.setdefault((name, workers), {})[stop, row["ranks"]] = differs
     ranks = sorted({row["ranks"] for row in table})
     stops = list(dict.fromkeys(stop for cells in found.values() for stop, _ in cells))
     print(f"\nIn each column {', '.join(map(str, ranks))} ranks: = as never stopped, bit for bit;")
-    print("~ losses, means or weights differ; x another order of samples; blank not tried\n")
+    print(
+        "~ losses, means or weights differ; x another order of samples; ! failed; blank not tried"
+    )
+    print()
     for number, stop in enumerate(stops, 1):
         print(f"  {number:2} stopped in: {stop}")
     width = len(ranks) + 1

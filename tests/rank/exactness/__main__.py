@@ -4,9 +4,9 @@ A case is ``loader:workers:stop`` or ``loader:workers:stop:part``, with ``*`` st
 with ``N/`` before it for N ranks alone; ``regroup/loader`` changes the number of ranks
 (``regroup.py``). Writes ``FOLDER/table.json``: for each case what differs from the training that
 was never stopped, on any rank (``order`` of sample numbers, ``losses``, ``means`` of epochs and
-learning rates, ``weights``, ``callbacks``), and the notes about what is not exact. Cases that stand
-in ``FOLDER/table-RANKS.json`` are not tried again, so what was broken off goes on. Folders of cases
-in which nothing differs are removed.
+learning rates, ``weights``, ``callbacks``; ``failed`` where the training raised), and the notes
+about what is not exact. Cases that stand in ``FOLDER/table-RANKS.json`` are not tried again, so
+what was broken off goes on. Folders of cases in which nothing differs are removed.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def possible(loader: str, workers: int, stop: str, part: str = "") -> bool:
         return False
     if part == "sharded" and HERE.ranks == 1:
         return False
+    if part == "manual" and stop == "accumulation":
+        return False  # Lightning refuses it
     if part == "plateau" and stop == "no validation":
         return False  # nothing to look at
     if loader == "ffcv_loader_quasi_random" and HERE.ranks > 1:
@@ -178,11 +180,11 @@ def run_cases(folder: Path, cases: list[str]) -> None:
     table = rows_of(path)
     for case in filter(is_possible, cases):
         print(HERE.rank, case, flush=True)
+        if HERE.rank == 0:
+            path.with_suffix(".at").write_text(case)
         table.append(try_case(folder, case, known))
         if HERE.rank == 0:
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(table, indent=1))
-            part.replace(path)
+            write_rows(path, table)
     if HERE.ranks > 1:
         torch.distributed.destroy_process_group()
 
@@ -192,20 +194,37 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(rows, indent=1))
+    part.replace(path)
+
+
 def main(folder: Path, ranks: list[int], patterns: list[str]) -> int:
     failed = 0
     chains = [n for n in LOADERS if any(fnmatch.fnmatch(f"regroup/{n}", p) for p in patterns)]
     regroup.main(folder, [name for name in chains if name in regroup.TRIED and has_files(name)])
     for number in ranks:
-        path = folder / f"table-{number}.json"
-        done = {row["case"] for row in rows_of(path)}
-        for broken_off in (*folder.glob(f"{number}-*"), *folder.glob(f"never-{number}-*")):
-            shutil.rmtree(broken_off)
-        if cases := [case for case in chosen(patterns, number) if case not in done]:
-            failed += any(world.wait(world.start(number, partial(run_cases, folder, cases))))
+        failed += not all_tried(folder, number, chosen(patterns, number))
     table = [row for path in sorted(folder.glob("table-[0-9]*.json")) for row in rows_of(path)]
     (folder / "table.json").write_text(json.dumps(table, indent=1))
     return 1 if failed else 0
+
+
+def all_tried(folder: Path, ranks: int, cases: list[str]) -> bool:
+    """Whether every case came to its end; after one that did not the others are tried."""
+    path, whole = folder / f"table-{ranks}.json", True
+    while left := [case for case in cases if case not in {row["case"] for row in rows_of(path)}]:
+        for broken_off in (*folder.glob(f"{ranks}-*"), *folder.glob(f"never-{ranks}-*")):
+            shutil.rmtree(broken_off)
+        if not any(world.wait(world.start(ranks, partial(run_cases, folder, left)))):
+            break
+        whole, rows, at = False, rows_of(path), path.with_suffix(".at").read_text()
+        if any(row["case"] == at for row in rows):
+            break  # after the last
+        row = {"case": at, "ranks": ranks, "differs": ["failed"], "notes": []}
+        write_rows(path, [*rows, row])
+    return whole
 
 
 if __name__ == "__main__":

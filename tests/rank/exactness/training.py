@@ -190,6 +190,8 @@ def callbacks_of(trainer: Any) -> list[Any]:
         elif isinstance(callback, EarlyStopping):
             found.append((float(callback.best_score), callback.wait_count))
         elif isinstance(callback, ModelCheckpoint):
+            if HERE.rank:
+                continue  # of a metric that is not synchronised, Lightning saves rank 0's values
             best = callback.best_model_score
             names = {Path(path).name: float(v) for path, v in callback.best_k_models.items()}
             found.append((None if best is None else float(best), sorted(names.items())))
