@@ -15,7 +15,7 @@ import pytest
 
 from tests.system.conftest import SCRIPTS, Ltui
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 EXEC = ["exec", "--detach", "--"]
@@ -47,7 +47,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "who", "number"), CASES)
 def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> None:
     ltui(*RUNS[kind])
-    running = ltui.wait_for_step(5, 180)
+    running = ltui.wait_for_step(5)
     target = {
         "engine": lambda: psutil.Process(_keeper(ltui).pid).children()[0].pid,
         "rank": lambda: running["ranks"][1]["pid"],
