@@ -185,6 +185,7 @@ def run_cases(folder: Path, cases: list[str]) -> None:
         table.append(try_case(folder, case, known))
         if HERE.rank == 0:
             write_rows(path, table)
+        everywhere(None)  # so that what fails next is the next case
     if HERE.ranks > 1:
         torch.distributed.destroy_process_group()
 
