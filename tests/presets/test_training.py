@@ -76,7 +76,7 @@ def train(name: str, folder: Path, *overrides: str) -> tuple[list[dict[str, floa
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=110)
+        output, _ = process.communicate(timeout=280)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
