@@ -106,6 +106,8 @@ def building(folder: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         text=True,
+        # A shell that runs tests in the background has SIGINT ignored, and who inherits that obeys.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_for(lambda: others(folder), process)
     (builder,) = psutil.Process(process.pid).children()
