@@ -26,14 +26,15 @@ class GpuBoard(Vertical):
     GpuBoard #gpu-findings { height: auto; }
     """
 
+    _said: Text | None = None
+
     def compose(self) -> ComposeResult:
         yield GpuHeat(id="gpu-heat")
         yield GpuTable(id="gpu-table")
-        yield Static(id="gpu-findings", markup=False)
-
-    def on_mount(self) -> None:
-        self._said: Text | None = None
-        self.query_one("#gpu-findings").display = False
+        findings = Static(id="gpu-findings", markup=False)
+        # Here, as a screen that is left while it opens is told that it is mounted without these.
+        findings.display = False
+        yield findings
 
     def show(self, frame: Frame, *, alone: bool) -> int:
         """Draw; ``alone``: this panel has all the height. Gives the lines it would take."""

@@ -11,6 +11,7 @@ import pytest
 from textual.widgets import Input, Select
 
 from ltui.app.dashboard import LtuiApp
+from ltui.app.screens.gpu_board import GpuBoard
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.launch_form import KnobField, StartField
 from ltui.app.screens.run import RunScreen
@@ -59,7 +60,8 @@ async def test_it_goes_on_from_the_other_runs_weights(
         fields["data.init_args.loader"].query_one(Select).value = "torch"
         screen.query_one(StartField).query_one(Input).value = f"source:{known}"
         screen.action_launch()
-        await until(lambda: isinstance(app.screen, RunScreen))
+        await until(lambda: isinstance(app.screen, RunScreen) and app.screen.query(GpuBoard))
+        await pilot.pause()
 
     ltui.wait(lambda s: s["id"] != source["id"] and (s["global_step"] or 0) >= known + 10)
     ltui("stop", "last")
