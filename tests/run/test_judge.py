@@ -155,6 +155,51 @@ def test_all_in_one_collective_is_the_transports_fault() -> None:
     assert "unacked bytes: 1536" in verdict.cause
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("rank0_barrier", "mismatch", ("rank 0 barrier at injections.py:",)),
+        ("log_rank0", "mismatch", ("rank 0 barrier at train_zoo.py:",)),
+        ("unused_params", "unused_parameters", ("no gradient all_reduce",)),
+    ],
+)
+def test_where_nothing_is_recorded_stacks_tell_a_mismatch(
+    name: str, kind: str, words: tuple[str, ...]
+) -> None:
+    evidence = load(name)
+    ranks = {
+        r: replace(e, collectives=(), last_enqueued={}, process=_process())
+        for r, e in evidence.ranks.items()
+    }
+    unrecorded = _still_for(replace(evidence, ranks=ranks), 1.0)
+    assert judged(unrecorded, later_s=2.0).verdicts == ()
+    (verdict,) = judged(unrecorded, later_s=4.0).verdicts
+    expected = (1,) if name == "unused_params" else (0,)
+    assert (verdict.kind, verdict.level, verdict.culprits) == (kind, "stalled", expected)
+    assert [word for word in words if word not in verdict.cause] == []
+    assert "#" not in verdict.cause
+
+
+def test_one_operation_called_from_two_lines_is_a_mismatch_too() -> None:
+    def waits(rank: int, line: int) -> RankEvidence:
+        stack = _stack_tuple(
+            ("/env/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce"),
+            ("/home/user/train.py", line, "step"),
+        )
+        return RankEvidence(rank=rank, pid=100, alive=True, phase="forward", batch=20, still_s=5.0,
+                            joined=True, stacks=stack, process=_process())  # fmt: skip
+
+    def told(*lines: int) -> tuple[str, tuple[int, ...]]:
+        ranks = {r: waits(r, line) for r, line in enumerate(lines)}
+        evidence = Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks)
+        (verdict,) = judged(evidence).verdicts
+        return verdict.kind, verdict.culprits
+
+    assert told(3, 3, 9) == ("mismatch", (2,))
+    assert told(3, 9) == ("mismatch", (0, 1))  # which of them can't be told
+    assert told(3, 3, 3) == ("transport", ())
+
+
 def test_a_rank_that_has_not_joined_is_named() -> None:
     inside = _stack(
         ("/env/lib/python3/site-packages/torch/distributed/rendezvous.py", 1, "rendezvous")

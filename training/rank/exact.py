@@ -88,7 +88,8 @@ class ExactState:
         @functools.wraps(run_epoch)
         def on_run_start(*args: Any, **kwargs: Any) -> Any:
             # Lightning iterates the loaders anew, but for the first epoch, for which it has.
-            resuming = loop.is_resuming or epoch_loop.restarting
+            # Lightning 2.5 asks for the second alone.
+            resuming = getattr(loop, "is_resuming", False) or epoch_loop.restarting
             if self._trainer.current_epoch > 0 and not resuming:
                 self._loaders.epoch_begins()
             return run_epoch(*args, **kwargs)

@@ -8,7 +8,7 @@ recorder's "completed" is not monotonic on gloo, so only entries that are not re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ltui.training.run.evidence import Collective, Frame, Front, RankEvidence
@@ -19,6 +19,9 @@ _SIZED = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
 
 _IDLE_SHARE = 0.2
 """A rank that computes less than this in its backward waits there."""
+
+UNNUMBERED = -1
+"""The number of a collective that is known by a stack alone."""
 
 Signature = tuple[str, tuple[tuple[int, ...], ...], tuple[str, int] | None]
 
@@ -110,6 +113,24 @@ def _split_of(group: str, close: Mapping[int, RankEvidence], ranks: set[int]) ->
     return Split(group=group, seq=number, at=at, absent=absent, unknown=unknown)
 
 
+def split_by_stacks(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
+    """What ranks stand in by their stacks, where nothing is recorded; its number is not known. None
+    where some stand in no collective, or all in the same one, called from the same line."""
+    at: dict[int, Collective] = {}
+    for rank in sorted(ranks):
+        stack = close[rank].main_stack if rank in close else None
+        name = stands_in(close[rank]) if stack is not None else None
+        if stack is None or name is None:
+            return None
+        explicit = collective_in(stack) is not None
+        inner = next((f for f in stack.frames if "/torch/" not in f.file), None)
+        site = (user_frame(stack) or inner) if explicit else None
+        at[rank] = Collective(group="0", seq=UNNUMBERED, op=name, call_site=site)
+    if len({signature(entry) for entry in at.values()}) < 2:
+        return None
+    return Split(group="0", seq=UNNUMBERED, at=at, absent=(), unknown=())
+
+
 def _shape(entry: Collective) -> tuple[str, tuple[tuple[int, ...], ...]]:
     return entry.op, entry.sizes if entry.op in _SIZED else ()
 
@@ -120,10 +141,10 @@ def odd_ones(found: Split, close: Mapping[int, RankEvidence]) -> tuple[int, ...]
     The minority where there is one; else whoever did what no rank has ever done before at that
     place, which two ranks have to decide between them; else all.
     """
-    shapes = Counter(_shape(e) for e in found.at.values())
-    (most, count), *others = shapes.most_common()
+    key: Callable[[Collective], object] = _shape if found.differs else signature
+    (most, count), *others = Counter(key(e) for e in found.at.values()).most_common()
     if not others or count > others[0][1]:
-        return tuple(sorted(r for r, e in found.at.items() if _shape(e) != most))
+        return tuple(sorted(r for r, e in found.at.items() if key(e) != most))
     seen = {
         signature(e)
         for of_rank in close.values()

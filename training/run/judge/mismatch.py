@@ -196,24 +196,28 @@ def _shifted(m: Moment, found: Split) -> Verdict | None:
 def _odd(m: Moment, found: Split) -> Verdict:
     odd = odd_ones(found, m.close)
     ops = {e.op for e in found.at.values()}
+    recorded = found.seq >= 0
     told = []
     for rank, entry in sorted(found.at.items()):
         site = site_of(entry, m.close.get(rank))
         at = f" at {spot(site)}" if site else ""
-        size = f" of {sizes_text(entry)}" if len(ops) == 1 or entry.sizes else ""
+        size = f" of {sizes_text(entry)}" if entry.sizes or (recorded and len(ops) == 1) else ""
         told.append(f"rank {rank} {entry.op}{size}{at}")
     line = site_of(found.at[odd[0]], m.close.get(odd[0]))
-    what = "sizes differ: size mismatch" if len(ops) == 1 else "mismatch"
+    what = "mismatch"
+    if len(ops) == 1:
+        what = "sizes differ: size mismatch" if recorded else "from another line: mismatch"
+    at_number = f" at #{found.seq}" if recorded else ""
     who = "" if len(odd) < len(found.at) else " (which of them is wrong can't be told)"
     reason = Reason(
         kind="mismatch",
-        text=f"called another collective than the others: {what} at #{found.seq}"
+        text=f"called another collective than the others: {what}{at_number}"
         f" ({'; '.join(told[:4])}){who}",
         motion="fault",
         place=_label(m, odd, spot(line)),
         frame=line,
         remedy="Every rank must call the same collectives in the same order; look at that line.",
-        confidence=0.85 if len(odd) < len(found.at) else 0.5,
+        confidence=0.85 if recorded and len(odd) < len(found.at) else 0.5,
         facts={"frame": f"{line.file}:{line.line} {line.function}"} if line else {},
     )
     return verdict_of(m, odd, reason, _others(found, odd), found)
@@ -254,7 +258,8 @@ def verdict_of(
     if budget_s is not None:
         evidence["budget_s"] = round(budget_s, 1)
     if found is not None:
-        evidence["collective"] = {"group": found.group, "seq": found.seq}
+        if found.seq >= 0:
+            evidence["collective"] = {"group": found.group, "seq": found.seq}
         evidence["at"] = {
             **{str(r): f"{e.op} {sizes_text(e)}" for r, e in sorted(found.at.items())},
             **{str(r): "absent" for r in found.absent},

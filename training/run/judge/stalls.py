@@ -17,7 +17,7 @@ from ltui.training.queue.records import Phase
 from ltui.training.run.judge import budgets
 from ltui.training.run.judge.explain import STARVED_REMEDY, Reason, explain
 from ltui.training.run.judge.frames import in_rendezvous
-from ltui.training.run.judge.fronts import Split, split, stands_in
+from ltui.training.run.judge.fronts import Split, split, split_by_stacks, stands_in
 from ltui.training.run.judge.mismatch import (
     batches_done,
     mismatch,
@@ -252,11 +252,12 @@ def _finished_early(
 def _all_wait(
     m: Moment, ranks: tuple[int, ...], found: Split | None, slowest_s: float | None
 ) -> list[Verdict] | None:
-    """Every rank is in the same collective."""
+    """Every rank is in a collective: in the same one, as far as is recorded."""
     early = [r for r in m.ended if r not in ranks]
     age_s = min(m.still.get(r, 0.0) for r in ranks)
     phases = {p.phase for r in ranks if (p := m.pulses.get(r)) is not None}
-    phase = next(iter(phases)) if len(phases) == 1 else Phase.UNKNOWN
+    one = len(phases) == 1 or phases <= STEP_PHASES
+    phase = min(phases) if phases and one else Phase.UNKNOWN
     left = uneven_left(m, set(ranks)) if found is None else None
     if left is not None and age_s > budgets.PROOF_S:
         return [uneven_verdict(m, *left, found)]
@@ -266,6 +267,8 @@ def _all_wait(
         phase, m.policy, slowest_s, m.history.longest_s
     ):
         return []
+    if found is None and (apart := split_by_stacks(m.close, set(ranks))) is not None:
+        return [mismatch(m, apart)]
     entry = found.at[ranks[0]] if found is not None else None
     what = f"{entry.op} #{entry.seq}" if entry else "the same collective"
     sent = {r: m.close[r].unacknowledged_bytes for r in ranks}

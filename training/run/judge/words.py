@@ -22,8 +22,8 @@ def verb(ranks: Collection[int], one: str, many: str) -> str:
 
 
 def collective_text(entry: Collective) -> str:
-    """``all_reduce #34``, with sizes where it has some."""
-    return f"{entry.op} #{entry.seq}"
+    """``all_reduce #34``; without the number where it is not known."""
+    return f"{entry.op} #{entry.seq}" if entry.seq >= 0 else entry.op
 
 
 def sizes_text(entry: Collective) -> str:
