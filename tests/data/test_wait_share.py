@@ -121,13 +121,10 @@ def measured(ltui: Ltui, loader: str, steps: int) -> tuple[dict[str, Any], dict[
 @needs_ffcv
 @pytest.mark.timeout(400)
 def test_ffcv_waiting_is_seen(ltui: Ltui) -> None:
-    """What holds however busy the machine is: some of the step is waiting, and never so much that
-    its work would not have had its time."""
+    """What holds however busy the machine is: some of the step is waiting for data, not all."""
     throughput, rank = measured(ltui, "ffcv", steps=12)
     assert 0 < throughput["data_wait_share"] < 1
     assert throughput["data_wait_share"] == rank["data_wait_share"]
-    step_s = 2 / rank["samples_per_s"]  # batches of two samples
-    assert (1 - rank["data_wait_share"]) * step_s >= 0.8 * BATCH_S * (1 - SHARE)
 
 
 @needs_ffcv
