@@ -26,7 +26,8 @@ ALL = os.environ.get("LTUI_EXACTNESS") == "all"
 FEW = [
     *("1/plain:0:mid-epoch", "1/plain:0:epoch end", "1/plain:0:all steps"),
     *("1/plain:2:first epoch", "1/generator:0:validation within", "1/own:2:counted steps"),
-    *("1/two:0:mid-epoch", "1/stateful:0:validation", "1/stream:2:mid-epoch"),
+    *("1/two:0:mid-epoch", "1/counting:0:mid-epoch", "2/counting:2:epoch end"),
+    *("1/stateful:0:validation", "1/stream:2:mid-epoch"),
     *("1/plain:0:validation:average", "1/plain:0:validation within:swap"),
     *("1/plain:0:mid-epoch:callbacks", "1/plain:0:mid-epoch:hooks", "1/plain:0:mid-epoch:scaler"),
     *("1/plain:0:validation:validations", "1/moody:0:mid-epoch", "1/lucky:0:mid-epoch"),
@@ -57,7 +58,7 @@ IN_WORKERS = "what the dataset draws at random within its workers"
 READ_AGAIN = "were read again and dropped"
 FOLLOWED = (
     *("plain", "in_order", "persistent", "generator", "weighted", "batched", "two", "shortest"),
-    *("length_batches", "moody"),
+    *("length_batches", "counting", "moody"),
 )
 WITHOUT_POSITION = ("stream", "lucky", "simple")
 

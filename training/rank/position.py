@@ -3,9 +3,10 @@
 The loader's iterator draws sample numbers from an index sampler. ``LoaderPosition`` puts itself
 between the two: it notes the random states from which an epoch's order was drawn, counts what was
 drawn and keeps a checksum of it. To go on, the order is drawn again from the same states and the
-numbers already used are dropped; no sample is loaded for it. Where the checksum of the dropped
-numbers differs, the sampler gave another order and the position is not exact. For another number
-of ranks, or batches of another size, what is left is dealt anew (``dealt.py``).
+numbers already used are dropped; no sample is loaded for it. What samplers count by themselves in
+plain attributes goes back likewise. Where the checksum of the dropped numbers differs, the sampler
+gave another order and the position is not exact. For another number of ranks, or batches of another
+size, what is left is dealt anew (``dealt.py``).
 
 Only the iterator sees the substitute: the loader's own attributes stay as the user made them.
 """
@@ -26,6 +27,7 @@ from ltui.training.rank.dealt import items_in, order_of, rest, share_of, within_
 from ltui.training.rank.randomness import as_before, random_states, restore_random_states
 
 _SLACK = 8
+_COUNTED = (bool, int, float, str)
 
 
 def can_follow(loader: Any) -> bool:
@@ -58,6 +60,7 @@ class LoaderPosition:
         """Whether the numbers dropped at the last ``go_on`` were those used before."""
         self.dealt_anew = False
         """Whether the rest of the epoch was dealt anew, to other ranks or in other batches."""
+        self._counts = _Counts(loader)
         loader._get_iterator = self._open
 
     def let_go(self) -> None:
@@ -84,7 +87,8 @@ class LoaderPosition:
         loader = self._loader()
         generators = generators_of(loader) if loader is not None else []
         ahead = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-        draw = _Draw(sampler, generators, ahead + _SLACK, self._go_on, loader, self._rest)
+        states = _States(generators, self._counts)
+        draw = _Draw(sampler, states, ahead + _SLACK, self._go_on, loader, self._rest)
         self.exact = draw.exact
         self._draw = draw
         return draw
@@ -107,7 +111,8 @@ class LoaderPosition:
             "dealt_anew": draw.items_before > 0,
             "made": draw.made,
             "begun": draw.begun,
-            "generators": [g.get_state() for g in draw.generators],
+            "generators": [g.get_state() for g in draw.states.generators],
+            "counts": self._counts.now(),
         }
 
     def go_on(self, state: dict[str, Any]) -> bool:
@@ -132,10 +137,11 @@ class LoaderPosition:
         if state["items"] is None:
             return
         generators = generators_of(loader)
+        states = _States(generators, self._counts)
         with as_before():
             kept = [g.get_state() for g in generators]
-            _restore(state["made"], generators)
-            _restore(state["begun"], generators)
+            states.restore(state["made"])
+            states.restore(state["begun"])
             numbers = rest(loader, state["order"], state["items"])
             _set(generators, kept)
         if numbers is not None:
@@ -155,10 +161,12 @@ class LoaderPosition:
         return _length(self._loader()) - used
 
     def restore_generators(self, state: dict[str, Any]) -> None:
-        """Those of the loader and its samplers, as they were when the checkpoint was saved."""
+        """Those of the loader and its samplers, and what samplers count, as they were when the
+        checkpoint was saved."""
         loader = self._loader()
         if loader is not None:
             _set(generators_of(loader), state.get("generators", []))
+            self._counts.restore(state.get("counts", []))
 
 
 class _Rest:
@@ -185,6 +193,59 @@ class _Followed:
         return getattr(self.followed, name)
 
 
+class _Counts:
+    """What a loader's samplers keep in plain attributes and change as they are iterated, such as an
+    epoch that they count by themselves. Not of samplers that Lightning tells the epoch."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = weakref.ref(loader)
+        self._built = [_plain_attributes(each) for each in self._counting()]
+
+    def _counting(self) -> list[Any]:
+        found = {id(each): each for each in _samplers(self._loader()) if each is not None}
+        return [each for each in found.values() if not hasattr(each, "set_epoch")]
+
+    def now(self) -> list[dict[str, Any]]:
+        """Of each sampler, by name, those that are others than before the training."""
+        at = [_plain_attributes(each) for each in self._counting()]
+        return [
+            {name: value for name, value in new.items() if name not in old or old[name] != value}
+            for new, old in zip(at, self._built, strict=False)
+        ]
+
+    def restore(self, saved: list[dict[str, Any]]) -> None:
+        for sampler, built, given in zip(self._counting(), self._built, saved, strict=False):
+            for name in _plain_attributes(sampler).keys() - built.keys():
+                del vars(sampler)[name]  # of the class until it was counted
+            vars(sampler).update({**built, **given})
+
+
+def _plain_attributes(sampler: Any) -> dict[str, Any]:
+    values = getattr(sampler, "__dict__", {})
+    return {name: value for name, value in values.items() if type(value) in _COUNTED}
+
+
+class _States:
+    """From which a loader's order is drawn: the rank's random states, the generators of the loader
+    and its samplers, and what the samplers count."""
+
+    def __init__(self, generators: list[torch.Generator], counts: _Counts) -> None:
+        self.generators = generators
+        self._counts = counts
+
+    def now(self) -> dict[str, Any]:
+        return {
+            "global": random_states(),
+            "own": [g.get_state() for g in self.generators],
+            "counts": self._counts.now(),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        restore_random_states(saved["global"])
+        _set(self.generators, saved["own"])
+        self._counts.restore(saved.get("counts", []))
+
+
 class _Draw:
     """One epoch's numbers. Samplers draw their order when iterated or with the first number, so
     the states before both are kept."""
@@ -192,13 +253,13 @@ class _Draw:
     def __init__(
         self,
         sampler: Any,
-        generators: list[torch.Generator],
+        states: _States,
         keep: int,
         saved: dict[str, Any] | None,
         loader: Any,
         rest: _Rest | None,
     ) -> None:
-        self.generators = generators
+        self.states = states
         self.dropped = 0
         self.exact = True
         self.items_before = 0
@@ -215,7 +276,7 @@ class _Draw:
             return
         self.order = order_of(loader)
         if saved is None:
-            self.made = self._states()
+            self.made = self.states.now()
             self._numbers = iter(sampler)
             return
         with as_before():
@@ -223,9 +284,9 @@ class _Draw:
 
     def _drop(self, sampler: Any, saved: dict[str, Any]) -> None:
         self.made, self.begun = saved["made"], saved["begun"]
-        _restore(saved["made"], self.generators)
+        self.states.restore(saved["made"])
         self._numbers = iter(sampler)
-        _restore(saved["begun"], self.generators)
+        self.states.restore(saved["begun"])
         for _ in range(saved["used"]):
             if next(self, None) is None:
                 break
@@ -237,7 +298,7 @@ class _Draw:
 
     def __next__(self) -> Any:
         if self.begun is None:
-            self.begun = self._states()
+            self.begun = self.states.now()
         numbers = next(self._numbers)
         self._drawn += 1
         checksum, items = self._sums[-1]
@@ -249,9 +310,6 @@ class _Draw:
         """Checksum and count of items of the first ``used`` draws; workers draw ahead."""
         ahead = self._drawn - used
         return self._sums[-1 - ahead] if 0 <= ahead < len(self._sums) else (None, None)
-
-    def _states(self) -> dict[str, Any]:
-        return {"global": random_states(), "own": [g.get_state() for g in self.generators]}
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -296,11 +354,6 @@ def shut_down(loader: Any) -> None:
 def _set(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(state)
-
-
-def _restore(states: dict[str, Any], generators: list[torch.Generator]) -> None:
-    restore_random_states(states["global"])
-    _set(generators, states["own"])
 
 
 def _length(loader: Any) -> float:
