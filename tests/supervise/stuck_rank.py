@@ -32,6 +32,26 @@ def own_handler() -> None:
     asleep()
 
 
+def another_runs() -> None:
+    def deep(calls: int) -> int:
+        return deep(calls - 1) + 1 if calls else 0
+
+    def run() -> None:
+        while True:
+            sorted(range(50), key=lambda _: deep(30))
+
+    threading.Thread(target=run, daemon=True).start()
+    locked()
+
+
+def late() -> None:
+    asleep()
+
+
+def never(*_: object) -> None:
+    raise TimeoutError
+
+
 def worker() -> None:
     if os.fork() == 0:
         ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
@@ -46,10 +66,12 @@ def in_the_worker() -> None:
 def main() -> None:
     how, rank = sys.argv[1], int(sys.argv[2])
     if how != "asleep":
-        from ltui.training.rank.evidence import open_witness
+        from ltui.training.rank.evidence import Witness, open_witness
 
         run_dir = Path(os.environ["LTUI_RUN_DIR"])
         (run_dir / "queue" / "1").mkdir(parents=True, exist_ok=True)
+        if how == "late":
+            Witness._answer = never  # type: ignore[method-assign]
         assert open_witness(run_dir, 1, rank) is not None
         time.sleep(0.1)
     print("ready", flush=True)

@@ -17,7 +17,7 @@ from ltui.training.store.home import RunDir
 from ltui.training.supervise.client import ControlClient
 from ltui.training.supervise.evidence import Memory, Question, Target, gather, keep, kept
 from ltui.training.supervise.evidence_exits import ExitWatch
-from ltui.training.supervise.evidence_stacks import parse_stacks
+from ltui.training.supervise.evidence_stacks import by_signal, parse_stacks
 from ltui.training.supervise.rankside import install_rank_side
 from tests.supervise.conftest import Runs
 
@@ -57,7 +57,7 @@ class Stuck:
     def dumps(self, pid: int) -> int:
         """How often the process was made to write its stacks."""
         path = self.run_dir.path / "evidence" / "1" / f"stacks-{pid}.txt"
-        return path.read_text().count("Current thread")
+        return path.read_text().count("Stack (most recent call first)")
 
     def until(self, wanted: Callable[[Evidence], object], seconds: float = 120) -> Evidence:
         deadline = time.monotonic() + seconds
@@ -190,6 +190,32 @@ def test_a_dump_of_faulthandler_is_read() -> None:
         (False, [(3, "wait")]),
         (True, [(7, "<lambda>"), (0, "run")]),
     ]
+    (alone,) = parse_stacks('Stack (most recent call first):\n  File "/a.py", line 3 in wait\n')
+    assert (alone.main, alone.frames[0].function) == (True, "wait")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None:
+    """The main thread waits while another runs Python: faulthandler, asked for the stacks of all
+    threads, walks frames that come and go meanwhile, and about one time in ten crashes."""
+    pid = stuck.start("another_runs")
+    folder = stuck.run_dir.path / "evidence" / "1"
+    for _ in range(80):
+        seen = by_signal(pid, folder)
+        assert not isinstance(seen, str), seen
+        (main,) = (stack for stack in seen if stack.main)
+        assert "another_runs" in functions(main)
+    assert stuck.processes[0].poll() is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_a_witness_that_lives_is_not_passed_over_by_the_signal(stuck: Stuck) -> None:
+    """One that is late to answer, as where another thread computes."""
+    pid = stuck.start("late")
+    seen = stuck.until(lambda e: (e.ranks[0].beat_age_s or 9) < 1)
+    assert seen.ranks[0].stacks == ()
+    assert seen.ranks[0].missing == ("its witness has not answered yet",)
+    assert stuck.dumps(pid) == 0
 
 
 def test_a_diagnosis_is_answered_while_status_is_and_kept(runs: Runs) -> None:

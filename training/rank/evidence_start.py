@@ -48,7 +48,8 @@ def begin() -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     before, _owner = _file, os.getpid()
     _file = os.fdopen(_out_of_the_way(os.open(path, flags, 0o600)), "ab", buffering=0)
-    faulthandler.register(STACK_SIGNAL, file=_file, all_threads=True, chain=False)
+    # The thread that takes it alone: to walk another's frames while it runs can crash.
+    faulthandler.register(STACK_SIGNAL, file=_file, all_threads=False, chain=False)
     if before is not None or not faulthandler.is_enabled():
         faulthandler.enable(file=_file, all_threads=True)
     atexit.register(_tidy, path, os.getpid())

@@ -45,8 +45,8 @@ from ltui.training.supervise.evidence_stacks import PySpy, by_signal
 
 INTERVAL_S = 0.9
 """Between the two looks at what processes do."""
-_ANSWER_S = 1.3
-"""What a witness gets to answer: it looks for questions twice a second."""
+_ANSWER_S = 3.0
+"""What a witness that lives gets to answer: it looks for questions twice a second."""
 _SILENT_S = 1.6
 """A beat older than this means that the witness does not run."""
 _WORKERS = 8
@@ -183,7 +183,7 @@ class _Round:
             loaders = [e for e in workers[target.rank] if e.name == LOADER_NAME]
             entries = (loaders or workers[target.rank])[:_WORKERS]
             witness = _witness_of(target, witnesses)
-            if target.pid in table and (witness is None or _beat_age_s(witness) >= _SILENT_S):
+            if target.pid in table and not _lives(witness):
                 entries = [table[target.pid], *entries]
             for entry in entries:
                 known = memory.samples.get(entry.pid)
@@ -217,7 +217,7 @@ class _Round:
             waited_for = [
                 s
                 for rank, s in self.board.read().items()
-                if s.answered < number and pids.get(rank) == s.pid and _beat_age_s(s) < _SILENT_S
+                if s.answered < number and pids.get(rank) == s.pid and _lives(s)
             ]
             if not waited_for:
                 return
@@ -236,7 +236,11 @@ class _Round:
         answer = self._answer(target.rank, number, witness)
         missing = list(answer.get("missing") or ())
         stacks = _stacks_of(answer)
-        if not stacks and alive:
+        if not stacks and alive and _lives(witness):
+            # It will have answered by the next round. A signal is for those that can't: a thread
+            # that runs Python meanwhile may not survive it.
+            missing.append("its witness has not answered yet")
+        elif not stacks and alive:
             stacks = self._read_before(process, witness)
             missing += self.why.get(target.pid, ())
         entries = tuple(_collective(entry) for entry in answer.get("collectives") or ())
@@ -352,6 +356,10 @@ def _witness_of(target: Target, witnesses: Mapping[int, WitnessState]) -> Witnes
     """None where it is another process's, of the rank before a restart."""
     witness = witnesses.get(target.rank)
     return witness if witness is not None and witness.pid == target.pid else None
+
+
+def _lives(state: WitnessState | None) -> bool:
+    return state is not None and _beat_age_s(state) < _SILENT_S
 
 
 def _beat_age_s(state: WitnessState) -> float:

@@ -160,6 +160,14 @@ def holds_open(pid: int, folder: str) -> str | None:
     return None
 
 
+def threads_of(pid: int) -> list[int]:
+    """The main thread first; empty where the process is gone."""
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda thread: thread != pid)
+    except OSError:
+        return []
+
+
 def thread_state(pid: int, thread: int) -> str | None:
     rest = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
     return rest[0] if rest else None

@@ -1,12 +1,16 @@
 """Stacks of other processes: by the signal on which faulthandler writes them, or by py-spy.
 
 The signal needs no rights and works while the GIL is held; it is sent only to a process that is
-seen to catch it and to hold the file that it would write to. py-spy is used where it is installed
-and permitted, for what the signal can't read (a stopped process, one without ltui's handler).
+seen to catch it and to hold the file that it would write to. Each thread is sent one of its own and
+writes its own stack: faulthandler does not ask for the GIL, and one thread that walks the frames of
+another which runs Python meanwhile reads what is no frame, which kills the process. py-spy is used
+where it is installed and permitted, for what the signal can't read (a stopped process, one without
+ltui's handler).
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -14,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +30,19 @@ from ltui.training.supervise.evidence_proc import (
     entry_of,
     holds_open,
     thread_state,
+    threads_of,
 )
 
-_HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>[^\]]*)\])?.*:")
+_HEAD = re.compile(r"(Stack|(?:Current thread|Thread) 0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])?.*:")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-_WRITTEN_S = 0.4
+_MAIN_S = 0.4
+_OTHERS, _OTHER_S = 3, 0.1
+"""Threads beside the main one that are asked, where they run, and what each gets to answer."""
 _QUIET_S = 0.015
 _SETTLES_S = 0.1
 _SPY_S = 4.0
 _READ_BYTES = 1 << 18
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
@@ -41,7 +50,7 @@ def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
     threads: list[tuple[str, bool, list[Frame]]] = []
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            current = head[1].startswith("Current")
+            current = not head[1].startswith("Thread")
             threads.append((head["name"] or ("main" if current else "thread"), current, []))
         elif (frame := _FRAME.match(line)) and threads:
             number = int(frame["line"]) if frame["line"].isdigit() else 0
@@ -64,20 +73,32 @@ def by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[ThreadStack
     path = holds_open(pid, str(folder))
     if not ours or path is None or not catches(pid, STACK_SIGNAL):
         return "it has no handler for the stack signal"
+    others = [t for t in threads_of(pid) if t != pid and thread_state(pid, t) == "R"]
+    stacks = []
     try:
-        before = os.path.getsize(path)
-        os.kill(pid, STACK_SIGNAL)
+        for thread in (pid, *others[:_OTHERS]):
+            main = thread == pid
+            dump = parse_stacks(_dumped(pid, thread, path, _MAIN_S if main else _OTHER_S))
+            name = "main" if main else "thread"
+            stacks += [replace(s, name=name, main=main, native_id=thread) for s in dump[:1]]
     except OSError as error:
         return f"the stack signal can't be sent: {error.strerror}"
-    text = _written(path, before)
     _let_settle(pid)
-    stacks = parse_stacks(text)
-    return stacks or "nothing came of the stack signal"
+    return tuple(stacks) or "nothing came of the stack signal"
 
 
-def _written(path: str, start: int) -> str:
+def _dumped(pid: int, thread: int, path: str, limit_s: float) -> str:
+    """What one thread writes; nothing where it is none of Python's. Raises ``OSError``."""
+    before = os.path.getsize(path)
+    if _LIBC.tgkill(pid, thread, STACK_SIGNAL):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return _written(path, before, limit_s)
+
+
+def _written(path: str, start: int, limit_s: float) -> str:
     """What was appended from ``start`` on, once it has grown and been quiet for a moment."""
-    deadline = time.monotonic() + _WRITTEN_S
+    deadline = time.monotonic() + limit_s
     size, since = start, time.monotonic()
     while (now := time.monotonic()) < deadline:
         grown = os.path.getsize(path)
