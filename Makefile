@@ -17,7 +17,7 @@ help:
 	  'make bench    measure the promised numbers, each beside its bound' \
 	  'make data     read .beton files in every way (5 minutes)' \
 	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
-	  'make exactness resume every loader at every stop, compare bit for bit (an hour)' \
+	  'make exactness resume every loader at every stop, compare bit for bit (two hours)' \
 	  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \
 	  'make chaos    kill every process at random moments, LTUI_CHAOS_KILLS times (20 minutes)' \
 	  'make zoo      inject every fault, listen to healthy runs, print the table (45 minutes)' \

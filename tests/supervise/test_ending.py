@@ -202,6 +202,7 @@ def test_a_warning_after_the_exception_is_not_the_cause() -> None:
     chained = f"{trace}KeyError: 1\n\nDuring handling of the above:\n\n{trace}OSError: 2\n"
     assert last_error_line(chained) == "OSError: 2"
     assert last_error_line(f"gives up\n{warning}") == "gives up"
+    assert last_error_line("gives up\n/l/loop.py:224: You're resuming from ...\n") == "gives up"
 
 
 def test_what_a_rank_said_goes_before_the_agents_own_traceback() -> None:

@@ -22,7 +22,10 @@ _TRACEBACK = re.compile(
     re.M,
 )
 _NAMED_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b")
-_WARNING = re.compile(r"\S+:\d+: \w*Warning: |\[?[EWI]\d{4} .*\bWarning: |warnings\.warn\(")
+_WARNING = re.compile(
+    r"\S+\.py:\d+: |\S+:\d+: \w*Warning: |\[?[EWI]\d{4} .*\bWarning: |warnings\.warn\("
+)
+"""Lightning writes its own as ``file.py:224: You're resuming ...``."""
 _ROOT = "Root Cause (first observed failure)"
 
 
