@@ -77,13 +77,14 @@ def test_a_pointer_that_leads_astray(
 ) -> None:
     file = BetonFile(beton)
     rows = file.allocations.copy()
-    bad = int(np.flatnonzero(rows["sample_id"] == 17)[0])
+    bad = int(np.argmin(rows["ptr"]))  # whose it is depends on the writer's processes
+    sample = int(rows["sample_id"][bad])
     rows[field][bad] = rows[field][bad] + 1 if value is None else value
     with copy.open("r+b") as out:
         out.seek(file.table_at)
         out.write(rows.tobytes())
     text = refusal(copy)
-    assert "sample 17" in text
+    assert f"sample {sample} " in text
     assert said in text
 
 
