@@ -126,12 +126,7 @@ def test_everything_at_once_is_lost_and_can_be_resumed(runs: Runs) -> None:
     run = runs.training()
     runs.order(run, "checkpoint")
     saved = runs.until(run, lambda s: s.checkpoints).checkpoints[0]
-    processes = runs.processes(run)
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.kill()
-    runs.until_alone(run)
+    runs.kill_everything(run)
     # A dead process whose threads still end holds its locks a moment longer.
     lost = runs.until(run, lambda s: s.state is RunState.LOST)
     assert "nobody saw how it ended" in lost.detail

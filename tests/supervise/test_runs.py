@@ -218,12 +218,7 @@ def test_a_deleted_run_leaves_no_socket(runs: Runs) -> None:
     run = launch(runs.spec("sleep", "300"), deep)
     far = Path(os.readlink(run.socket_path))
     assert far.is_socket()
-    left = runs.processes(run)
-    for process in left:
-        process.suspend()
-    for process in left:
-        process.kill()
-    runs.until_alone(run)
+    runs.kill_everything(run)
     assert far.is_socket()
     runs.until(run, lambda s: s.state is RunState.LOST)
     delete(run)

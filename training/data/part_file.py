@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all. Standard library.
+"""Files that appear whole or not at all.
 
 A file grows under a temporary name beside its own. Its writer holds a lock on it, so that whoever
 writes that file next can tell what a killed writer left from what another one is still writing.
@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from ltui.training.rank.publish import fsync_folder
 
 _SUFFIX = ".part"
 
@@ -29,7 +31,7 @@ def part_file(path: Path) -> Iterator[Path]:
         yield part
         os.fsync(lock)
         os.replace(part, path)
-        _sync_folder(path.parent)
+        fsync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
         if lock >= 0:
@@ -69,12 +71,4 @@ def _create(part: Path) -> int:
         # Before it was locked, another writer may have taken it for abandoned.
         if part.exists():
             return descriptor
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
         os.close(descriptor)

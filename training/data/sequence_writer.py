@@ -28,6 +28,7 @@ from ltui.training.data.sequence_files import (
     data_header,
     index_header,
 )
+from ltui.training.rank.publish import fsync_folder
 
 _MOST_COLUMNS = 65535
 _MOST_SHARDS = 65535
@@ -105,7 +106,7 @@ class SequenceWriter:
         for suffix in (DATA_SUFFIX, INDEX_SUFFIX):
             for shard, target in zip(self._shards, targets, strict=True):
                 os.replace(shard.part(suffix), target.with_suffix(suffix))
-        _sync_folder(self.path.parent)
+        fsync_folder(self.path.parent)
         self._shards.clear()
 
     def _targets(self) -> list[Path]:
@@ -195,11 +196,3 @@ class _ShardWriter:
                 file.close()
         for suffix in (DATA_SUFFIX, INDEX_SUFFIX):
             self.part(suffix).unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

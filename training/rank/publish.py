@@ -60,7 +60,7 @@ def publish(temporary: Path, path: Path, ranks: int, **facts: Any) -> tuple[Path
             os.rename(part, own)
             beside[own.name] = {"sha256": digest, "size_bytes": bytes_}
         os.rename(temporary, final)
-        _fsync_folder(final.parent)
+        fsync_folder(final.parent)
         size = sum(size for _, size in files.values())
         manifest = {
             "version": MANIFEST_VERSION,
@@ -164,7 +164,7 @@ def write_whole(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.rename(temporary, path)
-    _fsync_folder(path.parent)
+    fsync_folder(path.parent)
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:
@@ -184,7 +184,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fsync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
+    """So that the names in it last. Raises ``OSError``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
