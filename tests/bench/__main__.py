@@ -26,7 +26,8 @@ def main(names: list[str]) -> int:
     found = sorted(path.stem for path in HERE.glob("bench_*.py"))
     chosen = [f for f in found if not names or f.removeprefix("bench_") in names]
     if not chosen:
-        console.print(f"no such benchmark; there are: {', '.join(found)}", markup=False)
+        names = [f.removeprefix("bench_") for f in found]
+        console.print(f"no such benchmark; there are: {', '.join(names)}", markup=False)
         return 2
     console.print(
         f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
