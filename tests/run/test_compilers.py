@@ -165,6 +165,15 @@ def test_a_compiling_rank_is_given_time_and_then_called_what_it_is(
     assert (verdict.kind, verdict.level) == ("compiling", "stalled")
 
 
+def test_who_compiles_without_a_processor_is_given_more_time() -> None:
+    busy = _compiling(load("data_spin"), cpu_share=0.14, switches=30)
+    starved = _compiling(load("data_spin"), cpu_share=0.14, switches=30, run_delay_share=0.8)
+    assert judged(busy, later_s=100.0).verdicts
+    assert judged(starved, later_s=100.0).verdicts == ()
+    (verdict,) = judged(starved, later_s=300.0).verdicts
+    assert (verdict.kind, verdict.level) == ("compiling", "slow")
+
+
 def test_where_all_ranks_compile_nobody_is_to_blame() -> None:
     evidence = _compiling(load("data_spin"), cpu_share=1.0, switches=30)
     of_rank = evidence.ranks[1]

@@ -28,8 +28,8 @@ _BUSY_CPU_S = 2.5
 _LEAST_CPU_SHARE = 0.05
 WARM_UP_S = 30.0
 """What computes or moves in a rank's first steps (allocating, connecting, reading an index)."""
-COMPILING_S = 60.0
-"""A rank that compiles while others wait."""
+_COMPILING_S, _COMPILING_STARVED_S = 60.0, 240.0
+"""A rank that compiles while others wait: with a processor, and mostly without one."""
 MOVING_S = 6.5
 """A rank that moves while others wait, in a training step."""
 SLOW_WRITE_S = 8.0
@@ -72,6 +72,11 @@ def busy_s(frozen_s: float, rank: RankFold | None, cpu_share: float | None) -> f
     ``frozen_s``."""
     share = 1.0 if cpu_share is None else max(cpu_share, _LEAST_CPU_SHARE)
     return max(moving_s(frozen_s, rank), BUSY_S, _BUSY_CPU_S / share)
+
+
+def compiling_s(starved: bool) -> float:
+    """Budget of a rank that compiles, whether or not others wait."""
+    return _COMPILING_STARVED_S if starved else _COMPILING_S
 
 
 def moving_s(frozen_s: float, rank: RankFold | None) -> float:

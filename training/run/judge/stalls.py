@@ -190,7 +190,7 @@ def _if_due(
             allowed_s, level = budgets.PROOF_S, "slow"
             reason = _straggles(reason)
     elif reason.motion == "compiling":
-        allowed_s = max(budgets.COMPILING_S, frozen_s)
+        allowed_s = max(budgets.compiling_s(_starved(m, culprits[0])), frozen_s)
         level = "slow" if age_s <= m.policy.slow_phase_s else "stalled"
     elif reason.motion == "busy":
         allowed_s = budgets.busy_s(frozen_s, folded, reason.cpu_share)
@@ -332,9 +332,10 @@ def _nobody_waits(m: Moment, slowest_s: float | None) -> list[Verdict] | None:
 
 def _some_compile(m: Moment, ranks: tuple[int, ...], reasons: dict[int, Reason]) -> list[Verdict]:
     """No rank waits for another, and some compile."""
-    if min(m.still[r] for r in ranks) <= budgets.COMPILING_S:
-        return []
     compiling = tuple(r for r in ranks if reasons[r].motion == "compiling")
+    starved = any(_starved(m, r) for r in compiling)
+    if min(m.still[r] for r in ranks) <= budgets.compiling_s(starved):
+        return []
     reason = reasons[compiling[0]]
     verdict = verdict_of(m, compiling, reason, (), None, level="slow")
     return [replace(verdict, culprits=(), waiting=compiling)]
