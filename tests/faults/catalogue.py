@@ -46,6 +46,12 @@ FAULTS: tuple[Fault, ...] = (
         expected=dead("training_step", "None"),
     ),
     Fault(
+        id="sys_exit",
+        title="SystemExit in one rank",
+        bound_s=1,
+        expected=dead(r"exit\w* (code|with|status)?.*4"),
+    ),
+    Fault(
         id="oom_rank",
         title="rank out of memory",
         needs=("cgroup",),
@@ -64,6 +70,23 @@ FAULTS: tuple[Fault, ...] = (
         id="data_sleep",
         title="stuck in the dataset",
         expected=one("dataset|__getitem__|data", line="data_sleep"),
+    ),
+    Fault(
+        id="data_socket",
+        title="a server that does not answer the dataset",
+        expected=one("dataset|__getitem__|data", line="data_socket"),
+    ),
+    Fault(
+        id="all_frozen",
+        title="all ranks stuck in the dataset",
+        expected=one("dataset|__getitem__|data", line="all_frozen", culprits=(0, 1, 2)),
+    ),
+    Fault(
+        id="single_frozen",
+        title="the only rank stuck in the dataset",
+        inject="all_frozen",
+        ranks=1,
+        expected=one("dataset|__getitem__|data", line="all_frozen", culprits=(0,)),
     ),
     Fault(id="data_gil", title="GIL held in C", expected=one("GIL", line="data_gil")),
     Fault(
@@ -140,6 +163,29 @@ FAULTS: tuple[Fault, ...] = (
         expected=one("training_step|forward", line="forward_sleep"),
     ),
     Fault(
+        id="polls_file",
+        title="waits for a file that never comes",
+        expected=one("training_step|forward", line="polls_file", levels=("stalled", "slow")),
+    ),
+    Fault(
+        id="child_program",
+        title="waits for a program that does not end",
+        expected=one("training_step|forward", "program|process", line="child_program"),
+    ),
+    Fault(
+        id="logger_sleep",
+        title="stuck after a batch on rank 0",
+        expected=one("batch", line="logger_sleep", culprits=(0,)),
+    ),
+    Fault(id="setup_sleep", title="stuck in setup", expected=one("setup", line="setup_sleep")),
+    Fault(
+        id="exit_stuck",
+        title="a rank that does not exit after training",
+        env={"ZOO_BATCHES": "40"},
+        expected=one("end|finish|exit", line="exit_stuck", levels=("stalled", "warning")),
+        bound_s=20,
+    ),
+    Fault(
         id="one_compute",
         title="endless computing in one rank",
         expected=one("busy|loop|CPU|comput|processor", line="one_compute"),
@@ -191,6 +237,16 @@ FAULTS: tuple[Fault, ...] = (
         id="unused_params",
         title="parameter unused on one rank",
         expected=one("unused|find_unused_parameters|no gradient", levels=GRAVE),
+    ),
+    Fault(
+        id="p2p_recv",
+        title="a receive that nobody sends to",
+        expected=one("recv", line="p2p_recv"),
+    ),
+    Fault(
+        id="group_order",
+        title="two groups in another order on one rank",
+        expected=one("group|order|match|differ", line="group_order", levels=GRAVE),
     ),
     Fault(
         id="call_sites",
@@ -254,6 +310,12 @@ FAULTS: tuple[Fault, ...] = (
         title="stuck in the validation's dataset",
         env={"ZOO_BATCHES": "20", "ZOO_VAL_BATCHES": "8", "ZOO_EPOCHS": "3"},
         expected=one("validation|val", line="data_sleep"),
+    ),
+    Fault(
+        id="val_end_sleep",
+        title="stuck at the end of the validation",
+        env={"ZOO_BATCHES": "20", "ZOO_VAL_BATCHES": "8", "ZOO_EPOCHS": "3"},
+        expected=one("validation|val", line="val_end_sleep"),
     ),
     Fault(
         id="stop_one",

@@ -167,6 +167,13 @@ QUIET: tuple[Quiet, ...] = (
         env={"ZOO_FIRST_STEP_S": "25"},
     ),
     Quiet(
+        id="prepares", title="rank 0 prepares data for 25 s", seconds=45, inject="prepares",
+    ),
+    Quiet(
+        id="exits_late", title="one rank exits 8 s after the others", seconds=60, ends=True,
+        inject="exits_late", env={"ZOO_BATCHES": "60"},
+    ),
+    Quiet(
         id="busy_first_step", title="one rank computes for 20 s in its first step", seconds=40,
         inject="warms_up",
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-from ltui.training.queue.records import Phase
+from ltui.training.queue.records import Outcome, Phase
 from ltui.training.run.evidence import Evidence, Frame, ProcessSight, RankEvidence, ThreadStack
 from ltui.training.run.fold import Fold, fold
 from ltui.training.run.health import Judgement, judge
 from ltui.training.run.judge.moment import HealthHistory
 from ltui.training.run.spec import StallPolicy
+from tests.run.recordings import judged, load
 from tests.run.records import SECOND, pulse, steps
 
 _OWN = Frame(file="/home/user/data.py", line=7, function="__getitem__")
@@ -87,3 +89,46 @@ def _with_a_wait() -> Evidence:
         taken_ns=base.taken_ns,
         ranks={0: inside, 1: frozen, 2: RankEvidence(rank=2, pid=102, alive=True)},
     )
+
+
+def _finished(process: ProcessSight, since_s: float) -> Judgement:
+    """All have finished, and rank 1 still has a process."""
+    over = Outcome.FINISHED
+    pulses = {r: pulse(r, Phase.ENDED, 1.0, batch=20, pid=100 + r, outcome=over) for r in (0, 2)}
+    pulses[1] = pulse(1, Phase.TEARDOWN, 1.0, batch=20, pid=101, outcome=Outcome.FINISHED)
+    evidence = _evidence((0, 1, 2))
+    gone = ProcessSight(pid=100)
+    ranks = {r: replace(e, process=gone, stacks=()) for r, e in evidence.ranks.items()}
+    ranks[1] = replace(evidence.ranks[1], process=process)
+    return judge(
+        round((1.0 + since_s) * SECOND), pulses, StallPolicy(), HealthHistory(),
+        evidence=replace(evidence, ranks=ranks), closer=True, now_s=1012.0,
+    )  # fmt: skip
+
+
+def test_a_rank_that_finished_and_does_not_exit_is_told_where_it_stands() -> None:
+    assert _finished(_frozen(101), 5.0).verdicts == ()
+    assert 1 in _finished(_frozen(101), 5.0).suspects
+    (verdict,) = _finished(_frozen(101), 15.0).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("not_exiting", "warning", (1,))
+    assert "rank 1 has finished and does not exit: it stands still" in verdict.cause
+    assert "data.py:7" in verdict.cause
+    (verdict,) = _finished(_frozen(101), 700.0).verdicts
+    assert verdict.level == "stalled"
+
+
+def test_a_rank_that_exports_what_was_trained_is_left_alone() -> None:
+    busy = replace(_frozen(101), cpu_share=0.9, switches=20)
+    assert _finished(busy, 300.0).verdicts == ()
+    assert _finished(ProcessSight(pid=101), 300.0).verdicts == ()
+
+
+def test_what_only_looks_around_for_minutes_in_one_step_is_a_stall() -> None:
+    evidence = load("data_sleep")
+    stuck = evidence.ranks[1]
+    polling = ProcessSight(pid=stuck.pid or 0, state="S", interval_s=2, cpu_share=0.0, switches=20)
+    evidence = replace(evidence, ranks={**evidence.ranks, 1: replace(stuck, process=polling)})
+    (slow,) = judged(evidence, later_s=8.0).verdicts
+    (stalled,) = judged(evidence, later_s=130.0).verdicts
+    assert (slow.level, slow.culprits) == ("slow", (1,))
+    assert (stalled.level, stalled.culprits) == ("stalled", (1,))

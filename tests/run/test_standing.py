@@ -47,6 +47,18 @@ def test_a_stalled_rank_that_dies_is_news() -> None:
     assert [what for what, _ in follow((0, [STALL]), (1, [dead]))] == ["new", "new", "over"]
 
 
+def test_a_verdict_that_becomes_graver_is_told_again_and_acted_on_from_then() -> None:
+    slow = replace(STALL, level="slow", cause="rank 1 is slow")
+    told = follow((0, [slow]), (120, [STALL]), (121, [slow]), (122, [STALL]), (123, []))
+    assert told == [("new", "rank 1 is slow"), ("new", "rank 1 stands"), ("over", "rank 1 stands")]
+    standing = Standing()
+    for at, verdict in ((0.0, slow), (120.0, STALL), (149.0, STALL)):
+        standing, _, _ = standing.follow([verdict], 1000 + at, at)
+    policy = StallPolicy(then="stop", then_after_s=30)
+    assert standing.to_act_on(policy, 149.0) is None
+    assert standing.to_act_on(policy, 150.0) == STALL
+
+
 def test_two_ranks_at_once_are_two_verdicts() -> None:
     other = replace(STALL, culprits=(3,), cause="rank 3 stands", began=102.0)
     told = follow((0, [STALL]), (1, [STALL, other]), (2, [other]))

@@ -37,7 +37,8 @@ class StallPolicy:
     floor_s: float = 4.0
     """A rank that moved less than this long ago is never called stalled."""
     cap_s: float = 120.0
-    """A training step is called stalled after this long whatever the history says."""
+    """A training step is called stalled after this long whatever the history says, unless steps
+    take more than half of it."""
     factor: float = 5.0
     """Budget of a training step: this many times the slowest recent one."""
     slow_phase_s: float = 600.0

@@ -39,8 +39,13 @@ class Stand:
 
     verdict: Verdict
     seen_s: float
-    """The monotonic second at which it was first seen."""
-    told: bool = False
+    """The monotonic second at which it was first seen, or became graver."""
+    told_as: str | None = None
+    """The gravest level that it was told of as."""
+
+    @property
+    def told(self) -> bool:
+        return self.told_as is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Standing:
         """The verdicts of this moment; those to tell of; those told of that are over.
 
         One is told of once it has stood for ``settle_s``: a rank is seen to be dead before it is
-        known of what. ``now_s`` is unix time, for ``ended``.
+        known of what; and again where it has become graver. ``now_s`` is unix time, for ``ended``.
         """
         before, stands, tell = list(self.stands), [], []
         for verdict in now:
@@ -64,10 +69,15 @@ class Standing:
             old = next((s for s in before if _same(s.verdict, verdict)), None)
             if old is not None:
                 before.remove(old)
-            stand = Stand(verdict, monotonic_s) if old is None else replace(old, verdict=verdict)
-            if not stand.told and monotonic_s - stand.seen_s >= settle_s:
+            if old is None or gravity(verdict.level) < gravity(old.verdict.level):
+                told_as = None if old is None else old.told_as
+                stand = Stand(verdict, monotonic_s, told_as)
+            else:
+                stand = replace(old, verdict=verdict)
+            news = stand.told_as is None or gravity(verdict.level) < gravity(stand.told_as)
+            if news and monotonic_s - stand.seen_s >= settle_s:
                 tell.append(verdict)
-                stand = replace(stand, told=True)
+                stand = replace(stand, told_as=verdict.level)
             stands.append(stand)
         over = [_ended(s.verdict, now_s) for s in before if s.told]
         return Standing(tuple(stands)), tell, over

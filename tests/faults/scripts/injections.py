@@ -13,7 +13,9 @@ import ctypes
 import math
 import os
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +61,13 @@ def stuck_sample(batch: int) -> None:
         if wants(name, rank):
             mark()
             time.sleep(_FOREVER_S)  # fault: data_sleep
+    if "all_frozen" in FAULTS:
+        mark()
+        time.sleep(_FOREVER_S)  # fault: all_frozen
+    if wants("data_socket"):
+        ours, _theirs = socket.socketpair()
+        mark()
+        ours.recv(1)  # fault: data_socket
     if wants("data_gil"):
         buffer = ctypes.create_string_buffer(1)
         mark()
@@ -110,6 +119,19 @@ def _fill_shared_memory() -> None:
 
 def _sleep_in_forward() -> None:
     time.sleep(_FOREVER_S)  # fault: forward_sleep
+
+
+def _poll_for_a_file() -> None:
+    while not (FOLDER / "never").exists():
+        time.sleep(0.1)  # fault: polls_file
+
+
+def _wait_for_a_program() -> None:
+    subprocess.run(["sleep", str(_FOREVER_S)], check=True)  # fault: child_program
+
+
+def _receive_what_nobody_sends() -> None:
+    dist.recv(torch.ones(4), src=0)  # fault: p2p_recv
 
 
 def _compute_for_ever() -> None:
@@ -184,6 +206,10 @@ STEP_FAULTS: dict[str, tuple[int, Callable[[], Any]]] = {
     "exit_clean": (1, lambda: os._exit(0)),
     "segv": (1, lambda: ctypes.string_at(0)),
     "memory_low": (1, _leak),
+    "sys_exit": (1, lambda: sys.exit(4)),
+    "polls_file": (1, _poll_for_a_file),
+    "child_program": (1, _wait_for_a_program),
+    "p2p_recv": (1, _receive_what_nobody_sends),
 }
 """name -> (rank, what it does there in the batch ``STEP``)."""
 
@@ -248,6 +274,11 @@ def _collectives() -> None:
         mark()
         size = 6 if rank_here() == 1 else 4
         dist.all_reduce(torch.ones(size))  # fault: mismatch_shape
+    if "group_order" in FAULTS:
+        groups = [dist.new_group(), dist.new_group()]
+        mark()
+        for group in groups if rank_here() != 1 else reversed(groups):
+            dist.all_reduce(tensor, group=group)  # fault: group_order
     if "call_sites" in FAULTS:
         mark()
         if rank_here() == 0:
@@ -270,6 +301,44 @@ def _crowd_a_core() -> None:
                 for _ in range(10000):
                     math.sqrt(2.0)
             os._exit(0)
+
+
+# In other places.
+
+
+def in_setup() -> None:
+    """Called in ``setup``, before the ranks have trained."""
+    if wants("setup_sleep"):
+        mark()
+        time.sleep(_FOREVER_S)  # fault: setup_sleep
+
+
+def in_prepare_data() -> None:
+    """Called on rank 0 alone, for which the others wait: a download."""
+    if "prepares" in FAULTS and rank_here() == 0:
+        write_for(25.0)
+
+
+def after_batch(batch_idx: int) -> None:
+    """Called when a batch has ended, where loggers send what they have."""
+    if batch_idx == STEP and wants("logger_sleep", 0):
+        mark()
+        time.sleep(_FOREVER_S)  # fault: logger_sleep
+
+
+def after_validation() -> None:
+    if wants("val_end_sleep"):
+        mark()
+        time.sleep(_FOREVER_S)  # fault: val_end_sleep
+
+
+def after_training() -> None:
+    """Called when ``fit`` has returned."""
+    if wants("exit_stuck"):
+        mark()
+        time.sleep(_FOREVER_S)  # fault: exit_stuck
+    if wants("exits_late"):
+        time.sleep(8.0)
 
 
 # While saving a checkpoint, on rank 0.

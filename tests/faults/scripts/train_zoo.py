@@ -110,6 +110,12 @@ class Data(L.LightningDataModule):
         self.batches = batches or int(os.environ.get("ZOO_BATCHES", "3000"))
         self.val_batches = val_batches or int(os.environ.get("ZOO_VAL_BATCHES", "0"))
 
+    def prepare_data(self) -> None:
+        injections.in_prepare_data()
+
+    def setup(self, stage: str) -> None:
+        injections.in_setup()
+
     def train_dataloader(self) -> DataLoader[Any]:
         batches = self.batches
         if FAULTS & {"uneven", "uneven_ckpt", "uneven_drift"}:
@@ -183,12 +189,14 @@ class Module(L.LightningModule):
         self.log("val_loss", loss, on_step="val_uneven" in FAULTS, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
+        injections.after_validation()
         time.sleep(float(os.environ.get("ZOO_VAL_END_S", "0")))
 
     def on_train_epoch_end(self) -> None:
         time.sleep(float(os.environ.get("ZOO_EPOCH_END_S", "0")))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        injections.after_batch(batch_idx)
         every = int(os.environ.get("ZOO_SAVE_EVERY", "0"))
         if every and batch_idx % every == every - 1:
             self.trainer.save_checkpoint(FOLDER / "zoo.ckpt")
@@ -231,6 +239,7 @@ def train() -> None:
         default_root_dir=str(FOLDER),
     )
     trainer.fit(Module(), datamodule=Data())
+    injections.after_training()
 
 
 if __name__ == "__main__":

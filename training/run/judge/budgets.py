@@ -36,11 +36,15 @@ SLOW_WRITE_S = 8.0
 """Ranks wait for one that moves through a checkpoint."""
 PROOF_S = 2.2
 """Ranks stand in collectives that can never match: so long, for the flight recorders to settle."""
+_LONG_STEPS = 2.0
+"""A policy's cap shorter than this many steps would accuse every one of them."""
+LEAVING_S = 12.0
+"""A rank that has finished, computes nothing and does not exit: so long at least."""
 _LOOK_S = 1.2
 LOOK_AGAIN_S = 0.9
 """A rank whose step before was already far too long is looked at so soon."""
 _LOOK_SHARE = 0.35
-_SLOW_LOOK_S = 3.5
+SLOW_LOOK_S = 3.5
 
 
 def budget_s(
@@ -53,7 +57,7 @@ def budget_s(
     assert pulse is not None
     assert rank is not None
     assert slowest_s is not None
-    budget = max(policy.floor_s, min(policy.cap_s, policy.factor * slowest_s))
+    budget = step_budget_s(policy, slowest_s)
     if pulse.batch <= 0:
         first_s = max(FIRST_BATCH_S, policy.factor * (rank.between_epochs_s or 0.0))
         return max(budget, min(first_s, slow_s))
@@ -92,7 +96,8 @@ def step_budget_s(policy: StallPolicy, slowest_s: float | None) -> float:
     """Of a step past the warm-up; the slow phases' where no step is known."""
     if slowest_s is None:
         return policy.slow_phase_s
-    return max(policy.floor_s, min(policy.cap_s, policy.factor * slowest_s))
+    most_s = max(policy.cap_s, _LONG_STEPS * slowest_s)
+    return max(policy.floor_s, min(most_s, policy.factor * slowest_s))
 
 
 def waited_for_s(
@@ -110,7 +115,7 @@ def look_s(
 ) -> float:
     """When to look closely, which takes two seconds."""
     if not in_steps(pulse, rank, slowest_s):
-        return _SLOW_LOOK_S
+        return SLOW_LOOK_S
     return max(_LOOK_S, min(_LOOK_SHARE * full_s, 12.0))
 
 

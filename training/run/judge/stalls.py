@@ -65,6 +65,8 @@ def suspects(m: Moment, slowest_s: float | None) -> frozenset[int]:
 def stalls(m: Moment, slowest_s: float | None, *, closer: bool) -> Stalls:
     """``closer``: a closer look will come, so the pulses need not decide alone."""
     alive = m.alive
+    if m.ended and not alive and not m.silent:
+        return _leaving(m)
     suspicious = suspects(m, slowest_s)
     if not suspicious:
         return Stalls()
@@ -201,7 +203,9 @@ def _if_due(
         elif _slow_before(m, culprits):
             allowed_s = budgets.PROOF_S
             reason = _straggles(reason)
-        level = "slow"
+        # What wakes up now and then may be slow, or look around for what never comes.
+        long_s = max(m.policy.cap_s, frozen_s)
+        level = "stalled" if phase in STEP_PHASES and age_s > long_s else "slow"
     if age_s <= allowed_s:
         return None
     return verdict_of(m, culprits, reason, waiting, found, level=level, budget_s=allowed_s)
@@ -378,6 +382,34 @@ def _all_slow(
 def _starved(m: Moment, rank: int) -> bool:
     process = m.close[rank].process
     return process is not None and process.starved
+
+
+# -- after training ------------------------------------------------------------------------------
+
+
+def _leaving(m: Moment) -> Stalls:
+    """No rank trains any more: those that have finished, stand still and do not exit. What computes
+    or writes may export or upload what was trained."""
+    leaving = frozenset(r for r in m.ended if m.still.get(r, 0.0) > budgets.SLOW_LOOK_S)
+    grouped: dict[str | None, list[int]] = {}
+    reasons: dict[int, Reason] = {}
+    for rank in sorted(leaving & m.close.keys()):
+        process = m.close[rank].process
+        if process is None or process.state in (None, "Z", "X"):
+            continue
+        reason = reasons[rank] = explain(m.close[rank], m.pulses.get(rank))
+        if reason.motion in ("frozen", "fault") and m.still[rank] > budgets.LEAVING_S:
+            grouped.setdefault(reason.place, []).append(rank)
+    verdicts = []
+    for ranks in grouped.values():
+        reason = reasons[ranks[0]]
+        have = verb(ranks, "has finished and does", "have finished and do")
+        text = f"{have} not exit: {verb(ranks, 'it', 'each')} {reason.text}"
+        told = replace(reason, kind="not_exiting", text=text)
+        long = min(m.still[r] for r in ranks) > m.policy.slow_phase_s
+        level = "stalled" if long else "warning"
+        verdicts.append(verdict_of(m, tuple(ranks), told, (), None, level=level))
+    return Stalls(verdicts=tuple(verdicts), suspects=leaving)
 
 
 # -- before training -----------------------------------------------------------------------------
