@@ -196,6 +196,20 @@ FAULTS: tuple[Fault, ...] = (
         expected=one("comput|forward", levels=_SLOW),
     ),
     Fault(
+        id="gpu_hot",
+        title="slow computing on one rank, whose GPU is too hot (stand-in driver)",
+        inject="compute_slow+gpu_hot",
+        needs=("driver",),
+        expected=one("comput|forward", "GPU 1", "thermal slowdown", levels=_SLOW),
+    ),
+    Fault(
+        id="gpu_shared",
+        title="slow computing on one rank, whose GPU another uses (stand-in driver)",
+        inject="compute_slow+gpu_shared",
+        needs=("driver",),
+        expected=one("comput|forward", "GPU 1", "another process", levels=_SLOW),
+    ),
+    Fault(
         id="all_compute",
         title="25 s of computing on all ranks",
         expected=one(

@@ -31,6 +31,7 @@ def step(
     loss: float = 1.0,
     step_s: float = math.nan,
     fetch_s: float = math.nan,
+    forward_s: float = math.nan,
 ) -> Record:
     row = np.full(len(StepField), math.nan)
     row[StepField.GLOBAL_STEP] = global_step
@@ -40,6 +41,7 @@ def step(
     row[StepField.LOSS] = loss
     row[StepField.STEP_S] = step_s
     row[StepField.FETCH_S] = fetch_s
+    row[StepField.FORWARD_S] = forward_s
     row[StepField.WALL_S] = 1000 + t_s
     row[StepField.STEPPED] = 1
     return Record(

@@ -163,3 +163,35 @@ def test_where_all_ranks_lack_a_processor_nobody_is_to_blame() -> None:
 def _unhurried(told: Judgement) -> HealthHistory:
     """As if it had been judged a moment ago."""
     return replace(told.history, judged_ns=None)
+
+
+def _gpu(kind: str, cause: str, *ranks: int, place: str = "GPU 1") -> Verdict:
+    return Verdict(kind=f"gpu_{kind}", level="warning", culprits=ranks, place=place, cause=cause)
+
+
+def test_a_straggler_in_computing_is_told_with_what_its_gpu_suffers_from() -> None:
+    hot = _gpu("thermal", "thermal slowdown since 9 s (93 °C)", 1)
+    full = _gpu("memory_full", "memory at 98 %", 1)
+    elsewhere = _gpu("thermal", "thermal slowdown since 9 s (93 °C)", 0, place="GPU 0")
+    both = _gpu("thermal", "GPUs 0, 1: thermal slowdown", 0, 1, place="GPUs 0, 1")
+    assert "its compute is slow" in _computing(()).cause
+    assert "GPU" not in _computing((full, elsewhere)).cause
+    told = _computing((full, hot))
+    assert "in forward: GPU 1: thermal slowdown since 9 s (93 °C)" in told.cause
+    assert "cooling" in (told.remedy or "")
+    assert _computing((both,)).cause.count("GPUs 0, 1") == 1
+
+
+def _computing(devices: tuple[Verdict, ...]) -> Verdict:
+    """The straggler of a run in which rank 1 computes three times as long as the others."""
+    state = Fold()
+    for rank in range(2):
+        rows = steps(60, 0.3, fetch_s=0.0, forward_s=0.28 if rank == 1 else 0.05)
+        state = fold(state, rank, rows)
+    last_s = _end_s(state)
+    pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in range(2)}
+    (verdict,) = judge(
+        round((last_s + 0.1) * SECOND), pulses, StallPolicy(), _straggling_since(last_s - 3),
+        fold=state, closer=False, devices=devices, now_s=1000 + last_s,
+    ).verdicts  # fmt: skip
+    return verdict

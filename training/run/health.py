@@ -9,7 +9,7 @@ budget anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ltui.training.queue.records import Phase, PulseState
@@ -73,6 +73,7 @@ def judge(
     oom_kills: int | None = None,
     evidence: Evidence | None = None,
     host: HostEvidence | None = None,
+    devices: Sequence[Verdict] = (),
     closer: bool = False,
     now_s: float | None = None,
 ) -> Judgement:
@@ -84,12 +85,12 @@ def judge(
     whose process is stopped: no budget need pass for them; ``held_workers`` the stopped DataLoader
     workers of ranks. ``silent``: ranks that have a process and no pulse, for how many seconds.
     ``oom_kills``: processes that the kernel killed for want of memory in the last moments.
-    ``host``: the machine as it is now. ``evidence`` is the last closer look; ``closer`` says that
-    there will be one for suspects.
+    ``host``: the machine as it is now; ``devices``: what is wrong with GPUs now. ``evidence``
+    is the last closer look; ``closer`` says that there will be one for suspects.
     """
     m = _moment(
         now_ns, pulses, policy, history, fold or Fold(), dead or {}, held or {},
-        held_workers or {}, silent or {}, evidence, now_s,
+        held_workers or {}, silent or {}, evidence, devices, now_s,
     )  # fmt: skip
     found: list[Verdict] = deaths(m, deaths_told or {}, oom_kills)
     stopped = _stopped(m)
@@ -142,6 +143,7 @@ def _moment(
     held_workers: Mapping[int, tuple[int, ...]],
     silent: Mapping[int, float],
     evidence: Evidence | None,
+    devices: Sequence[Verdict],
     now_s: float | None,
 ) -> Moment:
     if history.judged_ns is not None and now_ns - history.judged_ns > JUMP_S * 1e9:
@@ -174,6 +176,7 @@ def _moment(
         states=states,
         evidence=evidence,
         close=settled(evidence, pulses),
+        devices=devices,
     )
 
 

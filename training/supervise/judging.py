@@ -12,6 +12,7 @@ from typing import Any
 from ltui.training.run.fold import Fold
 from ltui.training.run.health import Judgement, judge
 from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.snapshot import Verdict
 from ltui.training.run.spec import StallPolicy
 from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.evidence_desk import EvidenceDesk
@@ -37,9 +38,11 @@ class JudgeSeat:
         *,
         told_to_end: bool,
         failures: Sequence[WorkerFailure] = (),
+        devices: Sequence[Verdict] = (),
     ) -> Judgement:
-        """``told_to_end``: ranks that die now, and had not before, died of nothing."""
-        told = self._evidence.judging(sight, failures=failures)
+        """``told_to_end``: ranks that die now, and had not before, died of nothing. ``devices``:
+        what is wrong with the run's GPUs."""
+        told = {**self._evidence.judging(sight, failures=failures), "devices": devices}
         try:
             judgement = self._judged(sight, fold, told)
         except Exception:

@@ -388,7 +388,13 @@ class Supervisor:
 
     def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         told_to_end = self._intents.ladder is not None
-        return self._seat.judge(sight, self._fold, told_to_end=told_to_end, failures=failures)
+        return self._seat.judge(
+            sight,
+            self._fold,
+            told_to_end=told_to_end,
+            failures=failures,
+            devices=self._machine.verdicts,
+        )
 
     def _live_state(self, now_s: float) -> RunState:
         state = self._state

@@ -7,6 +7,7 @@ from typing import Any
 
 from ltui.training.queue.records import Phase, PulseState
 from ltui.training.run.evidence import RankEvidence
+from ltui.training.run.judge.devices import broken
 from ltui.training.run.judge.explain import Reason, explain
 from ltui.training.run.judge.frames import has, spot
 from ltui.training.run.judge.fronts import (
@@ -250,6 +251,9 @@ def verdict_of(
     pulses = {r: p for r in (*culprits, *waiting) if (p := m.pulses.get(r)) is not None}
     place = _waited_for(found, waiting) or _stood_in(m, waiting)
     cause = f"{ranks_text(culprits)} {reason.text}{waiting_text(waiting, place)}"
+    gpu = broken(m.devices, culprits or waiting)
+    if gpu is not None:
+        cause = f"{cause}; {gpu.text}"
     evidence: dict[str, Any] = {
         "still_s": {str(r): round(m.still[r], 1) for r in pulses if r in m.still},
         "ranks": {str(r): where(p) for r, p in pulses.items()},
@@ -272,7 +276,7 @@ def verdict_of(
         waiting=waiting,
         place=reason.place,
         cause=cause,
-        remedy=reason.remedy,
+        remedy=reason.remedy if gpu is None else gpu.remedy,
         confidence=reason.confidence,
         began=began,
         evidence=evidence,

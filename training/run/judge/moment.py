@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,8 @@ class Moment:
     evidence: Evidence | None
     close: Mapping[int, RankEvidence]
     """Of ``evidence``: the ranks that have not moved since."""
+    devices: Sequence[Verdict] = ()
+    """What is wrong with GPUs now."""
 
     @property
     def alive(self) -> dict[int, PulseState]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ltui.training.run.evidence import Frame, RankEvidence
 from ltui.training.run.fold import Mark, RankFold
 from ltui.training.run.judge.budgets import WARM_UP_STEPS
+from ltui.training.run.judge.devices import slowed
 from ltui.training.run.judge.explain import STARVED_REMEDY, explain
 from ltui.training.run.judge.frames import spot
 from ltui.training.run.judge.moment import Moment, where
@@ -160,6 +161,8 @@ def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
     if close is not None and close.process is not None and close.process.starved:
         why, remedy = "other processes take its processor", STARVED_REMEDY
         why += motion_text(close.process)
+    elif found.part != "fetch data" and (gpu := slowed(m.devices, found.rank)) is not None:
+        why, remedy = gpu.text, gpu.remedy
     frame = _line(m, found, close)
     at = f" at {spot(frame)}" if frame is not None else ""
     pulse = m.pulses.get(found.rank)
