@@ -42,7 +42,7 @@ class Fault:
     via: str = "fork"
     """``fork`` (``ltui exec -- python zoo_engine.py``), ``torchrun``, ``preset``."""
     needs: tuple[str, ...] = ()
-    """``cgroup``, ``driver``, ``mount``, ``network``, ``shm``: what the machine must permit."""
+    """``cgroup``, ``mount``, ``network``, ``shm``: what the machine must permit."""
     bound_s: float = 10.0
     patience_s: float = 30.0
     """How long a right verdict is waited for."""

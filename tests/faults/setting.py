@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from ltui.training.gpu import stand_in
 from tests.faults.fault import Fault
 
 OOM_LIMIT_BYTES = 400 << 20
@@ -40,8 +39,6 @@ def refused(need: str) -> str | None:
             [*_PREFIX[need], "true"], capture_output=True, text=True, check=False, timeout=10
         )
         return None if done.returncode == 0 else f"{need}: {done.stderr.strip()}"
-    if need == "driver":
-        return None if stand_in.compiler() else "no C compiler for the stand-in driver"
     if need == "cgroup":
         try:
             with _cgroup(OOM_LIMIT_BYTES):
@@ -66,11 +63,6 @@ def setting(fault: Fault, folder: Path) -> Iterator[dict[str, str]]:
             environment["ZOO_CGROUP"] = str(stack.enter_context(_cgroup(limit)))
         if "mount" in fault.needs:
             environment["ZOO_MOUNT"] = str(stack.enter_context(_mount(folder, "disk")))
-        if "driver" in fault.needs:
-            script = folder / "gpus.txt"
-            stand_in.write_script(script, "gpus 2 h100\n")
-            library = stand_in.build(folder / "driver")
-            environment |= stand_in.environment(library.parent, script, {})
         yield environment
 
 

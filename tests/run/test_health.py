@@ -264,3 +264,33 @@ def test_any_moment_is_judged_consistently(
 
 
 FOLD = trained(6)
+
+
+def _apart(
+    now_s: float, step: int, batches: tuple[int, int], told_step: int, history: HealthHistory
+) -> Judgement:
+    """Rank 0 and rank 1 ended ``step`` at these batches of epoch 0; rank 1's pulse says
+    ``told_step``."""
+    state = Fold()
+    for rank, batch in enumerate(batches):
+        state = fold(state, rank, steps(1, 0.1, first=step, batch=batch, start_s=now_s))
+    pulses = [
+        pulse(0, Phase.FORWARD, now_s, batch=batches[0], global_step=step),
+        pulse(1, Phase.FORWARD, now_s, batch=batches[1], global_step=told_step),
+    ]
+    return at(now_s, pulses, state, history=history)
+
+
+def test_ranks_that_drift_apart_are_told_until_they_are_seen_together() -> None:
+    first = _apart(10, 100, (40, 42), 100, HealthHistory())
+    assert first.verdicts == ()
+    # For a moment no two ranks are at an equal step: that says nothing.
+    between = _apart(11, 110, (50, 53), 111, first.history)
+    told = _apart(12.5, 120, (60, 62), 120, between.history)
+    (verdict,) = told.verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("drift", "warning", (1,))
+    unseen = _apart(13, 130, (70, 73), 131, told.history)
+    assert [v.kind for v in unseen.verdicts] == ["drift"]
+    assert unseen.ended == ()
+    assert _apart(13.5, 140, (80, 80), 140, unseen.history).verdicts == ()
+    assert _apart(19, 140, (80, 83), 141, told.history).verdicts == ()

@@ -81,7 +81,9 @@ class FakeRank:
             phase=Phase.SETUP, global_step=self.step,
         )  # fmt: skip
         hello = {"rank": self.rank, "world_size": options.ranks, "pid": os.getpid(),
-                 "start_ticks": ticks, "host": "here", "device": "cpu"}  # fmt: skip
+                 "start_ticks": ticks}  # fmt: skip
+        gpu = {"device": f"cuda:{self.rank}"}
+        hello |= gpu if options.gpus else {"host": "here", "device": "cpu"}
         self.label(Kind.HELLO, hello)
         plan = {"max_steps": options.steps, "max_epochs": 1, "batches_per_epoch": options.steps}
         self.label(Kind.PLAN, plan)
@@ -113,7 +115,9 @@ class FakeRank:
         while self.step < self.options.steps:
             self.wait_at_the_gate()
             self.pulse.set(phase=Phase.FORWARD, batch=self.step)
-            time.sleep(self.options.pause)
+            began = time.monotonic()
+            time.sleep(self.options.pause + (self.options.slow if self.is_slow() else 0.0))
+            forward_s = time.monotonic() - began
             self.pulse.set(phase=Phase.BACKWARD)
             self.lockstep.meet(self.step + 1)
             self.step += 1
@@ -123,7 +127,8 @@ class FakeRank:
             row[StepField.BATCH] = self.step - 1
             row[StepField.SAMPLES] = 8
             row[StepField.LOSS] = loss_of(self.weights)
-            row[StepField.STEP_S] = self.options.pause
+            row[StepField.STEP_S] = time.monotonic() - began
+            row[StepField.FORWARD_S] = forward_s
             row[StepField.WALL_S] = time.time()
             row[StepField.STEPPED] = 1.0
             self.ring.put_row(row, Kind.STEP)
@@ -138,6 +143,9 @@ class FakeRank:
         self.pulse.set(phase=Phase.ENDED, outcome=Outcome.FINISHED)
         # The process group is left together, as real ranks leave theirs.
         self.lockstep.meet(1, Lockstep.LEFT)
+
+    def is_slow(self) -> bool:
+        return self.rank == self.options.slow_rank
 
     def wait_at_the_gate(self) -> None:
         if self.options.gate and self.step == self.options.gate_at:
@@ -230,6 +238,9 @@ def main() -> None:
     parser.add_argument("--gate-at", type=int, default=0)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
+    parser.add_argument("--slow-rank", type=int, default=-1)
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds more of its every step")
+    parser.add_argument("--gpus", action="store_true", help="say that each rank has one")
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--size", type=int, default=0)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.gpu import stand_in
-from ltui.training.run.snapshot import RunState
+from ltui.training.run.snapshot import RunSnapshot, RunState, Verdict
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
 from ltui.training.supervise.client import ControlClient
@@ -80,6 +80,26 @@ def test_gpus_findings_and_xids(runs: Runs, steer: Callable[[str], None]) -> Non
         history = store.gpu_history(0, 60.0)
         assert len(history.times) > 1
         assert set(history.power_w) == {540.0}
+
+
+def test_a_straggler_is_told_with_what_its_gpu_suffers_from(
+    runs: Runs, steer: Callable[[str], None]
+) -> None:
+    steer("gpus 2 h100\nset 1 throttle 0x40 temp 93\n")
+    run = runs.training("--gpus", "--slow-rank", "1", "--slow", "0.2")
+    shown = runs.until(run, lambda s: any("GPU 1: thermal" in v.cause for v in straggling(s)))
+    (straggler,) = straggling(shown)
+    assert straggler.culprits == (1,)
+    assert "it spends the time in forward" in straggler.cause
+    assert "cooling" in (straggler.remedy or "")
+    steer("gpus 2 h100\nprocess 1 1 2e9\n")
+    runs.until(run, lambda s: any("GPU 1: used by another" in v.cause for v in straggling(s)))
+    runs.order(run, "stop")
+    runs.ended(run)
+
+
+def straggling(snapshot: RunSnapshot) -> list[Verdict]:
+    return [v for v in snapshot.verdicts if v.kind == "straggler" and v.ended is None]
 
 
 def test_a_hung_driver_holds_nobody_up(runs: Runs, steer: Callable[[str], None]) -> None:

@@ -109,6 +109,7 @@ class Witness:
             "earlier_main": first,
             "collectives": collectives,
             "last_enqueued": enqueued,
+            "groups": self._recorder.groups(),
             "missing": missing,
         }
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

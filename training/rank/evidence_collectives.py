@@ -93,6 +93,15 @@ class Recorder:
             return {}
         return {group or "0": _number(both[0]) for group, both in self._status().items()}
 
+    def groups(self) -> dict[str, list[int]]:
+        """Process group -> its ranks, of the groups that this one belongs to."""
+        distributed = sys.modules.get("torch.distributed")
+        try:
+            world = distributed.distributed_c10d._world  # type: ignore[union-attr]
+            return {world.pg_names[g]: sorted(of) for g, of in world.pg_group_ranks.items()}
+        except (AttributeError, KeyError, RuntimeError):  # another version's tables
+            return {}
+
     def entries(self) -> list[dict[str, Any]]:
         """The last collectives as plain values, oldest first; with call sites where torch can
         tell them cheaply."""

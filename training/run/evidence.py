@@ -145,6 +145,8 @@ class RankEvidence:
     workers: tuple[WorkerEvidence, ...] = ()
     last_enqueued: Mapping[str, int] = field(default_factory=dict)
     """Process group -> sequence number."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Process group -> its ranks, of the groups that the rank belongs to."""
     collectives: tuple[Collective, ...] = ()
     """The last ones, oldest first."""
     exception: Mapping[str, Any] | None = None

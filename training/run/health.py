@@ -272,8 +272,10 @@ def _add_straggler(
     return since_ns, frozenset((slow.rank,))
 
 
-def _add_warnings(m: Moment, found: list[Verdict], host: HostEvidence | None) -> int | None:
-    """Add the early warnings; since when ranks drift."""
+def _add_warnings(
+    m: Moment, found: list[Verdict], host: HostEvidence | None
+) -> tuple[int, int] | None:
+    """Add the early warnings; what ``_add_drift`` gives."""
     if (bad := early.bad_loss(m.fold)) is not None:
         found.append(bad)
     if host is not None and m.alive:
@@ -284,15 +286,23 @@ def _add_warnings(m: Moment, found: list[Verdict], host: HostEvidence | None) ->
         apart = early.diverging(dict(m.evidence.ranks))
         if apart is not None and not any(v.kind == "mismatch" for v in found):
             found.append(apart)
+    return _add_drift(m, found)
+
+
+def _add_drift(m: Moment, found: list[Verdict]) -> tuple[int, int] | None:
+    """Since when ranks drift, and when they were last seen to; ns."""
     drifting = early.drifting(m)
+    known = m.history.drift_ns
+    told = any(v.kind in ("uneven", "finished_early") for v in found)
+    if drifting is None and known is not None and m.now_ns - known[1] < early.DRIFT_KEPT_S * 1e9:
+        found += [v for v in m.history.active.values() if v.kind == "drift" and not told]
+        return known
     if not drifting:
         return None
-    since_ns = m.history.drift_since_ns or m.now_ns
-    if m.now_ns - since_ns > early.DRIFT_S * 1e9 and not any(
-        v.kind in ("uneven", "finished_early") for v in found
-    ):
+    since_ns = known[0] if known is not None else m.now_ns
+    if m.now_ns - since_ns > early.DRIFT_S * 1e9 and not told:
         found.append(early.drift(m, drifting))
-    return since_ns
+    return since_ns, m.now_ns
 
 
 def _begun(verdict: Verdict, history: HealthHistory, now_s: float | None) -> Verdict:
@@ -304,7 +314,10 @@ def _begun(verdict: Verdict, history: HealthHistory, now_s: float | None) -> Ver
 
 
 def _remember(
-    m: Moment, active: dict[str, Verdict], drift_ns: int | None, straggling_ns: int | None
+    m: Moment,
+    active: dict[str, Verdict],
+    drift_ns: tuple[int, int] | None,
+    straggling_ns: int | None,
 ) -> HealthHistory:
     """What the phases took, and how far evaluations went."""
     longest = dict(m.history.longest_s)
@@ -327,6 +340,6 @@ def _remember(
         places=places,
         longest_s=longest,
         evaluated=evaluated,
-        drift_since_ns=drift_ns,
+        drift_ns=drift_ns,
         straggling_since_ns=straggling_ns,
     )

@@ -261,6 +261,7 @@ class _Round:
             earlier_stacks=_earlier_main(answer),
             workers=self._look_at_workers(workers[target.rank], known, sights),
             last_enqueued=_last_enqueued(answer, witness),
+            groups={str(g): tuple(of) for g, of in (answer.get("groups") or {}).items()},
             collectives=entries,
             exception=target.exception,
             unacknowledged_bytes=sockets[0] if sockets else None,

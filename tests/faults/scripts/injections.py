@@ -214,20 +214,6 @@ STEP_FAULTS: dict[str, tuple[int, Callable[[], Any]]] = {
 """name -> (rank, what it does there in the batch ``STEP``)."""
 
 
-GPU_FAULTS = {
-    "gpu_hot": "set 1 throttle 0x40 temp 93 sm_clock 890\n",
-    "gpu_shared": "process 1 1 2e9\n",
-}
-"""name -> what a stand-in driver is to say of the second GPU, which this rank uses."""
-
-
-def _steer_gpus(reading: str) -> None:
-    script = Path(os.environ["LTUI_NVML_SCRIPT"])
-    made = script.with_suffix(".new")
-    made.write_text(f"gpus 2 h100\nprocess 1 {os.getpid()} 1e9\n{reading}")
-    made.replace(script)
-
-
 def in_step(module: Any, batch_idx: int) -> None:
     """Called at the beginning of every training batch."""
     if wants("warms_up") and batch_idx == 0:
@@ -241,9 +227,6 @@ def in_step(module: Any, batch_idx: int) -> None:
     if wants("compiles") and batch_idx in (STEP, STEP + 2):
         (_compile_by_torch if batch_idx == STEP else _compile_by_numba)()
     if wants("compute_slow"):
-        for name, reading in GPU_FAULTS.items():
-            if name in FAULTS and batch_idx == STEP:
-                _steer_gpus(reading)
         mark()
         until = time.monotonic() + 0.4
         while time.monotonic() < until:

@@ -14,6 +14,8 @@ BAD_LOSSES = 3
 """Batches in a row without a finite loss before it is reported (one may be a skipped batch)."""
 DRIFT_S = 2.0
 """Ranks pass an epoch's end one after another; a drift lasts."""
+DRIFT_KEPT_S = 5.0
+"""A drift stands for so long while no two ranks are seen at an equal step."""
 _SCARCE_SHARE = 0.05
 _SCARCE_BYTES = 256 << 20
 
@@ -43,8 +45,9 @@ def bad_loss(fold: Fold) -> Verdict | None:
     )
 
 
-def drifting(m: Moment) -> tuple[int, ...]:
-    """Ranks that are in another epoch, or at another batch, than the lead at an equal step."""
+def drifting(m: Moment) -> tuple[int, ...] | None:
+    """Ranks that are in another epoch, or at another batch, than the lead at an equal step; None
+    where no two ranks are at an equal step now."""
     told = {
         r: (p.epoch, f.batch)
         for r, p in m.alive.items()
@@ -55,13 +58,14 @@ def drifting(m: Moment) -> tuple[int, ...]:
         folded = m.fold.ranks[rank]
         if folded.global_step is not None and folded.global_step == m.alive[rank].global_step:
             steps.setdefault(folded.global_step, []).append(rank)
-    for ranks in steps.values():
+    together = [ranks for ranks in steps.values() if len(ranks) > 1]
+    for ranks in together:
         places = {(m.fold.ranks[r].epoch, m.fold.ranks[r].batch) for r in ranks}
         if len(places) > 1:
             first = m.fold.ranks[min(ranks)]
             lead = (first.epoch, first.batch)
             return tuple(r for r in ranks if (m.fold.ranks[r].epoch, m.fold.ranks[r].batch) != lead)
-    return ()
+    return () if together else None
 
 
 def drift(m: Moment, ranks: tuple[int, ...]) -> Verdict:

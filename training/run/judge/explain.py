@@ -23,6 +23,7 @@ from ltui.training.run.judge.frames import (
     has,
     in_loader,
     innermost,
+    message_in,
     same_place,
     spot,
     user_frame,
@@ -277,7 +278,11 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
     what = "dataset code " if data and own else ""
     at = f" {what}at {spot(line)}" if line else ""
     doing = pulse.phase.label if pulse else "an unknown phase"
-    if motion == "frozen":
+    message = message_in(stack)
+    if message is not None and motion != "busy":
+        ends = "sends" if "recv" in message else "receives"
+        text = f"waits in {message}{at} for a rank that {ends}{motion_text(process)}"
+    elif motion == "frozen":
         text = f"stands still in {doing}{at}{motion_text(process)}"
     elif motion == "busy":
         text = f"computes in {doing}{at}: a busy loop or a very slow line{motion_text(process)}"

@@ -19,6 +19,9 @@ _COLLECTIVES = frozenset(
     all_gather_object broadcast_object_list reduce reduce_scatter reduce_scatter_tensor gather
     scatter all_to_all all_to_all_single gather_object scatter_object_list""".split()  # noqa: SIM905
 )
+_MESSAGES = frozenset(
+    "recv send recv_object_list send_object_list batch_isend_irecv".split()  # noqa: SIM905
+)
 _RENDEZVOUS = frozenset(
     """init_process_group rendezvous _new_process_group_helper _store_based_barrier next_rendezvous
     _create_c10d_store _env_rendezvous_handler setup_distributed _init_dist_connection
@@ -63,11 +66,18 @@ def _outside_fit(stack: ThreadStack, frame: Frame) -> bool:
 
 def collective_in(stack: ThreadStack | None) -> str | None:
     """The collective that the thread is in, by its frames."""
+    return _call_in(stack, _COLLECTIVES)
+
+
+def message_in(stack: ThreadStack | None) -> str | None:
+    """The call that sends to or receives from one other rank, which the thread is in."""
+    return _call_in(stack, _MESSAGES)
+
+
+def _call_in(stack: ThreadStack | None, names: frozenset[str]) -> str | None:
     for frame in stack.frames if stack else ():
-        if frame.file.endswith("distributed_c10d.py") and frame.function in _COLLECTIVES:
+        if frame.file.endswith("distributed_c10d.py") and frame.function in names:
             return frame.function
-    if has(stack, "_engine_run_backward"):
-        return None
     return None
 
 

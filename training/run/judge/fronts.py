@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ltui.training.run.evidence import Collective, Frame, Front, RankEvidence
 from ltui.training.run.judge.frames import call_site, collective_in, in_backward, user_frame
@@ -38,10 +38,15 @@ class Split:
     """Ranks that did not come to it."""
     unknown: tuple[int, ...]
     """Ranks of which nothing is known."""
+    elsewhere: tuple[int, ...] = ()
+    """Ranks that wait in a collective of another group, which the absent hold up in the end."""
+    crossed: bool = False
+    """Every absent rank waits in a collective of another group itself."""
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        return tuple(r for r, entry in sorted(self.at.items()) if not entry.retired)
+        here = (r for r, entry in self.at.items() if not entry.retired)
+        return tuple(sorted({*here, *self.elsewhere}))
 
     @property
     def differs(self) -> bool:
@@ -71,25 +76,44 @@ def fronts(close: Mapping[int, RankEvidence]) -> tuple[Front, ...]:
 
 
 def split(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
-    """The default group's, else the first other group's in which somebody waits; None where nobody
-    waits or nothing is recorded."""
+    """Where the trouble begins; None where nobody waits or nothing is recorded.
+
+    Of several groups in which somebody waits, the one whose collective can't match, else one whose
+    absent ranks are not themselves waiting in another group: those that are wait for the same ranks
+    in the end. Where all absent ranks wait elsewhere, the groups are used in different orders.
+    """
     groups = sorted({g for r in ranks if r in close for g in close[r].last_enqueued})
-    for group in groups:
-        if (found := _split_of(group, close, ranks)) is not None and found.waiting:
-            return found
-    return None
+    found = [s for g in groups if (s := _split_of(g, close, ranks)) is not None and s.waiting]
+    waiting = {r for s in found for r in s.waiting}
+    free = [s for s in found if not {*s.absent} <= waiting]
+    for first in ([s for s in found if s.differs], free, [s for s in found if not s.absent]):
+        if first:
+            chosen = first[0]
+            absent = tuple(r for r in chosen.absent if r not in waiting)
+            held_up = waiting - {*chosen.at} if absent else set()
+            return replace(chosen, absent=absent, elsewhere=tuple(sorted(held_up)))
+    # A rank that waits in two groups can't be; the most that wait in one are taken for right.
+    most = max(found, key=lambda s: len(s.waiting), default=None)
+    return replace(most, crossed=True) if most is not None else None
+
+
+def pending_of(of_rank: RankEvidence) -> Collective | None:
+    """The collective that the rank waits in, of whatever group."""
+    return next((e for e in of_rank.collectives if not e.retired and not e.p2p), None)
 
 
 def _split_of(group: str, close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
     first: dict[int, int] = {}
     known: dict[int, dict[int, Collective]] = {}
     counted: dict[int, int] = {}
+    members = {r for other in close.values() for r in other.groups.get(group, ())}
     for rank in ranks & close.keys():
         of_rank = close[rank]
         last = of_rank.last_enqueued.get(group)
         if last is None:
-            if group != "0" or of_rank.joined is not False:
-                continue  # no member, or nothing is known of it
+            member = rank in members or (group == "0" and of_rank.joined is False)
+            if not member:
+                continue  # or nothing is known of it
             last = 0
         entries = {e.seq: e for e in of_rank.collectives if e.group == group and not e.p2p}
         if last and not entries:

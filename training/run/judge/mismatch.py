@@ -14,6 +14,7 @@ from ltui.training.run.judge.fronts import (
     Split,
     divergence,
     odd_ones,
+    pending_of,
     site_of,
     stands_in,
 )
@@ -219,6 +220,34 @@ def _odd(m: Moment, found: Split) -> Verdict:
         frame=line,
         remedy="Every rank must call the same collectives in the same order; look at that line.",
         confidence=0.85 if recorded and len(odd) < len(found.at) else 0.5,
+        facts={"frame": f"{line.file}:{line.line} {line.function}"} if line else {},
+    )
+    return verdict_of(m, odd, reason, _others(found, odd), found)
+
+
+def crossed(m: Moment, found: Split) -> Verdict:
+    """Ranks wait in collectives of different groups, each for the others."""
+    few = len(found.absent) < len(found.waiting)
+    odd = found.absent if few else tuple(sorted({*found.absent, *found.waiting}))
+    told, line = [], None
+    for rank in sorted({*found.absent, *found.waiting}):
+        entry = pending_of(m.close[rank])
+        if entry is None:
+            continue
+        site = site_of(entry, m.close[rank])
+        line = site if rank == odd[0] else line
+        at = f" at {spot(site)}" if site else ""
+        told.append(f"rank {rank} {collective_text(entry)} of group {entry.group}{at}")
+    who = "" if few else " (which of them is wrong can't be told)"
+    reason = Reason(
+        kind="mismatch",
+        text=f"{verb(odd, 'waits', 'wait')} in another process group's collective than the others"
+        f" ({'; '.join(told[:4])}): groups are used in different orders{who}",
+        motion="fault",
+        place=_label(m, odd, spot(line)),
+        frame=line,
+        remedy="Every rank must use its process groups in the same order; look at those lines.",
+        confidence=0.8 if few else 0.5,
         facts={"frame": f"{line.file}:{line.line} {line.function}"} if line else {},
     )
     return verdict_of(m, odd, reason, _others(found, odd), found)

@@ -41,7 +41,8 @@ class HealthHistory:
     """rank -> (phase, since when in ns) at the last call."""
     longest_s: Mapping[Phase, float] = field(default_factory=dict)
     """The longest that any rank stood in a phase and went on."""
-    drift_since_ns: int | None = None
+    drift_ns: tuple[int, int] | None = None
+    """Since when ranks drift, and when they were last seen to."""
     straggling_since_ns: int | None = None
     evaluated: Mapping[int, int] = field(default_factory=dict)
     """rank -> batches of the last validation that it was seen at."""

@@ -20,6 +20,7 @@ from ltui.training.run.judge.frames import in_rendezvous
 from ltui.training.run.judge.fronts import Split, split, split_by_stacks, stands_in
 from ltui.training.run.judge.mismatch import (
     batches_done,
+    crossed,
     mismatch,
     uneven_left,
     uneven_verdict,
@@ -148,6 +149,8 @@ def _absent(
         age_s = min(m.still.get(r, 0.0) for r in (*ranks, *waiting))
         if left is not None:
             return [uneven_verdict(m, *left, found)] if age_s > budgets.PROOF_S else []
+        if found.crossed:
+            return [crossed(m, found)] if age_s > budgets.PROOF_S else []
     grouped: dict[tuple[str, str | None, str], list[int]] = {}
     reasons: dict[int, Reason] = {}
     for rank in ranks:
