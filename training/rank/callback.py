@@ -32,7 +32,12 @@ from ltui.training.rank.stopped import RunStopped
 from ltui.training.rank.telemetry import Telemetry
 from ltui.training.rank.worker_words import own_words
 
-_MARKS = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
+_MARKS = (
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
 _MESSAGE_LIMIT = 4000
 _TRACEBACK_LIMIT = 16000
 
@@ -74,7 +79,8 @@ class RankHooks:
         self._patched = False
         self._exact: ExactState | None = None
         self._part = 0
-        self._stepped = False
+        self._batch_ended = False
+        """Without telemetry: whether a training batch has just ended."""
         self._batch_ends_later = False
         self._end_saved = False
         self._ended: BaseException | None = None
@@ -94,6 +100,7 @@ class RankHooks:
             return
         for name in _MARKS:
             vars(self).pop(name, None)
+        self._batch_ended = telemetry.stepped
         with contextlib.suppress(Exception):  # nothing is left to tell it with
             telemetry.off(error)
 
@@ -234,7 +241,7 @@ class RankHooks:
             self.telemetry.forget_metrics()
             self.telemetry.restart_clock()
             # On the object, so that Lightning calls them without a detour.
-            for name in _MARKS:
+            for name in _MARKS if self._batch_ends_later else _MARKS[:-1]:
                 setattr(self, name, getattr(self.telemetry, name))
 
     @guarded
@@ -244,21 +251,14 @@ class RankHooks:
             telemetry.attach(trainer)
             telemetry.restart_clock()
 
-    # Every batch: no decorator, few look-ups. The hooks in _MARKS are the telemetry's own.
+    # Every batch: no decorator, few look-ups. The hooks in _MARKS are mostly the telemetry's own.
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        telemetry = self.telemetry
-        stepped = True
-        if telemetry is not None:
-            try:
-                telemetry.batch_ended(trainer, outputs, batch, batch_idx)
-                stepped = telemetry.stepped
-                self._part = 0
-            except Exception as error:  # noqa: BLE001
-                self.telemetry_failed(error)
-        self._stepped = stepped
+        if self.telemetry is not None:
+            self.telemetry.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._batch_ended = self.telemetry is None
         if not self._batch_ends_later:
             self._training_boundary(trainer)
 
@@ -266,9 +266,14 @@ class RankHooks:
         """After all that a batch is made of: the module's own ``on_train_batch_end`` runs after the
         callbacks', and so does what a ModelCheckpoint saves by steps."""
         steering, telemetry = self.steering, self.telemetry
-        if steering is None or not self._stepped:
+        # An evaluation's batches come by here too, and end no step.
+        if telemetry is not None:
+            ended, telemetry.stepped = telemetry.stepped, False
+        else:
+            ended, self._batch_ended = self._batch_ended, False
+        if steering is None or not ended:
             return
-        self._stepped = False
+        self._part = 0
         try:
             step = trainer.global_step if telemetry is None else telemetry.global_step
             if steering.boundary(trainer, Place.TRAINING, self._fit, step) and telemetry:

@@ -96,7 +96,8 @@ class Telemetry:
             row.fields[field] = _NAN
         self.global_step = 0
         self.stepped = False
-        """Whether the optimizer stepped in the batch that just ended."""
+        """Whether the optimizer stepped in the batch that just ended; taken back by who acts on
+        it."""
         self._epoch = 0
         self._look_due = self._memory_due = 0
         self._wall_offset_s = 0.0
@@ -230,54 +231,60 @@ class Telemetry:
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
-    def batch_ended(self, trainer: Any, outputs: Any, batch: Any, batch_index: int) -> None:
-        """The end of a batch: its row, and now and then a look at what is rarer.
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_index: int
+    ) -> None:
+        """The batch's row, and now and then a look at what is rarer.
 
         A field that did not change still stands in the row.
         """
-        now = _clock()
-        spent = self._spent
-        spent[self._doing] += now - self._since
-        if now >= self._look_due:
-            self._look(trainer, now)
-        pulse, mark, row = self._pulse, self._mark, self._row
-        step = self._steps.completed
-        self.stepped = step != self.global_step
-        if self.stepped:
-            self.global_step = pulse.global_step = mark[3] = step
-        row[0] = step  # by StepField
-        row[2] = batch_index
-        listed = type(batch) is self._list_type and len(batch) > 0
-        first = batch[0] if listed else batch
-        if type(first) is self._tensor_type:
-            shape = first.shape
-            row[3] = shape[0] if shape else 1
-        else:
-            row[3] = self._samples_of(batch)
-        loss = _NAN
-        if type(outputs) is dict and "loss" in outputs:
-            factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
-            if self._on_cuda:
-                self._send_loss(outputs["loss"], factor)
+        try:
+            now = _clock()
+            spent = self._spent
+            spent[self._doing] += now - self._since
+            if now >= self._look_due:
+                self._look(trainer, now)
+            pulse, mark, row = self._pulse, self._mark, self._row
+            step = self._steps.completed
+            self.stepped = step != self.global_step
+            if self.stepped:
+                self.global_step = pulse.global_step = mark[3] = step
+            row[0] = step  # by StepField
+            row[2] = batch_index
+            listed = type(batch) is self._list_type and len(batch) > 0
+            first = batch[0] if listed else batch
+            if type(first) is self._tensor_type:
+                shape = first.shape
+                row[3] = shape[0] if shape else 1
             else:
-                loss = outputs["loss"].item() * factor
-                if loss - loss != 0.0:
-                    self._note_loss(loss)
-        row[4] = loss
-        row[6] = (now - self._step_began) * 1e-9
-        row[7] = spent[4] * 1e-9  # by Phase: fetch, forward, backward, optimizer, transfer
-        row[8] = spent[6] * 1e-9
-        row[9] = spent[7] * 1e-9
-        row[10] = spent[8] * 1e-9
-        row[15] = spent[5] * 1e-9
-        row[13] = now * 1e-9 + self._wall_offset_s
-        row[14] = self.stepped
-        self._publish(now)
-        spent[:] = _NO_TIME
-        self._since = self._step_began = now
-        self._next_batch = batch_index + 1
-        mark[1] = now
-        mark[0] = self._doing = pulse.current_phase = _BATCH_END
+                row[3] = self._samples_of(batch)
+            loss = _NAN
+            if type(outputs) is dict and "loss" in outputs:
+                factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
+                if self._on_cuda:
+                    self._send_loss(outputs["loss"], factor)
+                else:
+                    loss = outputs["loss"].item() * factor
+                    if loss - loss != 0.0:
+                        self._note_loss(loss)
+            row[4] = loss
+            row[6] = (now - self._step_began) * 1e-9
+            row[7] = spent[4] * 1e-9  # by Phase: fetch, forward, backward, optimizer, transfer
+            row[8] = spent[6] * 1e-9
+            row[9] = spent[7] * 1e-9
+            row[10] = spent[8] * 1e-9
+            row[15] = spent[5] * 1e-9
+            row[13] = now * 1e-9 + self._wall_offset_s
+            row[14] = self.stepped
+            self._publish(now)
+            spent[:] = _NO_TIME
+            self._since = self._step_began = now
+            self._next_batch = batch_index + 1
+            mark[1] = now
+            mark[0] = self._doing = pulse.current_phase = _BATCH_END
+        except Exception as error:  # noqa: BLE001
+            self.stepped = True  # for all that is known
+            self._failed(error)
 
     def _samples_of(self, batch: Any) -> float:
         """``samples_of``; remembers a plain structure so that the next batch need not be
