@@ -167,7 +167,7 @@ QUIET: tuple[Quiet, ...] = (
         env={"ZOO_FIRST_STEP_S": "25"},
     ),
     Quiet(
-        id="prepares", title="rank 0 prepares data for 25 s", seconds=45, inject="prepares",
+        id="prepares", title="rank 0 prepares data for 40 s", seconds=60, inject="prepares",
     ),
     Quiet(
         id="exits_late", title="one rank exits 8 s after the others", seconds=60, ends=True,

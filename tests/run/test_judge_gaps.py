@@ -132,3 +132,27 @@ def test_what_only_looks_around_for_minutes_in_one_step_is_a_stall() -> None:
     (stalled,) = judged(evidence, later_s=130.0).verdicts
     assert (slow.level, slow.culprits) == ("slow", (1,))
     assert (stalled.level, stalled.culprits) == ("stalled", (1,))
+
+
+def _sets_up(*inner: str) -> Evidence:
+    """Rank 1 computes without a pause before training, within these functions; others wait."""
+    evidence = load("data_spin")
+    ranks = {r: replace(e, phase=Phase.SETUP.label) for r, e in evidence.ranks.items()}
+    frames = tuple(replace(_OWN, function=name) for name in inner)
+    stack = ThreadStack(name="MainThread", main=True, frames=frames)
+    ranks[1] = replace(ranks[1], stacks=(stack,), earlier_stacks=(stack,))
+    return replace(evidence, ranks=ranks)
+
+
+def test_who_indexes_before_training_is_slow_at_first() -> None:
+    evidence = _sets_up("index", "setup")
+    assert judged(evidence, later_s=1.0).verdicts == ()  # 29 s in all
+    levels = [judged(evidence, later_s=s).verdicts[0].level for s in (40.0, 700.0)]
+    assert levels == ["slow", "stalled"]
+
+
+def test_who_prepares_data_alone_is_waited_for_by_design() -> None:
+    evidence = _sets_up("tokenise", "prepare_data")
+    assert judged(evidence, later_s=300.0).verdicts == ()
+    (verdict,) = judged(evidence, later_s=700.0).verdicts
+    assert (verdict.level, verdict.culprits) == ("stalled", (1,))

@@ -316,7 +316,7 @@ def in_setup() -> None:
 def in_prepare_data() -> None:
     """Called on rank 0 alone, for which the others wait: a download."""
     if "prepares" in FAULTS and rank_here() == 0:
-        write_for(25.0)
+        write_for(40.0)
 
 
 def after_batch(batch_idx: int) -> None:

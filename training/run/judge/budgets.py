@@ -27,7 +27,8 @@ _BUSY_CPU_S = 2.5
 """And so much of a processor's time: on a crowded machine that takes longer."""
 _LEAST_CPU_SHARE = 0.05
 WARM_UP_S = 30.0
-"""What computes or moves in a rank's first steps (allocating, connecting, reading an index)."""
+"""What computes or moves while others wait, in a rank's first steps (allocating, connecting), in
+setup, validation or at an epoch's end (reading an index, scoring)."""
 _COMPILING_S, _COMPILING_STARVED_S = 60.0, 240.0
 """A rank that compiles while others wait: with a processor, and mostly without one."""
 MOVING_S = 6.5
@@ -71,11 +72,11 @@ def in_steps(pulse: PulseState | None, rank: RankFold | None, slowest_s: float |
     return warmed_up(rank)
 
 
-def busy_s(frozen_s: float, rank: RankFold | None, cpu_share: float | None) -> float:
-    """Budget of a rank that computes on one line while others wait, whose frozen rank would have
-    ``frozen_s``."""
+def busy_s(frozen_s: float, cpu_share: float | None) -> float:
+    """Budget of a rank that computes on one line of a step while others wait, whose frozen rank
+    would have ``frozen_s``."""
     share = 1.0 if cpu_share is None else max(cpu_share, _LEAST_CPU_SHARE)
-    return max(moving_s(frozen_s, rank), BUSY_S, _BUSY_CPU_S / share)
+    return max(moving_s(frozen_s), BUSY_S, _BUSY_CPU_S / share)
 
 
 def compiling_s(starved: bool) -> float:
@@ -83,9 +84,9 @@ def compiling_s(starved: bool) -> float:
     return _COMPILING_STARVED_S if starved else _COMPILING_S
 
 
-def moving_s(frozen_s: float, rank: RankFold | None) -> float:
+def moving_s(frozen_s: float, least_s: float = MOVING_S) -> float:
     """Budget of a rank that moves while others wait."""
-    return max(MOVING_S if warmed_up(rank) else WARM_UP_S, 1.5 * frozen_s)
+    return max(least_s, 1.5 * frozen_s)
 
 
 def warmed_up(rank: RankFold | None) -> bool:

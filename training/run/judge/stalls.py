@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ltui.training.queue.records import Phase
 from ltui.training.run.judge import budgets
 from ltui.training.run.judge.explain import STARVED_REMEDY, Reason, explain
-from ltui.training.run.judge.frames import in_rendezvous
+from ltui.training.run.judge.frames import has, in_rendezvous
 from ltui.training.run.judge.fronts import Split, split, split_by_stacks, stands_in
 from ltui.training.run.judge.mismatch import (
     batches_done,
@@ -197,18 +197,21 @@ def _if_due(
     elif reason.motion == "compiling":
         allowed_s = max(budgets.compiling_s(_starved(m, culprits[0])), frozen_s)
         level = "slow" if age_s <= m.policy.slow_phase_s else "stalled"
+    elif phase not in STEP_PHASES or not budgets.warmed_up(folded):
+        # Some indexing, scoring or writing, of which nobody knows how long it takes.
+        prepares = has(m.close[culprits[0]].main_stack, "prepare_data")
+        least_s = m.policy.slow_phase_s if prepares else budgets.WARM_UP_S
+        allowed_s = budgets.moving_s(frozen_s, least_s)
+        level = "slow" if age_s <= m.policy.slow_phase_s else "stalled"
     elif reason.motion == "busy":
-        allowed_s = budgets.busy_s(frozen_s, folded, reason.cpu_share)
+        allowed_s = budgets.busy_s(frozen_s, reason.cpu_share)
     else:
-        allowed_s = budgets.moving_s(frozen_s, folded)
-        if phase not in STEP_PHASES:
-            allowed_s = max(allowed_s, 30.0)
-        elif _slow_before(m, culprits):
+        allowed_s = budgets.moving_s(frozen_s)
+        if _slow_before(m, culprits):
             allowed_s = budgets.PROOF_S
             reason = _straggles(reason)
         # What wakes up now and then may be slow, or look around for what never comes.
-        long_s = max(m.policy.cap_s, frozen_s)
-        level = "stalled" if phase in STEP_PHASES and age_s > long_s else "slow"
+        level = "slow" if age_s <= max(m.policy.cap_s, frozen_s) else "stalled"
     if age_s <= allowed_s:
         return None
     return verdict_of(m, culprits, reason, waiting, found, level=level, budget_s=allowed_s)
