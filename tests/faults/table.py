@@ -49,7 +49,7 @@ def line(row: Row) -> str:
         )
         texts += [f"    falsely: {said[:300]}" for said in o.wrong]
         texts += [f"    error: {o.error}"] if o.error else []
-        if o.cause_s is None:
+        if o.cause_s is None or not o.held:
             texts += [f"    said: {_said(v, row.fault)}" for v in o.last] or ["    said nothing"]
     return f"{row.fault.id:16} " + "\n".join(texts)
 
