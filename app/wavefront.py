@@ -200,7 +200,8 @@ def _absent(group: _Group, rank: int, seq: int, alarm: bool) -> FrontCell:
     if seq > last:
         if rank in group.silent:
             return FrontCell(text=f"{SILENT} #{last}", tone=Tone.BAD)
-        text = f"{NOT_THERE} (last #{last})" if alarm else "not yet"
+        came = f"last #{last}" if last else "none yet"
+        text = f"{NOT_THERE} ({came})" if alarm else "not yet"
         return FrontCell(text=text, tone=Tone.BAD if alarm else Tone.DIM)
     return FrontCell(text="passed, not kept", tone=Tone.DIM)
 

@@ -15,6 +15,7 @@ from ltui.training.run.evidence import (
 )
 from ltui.training.run.fold import Fold, fold
 from ltui.training.run.health import judge
+from ltui.training.run.judge.fronts import fronts
 from ltui.training.run.judge.moment import HealthHistory
 from ltui.training.run.snapshot import Verdict
 from ltui.training.run.spec import StallPolicy
@@ -93,3 +94,11 @@ def test_a_chain_of_groups_leads_to_the_rank_that_does_not_wait() -> None:
 def test_a_group_that_is_no_affair_of_a_rank_does_not_miss_it() -> None:
     verdict = _said({"1": (0, 1)}, "1", "1", None)
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("transport", (), (0, 1))
+
+
+def test_who_has_never_used_a_group_that_others_wait_in_stands_beside_them() -> None:
+    every = {"0": (0, 1, 2), "1": (0, 1, 2), "2": (0, 2)}
+    close = {r: _rank(r, every, g) for r, g in enumerate(("1", None, "1"))}
+    seen = {(f.rank, f.group): f.last_enqueued for f in fronts(close)}
+    assert {r: seen[r, "1"] for r in range(3)} == {0: 1, 1: 0, 2: 1}
+    assert (0, "2") not in seen

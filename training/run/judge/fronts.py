@@ -55,10 +55,12 @@ class Split:
 
 
 def fronts(close: Mapping[int, RankEvidence]) -> tuple[Front, ...]:
-    """One a rank and group, for people."""
+    """One a rank and group, for people: of groups that the rank uses, or should have come to."""
+    waited = {e.group for of in close.values() if (e := pending_of(of)) is not None}
     found = []
     for rank, of_rank in sorted(close.items()):
-        for group, last in sorted(of_rank.last_enqueued.items()):
+        of_groups = {**dict.fromkeys(waited & of_rank.groups.keys(), 0), **of_rank.last_enqueued}
+        for group, last in sorted(of_groups.items()):
             entries = [e for e in of_rank.collectives if e.group == group and not e.p2p]
             pending = next((e for e in entries if not e.retired), None)
             done = max((e.seq for e in entries if e.retired), default=None)
