@@ -27,6 +27,7 @@ _FIELDS = {
         ("sigkill", "data_gil"),
         ("worker_stop", "rank0_barrier"),
         ("two_faults", "nan"),
+        ("group_order", "child_program"),
         ("exc_one_rank",),
     ],
     ids="+".join,
