@@ -160,7 +160,7 @@ def _front(group: _Group, culprits: set[int], alarm: bool) -> FrontShape:
 def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[int | None]:
     """The rows; None stands for rows left out."""
     known = {seq for own in group.entries.values() for seq in own}
-    known |= {f.last_enqueued for f in group.fronts.values() if f.last_enqueued is not None}
+    known |= {f.last_enqueued for f in group.fronts.values() if f.last_enqueued}
     if not known:
         return []
     centre = pending if pending is not None else max(known)

@@ -23,6 +23,7 @@ from ltui.app.translate_diagnosis import Context, diagnosis_shape, evidence_text
 from ltui.app.words import state_sentence
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.evidence import Diagnosis, Evidence, Frame, RankEvidence
+from ltui.training.run.judge.fronts import fronts
 from ltui.training.run.snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.store.home import RunDir
 from ltui.widgets.shapes import DiagnosisShape, Tone
@@ -264,6 +265,22 @@ def test_two_ranks_that_differ_are_both_marked() -> None:
     )
     (front,) = shape_of(made).fronts
     assert [cell.differs for cell in front.rows[0].cells] == [True, True]
+
+
+def test_a_rank_that_never_used_a_group_is_not_there_and_nothing_came_before() -> None:
+    wait = replace(collective(1, retired=False), group="tp")
+    ranks = {
+        0: RankEvidence(rank=0, last_enqueued={"tp": 1}, collectives=(wait,)),
+        1: RankEvidence(rank=1, groups={"tp": (0, 1)}),
+    }
+    made = replace(
+        stalled(2), wavefront=fronts(ranks),
+        evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks),
+    )  # fmt: skip
+    (front,) = shape_of(made).fronts
+    (row,) = front.rows
+    assert row.number == "#1"
+    assert "not there (none yet)" in [cell.text for cell in row.cells]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])

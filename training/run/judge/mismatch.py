@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ltui.training.queue.records import Phase, PulseState
@@ -229,7 +230,8 @@ def crossed(m: Moment, found: Split) -> Verdict:
     """Ranks wait in collectives of different groups, each for the others."""
     few = len(found.absent) < len(found.waiting)
     odd = found.absent if few else tuple(sorted({*found.absent, *found.waiting}))
-    told, line = [], None
+    alike: dict[str, list[int]] = {}
+    line = None
     for rank in sorted({*found.absent, *found.waiting}):
         entry = pending_of(m.close[rank])
         if entry is None:
@@ -237,7 +239,9 @@ def crossed(m: Moment, found: Split) -> Verdict:
         site = site_of(entry, m.close[rank])
         line = site if rank == odd[0] else line
         at = f" at {spot(site)}" if site else ""
-        told.append(f"rank {rank} {collective_text(entry)} of group {entry.group}{at}")
+        text = f"{collective_text(entry)} of group {entry.group}{at}"
+        alike.setdefault(text, []).append(rank)
+    told = [f"{ranks_text(ranks)} {text}" for text, ranks in alike.items()]
     who = "" if few else " (which of them is wrong can't be told)"
     reason = Reason(
         kind="mismatch",
@@ -250,7 +254,9 @@ def crossed(m: Moment, found: Split) -> Verdict:
         confidence=0.8 if few else 0.5,
         facts={"frame": f"{line.file}:{line.line} {line.function}"} if line else {},
     )
-    return verdict_of(m, odd, reason, _others(found, odd), found)
+    others = _others(found, odd)
+    verdict = verdict_of(m, odd, reason, others, found)
+    return replace(verdict, cause=f"{ranks_text(odd)} {reason.text}")
 
 
 def _others(found: Split, ranks: tuple[int, ...]) -> tuple[int, ...]:
