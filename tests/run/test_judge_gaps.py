@@ -6,7 +6,14 @@ import itertools
 from dataclasses import replace
 
 from ltui.training.queue.records import Outcome, Phase
-from ltui.training.run.evidence import Evidence, Frame, ProcessSight, RankEvidence, ThreadStack
+from ltui.training.run.evidence import (
+    Evidence,
+    Frame,
+    ProcessSight,
+    RankEvidence,
+    ThreadStack,
+    WorkerEvidence,
+)
 from ltui.training.run.fold import Fold, fold
 from ltui.training.run.health import Judgement, judge
 from ltui.training.run.judge.moment import HealthHistory
@@ -91,7 +98,9 @@ def _with_a_wait() -> Evidence:
     )
 
 
-def _finished(process: ProcessSight, since_s: float) -> Judgement:
+def _finished(
+    process: ProcessSight, since_s: float, workers: tuple[WorkerEvidence, ...] = ()
+) -> Judgement:
     """All have finished, and rank 1 still has a process."""
     over = Outcome.FINISHED
     pulses = {r: pulse(r, Phase.ENDED, 1.0, batch=20, pid=100 + r, outcome=over) for r in (0, 2)}
@@ -99,7 +108,7 @@ def _finished(process: ProcessSight, since_s: float) -> Judgement:
     evidence = _evidence((0, 1, 2))
     gone = ProcessSight(pid=100)
     ranks = {r: replace(e, process=gone, stacks=()) for r, e in evidence.ranks.items()}
-    ranks[1] = replace(evidence.ranks[1], process=process)
+    ranks[1] = replace(evidence.ranks[1], process=process, workers=workers)
     return judge(
         round((1.0 + since_s) * SECOND), pulses, StallPolicy(), HealthHistory(),
         evidence=replace(evidence, ranks=ranks), closer=True, now_s=1012.0,
@@ -121,6 +130,10 @@ def test_a_rank_that_exports_what_was_trained_is_left_alone() -> None:
     busy = replace(_frozen(101), cpu_share=0.9, switches=20)
     assert _finished(busy, 300.0).verdicts == ()
     assert _finished(ProcessSight(pid=101), 300.0).verdicts == ()
+    uploads = WorkerEvidence(process=replace(busy, pid=102), loader=False)
+    assert _finished(_frozen(101), 300.0, (uploads,)).verdicts == ()
+    idle = replace(uploads, process=_frozen(102))
+    assert _finished(_frozen(101), 300.0, (idle,)).verdicts
 
 
 def test_what_only_looks_around_for_minutes_in_one_step_is_a_stall() -> None:

@@ -395,13 +395,15 @@ def _starved(m: Moment, rank: int) -> bool:
 
 def _leaving(m: Moment) -> Stalls:
     """No rank trains any more: those that have finished, stand still and do not exit. What computes
-    or writes may export or upload what was trained."""
+    or writes, itself or by a child, may export or upload what was trained."""
     leaving = frozenset(r for r in m.ended if m.still.get(r, 0.0) > budgets.SLOW_LOOK_S)
     grouped: dict[str | None, list[int]] = {}
     reasons: dict[int, Reason] = {}
     for rank in sorted(leaving & m.close.keys()):
         process = m.close[rank].process
         if process is None or process.state in (None, "Z", "X"):
+            continue
+        if any(w.process.frozen is False for w in m.close[rank].workers if not w.gone):
             continue
         reason = reasons[rank] = explain(m.close[rank], m.pulses.get(rank))
         if reason.motion in ("frozen", "fault") and m.still[rank] > budgets.LEAVING_S:
