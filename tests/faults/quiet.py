@@ -170,6 +170,10 @@ QUIET: tuple[Quiet, ...] = (
         id="prepares", title="rank 0 prepares data for 40 s", seconds=60, inject="prepares",
     ),
     Quiet(
+        id="uploads", title="rank 0 waits for a program of 15 s at each epoch's end", seconds=50,
+        inject="uploads", env={"ZOO_BATCHES": "60", "ZOO_EPOCHS": "999"},
+    ),
+    Quiet(
         id="exits_late", title="one rank exits 8 s after the others", seconds=60, ends=True,
         inject="exits_late", env={"ZOO_BATCHES": "60"},
     ),

@@ -169,3 +169,20 @@ def test_who_prepares_data_alone_is_waited_for_by_design() -> None:
     assert judged(evidence, later_s=300.0).verdicts == ()
     (verdict,) = judged(evidence, later_s=700.0).verdicts
     assert (verdict.level, verdict.culprits) == ("stalled", (1,))
+
+
+def test_a_rank_that_waits_for_a_program_that_works_is_not_frozen() -> None:
+    wait = Frame(file="/usr/lib/python3.11/subprocess.py", line=1264, function="wait")
+    evidence = _sets_up("upload", "on_train_epoch_end")
+    (own,) = evidence.ranks[1].stacks
+    stack = replace(own, frames=(wait, *own.frames))
+    program = replace(_frozen(102), name="aws", switches=40)
+    for child, kind in ((program, "slow_rank"), (replace(program, switches=0), "frozen")):
+        rank = replace(
+            evidence.ranks[1], stacks=(stack,), earlier_stacks=(stack,), process=_frozen(101),
+            workers=(WorkerEvidence(process=child, loader=False),),
+        )  # fmt: skip
+        made = replace(evidence, ranks={**evidence.ranks, 1: rank})
+        (verdict,) = judged(made, later_s=5.0).verdicts
+        assert (verdict.kind, verdict.culprits) == (kind, (1,))
+        assert ("for process 102 (aws), which works" in verdict.cause) == (kind == "slow_rank")

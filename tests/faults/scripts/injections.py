@@ -332,6 +332,13 @@ def after_validation() -> None:
         time.sleep(_FOREVER_S)  # fault: val_end_sleep
 
 
+def after_epoch() -> None:
+    """Called at an epoch's end: rank 0 has a program upload something, for which it waits."""
+    if "uploads" in FAULTS and rank_here() == 0:
+        work = "import time\nuntil = time.time() + 15\nwhile time.time() < until: sum(range(9999))"
+        subprocess.run([sys.executable, "-c", work], check=True)
+
+
 def after_training() -> None:
     """Called when ``fit`` has returned."""
     if wants("exit_stuck"):

@@ -193,6 +193,7 @@ class Module(L.LightningModule):
         time.sleep(float(os.environ.get("ZOO_VAL_END_S", "0")))
 
     def on_train_epoch_end(self) -> None:
+        injections.after_epoch()
         time.sleep(float(os.environ.get("ZOO_EPOCH_END_S", "0")))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

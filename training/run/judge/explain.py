@@ -27,6 +27,7 @@ from ltui.training.run.judge.frames import (
     same_place,
     spot,
     user_frame,
+    waits_for_child,
 )
 from ltui.training.run.judge.words import motion_text
 
@@ -279,7 +280,16 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
     at = f" {what}at {spot(line)}" if line else ""
     doing = pulse.phase.label if pulse else "an unknown phase"
     message = message_in(stack)
-    if message is not None and motion != "busy":
+    child = _working_child(of_rank) if motion == "frozen" else None
+    if child is not None:
+        motion, process = "moving", child.process
+        who = (
+            f"{child.process.pid} ({child.process.name})"
+            if child.process.name
+            else str(child.process.pid)
+        )
+        text = f"waits in {doing} for process {who}, which works{at}{motion_text(child.process)}"
+    elif message is not None and motion != "busy":
         ends = "sends" if "recv" in message else "receives"
         text = f"waits in {message}{at} for a rank that {ends}{motion_text(process)}"
     elif motion == "frozen":
@@ -301,6 +311,13 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         confidence=0.9 if own else 0.7,
         facts=_facts(line) | {"moving": motion == "moving"},
     )
+
+
+def _working_child(of_rank: RankEvidence) -> WorkerEvidence | None:
+    """What a rank that waits for a process of its own waits for, where that works."""
+    if not waits_for_child(of_rank.main_stack):
+        return None
+    return next((w for w in of_rank.workers if not w.gone and w.process.frozen is False), None)
 
 
 def _line_remedy(motion: str, process: ProcessSight | None) -> str | None:

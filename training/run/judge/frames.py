@@ -27,6 +27,8 @@ _RENDEZVOUS = frozenset(
     _create_c10d_store _env_rendezvous_handler setup_distributed _init_dist_connection
     new_group""".split()  # noqa: SIM905
 )
+_CHILD_FILES = frozenset({"subprocess.py", "popen_fork.py"})
+_CHILD_WAITS = frozenset({"wait", "_wait", "communicate", "_communicate", "poll"})
 _LOADER_WAIT = frozenset({"_try_get_data", "_get_data"})
 """Of torch's ``dataloader.py``: the rank waits for a worker."""
 
@@ -97,6 +99,14 @@ def in_loader(stack: ThreadStack | None) -> bool:
     """Whether the rank is in its DataLoader's iterator with workers."""
     return stack is not None and any(
         f.file.endswith("utils/data/dataloader.py") and f.function in _LOADER_WAIT
+        for f in stack.frames
+    )
+
+
+def waits_for_child(stack: ThreadStack | None) -> bool:
+    """Whether the thread waits for a process that it has started to end or to speak."""
+    return stack is not None and any(
+        f.file.rpartition("/")[2] in _CHILD_FILES and f.function in _CHILD_WAITS
         for f in stack.frames
     )
 
