@@ -283,12 +283,9 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
     child = _working_child(of_rank) if motion == "frozen" else None
     if child is not None:
         motion, process = "moving", child.process
-        who = (
-            f"{child.process.pid} ({child.process.name})"
-            if child.process.name
-            else str(child.process.pid)
-        )
-        text = f"waits in {doing} for process {who}, which works{at}{motion_text(child.process)}"
+        name = f" ({process.name})" if process.name else ""
+        text = f"waits in {doing} for process {process.pid}{name}, which works{at}"
+        text += motion_text(process)
     elif message is not None and motion != "busy":
         ends = "sends" if "recv" in message else "receives"
         text = f"waits in {message}{at} for a rank that {ends}{motion_text(process)}"
