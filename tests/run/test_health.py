@@ -224,7 +224,8 @@ def test_budgets_adapt_to_steps_and_phases() -> None:
     assert budget_s(training, slow, POLICY, 4.0) == 20.0
     assert budget_s(training, slow, POLICY, 40.0) == POLICY.cap_s
     # A model whose steps take minutes is healthy.
-    assert budget_s(training, slow, POLICY, 400.0) == 800.0
+    assert budget_s(training, slow, POLICY, 150.0) == 300.0
+    assert budget_s(training, slow, POLICY, 4000.0) == POLICY.slow_phase_s
     assert budget_s(pulse(0, Phase.FETCH, batch=0), quick, POLICY, 0.1) == 30.0
     assert budget_s(pulse(0, Phase.SETUP), quick, POLICY, 0.1) == POLICY.slow_phase_s
     assert budget_s(training, None, POLICY, 0.1) == POLICY.slow_phase_s

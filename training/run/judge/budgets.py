@@ -38,7 +38,8 @@ SLOW_WRITE_S = 8.0
 PROOF_S = 2.2
 """Ranks stand in collectives that can never match: so long, for the flight recorders to settle."""
 _LONG_STEPS = 2.0
-"""A policy's cap shorter than this many steps would accuse every one of them."""
+"""A policy's cap shorter than this many steps would accuse every one of them. One step that was a
+stall must not hide the next: the slow phases' budget is the most."""
 LEAVING_S = 12.0
 """A rank that has finished, computes nothing and does not exit: so long at least."""
 _LOOK_S = 1.2
@@ -97,7 +98,7 @@ def step_budget_s(policy: StallPolicy, slowest_s: float | None) -> float:
     """Of a step past the warm-up; the slow phases' where no step is known."""
     if slowest_s is None:
         return policy.slow_phase_s
-    most_s = max(policy.cap_s, _LONG_STEPS * slowest_s)
+    most_s = max(policy.cap_s, min(_LONG_STEPS * slowest_s, policy.slow_phase_s))
     return max(policy.floor_s, min(most_s, policy.factor * slowest_s))
 
 
