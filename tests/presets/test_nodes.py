@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,7 @@ def test_each_node_trains_and_shows_its_own_ranks(tmp_path: Path) -> None:
         assert len(accuracies) == 1
 
 
+@pytest.mark.skipif(os.environ.get("LTUI_PRESETS") != "all", reason="make presets runs it")
 @pytest.mark.timeout(400)
 def test_a_stop_on_one_node_ends_both(tmp_path: Path) -> None:
     with two_nodes(tmp_path, epochs=2000) as nodes:
