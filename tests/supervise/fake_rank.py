@@ -82,8 +82,9 @@ class FakeRank:
         )  # fmt: skip
         hello = {"rank": self.rank, "world_size": options.ranks, "pid": os.getpid(),
                  "start_ticks": ticks}  # fmt: skip
-        gpu = {"device": f"cuda:{self.rank}"}
-        hello |= gpu if options.gpus else {"host": "here", "device": "cpu"}
+        hello |= (
+            {"device": f"cuda:{self.rank}"} if options.gpus else {"host": "here", "device": "cpu"}
+        )
         self.label(Kind.HELLO, hello)
         plan = {"max_steps": options.steps, "max_epochs": 1, "batches_per_epoch": options.steps}
         self.label(Kind.PLAN, plan)
@@ -116,7 +117,8 @@ class FakeRank:
             self.wait_at_the_gate()
             self.pulse.set(phase=Phase.FORWARD, batch=self.step)
             began = time.monotonic()
-            time.sleep(self.options.pause + (self.options.slow if self.is_slow() else 0.0))
+            slow = self.rank == self.options.slow_rank
+            time.sleep(self.options.pause + (self.options.slow if slow else 0.0))
             forward_s = time.monotonic() - began
             self.pulse.set(phase=Phase.BACKWARD)
             self.lockstep.meet(self.step + 1)
@@ -143,9 +145,6 @@ class FakeRank:
         self.pulse.set(phase=Phase.ENDED, outcome=Outcome.FINISHED)
         # The process group is left together, as real ranks leave theirs.
         self.lockstep.meet(1, Lockstep.LEFT)
-
-    def is_slow(self) -> bool:
-        return self.rank == self.options.slow_rank
 
     def wait_at_the_gate(self) -> None:
         if self.options.gate and self.step == self.options.gate_at:

@@ -241,7 +241,7 @@ class RankHooks:
             self.telemetry.forget_metrics()
             self.telemetry.restart_clock()
             # On the object, so that Lightning calls them without a detour.
-            for name in _MARKS if self._batch_ends_later else _MARKS[:-1]:
+            for name in _MARKS:
                 setattr(self, name, getattr(self.telemetry, name))
 
     @guarded
@@ -251,14 +251,13 @@ class RankHooks:
             telemetry.attach(trainer)
             telemetry.restart_clock()
 
-    # Every batch: no decorator, few look-ups. The hooks in _MARKS are mostly the telemetry's own.
+    # Every batch: no decorator, few look-ups. The hooks in _MARKS are the telemetry's own.
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.telemetry is not None:
-            self.telemetry.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        self._batch_ended = self.telemetry is None
+        """Without telemetry; its own hook stands in the place of this one."""
+        self._batch_ended = True
         if not self._batch_ends_later:
             self._training_boundary(trainer)
 

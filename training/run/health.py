@@ -109,7 +109,8 @@ def judge(
         _mark(m, found, looked.waiting, dead=bool(found and found[0].level == "dead"))
         since_ns, straggles = _add_straggler(m, found, closer=closer)
         suspects |= straggles
-    drift_ns = _add_warnings(m, found, host)
+    _add_warnings(m, found, host)
+    drift_ns = _add_drift(m, found)
     found.sort(key=lambda v: _GRAVITY.get(v.level, 4))
     verdicts = tuple(_begun(v, history, now_s) for v in found)
     active = {key_of(v): v for v in verdicts}
@@ -272,10 +273,8 @@ def _add_straggler(
     return since_ns, frozenset((slow.rank,))
 
 
-def _add_warnings(
-    m: Moment, found: list[Verdict], host: HostEvidence | None
-) -> tuple[int, int] | None:
-    """Add the early warnings; what ``_add_drift`` gives."""
+def _add_warnings(m: Moment, found: list[Verdict], host: HostEvidence | None) -> None:
+    """Add the early warnings of the loss, the machine and the call sites."""
     if (bad := early.bad_loss(m.fold)) is not None:
         found.append(bad)
     if host is not None and m.alive:
@@ -286,11 +285,10 @@ def _add_warnings(
         apart = early.diverging(dict(m.evidence.ranks))
         if apart is not None and not any(v.kind == "mismatch" for v in found):
             found.append(apart)
-    return _add_drift(m, found)
 
 
 def _add_drift(m: Moment, found: list[Verdict]) -> tuple[int, int] | None:
-    """Since when ranks drift, and when they were last seen to; ns."""
+    """Add a drift that lasts. Since when ranks drift, and when they were last seen to; ns."""
     drifting = early.drifting(m)
     known = m.history.drift_ns
     told = any(v.kind in ("uneven", "finished_early") for v in found)

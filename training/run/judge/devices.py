@@ -32,7 +32,6 @@ _BREAKING = {
 class Trouble:
     """Of the GPU of one rank."""
 
-    kind: str
     text: str
     """``GPU 1: thermal slowdown since 20 s (92 °C)``."""
     remedy: str
@@ -58,5 +57,5 @@ def _first(
                 # Of several GPUs at once the cause names them already.
                 named = not found.place or found.cause.startswith(found.place)
                 text = found.cause if named else f"{found.place}: {found.cause}"
-                return Trouble(kind=kind, text=text, remedy=remedy)
+                return Trouble(text=text, remedy=remedy)
     return None

@@ -23,6 +23,7 @@ from ltui.training.run.judge.frames import (
     has,
     in_loader,
     innermost,
+    line_facts,
     message_in,
     same_place,
     spot,
@@ -113,7 +114,7 @@ def _sigterm(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
         frame=line,
         remedy="Kill the run and resume it; send SIGTERM to rank 0 or to all ranks instead.",
         confidence=0.95,
-        facts=_facts(line),
+        facts=line_facts(line),
     )
 
 
@@ -133,7 +134,7 @@ def _disk(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
         frame=line,
         remedy="Look at the file system that it reads or writes (dmesg, df, the NFS server).",
         confidence=0.9,
-        facts=_facts(line) | {"wait_channel": process.wait_channel},
+        facts=line_facts(line) | {"wait_channel": process.wait_channel},
     )
 
 
@@ -157,7 +158,7 @@ def _gil(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
         frame=line,
         remedy="That extension must release the GIL, or return.",
         confidence=0.9,
-        facts=_facts(line) | {"beat_age_s": round(age, 1)},
+        facts=line_facts(line) | {"beat_age_s": round(age, 1)},
     )
 
 
@@ -182,7 +183,7 @@ def _compiling(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None
         remedy="Let it finish. Shapes that change make it compile again; ranks that share a cache"
         " of compiled code (TORCHINDUCTOR_CACHE_DIR, cache=True) compile once.",
         confidence=0.85,
-        facts=_facts(line) | {"compiler": name},
+        facts=line_facts(line) | {"compiler": name},
     )
 
 
@@ -222,7 +223,7 @@ def _checkpoint(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         frame=line,
         remedy="Look at the disk that checkpoints go to." if frozen else None,
         confidence=0.85,
-        facts=_facts(line) | {"moving": not frozen},
+        facts=line_facts(line) | {"moving": not frozen},
     )
 
 
@@ -257,7 +258,7 @@ def _worker(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         frame=line,
         remedy=_worker_remedy(motion),
         confidence=0.9 if line else 0.7,
-        facts=_facts(line) | {"worker": pid, "moving": motion == "moving"},
+        facts=line_facts(line) | {"worker": pid, "moving": motion == "moving"},
     )
 
 
@@ -280,7 +281,8 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
     at = f" {what}at {spot(line)}" if line else ""
     doing = pulse.phase.label if pulse else "an unknown phase"
     message = message_in(stack)
-    child = _working_child(of_rank) if motion == "frozen" else None
+    waits = motion == "frozen" and waits_for_child(stack)
+    child = working_child(of_rank) if waits else None
     if child is not None:
         motion, process = "moving", child.process
         name = f" ({process.name})" if process.name else ""
@@ -306,14 +308,12 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         frame=line,
         remedy=_line_remedy(motion, process),
         confidence=0.9 if own else 0.7,
-        facts=_facts(line) | {"moving": motion == "moving"},
+        facts=line_facts(line) | {"moving": motion == "moving"},
     )
 
 
-def _working_child(of_rank: RankEvidence) -> WorkerEvidence | None:
-    """What a rank that waits for a process of its own waits for, where that works."""
-    if not waits_for_child(of_rank.main_stack):
-        return None
+def working_child(of_rank: RankEvidence) -> WorkerEvidence | None:
+    """A child of the rank that does something."""
     return next((w for w in of_rank.workers if not w.gone and w.process.frozen is False), None)
 
 
@@ -353,7 +353,3 @@ def _phase(pulse: PulseState | None, detail: str | None) -> str | None:
     if label and detail and detail != label:
         return f"{label}, {detail}"
     return detail or label
-
-
-def _facts(line: Frame | None) -> dict[str, Any]:
-    return {"frame": f"{line.file}:{line.line} {line.function}"} if line else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ltui.training.run.evidence import Frame, ThreadStack
 
@@ -120,6 +121,11 @@ def spot(frame: Frame | None) -> str | None:
     if frame is None:
         return None
     return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
+
+
+def line_facts(frame: Frame | None) -> dict[str, Any]:
+    """The line as a verdict's evidence has it."""
+    return {"frame": f"{frame.file}:{frame.line} {frame.function}"} if frame is not None else {}
 
 
 def innermost(stack: ThreadStack | None) -> Frame | None:

@@ -94,7 +94,7 @@ def split(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
             absent = tuple(r for r in chosen.absent if r not in waiting)
             held_up = waiting - {*chosen.at} if absent else set()
             return replace(chosen, absent=absent, elsewhere=tuple(sorted(held_up)))
-    # A rank that waits in two groups can't be; the most that wait in one are taken for right.
+    # No rank waits in two groups at once; where the most wait is taken for right.
     most = max(found, key=lambda s: len(s.waiting), default=None)
     return replace(most, crossed=True) if most is not None else None
 

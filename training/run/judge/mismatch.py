@@ -10,7 +10,7 @@ from ltui.training.queue.records import Phase, PulseState
 from ltui.training.run.evidence import RankEvidence
 from ltui.training.run.judge.devices import broken
 from ltui.training.run.judge.explain import Reason, explain
-from ltui.training.run.judge.frames import has, spot
+from ltui.training.run.judge.frames import has, line_facts, spot
 from ltui.training.run.judge.fronts import (
     Split,
     divergence,
@@ -221,7 +221,7 @@ def _odd(m: Moment, found: Split) -> Verdict:
         frame=line,
         remedy="Every rank must call the same collectives in the same order; look at that line.",
         confidence=0.85 if recorded and len(odd) < len(found.at) else 0.5,
-        facts={"frame": f"{line.file}:{line.line} {line.function}"} if line else {},
+        facts=line_facts(line),
     )
     return verdict_of(m, odd, reason, _others(found, odd), found)
 
@@ -252,7 +252,7 @@ def crossed(m: Moment, found: Split) -> Verdict:
         frame=line,
         remedy="Every rank must use its process groups in the same order; look at those lines.",
         confidence=0.8 if few else 0.5,
-        facts={"frame": f"{line.file}:{line.line} {line.function}"} if line else {},
+        facts=line_facts(line),
     )
     others = _others(found, odd)
     verdict = verdict_of(m, odd, reason, others, found)

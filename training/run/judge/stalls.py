@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ltui.training.queue.records import Phase
 from ltui.training.run.judge import budgets
-from ltui.training.run.judge.explain import STARVED_REMEDY, Reason, explain
+from ltui.training.run.judge.explain import STARVED_REMEDY, Reason, explain, working_child
 from ltui.training.run.judge.frames import has, in_rendezvous
 from ltui.training.run.judge.fronts import Split, split, split_by_stacks, stands_in
 from ltui.training.run.judge.mismatch import (
@@ -403,7 +403,7 @@ def _leaving(m: Moment) -> Stalls:
         process = m.close[rank].process
         if process is None or process.state in (None, "Z", "X"):
             continue
-        if any(w.process.frozen is False for w in m.close[rank].workers if not w.gone):
+        if working_child(m.close[rank]) is not None:
             continue
         reason = reasons[rank] = explain(m.close[rank], m.pulses.get(rank))
         if reason.motion in ("frozen", "fault") and m.still[rank] > budgets.LEAVING_S:

@@ -14,7 +14,7 @@ from ltui.training.run.fold import Mark, RankFold
 from ltui.training.run.judge.budgets import WARM_UP_STEPS
 from ltui.training.run.judge.devices import slowed
 from ltui.training.run.judge.explain import STARVED_REMEDY, explain
-from ltui.training.run.judge.frames import spot
+from ltui.training.run.judge.frames import line_facts, spot
 from ltui.training.run.judge.moment import Moment, where
 from ltui.training.run.judge.words import motion_text
 from ltui.training.run.snapshot import Verdict
@@ -185,7 +185,7 @@ def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
             "own_s": found.own_s,
             "middle_s": found.middle_s,
             "moving": True,
-            **({"frame": f"{frame.file}:{frame.line} {frame.function}"} if frame else {}),
+            **line_facts(frame),
             "ranks": {str(found.rank): where(pulse)} if pulse is not None else {},
         },
     )
