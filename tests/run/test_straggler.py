@@ -11,6 +11,7 @@ from ltui.training.run.health import Judgement, judge
 from ltui.training.run.judge.moment import HealthHistory
 from ltui.training.run.snapshot import Verdict
 from ltui.training.run.spec import StallPolicy
+from tests.run.recordings import judged, load
 from tests.run.records import SECOND, pulse, steps
 
 _LINE = Frame(file="/home/user/data.py", line=7, function="__getitem__")
@@ -194,4 +195,21 @@ def _computing(devices: tuple[Verdict, ...]) -> Verdict:
         round((last_s + 0.1) * SECOND), pulses, StallPolicy(), _straggling_since(last_s - 3),
         fold=state, closer=False, devices=devices, now_s=1000 + last_s,
     ).verdicts  # fmt: skip
+    return verdict
+
+
+def test_a_stall_on_a_gpu_that_reported_an_error_names_it() -> None:
+    plain = _stuck(())
+    assert "XID" not in _stuck((_gpu("xid", "XID 79: the GPU fell off the bus", 0),)).cause
+    assert "heat" not in _stuck((_gpu("thermal", "heat", 1),)).cause
+    over = replace(_gpu("xid", "XID 79: the GPU fell off the bus", 1), ended=1000.0)
+    assert _stuck((over,)) == plain
+    told = _stuck((_gpu("xid", "XID 79: the GPU fell off the bus", 1),))
+    assert told.cause == f"{plain.cause}; GPU 1: XID 79: the GPU fell off the bus"
+    assert "nvidia-smi" in (told.remedy or "")
+
+
+def _stuck(devices: tuple[Verdict, ...]) -> Verdict:
+    """Rank 1 is stuck in its dataset, which has nothing to do with its GPU as far as is known."""
+    (verdict,) = judged(load("data_sleep"), devices=devices).verdicts
     return verdict
