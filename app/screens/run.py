@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
-from ltui.app import charts, details, translate
+from ltui.app import details, translate
 from ltui.app.arrangement import DETAILS, PANELS, Arrangement, Room, room_of
 from ltui.app.feed import Feed, Watch
 from ltui.app.frame import Frame
@@ -27,6 +27,7 @@ from ltui.app.screens.gpu_board import GpuBoard
 from ltui.app.screens.keyline import KeyHint, KeyLine
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
+from ltui.app.screens.run_charts import RunCharts
 from ltui.app.screens.stop_when import StopWhenScreen
 from ltui.app.screens.tabline import TabLine
 from ltui.app.watch import RunWatch
@@ -35,7 +36,6 @@ from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.run.standing import GRAVE
 from ltui.training.store.home import RunDir
 from ltui.widgets import formats
-from ltui.widgets.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogLines, LogView
@@ -50,8 +50,6 @@ TITLES = {
     "ranks": "ranks",
     "log": "log",
 }
-CHART_S = 0.45
-"""Seconds between two pictures of a chart: more often than twice a second nobody reads it."""
 EVERYONE, ENGINE = -1, -2
 """Whose log is shown, besides the number of a rank."""
 MOST_ROWS = 9
@@ -118,10 +116,8 @@ class RunScreen(Screen[None]):
         self._feed: Feed | None = None
         self.frame: Frame | None = None
         self.arrangement = Arrangement()
-        self.settings = charts.ChartSettings()
         self.log_of = EVERYONE
         self._drawn: dict[str, Any] = {}
-        self._charts_drawn: dict[str, float] = {}
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -131,12 +127,7 @@ class RunScreen(Screen[None]):
         yield TabLine(id="tabs")
         with Horizontal(id="columns"):
             with Vertical(id="body"):
-                with Horizontal(id="charts"):
-                    with Panel(1, TITLES["loss"], id="loss"):
-                        yield Chart(id="loss-chart")
-                    with Panel(2, TITLES["throughput"], id="throughput"):
-                        yield Chart(id="throughput-chart")
-                        yield Static(id="waiting", markup=False)
+                yield RunCharts(id="charts")
                 with Panel(3, TITLES["gpus"], id="gpus"):
                     yield GpuBoard(id="gpu-board")
                     yield Static(id="gpu-note", markup=False)
@@ -189,6 +180,7 @@ class RunScreen(Screen[None]):
         self.set_class(arrangement.zoomed, "-zoomed")
         # A panel that was out of sight has missed frames; the log knows by itself how many lines.
         self._drawn = {k: v for k, v in self._drawn.items() if k == "log"}
+        self.query_one(RunCharts).forget_drawn()
         if self.frame is not None:
             self._draw(self.frame)
 
@@ -214,11 +206,7 @@ class RunScreen(Screen[None]):
         self._draw_header(frame)
         self._draw_ending(frame)
         self._draw_keys(frame)
-        if "loss" in seen:
-            self._draw_chart("loss", charts.loss_chart, frame)
-        if "throughput" in seen:
-            self._draw_chart("throughput", charts.throughput_chart, frame)
-            self._say("#waiting", charts.waiting_text(frame))
+        self.query_one(RunCharts).show(frame, seen)
         if "gpus" in seen:
             self._draw_gpus(frame)
         if "ranks" in seen:
@@ -237,23 +225,6 @@ class RunScreen(Screen[None]):
             # Again after the present layout: where two changes fall into one, Textual keeps the
             # widget's height, and the banner would stay hidden.
             self.call_after_refresh(header.refresh, layout=True)
-
-    def _draw_chart(self, name: str, make: Callable[..., Any], frame: Frame) -> None:
-        quiet = translate.silence(frame)
-        waited = None if frame.curves else int(frame.now)
-        figures = (charts.throughput_figures(frame), frame.snapshot.metrics)
-        key = (frame.curves_version, self.settings, quiet, figures, waited, frame.snapshot.state)
-        if self._drawn.get(name) == key:
-            return
-        drawn_at = self._charts_drawn.get(name, 0.0)
-        same_look = self._drawn.get(name, (None, None))[1] == self.settings
-        if same_look and 0 <= frame.now - drawn_at < CHART_S:
-            return
-        self._drawn[name] = key
-        self._charts_drawn[name] = frame.now
-        shape = make(frame, self.settings)
-        self.query_one(f"#{name}-chart", Chart).shape = shape
-        self.query_one(f"#{name}", Panel).say(shape.title, shape.subtitle)
 
     def _draw_gpus(self, frame: Frame) -> None:
         board = self.query_one(GpuBoard)
@@ -363,10 +334,7 @@ class RunScreen(Screen[None]):
         self._lay_out(replace(self.arrangement, zoomed=not self.arrangement.zoomed))
 
     def action_reset(self) -> None:
-        self.settings = charts.ChartSettings()
-        for chart in self.query(Chart):
-            chart.action_show_all()
-            chart.log_y = None
+        self.query_one(RunCharts).reset()
         self._lay_out(Arrangement(room=self.arrangement.room))
 
     def action_details(self) -> None:
@@ -376,32 +344,15 @@ class RunScreen(Screen[None]):
             self.notify("details need 130 columns and 40 lines", timeout=3)
 
     def action_axis(self) -> None:
-        self.settings = replace(self.settings, axis=self.settings.next_axis())
-        for chart in self.query(Chart):
-            # A part in view is a part of the axis before.
-            chart.action_show_all()
-            chart.crosshair = None
-        self._redraw(f"x axis: {self.settings.axis}")
+        shown = self.query_one(RunCharts)
+        shown.next_axis()
+        self.notify(f"x axis: {shown.settings.axis}", timeout=2)
 
     def action_log_scale(self) -> None:
-        self.query_one("#loss-chart", Chart).action_toggle_log()
+        self.query_one(RunCharts).toggle_log()
 
     def action_smooth(self, by: int) -> None:
-        self.settings = replace(self.settings, smoothing=self.settings.smoother(by))
-        self._redraw(None)
-
-    def _redraw(self, said: str | None) -> None:
-        if self.frame is not None:
-            self._draw(self.frame)
-        if said:
-            self.notify(said, timeout=2)
-
-    @on(Chart.CrosshairMoved)
-    def _link_crosshairs(self, message: Chart.CrosshairMoved) -> None:
-        for chart in self.query(Chart):
-            if chart is not message.chart and chart.crosshair != message.x:
-                chart.set_reactive(Chart.crosshair, message.x)
-                chart.refresh()
+        self.query_one(RunCharts).smooth(by)
 
     def action_search(self) -> None:
         self.action_panel("log")

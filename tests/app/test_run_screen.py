@@ -20,6 +20,7 @@ from ltui.app.screens.diagnose import DiagnoseScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.keyline import KeyLine
 from ltui.app.screens.run import FrameArrived, RunScreen
+from ltui.app.screens.run_charts import RunCharts
 from ltui.app.screens.stop_when import StopWhenScreen
 from ltui.training.run.snapshot import RankState, RunState, Verdict
 from ltui.training.store.home import RunDir
@@ -249,14 +250,14 @@ async def test_axis_smoothing_and_scale() -> None:
         assert chart.shape is not None
         assert chart.shape.x_label == "epoch"
         await pilot.press("plus")
-        assert screen.settings.smoothing > 0.9
+        assert screen.query_one(RunCharts).settings.smoothing > 0.9
         await pilot.press("minus", "minus")
-        assert screen.settings.smoothing < 0.9
+        assert screen.query_one(RunCharts).settings.smoothing < 0.9
         await pilot.press("4", "y")
         assert chart.is_log
         await pilot.press("0")
         assert not chart.is_log
-        assert screen.settings.axis == "step"
+        assert screen.query_one(RunCharts).settings.axis == "step"
 
 
 async def test_a_failing_feed_is_a_line_with_its_age_and_the_last_figures_stay() -> None:
