@@ -22,6 +22,9 @@ OLDEST = (3, 10)
 NEEDED = {"torch": "torch", "lightning": "lightning", "jsonargparse": "jsonargparse[signatures]"}
 # Either of the two packages that Lightning is published as will do.
 _EITHER = {"lightning": "pytorch_lightning"}
+MALICIOUS_VERSIONS = frozenset({"2.6.2", "2.6.3"})
+"""Releases of lightning and pytorch-lightning that run malicious code when they are imported."""
+ADVISORY = "GHSA-w37p-236h-pfx3"
 _PIP_NAMES = {**NEEDED, "sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python"}
 
 
@@ -144,6 +147,23 @@ def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
     ]
 
 
+def malicious_packages(findings: Findings) -> list[Problem]:
+    """Return a problem for each installed release of Lightning that is known to be malicious."""
+    return [
+        Problem(
+            where=findings.python,
+            what=f"{pip_name} {version} is a malicious release ({ADVISORY}).",
+            remedy="Assume that credentials on this machine were stolen and revoke them. "
+            f"Replace it with: {install_command(findings.python, [f'{pip_name}!=2.6.2,!=2.6.3'])}",
+        )
+        for module, pip_name in (
+            ("lightning", "lightning"),
+            ("pytorch_lightning", "pytorch-lightning"),
+        )
+        if (version := findings.packages.get(module)) in MALICIOUS_VERSIONS
+    ]
+
+
 def version_of(findings: Findings, module: str) -> str | None:
     """The version of a package, or of the one that does as well; None where there is neither."""
     found = findings.packages
@@ -151,7 +171,8 @@ def version_of(findings: Findings, module: str) -> str | None:
 
 
 def install_command(python: str, packages: Sequence[str]) -> str:
-    quoted = [f"'{name}'" if "[" in name else name for name in packages]
+    """Return the pip command that installs ``packages``, quoted for a shell."""
+    quoted = [f"'{name}'" if set(name) & set("[!<>=") else name for name in packages]
     return f"{python} -m pip install {' '.join(quoted)}"
 
 

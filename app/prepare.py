@@ -14,6 +14,7 @@ from ltui.app.interpreter import (
     choose_python,
     lacking,
     look,
+    malicious_packages,
     needs_of,
 )
 from ltui.app.machine import this_machine
@@ -91,6 +92,8 @@ def _problems_in(
     uses = class_uses(document)
     needed = {**NEEDED, **requires}
     seen = look(python, list(needed), {use.place: use.class_path for use in uses}, folders)
+    if malicious := malicious_packages(seen):
+        return malicious
     # Without torch nearly every class is missing: those problems would bury their reason.
     return lacking(seen, {**needed, **needs_of(seen), **needed}) or [
         place(fault) for fault in class_faults(uses, seen)

@@ -13,7 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.interpreter import NEEDED, Findings, choose_python, install_command, look, version_of
+from ltui.app.interpreter import (
+    NEEDED,
+    Findings,
+    choose_python,
+    install_command,
+    look,
+    malicious_packages,
+    version_of,
+)
 from ltui.app.machine import DRIVER_S, usable_cores, within
 from ltui.app.summary import columns
 from ltui.training.problem import ProblemError
@@ -23,9 +31,9 @@ from ltui.widgets.formats import NA, size
 # Module, what it is for where it is not needed by every run.
 _USEFUL = {
     "torchvision": "the vision presets",
-    "torchmetrics": "presets that count accuracy",
-    "sklearn": "quickstart's digits",
-    "ffcv": "fast image loading",
+    "torchmetrics": "presets that measure accuracy",
+    "sklearn": "the quickstart preset",
+    "ffcv": "the FFCV presets",
 }
 _PIP = {"sklearn": "scikit-learn"}
 SHM = "/dev/shm"  # noqa: S108 - its size is looked at, nothing is written
@@ -43,6 +51,8 @@ class Finding:
     remedy: str | None = None
     needed: bool = False
     """Without it nothing trains."""
+    danger: bool = False
+    """It must be removed before anything is trained."""
 
 
 def examine(options: Namespace) -> int:
@@ -75,7 +85,9 @@ def _lines(findings: list[Finding]) -> list[str]:
 def _sign(finding: Finding) -> str:
     if finding.ok:
         return "ok"
-    return "MISSING" if finding.needed else "without"
+    if finding.danger:
+        return "DANGER"
+    return "MISSING" if finding.needed else "note"
 
 
 def _ltui() -> list[Finding]:
@@ -87,7 +99,7 @@ def _ltui() -> list[Finding]:
         return [own, Finding("runs", problem.what, False, problem.remedy, needed=True)]
     free = shutil.disk_usage(home).free
     enough = free >= DISK_NEEDED_BYTES
-    remedy = "Checkpoints and histories may not fit; set LTUI_HOME to a larger disk."
+    remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
     return [own, runs, _stacks()]
 
@@ -97,7 +109,7 @@ def _stacks() -> Finding:
     beside = Path(sys.executable).parent / "py-spy"
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     remedy = install_command(sys.executable, ["py-spy"])
-    missing = "not installed; for stacks of a frozen rank"
+    missing = "not installed (shows the stacks of a frozen rank)"
     return Finding("py-spy", found or missing, found is not None, remedy)
 
 
@@ -107,10 +119,14 @@ def _interpreter() -> list[Finding]:
         seen = look(python, [*NEEDED, *_USEFUL])
     except ProblemError as error:
         problem = error.problems[0]
-        return [Finding("training", str(problem), False, problem.remedy, needed=True)]
-    rows = [Finding("training in", f"{python}, Python {seen.version}")]
+        return [Finding("Python", str(problem), False, problem.remedy, needed=True)]
+    rows = [Finding("Python", f"{python}, Python {seen.version}")]
     rows += [_package(seen, module, NEEDED[module], None) for module in NEEDED]
     rows += [_package(seen, m, _PIP.get(m, m), purpose) for m, purpose in _USEFUL.items()]
+    rows += [
+        Finding("lightning", problem.what, False, problem.remedy, needed=True, danger=True)
+        for problem in malicious_packages(seen)
+    ]
     return rows
 
 
@@ -118,7 +134,7 @@ def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) ->
     found = version_of(seen, module)
     if found is not None:
         return Finding(module, found, needed=purpose is None)
-    use = f"not installed; for {purpose}" if purpose else "not installed; every run needs it"
+    use = f"not installed (used by {purpose})" if purpose else "not installed (every run needs it)"
     remedy = install_command(seen.python, [pip_name])
     if module == "ffcv":
         remedy += "   (first: apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++)"
@@ -126,7 +142,7 @@ def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) ->
 
 
 def _gpus() -> list[Finding]:
-    silent = Finding("GPU", "the driver does not answer", False, "Look at: dmesg | grep -i nvrm")
+    silent = Finding("GPU", "the driver does not answer", False, "See: dmesg | grep -i nvrm")
     return within(DRIVER_S, _gpu) or [silent]
 
 
@@ -137,7 +153,7 @@ def _gpu() -> list[Finding]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return [Finding("GPU", f"none: {error}; runs train on the CPU", False)]
+        return [Finding("GPU", f"none ({error}); runs train on the CPU", False)]
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
         rows = [Finding("GPU driver", driver)]
@@ -149,7 +165,7 @@ def _gpu() -> list[Finding]:
             rows.append(Finding(f"GPU {index}", f"{name}, {free}"))
         return rows
     except pynvml.NVMLError as error:
-        return [Finding("GPU", f"can't be read: {error}", False)]
+        return [Finding("GPU", f"cannot be read: {error}", False)]
     finally:
         pynvml.nvmlShutdown()
 
@@ -162,18 +178,18 @@ def _machine() -> list[Finding]:
     rows = [Finding("processors", f"{usable_cores()} usable")]
     if Path(SHM).is_dir():
         total, _, free = shutil.disk_usage(SHM)
-        remedy = "DataLoader workers may die of it; in a container start it with --shm-size=8g."
+        remedy = "DataLoader workers may crash. In a container, start it with --shm-size=8g."
         text = f"{size(free)} of {size(total)} free"
         rows.append(Finding(SHM, text, free >= SHM_NEEDED_BYTES, remedy))
     else:
-        rows.append(Finding(SHM, "not there", False, "DataLoader workers need it."))
+        rows.append(Finding(SHM, "missing", False, "DataLoader workers need it."))
     return rows
 
 
 def _terminal() -> list[Finding]:
     term = os.environ.get("TERM", "")
     if not sys.stdout.isatty():
-        return [Finding("terminal", "output goes elsewhere; the dashboard needs a terminal")]
+        return [Finding("terminal", "the output is not a terminal; the dashboard needs one")]
     columns_, lines = shutil.get_terminal_size()
     large = columns_ >= 80 and lines >= 24
     return [
@@ -181,7 +197,7 @@ def _terminal() -> list[Finding]:
             "terminal",
             f"{columns_}x{lines}, TERM={term or NA}, {_colours(term)}",
             large,
-            "The dashboard is made for 80x24 and larger.",
+            "The dashboard needs at least 80x24 to show every panel.",
         )
     ]
 

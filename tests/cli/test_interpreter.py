@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import venv
 from importlib.util import find_spec
@@ -16,8 +17,10 @@ from ltui.app.interpreter import (
     choose_python,
     lacking,
     look,
+    malicious_packages,
     needs_of,
 )
+from ltui.app.prepare import prepare
 from ltui.training.problem import ProblemError
 
 
@@ -68,6 +71,38 @@ def test_what_an_empty_environment_lacks_is_named_with_the_command(tmp_path: Pat
 def test_an_old_interpreter_is_told_apart() -> None:
     (problem,) = lacking(Findings(python="/old/python", version="3.8.10"), NEEDED)
     assert "3.8.10" in problem.what
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+@pytest.mark.parametrize("version", ["2.6.2", "2.6.3"])
+def test_a_malicious_release_is_named(tmp_path: Path, package: str, version: str) -> None:
+    environment = tmp_path / "env"
+    venv.create(environment, with_pip=False)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / package).mkdir()
+    (packages / package / "__init__.py").write_text("raise SystemExit('imported')")
+    (packages / f"{package}-{version}.dist-info").mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+    (packages / f"{package}-{version}.dist-info" / "METADATA").write_text(metadata)
+    python = str(environment / "bin" / "python")
+    (problem,) = malicious_packages(look(python, list(NEEDED)))
+    assert problem.what == (
+        f"{package.replace('_', '-')} {version} is a malicious release (GHSA-w37p-236h-pfx3)."
+    )
+    with pytest.raises(ProblemError, match="malicious release"):
+        prepare("quickstart", [], python)
+
+
+def test_other_releases_are_not_called_malicious() -> None:
+    packages = {"lightning": "2.6.6", "pytorch_lightning": None}
+    assert malicious_packages(Findings(python="p", version="3.12.1", packages=packages)) == []
+
+
+def test_the_requirements_exclude_the_malicious_releases() -> None:
+    document = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    named = re.findall(r'"((?:pytorch-)?lightning[>=!][^"]*)"', document)
+    assert {name.split(">")[0] for name in named} == {"lightning", "pytorch-lightning"}
+    assert all("!=2.6.2" in name and "!=2.6.3" in name for name in named)
 
 
 @pytest.fixture
