@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -10,13 +11,12 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from ltui.app.preferences import remember
+from ltui.app.themes import first_theme, theme_names
 from ltui.widgets.palette import THEMES
 
 if TYPE_CHECKING:
     from ltui.training.store.home import RunDir
-
-OTHER_THEMES = ("textual-ansi", "nord", "gruvbox", "solarized-light")
-"""Of Textual's own, after ltui's; the first keeps to the terminal's 16 colours."""
 
 
 class LtuiApp(App[None]):
@@ -25,7 +25,14 @@ class LtuiApp(App[None]):
     CSS_PATH = Path(__file__).with_name("ltui.tcss")
     TITLE = "ltui"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "next_theme", "theme", id="theme", show=False, tooltip="Next colour theme"),
+        Binding(
+            "t",
+            "choose_theme",
+            "theme",
+            id="theme",
+            show=False,
+            tooltip="Choose a colour theme from a list",
+        ),
         Binding(
             "question_mark",
             "help",
@@ -58,7 +65,7 @@ class LtuiApp(App[None]):
         self.readonly, self.python = readonly, python
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = THEMES[0].name
+        self.theme = first_theme(home, self.available_themes, os.environ)
         # In tables k would be "up"; on a run's screen it kills. A key means the same everywhere.
         self.set_keymap({"table.up": "up", "table.down": "down"})
 
@@ -85,11 +92,22 @@ class LtuiApp(App[None]):
                     ),
                 )
 
-    def action_next_theme(self) -> None:
-        names = (*(theme.name for theme in THEMES), *OTHER_THEMES)
-        place = names.index(self.theme) if self.theme in names else -1
-        self.theme = names[(place + 1) % len(names)]
-        self.notify(f"theme {self.theme}", timeout=2)
+    def action_choose_theme(self) -> None:
+        from ltui.app.screens.themes import ThemeScreen
+
+        if not isinstance(self.screen, ThemeScreen):
+            self.push_screen(ThemeScreen(theme_names(self.available_themes)), self._use_theme)
+
+    def _use_theme(self, name: str | None) -> None:
+        """Keep the chosen theme for this start and the next ones."""
+        if name is None:
+            return
+        self.theme = name
+        try:
+            remember(self.home, "theme", name)
+        except OSError as error:
+            why = error.strerror or str(error)
+            self.notify(f"The theme can't be remembered: {why}", severity="warning", markup=False)
 
     def action_help(self) -> None:
         from ltui.app.screens.help import HelpScreen

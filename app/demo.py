@@ -34,7 +34,7 @@ HINTS = (
     KeyHint("⏎", "one GPU", "screen.open"),
     KeyHint("?", "help", "app.help", keep=True),
     KeyHint("q", "leave", "screen.leave", keep=True),
-    KeyHint("t", "theme", "app.next_theme"),
+    KeyHint("t", "theme", "app.choose_theme"),
 )
 
 

@@ -571,5 +571,5 @@ HINTS = (
     KeyHint("del", "delete", "screen.delete"),
     KeyHint("?", "help", "app.help", keep=True),
     KeyHint("q", "leave", "screen.leave", keep=True),
-    KeyHint("t", "theme", "app.next_theme"),
+    KeyHint("t", "theme", "app.choose_theme"),
 )

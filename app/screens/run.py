@@ -517,7 +517,7 @@ def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
         KeyHint("x", "axis", "screen.axis"),
         KeyHint("y", "log scale", "screen.log_scale"),
         KeyHint("+-", "smoothing", "screen.smooth(1)"),
-        KeyHint("t", "theme", "app.next_theme"),
+        KeyHint("t", "theme", "app.choose_theme"),
     ]  # fmt: skip
     refused = {c for c in CONTROLS if refusal(snapshot, c, readonly=readonly)}
     return [h for h in wanted if h.action.removeprefix("screen.") not in refused]

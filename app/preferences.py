@@ -1,0 +1,28 @@
+"""Settings that the dashboard remembers between starts: ``preferences.json`` in ltui's home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ltui.training.store.home import write_atomically
+
+
+def read_preferences(home: Path) -> dict[str, Any]:
+    """Return the remembered settings; empty if the file is missing or damaged."""
+    try:
+        document = json.loads((home / "preferences.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def remember(home: Path, key: str, value: Any) -> None:
+    """Store one setting beside the others.
+
+    Raises ``OSError`` if the home directory is missing or not writable.
+    """
+    document = {**read_preferences(home), key: value}
+    text = json.dumps(document, indent=2, sort_keys=True)
+    write_atomically(home / "preferences.json", f"{text}\n".encode())

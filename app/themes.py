@@ -1,0 +1,31 @@
+"""Which colour themes there are, and which one the dashboard starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ltui.app.preferences import read_preferences
+from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT, THEMES
+
+LIGHT_BACKGROUNDS = frozenset({"7", *(str(number) for number in range(9, 16))})
+"""Numbers of light colours among the terminal's 16: white, and the bright ones but grey."""
+
+
+def theme_names(available: Iterable[str]) -> list[str]:
+    """Return ltui's own themes, then the other ``available`` ones in alphabetical order."""
+    own = [theme.name for theme in THEMES]
+    return own + sorted(name for name in available if name not in own)
+
+
+def first_theme(home: Path, available: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Return the remembered theme, or the one that suits the terminal's background."""
+    remembered = read_preferences(home).get("theme")
+    if remembered in available:
+        return str(remembered)
+    return LTUI_LIGHT.name if has_light_background(environ) else LTUI_DARK.name
+
+
+def has_light_background(environ: Mapping[str, str]) -> bool:
+    """Return whether ``COLORFGBG`` (``15;0``, ``0;default;15``) names a light background."""
+    return environ.get("COLORFGBG", "").rpartition(";")[2].strip() in LIGHT_BACKGROUNDS

@@ -1,0 +1,82 @@
+"""Themes: every one of the list can be chosen, and the choice is remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from frames import frame
+from test_run_screen import OneRun, Script, shown, until
+from textual.widgets import OptionList
+
+from ltui.app.dashboard import LtuiApp
+from ltui.app.preferences import read_preferences, remember
+from ltui.app.screens.themes import ThemeScreen
+from ltui.app.themes import has_light_background
+from ltui.widgets.palette import THEMES
+
+
+class Started(OneRun):
+    """The dashboard at one run, with a home directory that exists."""
+
+    def __init__(self, home: Path) -> None:
+        LtuiApp.__init__(self, home)
+        self.script = Script(frame())
+        self.asked = []
+
+
+async def test_every_theme_of_the_list_can_be_shown(tmp_path: Path) -> None:
+    app = Started(tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("t")
+        await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
+        names = [option.id for option in app.screen.query_one(OptionList).options]
+        assert names[: len(THEMES)] == [theme.name for theme in THEMES]
+        assert set(names) == set(app.available_themes)
+        for name in names:
+            await until(pilot, lambda name=name: app.theme == name)  # type: ignore[misc]
+            await pilot.press("down")
+
+
+async def test_escape_restores_the_theme_and_enter_remembers_it(tmp_path: Path) -> None:
+    app = Started(tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("t", "down")
+        await until(pilot, lambda: app.theme == THEMES[1].name)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.theme == THEMES[0].name)
+        assert read_preferences(tmp_path) == {}
+        await pilot.press("t", "down", "enter")
+        await until(pilot, lambda: read_preferences(tmp_path) == {"theme": THEMES[1].name})
+    assert LtuiApp(tmp_path).theme == THEMES[1].name
+
+
+async def test_a_home_that_cannot_be_written_costs_only_the_memory(tmp_path: Path) -> None:
+    app = Started(tmp_path / "missing")
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await shown(pilot, app)
+        await pilot.press("t", "down", "enter")
+        await until(pilot, lambda: any("remembered" in n.message for n in app._notifications))
+        assert app.theme == THEMES[1].name
+
+
+def test_a_theme_that_is_gone_or_a_damaged_file_starts_with_the_default(tmp_path: Path) -> None:
+    remember(tmp_path, "theme", "textual-ansi-of-another-version")
+    assert LtuiApp(tmp_path).theme == THEMES[0].name
+    (tmp_path / "preferences.json").write_text("[1,")
+    assert LtuiApp(tmp_path).theme == THEMES[0].name
+
+
+@pytest.mark.parametrize(
+    ("value", "light"),
+    [("0;15", True), ("0;default;7", True), ("15;0", False), ("7;8", False),
+     ("0;default", False), ("", False)],
+)  # fmt: skip
+def test_colorfgbg_names_a_light_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, light: bool
+) -> None:
+    assert has_light_background({"COLORFGBG": value}) is light
+    monkeypatch.setenv("COLORFGBG", value)
+    assert LtuiApp(tmp_path).theme == ("ltui-light" if light else "ltui-dark")
