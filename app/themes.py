@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ltui.app.preferences import read_preferences
@@ -18,11 +18,11 @@ def theme_names(available: Iterable[str]) -> list[str]:
     return own + sorted(name for name in available if name not in own)
 
 
-def first_theme(home: Path, available: Iterable[str], environ: Mapping[str, str]) -> str:
+def first_theme(home: Path, available: Collection[str], environ: Mapping[str, str]) -> str:
     """Return the remembered theme, or the one that suits the terminal's background."""
     remembered = read_preferences(home).get("theme")
-    if remembered in available:
-        return str(remembered)
+    if isinstance(remembered, str) and remembered in available:
+        return remembered
     return LTUI_LIGHT.name if has_light_background(environ) else LTUI_DARK.name
 
 
