@@ -127,7 +127,7 @@ class RunWatch:
         self._load_history(now)
         self._read_events(now)
         if self._log is not None:
-            self._log.poll()
+            self._log.poll(now)
             if not live:
                 self._log.finish()
         self._was_live = live

@@ -40,7 +40,8 @@ class Lines:
         for line in lines:
             last = held[-1] if held else None
             if last is not None and last.text == line.text and last.rank == line.rank:
-                held[-1] = replace(last, count=last.count + line.count)
+                count = last.count + line.count
+                held[-1] = replace(last, count=count, seen_at=line.seen_at)
             else:
                 held.append(line)
         dropped = max(0, len(held) - self._most)

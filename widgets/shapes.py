@@ -142,6 +142,10 @@ class LogLine:
     tone: Tone = Tone.PLAIN
     count: int = 1
     """How many identical lines in a row this stands for."""
+    in_traceback: bool = False
+    """Part of a Python traceback."""
+    seen_at: float | None = None
+    """Unix seconds at which the line arrived; None if it was in the file before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

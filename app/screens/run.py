@@ -38,6 +38,7 @@ from ltui.training.store.home import RunDir
 from ltui.widgets import formats
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
+from ltui.widgets.log_rows import LogLevel
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.sanitise import clean_name
@@ -66,7 +67,7 @@ k        | kill                | kill             | End every process of the run
 r        | resume              | resume           | Go on from the last good checkpoint
 d        | diagnose            | diagnose         | What is wrong, what each rank does
 l        | panel('log')        | log              | Go to the log
-v        | whose_log           | whose log        | Log of all, of one rank, of the engine
+v        | whose_log           | whose log        | All ranks, one rank, or the launcher
 /        | search              | find             | Find in the log
 1        | panel('loss')       | loss panel       | Go to the loss
 2        | panel('throughput') | throughput panel | Go to the throughput
@@ -276,14 +277,17 @@ class RunScreen(Screen[None]):
         self._name_log()
 
     def _name_log(self) -> None:
-        following = "following" if self.query_one(LogView).follow else "f follows the end"
-        whose = {EVERYONE: "of all", ENGINE: "of the engine"}.get(
-            self.log_of, f"of rank {self.log_of}"
+        lines = self.query_one(LogView).lines
+        following = "live" if lines.follow else "f: jump to newest"
+        level = "" if lines.level is LogLevel.ALL else f", {lines.level.value}"
+        whose = {EVERYONE: "all ranks", ENGINE: "launcher"}.get(self.log_of, f"rank {self.log_of}")
+        self.query_one("#log", Panel).say(
+            f"log, {whose}{level}", f"v: choose rank · L: level · {following}"
         )
-        self.query_one("#log", Panel).say(f"log {whose}", f"v whose · {following}")
 
     @on(LogLines.FollowChanged)
-    def _following(self, message: LogLines.FollowChanged) -> None:
+    @on(LogLines.LevelChanged)
+    def _following(self, message: Message) -> None:
         message.stop()
         self._name_log()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ltui.app.logtail import LINE_BYTES, FileTail, LogTail, rank_of_log
@@ -88,3 +89,42 @@ def test_files_of_ranks_are_merged_as_they_appear(tmp_path: Path) -> None:
     log.poll()
     assert len(log.lines()) == 5
     assert log.count == 7
+
+
+def test_lines_carry_the_time_at_which_they_arrived_where_that_is_known(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.log").write_bytes(b"old\n")
+    log = LogTail(tmp_path)
+    log.poll(100.0)
+    with (tmp_path / "rank-00000.log").open("ab") as file:
+        file.write(b"appended\n")
+    (tmp_path / "rank-00001.log").write_bytes(b"new file\n")
+    log.poll(101.0)
+    assert [(line.text, line.seen_at) for line in log.lines()] == [
+        ("old", None), ("appended", 101.0), ("new file", 101.0),
+    ]  # fmt: skip
+
+
+def test_a_traceback_is_one_error_from_its_first_line_to_its_exception(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.log"
+    path.write_bytes(
+        b"step 3\n"
+        b"[rank0]: Traceback (most recent call last):\n"
+        b'[rank0]:   File "train.py", line 3, in step\n'
+        b"[rank0]:     raise mine.Broken(1)\n"
+        b"[rank0]: mine.Broken: the message\n"
+        b"step 4\n"
+    )
+    lines = FileTail(path, 0).poll()
+    assert [line.in_traceback for line in lines] == [False, True, True, True, True, False]
+    assert [line.tone for line in lines if line.tone is not Tone.PLAIN] == [Tone.BAD, Tone.BAD]
+    assert lines[4].tone is Tone.BAD
+
+
+def test_the_file_that_was_written_last_stands_last(tmp_path: Path) -> None:
+    for name, age in (("rank-00000.log", 10), ("rank-00001.log", 30), ("engine.log", 20)):
+        path = tmp_path / name
+        path.write_text(f"{name}\n")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    log = LogTail(tmp_path)
+    log.poll()
+    assert texts(log.lines()) == ["rank-00001.log", "engine.log", "rank-00000.log"]

@@ -356,3 +356,15 @@ async def test_leaving_says_that_the_run_goes_on_and_ends_the_feed() -> None:
 def test_of_two_waiting_frames_the_latest_wins() -> None:
     first, second = FrameArrived(frame()), FrameArrived(replace(frame(), now=5.0))
     assert second.can_replace(first)
+
+
+async def test_the_log_opens_at_its_end() -> None:
+    app = OneRun(Script(frame(log=log_lines(400), log_count=400)))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        lines = screen.query_one(LogView).lines
+        await until(pilot, lambda: len(lines) == 400)
+        await pilot.pause()
+        last = lines.render_line(lines.size.height - 1).text
+        assert "batch 399" in last
+        assert "live" in str(screen.query_one("#log").border_subtitle)

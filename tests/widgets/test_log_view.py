@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -138,15 +139,123 @@ async def test_hostile_output_reaches_the_screen_as_plain_text() -> None:
             assert not any(segment.style and segment.style.meta for segment in strip)
 
 
-async def test_a_long_line_is_reached_by_scrolling() -> None:
+async def test_a_log_opens_at_its_end_whatever_its_size() -> None:
+    long = lines(*(f"{n} {'x' * 200}" for n in range(30)), "ValueError: bad")
+    for held in (numbered(0, 30), long):
+        app = LogApp()
+        async with app.run_test(size=(60, 12)) as pilot:
+            app.view.set_lines(held)
+            await pilot.pause()
+            assert shown(app.view)[-1].endswith(held[-1].text)
+            await pilot.resize_terminal(40, 6)
+            await pilot.pause()
+            assert shown(app.view)[-1].endswith(held[-1].text)
+            assert app.view.follow
+
+
+async def test_a_log_that_was_filled_while_hidden_opens_at_its_end() -> None:
+    app = LogApp()
+    async with app.run_test(size=(60, 12)) as pilot:
+        app.view.display = False
+        await pilot.pause()
+        app.view.set_lines(numbered(0, 30))
+        app.view.display = True
+        await pilot.pause()
+        assert shown(app.view)[-1].endswith("line 29")
+
+
+async def test_long_lines_wrap_or_are_scrolled_beside_their_rank() -> None:
     app = LogApp()
     async with app.run_test(size=(60, 12)) as pilot:
         app.view.extend(lines("x" * 200 + "END"))
         await pilot.pause()
+        rows = [row for row in shown(app.view) if row]
+        assert len(rows) == 4
+        assert rows[-1].endswith("END")
+        assert [row[:5] for row in rows] == ["r0   ", *["     "] * 3]
+        app.view.lines.focus()
+        await pilot.press("w")
+        await pilot.pause()
         assert "END" not in "".join(shown(app.view))
+        assert app.view.lines.scrollbar_size_horizontal == 0
         app.view.lines.scroll_to(x=500, animate=False)
         await pilot.pause()
         assert "END" in "".join(shown(app.view))
+        assert shown(app.view)[0].startswith("r0   x")
+        await pilot.press("w")
+        await pilot.pause()
+        assert shown(app.view)[0].startswith("r0   x")
+
+
+async def test_the_line_in_view_stays_when_the_width_changes() -> None:
+    app = LogApp()
+    async with app.run_test(size=(60, 12)) as pilot:
+        app.view.extend(lines(*(f"line {n} {'x' * 80}" for n in range(100))))
+        await pilot.pause()
+        app.view.lines.focus()
+        app.view.lines.scroll_to(y=100, animate=False)
+        await pilot.pause()
+        assert "line 50 " in shown(app.view)[0]
+        await pilot.resize_terminal(30, 12)
+        await pilot.pause()
+        assert "line 50 " in shown(app.view)[0]
+        assert not app.view.follow
+
+
+async def test_only_warnings_and_errors_or_only_errors() -> None:
+    app = LogApp()
+    held = [
+        LogLine(rank=0, text="all is well"),
+        LogLine(rank=0, text="UserWarning: slow", tone=Tone.WARN),
+        LogLine(rank=1, text="Traceback (most recent call last):", tone=Tone.BAD),
+        LogLine(rank=1, text="  File 'train.py', line 3", in_traceback=True),
+        LogLine(rank=1, text="ValueError: bad", tone=Tone.BAD),
+    ]
+    async with app.run_test(size=(80, 12)) as pilot:
+        app.view.extend(held)
+        await pilot.pause()
+        app.view.lines.focus()
+        await pilot.press("L")
+        await pilot.pause()
+        assert [row[5:] for row in shown(app.view) if row] == [line.text for line in held[1:]]
+        app.view.extend(lines("still well"))
+        await pilot.press("L")
+        await pilot.pause()
+        assert [row[5:] for row in shown(app.view) if row] == [line.text for line in held[2:]]
+        app.view.set_lines(lines("all is well"))
+        await pilot.pause()
+        assert "no lines to show: errors only" in "".join(shown(app.view))
+        await pilot.press("L")
+        await pilot.pause()
+        assert shown(app.view)[0] == "r0   all is well"
+
+
+async def test_a_search_finds_what_the_level_shows() -> None:
+    app = LogApp()
+    held = [
+        LogLine(rank=0, text=f"batch {n}", tone=Tone.BAD if n == 9 else Tone.PLAIN)
+        for n in range(40)
+    ]
+    async with app.run_test(size=(80, 12)) as pilot:
+        app.view.extend(held)
+        app.view.lines.focus()
+        await pilot.press("L", "L", "slash", *"batch", "enter")
+        await pilot.pause()
+        assert "1 of 1" in str(app.query_one("#log-hits").render())
+
+
+async def test_arrival_times_are_shown_where_they_are_known() -> None:
+    app = LogApp()
+    at = 1_800_000_000.0
+    async with app.run_test(size=(80, 12)) as pilot:
+        app.view.extend([*lines("old"), LogLine(rank=0, text="new", seen_at=at)])
+        await pilot.pause()
+        assert shown(app.view)[1] == "r0   new"
+        app.view.lines.focus()
+        await pilot.press("T")
+        await pilot.pause()
+        assert shown(app.view)[0] == "     n/a r0   old"
+        assert shown(app.view)[1] == time.strftime("%H:%M:%S r0   new", time.localtime(at))
 
 
 async def test_setting_lines_anew_shows_those_alone() -> None:
