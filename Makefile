@@ -8,14 +8,15 @@ PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
 
-.PHONY: help run test bench data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
+.PHONY: help run test bench peers data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
 	  'make run      install what is needed, then open ltui with the quickstart run started' \
 	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
 	  'make bench    measure the promised numbers, each beside its bound' \
-	  'make data     read .beton files in every way (5 minutes)' \
+	  'make peers    measure the tools of the field beside ltui, on the same work (25 minutes)' \
+  'make data     read .beton files in every way (5 minutes)' \
 	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
 	  'make exactness resume every loader at every stop, compare bit for bit (two hours)' \
 	  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \
@@ -68,6 +69,10 @@ unit: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	@$(PY) -m tests.bench
+
+# Installs each peer into an environment of its own below build/peers, and renews docs/benchmarks.md.
+peers: $(VENV)/.installed-test
+	@$(PY) -m tests.bench.peers --write
 
 data: $(VENV)/.installed-test
 	@LTUI_DATA=all $(PY) -m pytest tests/data

@@ -1,0 +1,90 @@
+"""``make peers``: the comparison with the field's tools; ``--write`` puts it into the document."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from tests.bench.peers import displays, steps
+from tests.bench.peers.environments import ROOT
+
+RUNS = 5
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Median, and the least and most of the runs."""
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def step_table(costs: dict[str, steps.StepCosts], versions: dict[str, str]) -> list[str]:
+    """Markdown rows: what a tool adds to a step over the run without one that came before it."""
+    ours = statistics.median(costs[steps.LTUI].added_us)
+    lines = [
+        "| tool | version | added to a step (training thread), us | times ltui "
+        "| added by all threads of the rank, us |",
+        "|---|---|---|---|---|",
+    ]
+    for name in sorted(costs, key=lambda n: statistics.median(costs[n].added_us)):
+        cost = costs[name]
+        ratios = [added / ours for added in cost.added_us]
+        lines.append(
+            f"| {steps.LABELS[name]} | {versions.get(name, version('ltui-train'))} "
+            f"| {spread(cost.added_us, 0)} | {spread(ratios, 1)} "
+            f"| {spread(cost.added_process_us, 0)} |"
+        )
+    return lines
+
+
+def display_table(costs: dict[str, displays.DisplayCosts]) -> list[str]:
+    """Markdown rows of the dashboards."""
+    lines = [
+        "| program | first screen, s | processor, % of a core | memory, MB |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {label} | {spread(cost.first_screen_s, 2)} | {spread(cost.cpu_percent, 1)} "
+        f"| {spread(cost.memory_mb, 0)} |"
+        for label, cost in costs.items()
+        if cost.first_screen_s
+    ]
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, print, and write the document if asked to."""
+    step_costs, versions, errors = steps.measure(RUNS)
+    display_costs, display_errors = displays.measure(RUNS)
+    measured = {name: cost for name, cost in step_costs.items() if cost.added_us}
+    bare = [value for cost in measured.values() for value in cost.bare_us]
+    lines = [
+        f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"torch {version('torch')}, Lightning {version('lightning')}; "
+        f"median of {RUNS} runs (least to most).",
+        "",
+        f"A step without any instrument takes {spread(bare, 0)} us.",
+        "",
+        *step_table(measured, versions),
+        "",
+        *display_table(display_costs),
+    ]
+    problems = {**errors, **display_errors}
+    lines += [f"\nNot measured: {name}: {' '.join(why.split())}" for name, why in problems.items()]
+    text = "\n".join(lines)
+    print(text)
+    if "--write" in arguments:
+        document = DOCUMENT.read_text(encoding="utf-8")
+        before, _, rest = document.partition(BEGIN)
+        after = rest.partition(END)[2]
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""One training, the same for every tool: writes what its steps cost in processor time to a file.
+
+Usage: ``training.py TOOL RESULT [STEPS]``. ``TOOL`` names the logger or callback of Lightning;
+tools that instrument from outside (``ltui exec``, ``traceml run``) start it with ``bare``.
+
+The result is JSON: ``thread_us``, the median processor time of the training thread from one step's
+forward to the next, and ``process_us``, the processor time of all threads of the process, divided
+by the number of steps. Waiting for a processor adds to neither.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+WARM_UP_STEPS = 300
+
+
+class Model(pl.LightningModule):
+    """A small network whose step takes about half a millisecond, so that an instrument shows."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__()
+        self.tool = tool
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
+        )
+        self.marks_ns: list[int] = []
+        self.process_ns: list[int] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.marks_ns.append(time.thread_time_ns())
+        if len(self.marks_ns) in (WARM_UP_STEPS, self.trainer.max_steps):
+            self.process_ns.append(time.process_time_ns())
+        loss = self.layers(batch).pow(2).mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def instruments(tool: str, folder: str) -> tuple[Any, list[pl.Callback]]:
+    """Lightning's ``logger`` and ``callbacks`` for ``tool``."""
+    if tool == "bare":
+        return False, []
+    if tool == "empty":
+        return False, [pl.Callback()]
+    if tool == "rich":
+        from lightning.pytorch.callbacks import RichProgressBar
+
+        return False, [
+            RichProgressBar(console_kwargs={"file": io.StringIO(), "force_terminal": True})
+        ]
+    if tool == "csv":
+        from lightning.pytorch.loggers import CSVLogger
+
+        return CSVLogger(folder), []
+    if tool == "tensorboard":
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        return TensorBoardLogger(folder), []
+    if tool == "wandb":
+        from lightning.pytorch.loggers import WandbLogger
+
+        return WandbLogger(save_dir=folder, offline=True, project="bench"), []
+    if tool == "trackio":
+        return trackio_logger(folder), []
+    raise SystemExit(f"unknown tool {tool}")
+
+
+def trackio_logger(folder: str) -> Any:
+    """A minimal logger that calls ``trackio.log``, because trackio ships none for Lightning."""
+    import trackio
+    from lightning.pytorch.loggers.logger import Logger
+
+    class TrackioLogger(Logger):
+        def __init__(self) -> None:
+            super().__init__()
+            trackio.init(project="bench", name=f"run-{os.getpid()}")
+
+        name = property(lambda self: "trackio")
+        version = property(lambda self: "0")
+
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            trackio.log(metrics, step=step)
+
+        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def finalize(self, status: str) -> None:
+            trackio.finish()
+
+    return TrackioLogger()
+
+
+def main(tool: str, result: Path, steps: int) -> None:
+    """Train ``steps`` steps with ``tool`` and write the result."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    model = Model(tool)
+    with tempfile.TemporaryDirectory() as folder:
+        logger, callbacks = instruments(tool, folder)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=steps,
+            logger=logger,
+            callbacks=callbacks,
+            log_every_n_steps=1,
+            enable_progress_bar=tool == "rich",
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            default_root_dir=folder,
+        )
+        data = torch.utils.data.DataLoader(torch.randn(steps * 8, 64), batch_size=8)
+        trainer.fit(model, data)
+    costs = [
+        after - before
+        for before, after in zip(
+            model.marks_ns[WARM_UP_STEPS:], model.marks_ns[WARM_UP_STEPS + 1 :], strict=False
+        )
+    ]
+    first, last = model.process_ns
+    result.write_text(
+        json.dumps(
+            {
+                "thread_us": statistics.median(costs) / 1e3,
+                "process_us": (last - first) / (steps - WARM_UP_STEPS) / 1e3,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 3000)
