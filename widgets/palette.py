@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from rich.style import Style
 from textual.app import App
 from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
-from ltui.widgets.shapes import Tone
+if TYPE_CHECKING:
+    from ltui.widgets.shapes import Tone
 
 DARK_SERIES = (
     "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#949494", "#d7d7ff",
@@ -173,6 +175,9 @@ def _mix(colour: str, towards: str, share: float) -> str:
 
 @lru_cache(maxsize=16)
 def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> Paint:
+    # Local: the shapes are many classes, and the first screen draws none of them.
+    from ltui.widgets.shapes import Tone
+
     foreground, surface, dim, faint, selected, good, warn, bad, accent = map(_parse, named)
     ground = Color.parse("black") if surface is None else surface
     inks = [_parse(name) for name in series]
@@ -210,6 +215,8 @@ def _ink(colour: Color | None, *, bold: bool = False) -> Style:
 
 @lru_cache(maxsize=1)
 def _colourless() -> Paint:
+    from ltui.widgets.shapes import Tone
+
     plain, dim = Style(), Style(dim=True)
     count = len(DARK_SERIES)
     return Paint(

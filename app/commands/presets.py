@@ -14,7 +14,8 @@ from ltui.app.deep_check import check_with_classes
 from ltui.app.prepare import prepare
 from ltui.app.summary import columns
 from ltui.training.problem import ProblemError
-from ltui.training.run.presets import Preset, load_preset, preset_names
+from ltui.training.run.preset_names import preset_names
+from ltui.training.run.presets import Preset, load_preset
 from ltui.training.run.snapshot import to_json
 from ltui.widgets.sanitise import clean_line, clean_name
 

@@ -17,11 +17,11 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 from textual.worker import get_current_worker
 
-from ltui.app.first_paint import shipped_preset_names
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.keyline import KeyHint, KeyLine
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
+from ltui.training.run.preset_names import shipped_names
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -85,7 +85,7 @@ class HomeScreen(Screen[None]):
         with Horizontal(id="upper"):
             with Panel(1, "presets", id="presets"):
                 yield Input(placeholder="filter by name or tag", id="filter", compact=True)
-                names = [Option(Text(name), id=name) for name in shipped_preset_names()]
+                names = [Option(Text(name), id=name) for name in shipped_names()]
                 yield OptionList(*names, id="preset-list", markup=False)
             yield Panel(2, "reading presets …", id="form")
             with Panel(None, "configuration", id="yaml"):
@@ -121,7 +121,8 @@ class HomeScreen(Screen[None]):
         from ltui.app.machine import this_machine
         from ltui.app.screens import launch_form, runs_table  # noqa: F401 - off the UI thread
         from ltui.training.problem import ProblemError
-        from ltui.training.run.presets import load_preset, preset_names
+        from ltui.training.run.preset_names import preset_names
+        from ltui.training.run.presets import load_preset
         from ltui.widgets.sanitise import clean_name
 
         cwd = Path.cwd()

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from ltui.training.run.devices import Machine
-from ltui.training.run.presets import build_spec, load_preset, shipped_names
+from ltui.training.run.preset_names import shipped_names
+from ltui.training.run.presets import build_spec, load_preset
 from tests.presets.made_up import SHAPES, image_folder
 
 TRAINED_ELSEWHERE = {"quickstart", "cifar10-cnn"}

@@ -13,7 +13,8 @@ import pytest
 from ltui.training.run.devices import Machine
 from ltui.training.run.document import get
 from ltui.training.run.form import apply_form, field_texts
-from ltui.training.run.presets import build_spec, check_preset, load_preset, shipped_names
+from ltui.training.run.preset_names import shipped_names
+from ltui.training.run.presets import build_spec, check_preset, load_preset
 from ltui.training.run.spec import RunSpec
 from ltui.training.run.trainer_args import TRAINER_ARGUMENTS
 

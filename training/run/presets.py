@@ -1,8 +1,8 @@
-"""Presets: finding and reading them, and making a run's specification of one.
+"""Presets: reading them, and making a run's specification of one.
 
 A preset is a configuration file that LightningCLI would accept, with one more section, ``ltui:``.
 The shipped ones stand in ``ltui.presets``; any LightningCLI file of the user's works without it.
-The only module of this room that reads files.
+Only this module and ``preset_names`` read files in ``training/run``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import ltui.presets
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.check import find_faults, nearest, placed
 from ltui.training.run.devices import UNSEEN, Machine, choose_devices
 from ltui.training.run.document import Document, get, read_document, resolve
 from ltui.training.run.nodes import choose_nodes
 from ltui.training.run.overrides import apply_overrides, overridden_paths
+from ltui.training.run.preset_names import SUFFIXES, preset_names, shipped_folder, shipped_names
 from ltui.training.run.section import Knob, Section, read_section
 from ltui.training.run.spec import CheckpointPolicy, RunSpec, StallPolicy
 
-_SUFFIXES = (".yaml", ".yml")
-_LOOKS_LIKE_PRESET = (re.compile(r"^trainer\s*:", re.M), re.compile(r"^model\s*:", re.M))
 _MOST_BYTES = 4 << 20
 
 
@@ -60,42 +58,6 @@ class Preset:
         return f"{self.name}.yaml" if self.shipped else self.name
 
 
-def shipped_names() -> tuple[str, ...]:
-    folder = _shipped_folder()
-    names = sorted(p.stem for p in folder.iterdir() if p.suffix == ".yaml")
-    return tuple(sorted(names, key=lambda n: n != "quickstart"))
-
-
-def preset_names(cwd: Path | None = None) -> tuple[str, ...]:
-    """What can be run by name: the shipped presets, ``quickstart`` first, then files of ``cwd``.
-
-    A file counts where it has the keys ``trainer`` and ``model``; it may still turn out damaged.
-    """
-    local = _local_files(cwd) if cwd is not None else []
-    return (*shipped_names(), *(f"./{path.name}" for path in local))
-
-
-def _shipped_folder() -> Path:
-    return Path(str(ltui.presets.__file__)).parent
-
-
-def _local_files(cwd: Path) -> list[Path]:
-    try:
-        paths = sorted(p for p in cwd.iterdir() if p.suffix in _SUFFIXES and p.is_file())
-    except OSError:
-        return []
-    return [path for path in paths if _looks_like_preset(path)]
-
-
-def _looks_like_preset(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(1 << 16).decode("utf-8", "replace")
-    except OSError:
-        return False
-    return all(pattern.search(head) for pattern in _LOOKS_LIKE_PRESET)
-
-
 def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
     """The shipped preset of that name, else the file (``cwd`` is where relative paths begin).
 
@@ -104,7 +66,7 @@ def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
     """
     shipped = shipped_names()
     if name_or_path in shipped:
-        path = _shipped_folder() / f"{name_or_path}.yaml"
+        path = shipped_folder() / f"{name_or_path}.yaml"
         return parse_preset(_read(path, path.name), name=name_or_path, path=path, shipped=True)
     path = (cwd or Path()) / Path(name_or_path).expanduser()
     if not path.is_file():
@@ -118,7 +80,7 @@ def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
     short = {n.removeprefix("./").rsplit(".", 1)[0]: n for n in known}
     near = nearest(name, [*known, *short], cutoff=0.5)
     remedy = f"Did you mean `{short.get(near, near)}`?" if near else None
-    if path.suffix in _SUFFIXES or "/" in name:
+    if path.suffix in SUFFIXES or "/" in name:
         return Problem(where=name, what="there is no such file.", remedy=remedy)
     names = ", ".join(known)
     return Problem(

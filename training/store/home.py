@@ -6,19 +6,16 @@ Knows nothing of processes or databases.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
-import secrets
 import stat
-import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import yaml
+from typing import TYPE_CHECKING, BinaryIO
 
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from ltui.training.run.spec import RunSpec
 
 _SOCKET_PATH_BYTES = 107
 """``sun_path`` holds 108 bytes with its terminating zero."""
@@ -182,48 +179,24 @@ class RunDir:
                 far.unlink()
 
     def read_spec(self) -> RunSpec:
-        """Raises ``ProblemError`` where the file is missing, damaged or from a newer ltui."""
-        where = str(self.spec_path)
-        try:
-            text = self.spec_path.read_text(encoding="utf-8")
-            document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both are safe loaders
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ProblemError(
-                Problem(
-                    where=where,
-                    what=f"it can't be read ({_first_line(error)}).",
-                    remedy="Restore it or delete the run.",
-                )
-            ) from error
-        if not isinstance(document, dict):
-            raise ProblemError(Problem(where=where, what="this is not a run's specification."))
-        return RunSpec.from_document(document, where)
+        """Raises ``ProblemError`` if the file is missing, damaged or from a newer ltui."""
+        # Local: the first screen of the dashboard needs the paths of runs, and no YAML.
+        from ltui.training.store.spec_file import read_spec_file
+
+        return read_spec_file(self.spec_path)
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Replace ``spec.yaml`` (0600) at one stroke."""
-        text = yaml.dump(_plain(spec.to_document()), Dumper=_DUMPER, sort_keys=False)
-        write_atomically(self.spec_path, text.encode("utf-8"))
+        """Replace ``spec.yaml`` (0600) in one step."""
+        from ltui.training.store.spec_file import spec_text
 
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-
-def _plain(value: Any) -> Any:
-    """Tuples and mappings of any kind as what YAML's safe dumper knows."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+        write_atomically(self.spec_path, spec_text(spec).encode("utf-8"))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a 0600 file beside ``path`` and rename it over ``path``."""
+    # Local, as the other imports of this module: opening the dashboard needs none of them.
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -242,6 +215,8 @@ def open_private_log(path: Path) -> BinaryIO:
 
 
 def _short_socket_dir() -> Path:
+    import tempfile
+
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
         directory = Path(runtime) / "ltui"
@@ -310,6 +285,8 @@ def find_run(home: Path, text: str) -> RunDir:
 
 
 def _nearest_run(runs: list[RunDir], text: str) -> str:
+    import difflib
+
     near = difflib.get_close_matches(text, [run.id for run in runs], n=1, cutoff=0.5)
     near = near or difflib.get_close_matches(text, [run.id[:-5] for run in runs], n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else "ltui runs lists them."
@@ -320,6 +297,8 @@ def new_run_id(home: Path, name: str | None) -> tuple[str, str]:
 
     Raises ``ProblemError`` where ``name`` can't be a directory's name.
     """
+    import secrets
+
     if name is not None and (not _NAME.fullmatch(name) or name == "last"):
         raise ProblemError(
             Problem(

@@ -1,0 +1,51 @@
+"""``spec.yaml`` of a run: the specification as a file that people can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.spec import RunSpec
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def read_spec_file(path: Path) -> RunSpec:
+    """Raises ``ProblemError`` if the file is missing, damaged or from a newer ltui."""
+    where = str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both are safe loaders
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ProblemError(
+            Problem(
+                where=where,
+                what=f"it can't be read ({_first_line(error)}).",
+                remedy="Restore it or delete the run.",
+            )
+        ) from error
+    if not isinstance(document, dict):
+        raise ProblemError(Problem(where=where, what="this is not a run's specification."))
+    return RunSpec.from_document(document, where)
+
+
+def spec_text(spec: RunSpec) -> str:
+    """``spec`` as YAML."""
+    return str(yaml.dump(_plain(spec.to_document()), Dumper=_DUMPER, sort_keys=False))
+
+
+def _plain(value: Any) -> Any:
+    """Tuples and mappings of any kind as what YAML's safe dumper knows."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
