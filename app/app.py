@@ -1,11 +1,11 @@
-"""Opens the dashboard. Imports nothing heavy: a first picture stands before Textual is loaded."""
+"""Opens the dashboard. Imports nothing heavy by itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ltui.app import first_paint
+from ltui.app.collector import pause_during_start
 from ltui.app.terminal_gone import leave_with_the_terminal
 
 if TYPE_CHECKING:
@@ -19,15 +19,11 @@ def run_dashboard(
 
     ``python`` is the interpreter of runs launched here; None: that of the active environment.
     """
-    first_paint.paint(None if run is None else run.id)
-    try:
-        # Textual alone takes longer to import than a person should look at an unanswered prompt.
-        from ltui.app.dashboard import LtuiApp
+    pause_during_start()
+    # Local: the collector rests while Textual is imported.
+    from ltui.app.dashboard import LtuiApp
 
-        app = LtuiApp(home, run=run, readonly=readonly, python=python)
-    except BaseException:
-        first_paint.wipe()
-        raise
+    app = LtuiApp(home, run=run, readonly=readonly, python=python)
     leave_with_the_terminal()
     app.run()
     return app.return_code or 0

@@ -1,6 +1,7 @@
 """The command ``ltui``: reads the arguments, calls what carries them out, turns errors into words.
 
-Nothing but the standard library is imported before the command is known.
+Nothing but the standard library is imported before the command is known. ``ltui`` alone, which
+opens the dashboard, does not even build the grammar of the other commands.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from typing import TYPE_CHECKING
 
-from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_FAILED, build_parser
 from ltui.training.problem import ProblemError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,15 +25,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    options = _parse(list(sys.argv[1:] if argv is None else argv))
     try:
-        code = _command(options.do)(options)
+        code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except ProblemError as error:
+        from ltui.app.commands.arguments import EXIT_BAD_INPUT
+
         for problem in error.problems:
             _say(str(problem))
         return EXIT_BAD_INPUT
     except BrokenPipeError:
+        from ltui.app.commands.arguments import EXIT_FAILED
+
         # The reader of our output has gone; keep the interpreter's exit from complaining about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_FAILED
@@ -40,7 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _run(argv: list[str]) -> int:
+    if not argv:
+        from ltui.app.commands.dashboard import show_dashboard
+
+        return show_dashboard()
+    options = _parse(argv)
+    return _command(options.do)(options)
+
+
 def _parse(argv: list[str]) -> Namespace:
+    from ltui.app.commands.arguments import build_parser
+
     command: list[str] | None = None
     if argv[:1] == ["exec"] and "--" in argv:
         # Split here, because Python versions differ in what argparse does with `--` before a rest.

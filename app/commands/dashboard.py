@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.home import find_run, ltui_home
 
+if TYPE_CHECKING:
+    from argparse import Namespace
+
 
 def open_dashboard(options: Namespace) -> int:
-    """The dashboard, at a run where one is named."""
+    """Carry out ``ltui``, ``ltui --readonly`` and ``ltui attach RUN``."""
+    return show_dashboard(options.run, readonly=options.readonly)
+
+
+def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
+    """Open the dashboard at its home screen, or at the run that ``name`` names.
+
+    Raises ``ProblemError`` without a terminal, and if there is no such run.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ProblemError(
             Problem(
@@ -20,8 +31,8 @@ def open_dashboard(options: Namespace) -> int:
             )
         )
     home = ltui_home(to_write=False)
-    run = None if options.run is None else find_run(home, options.run)
+    run = None if name is None else find_run(home, name)
     # Local: the errors above must not wait for Textual's half second.
     from ltui.app.app import run_dashboard
 
-    return run_dashboard(home, run=run, readonly=options.readonly)
+    return run_dashboard(home, run=run, readonly=readonly)

@@ -6,9 +6,11 @@ Knows nothing of processes or databases.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -194,9 +196,6 @@ class RunDir:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a 0600 file beside ``path`` and rename it over ``path``."""
-    # Local, as the other imports of this module: opening the dashboard needs none of them.
-    import tempfile
-
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -215,8 +214,6 @@ def open_private_log(path: Path) -> BinaryIO:
 
 
 def _short_socket_dir() -> Path:
-    import tempfile
-
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
         directory = Path(runtime) / "ltui"
@@ -285,8 +282,6 @@ def find_run(home: Path, text: str) -> RunDir:
 
 
 def _nearest_run(runs: list[RunDir], text: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(text, [run.id for run in runs], n=1, cutoff=0.5)
     near = near or difflib.get_close_matches(text, [run.id[:-5] for run in runs], n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else "ltui runs lists them."
@@ -297,6 +292,7 @@ def new_run_id(home: Path, name: str | None) -> tuple[str, str]:
 
     Raises ``ProblemError`` where ``name`` can't be a directory's name.
     """
+    # Local: it brings hashing libraries that opening the dashboard does not need.
     import secrets
 
     if name is not None and (not _NAME.fullmatch(name) or name == "last"):
