@@ -243,18 +243,6 @@ def test_the_dashboard_needs_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_first_picture_needs_neither_textual_nor_numpy() -> None:
-    code = (
-        "import sys; from ltui.app import app, first_paint; lines = first_paint.first_lines(None);"
-        "assert any('quickstart' in line for line in lines);"
-        "print([m for m in ('textual', 'rich', 'numpy', 'yaml', 'sqlite3') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
 def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> None:
     watch = RunWatch(run_dir)
     try:

@@ -12,6 +12,7 @@ import yaml
 from ltui.training.problem import ProblemError
 from ltui.training.run.devices import Machine
 from ltui.training.run.form import apply_form, field_texts
+from ltui.training.run.preset_names import preset_names
 from ltui.training.run.presets import (
     Preset,
     build_spec,
@@ -19,7 +20,6 @@ from ltui.training.run.presets import (
     load_preset,
     missing_requirements,
     parse_preset,
-    preset_names,
 )
 from ltui.training.run.spec import RunSpec, StallPolicy
 
