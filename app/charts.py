@@ -120,7 +120,7 @@ def _train_series(name: str, curve: CurveData, axis: Axis, smoothing: float) -> 
     shown = clean_name(name)
     if smoothing <= 0:
         return [_series(shown, places, curve, colour=0)]
-    smoothed = smooth(curve.mean, smoothing)
+    smoothed = smooth(curve, smoothing)
     return [
         _series(f"{shown} raw", places, curve, colour=0, dim=True),
         Series(name=f"{shown} smoothed", x=places, y=smoothed, colour=0),
@@ -157,7 +157,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
         series += _rank_series(frame.rates, axis)
         series.append(_series("total", axis.places(total), total, colour=2))
     return ChartShape(
-        title="throughput",
+        title="throughput, samples/s",
         subtitle=throughput_figures(frame),
         series=tuple(series),
         x_label=axis.label,
@@ -184,17 +184,24 @@ def _differ(curves: list[CurveData]) -> bool:
 def throughput_figures(frame: Frame) -> str:
     """``31.4 k samples/s · best 32.0 k``."""
     throughput = frame.snapshot.throughput
-    now = throughput.samples_per_s
-    best = throughput.best_samples_per_s
+    best = best_throughput(frame)
     words = []
     if frame.snapshot.state in LIVE:
-        words.append(formats.quantity(now, SAMPLES) if now is not None else formats.NA)
+        words.append(formats.quantity(throughput.samples_per_s, SAMPLES))
     if best is not None:
-        words.append(f"best {formats.quantity(best, '')}".rstrip())
+        words.append(f"best {formats.quantity(best, '')}")
     share = frame.snapshot.model_flop_utilisation
     if share is not None and frame.snapshot.state in LIVE:
         words.append(f"MFU {formats.percent(share)}")
     return " · ".join(words)
+
+
+def best_throughput(frame: Frame) -> float | None:
+    """The highest figure of all attempts, never less than what the chart shows."""
+    stored = frame.snapshot.throughput.best_samples_per_s
+    total = frame.rates.get(None)
+    drawn = float(np.nanmax(total.mean)) if total is not None and len(total) else None
+    return max((rate for rate in (stored, drawn) if rate is not None), default=None)
 
 
 def waiting_line(frame: Frame) -> str:

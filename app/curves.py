@@ -2,75 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ltui.app.frame import CurveData, FloatArray
+from ltui.training.run.fold import MIN_WINDOW_S, WINDOW_S
 
-COLUMNS = ("steps", "epochs", "times", "mean", "low", "high")
+BoolArray = npt.NDArray[np.bool_]
+
+COLUMNS = ("steps", "epochs", "times", "mean", "low", "high", "count")
 
 
 def empty_curve() -> CurveData:
     return CurveData(**{name: np.empty(0) for name in COLUMNS})
 
 
-def curve_of(rows: FloatArray) -> CurveData:
-    """From an array of shape (n, 6), columns as ``COLUMNS``."""
-    return CurveData(**{name: rows[:, i] for i, name in enumerate(COLUMNS)})
+def curve_of_values(rows: FloatArray) -> CurveData:
+    """One point a row of (step, epoch, time, value)."""
+    steps, epochs, times, values = rows.T.copy()
+    return CurveData(
+        steps=steps,
+        epochs=epochs,
+        times=times,
+        mean=values,
+        low=values,
+        high=values,
+        count=np.ones(len(values)),
+    )
 
 
 class GrowingCurve:
-    """Points appended one by one, halved in resolution whenever ``max_points`` is reached."""
+    """A curve that grows at its end in bounded memory.
 
-    def __init__(self, max_points: int = 4096) -> None:
-        self._rows = np.empty((max_points, len(COLUMNS)))
+    The last ``recent`` points at least are kept as they came, so that what is computed from the
+    end of the curve does not depend on its age. Older points are merged to at most ``older``.
+    """
+
+    def __init__(self, recent: int = 2048, older: int = 2048) -> None:
+        self._recent, self._most_older = recent, older
+        self._rows = np.empty((2 * recent, 4))
         self._length = 0
+        self._older = empty_curve()
+        self._merged = 1
+        """How many values a point of ``_older`` stands for."""
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._older) + self._length
 
     def append(self, step: float, epoch: float, time: float, value: float) -> None:
         if self._length == len(self._rows):
-            self._halve()
-        self._rows[self._length] = (step, epoch, time, value, value, value)
+            self._age()
+        self._rows[self._length] = (step, epoch, time, value)
         self._length += 1
 
-    def extend(self, rows: Iterable[tuple[float, float, float, float]]) -> None:
-        for row in rows:
-            self.append(*row)
+    def extend(self, rows: FloatArray) -> None:
+        """Append ``rows`` of (step, epoch, time, value)."""
+        while len(rows):
+            if self._length == len(self._rows):
+                self._age()
+            taken = rows[: len(self._rows) - self._length]
+            self._rows[self._length : self._length + len(taken)] = taken
+            self._length += len(taken)
+            rows = rows[len(taken) :]
 
     def curve(self) -> CurveData:
-        """A copy, so that a frame stays what it was."""
-        return curve_of(self._rows[: self._length].copy())
+        """A copy, so that a frame does not change."""
+        return concatenated([self._older, curve_of_values(self._rows[: self._length])])
 
-    @property
-    def first_step(self) -> float | None:
-        return float(self._rows[0, 0]) if self._length else None
+    def _age(self) -> None:
+        """Merge the older half of the points that were kept as they came."""
+        moved = curve_of_values(self._rows[: self._recent])
+        left = self._length - self._recent
+        self._rows[:left] = self._rows[self._recent : self._length]
+        self._length = left
+        size = 1
+        while size < self._merged and len(moved) > 1:
+            moved, size = halve(moved), 2 * size
+        self._older = concatenated([self._older, moved])
+        while len(self._older) > self._most_older:
+            self._older, self._merged = halve(self._older), 2 * self._merged
 
-    def _halve(self) -> None:
-        halved = halve(curve_of(self._rows[: self._length]))
-        self._length = len(halved)
-        for i, name in enumerate(COLUMNS):
-            self._rows[: self._length, i] = getattr(halved, name)
+
+def concatenated(parts: Sequence[CurveData]) -> CurveData:
+    return CurveData(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in COLUMNS})
 
 
 def halve(curve: CurveData) -> CurveData:
-    """Every two neighbours as one point: last place, mean of what is finite, extremes of both."""
+    """Merge every two neighbours: last place, mean of the finite values, extremes of both.
+
+    A single point at the end stays as it is.
+    """
     even = len(curve) // 2 * 2
-    places = {n: getattr(curve, n)[1:even:2] for n in ("steps", "epochs", "times")}
     first, second = slice(0, even, 2), slice(1, even, 2)
+    known = np.isfinite(curve.mean)
+    weights = np.where(known, np.maximum(curve.count, 1.0), 0.0)
+    sums = np.where(known, curve.mean, 0.0) * weights
+    total = weights[first] + weights[second]
     mean = np.where(
-        np.isfinite(curve.mean[first]) & np.isfinite(curve.mean[second]),
-        (curve.mean[first] + curve.mean[second]) / 2,
-        np.fmax(curve.mean[first], curve.mean[second]),
+        total > 0, (sums[first] + sums[second]) / np.where(total > 0, total, 1.0), np.nan
     )
-    return CurveData(
-        **places,
+    merged = CurveData(
+        **{n: getattr(curve, n)[second] for n in ("steps", "epochs", "times")},
         mean=mean,
         low=np.fmin(curve.low[first], curve.low[second]),
         high=np.fmax(curve.high[first], curve.high[second]),
+        count=curve.count[first] + curve.count[second],
     )
+    return concatenated([merged, part(curve, slice(even, None))]) if even < len(curve) else merged
+
+
+def part(curve: CurveData, chosen: slice | BoolArray) -> CurveData:
+    return CurveData(**{n: getattr(curve, n)[chosen] for n in COLUMNS})
+
+
+def splice(curve: CurveData, detail: CurveData) -> CurveData:
+    """``curve`` with the points between the ends of ``detail`` replaced, where it has more."""
+    if not len(detail):
+        return curve
+    inside = (curve.steps >= detail.steps[0]) & (curve.steps <= detail.steps[-1])
+    if int(inside.sum()) >= len(detail):
+        return curve
+    before, after = curve.steps < detail.steps[0], curve.steps > detail.steps[-1]
+    return concatenated([part(curve, before), detail, part(curve, after)])
 
 
 def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
@@ -82,51 +138,61 @@ def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
         return stored if stored is not None else empty_curve()
     if stored is None or not len(stored):
         return live
-    keep = stored.steps < live.steps[0]
-    return CurveData(
-        **{n: np.concatenate([getattr(stored, n)[keep], getattr(live, n)]) for n in COLUMNS}
-    )
+    return concatenated([part(stored, stored.steps < live.steps[0]), live])
 
 
-def rate_curve(
-    amount: CurveData, seconds: CurveData, factor: float = 1.0, points: int = 500
-) -> CurveData:
-    """``factor * amount / seconds`` in at most ``points`` windows of at least half a second.
+def rate_curve(samples: CurveData, seconds: CurveData) -> CurveData:
+    """Throughput of one rank at each point of ``seconds``, both given per step.
 
-    The ratio is taken of sums, so that a short step does not count as much as a long one.
+    The definition is that of ``training/run/throughput.py``: samples by seconds of the steps in
+    the last ``WINDOW_S`` seconds of steps.
     """
-    if not len(seconds) or not len(amount):
+    if len(seconds) < 2 or not len(samples):
         return empty_curve()
-    amounts = np.interp(seconds.steps, amount.steps, amount.mean, left=np.nan, right=np.nan)
-    known = np.isfinite(amounts) & np.isfinite(seconds.mean) & np.isfinite(seconds.times)
-    if not known.any():
+    per_step = np.interp(seconds.steps, samples.steps, samples.mean, left=np.nan, right=np.nan)
+    known = np.isfinite(per_step) & np.isfinite(seconds.mean) & (seconds.mean > 0)
+    if int(known.sum()) < 2:
         return empty_curve()
-    times = seconds.times[known]
-    width = max(0.5, float(times.max() - times.min()) / points)
-    window = np.floor((times - times.min()) / width)
-    begins = np.flatnonzero(np.diff(window, prepend=-1.0) != 0)
-    ends = np.append(begins[1:], len(times)) - 1
-    spent = np.add.reduceat(seconds.mean[known], begins)
-    done = np.add.reduceat(amounts[known], begins) * factor
-    mean = np.where(spent > 0, done / np.where(spent > 0, spent, 1.0), np.nan)
-    places = {n: getattr(seconds, n)[known][ends] for n in ("steps", "epochs", "times")}
-    return CurveData(**places, mean=mean, low=mean, high=mean)
+    timed = part(seconds, known)
+    spent = np.cumsum(timed.mean * timed.count)
+    done = np.cumsum(per_step[known] * timed.count)
+    # Where the window of each point begins; at least one point back, four where steps are slow.
+    here = np.arange(len(spent))
+    begin = np.searchsorted(spent, spent - WINDOW_S, side="left")
+    begin = np.where(begin == here, np.maximum(here - 3, 0), begin)
+    seconds_in, samples_in = spent - spent[begin], done - done[begin]
+    good = (seconds_in >= MIN_WINDOW_S) & (samples_in > 0)
+    rate = samples_in[good] / seconds_in[good]
+    return replace(part(timed, good), mean=rate, low=rate, high=rate)
 
 
-def smooth(values: FloatArray, weight: float) -> FloatArray:
+def sum_of(curves: Sequence[CurveData]) -> CurveData:
+    """The sum of curves of several ranks, where all of them are known."""
+    first, *others = curves
+    total = first.mean.copy()
+    for other in others:
+        if not len(other):
+            return empty_curve()
+        total += np.interp(first.steps, other.steps, other.mean, left=np.nan, right=np.nan)
+    return part(replace(first, mean=total, low=total, high=total), np.isfinite(total))
+
+
+def smooth(curve: CurveData, weight: float) -> FloatArray:
     """Exponential moving average with the bias of its start removed, as Adam and TensorBoard do.
 
-    ``weight`` in 0 to 1 is what stays of the average at each point; NaN leaves a gap.
+    ``weight`` in 0 to 1 is what stays of the average at each logged value. A point that stands
+    for several values counts as that many. NaN leaves a gap.
     """
     if weight <= 0:
-        return values
-    out = np.full(len(values), np.nan)
+        return curve.mean
+    out = np.full(len(curve), np.nan)
+    kept = weight ** np.maximum(curve.count, 1.0)
     average, norm = 0.0, 0.0
-    for i, value in enumerate(values.tolist()):
+    for i, (value, keep) in enumerate(zip(curve.mean.tolist(), kept.tolist(), strict=True)):
         if value - value != 0:  # NaN or infinite
             continue
-        average = weight * average + (1 - weight) * value
-        norm = weight * norm + (1 - weight)
+        average = keep * average + (1 - keep) * value
+        norm = keep * norm + (1 - keep)
         out[i] = average / norm
     return out
 

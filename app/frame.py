@@ -27,6 +27,8 @@ class CurveData:
     low: FloatArray
     """Smallest value of the steps that a point stands for."""
     high: FloatArray
+    count: FloatArray
+    """How many logged values a point stands for."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -66,10 +68,11 @@ class Frame:
     last_record_at: float | None = None
     """When a rank's newest record was written; None where none was read."""
     curves: Mapping[str, CurveData] = field(default_factory=dict)
+    """Those that the screen asked for."""
+    curve_names: tuple[str, ...] = ()
+    """Every curve that the screen can ask for."""
     rates: Mapping[int | None, CurveData] = field(default_factory=dict)
     """Samples per second; ``None`` is all ranks together."""
-    waits: CurveData | None = None
-    """Share of the step spent waiting for data, 0 to 1."""
     gpu_pasts: Mapping[int, GpuPast] = field(default_factory=dict)
     """The last minutes of each GPU, by its index."""
     cleared: tuple[Cleared, ...] = ()

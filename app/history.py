@@ -1,151 +1,162 @@
-"""What the dashboard keeps of a run's curves: stored history, and what ranks wrote since."""
+"""The dashboard's curves of one run: stored history, then what ranks sent since."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ltui.app.curves import GrowingCurve, join
+from ltui.app.curves import GrowingCurve, empty_curve, join, splice
 from ltui.app.frame import CurveData, FloatArray
 from ltui.training.queue.records import StepField
+from ltui.training.run.fold import Fold
 
 TRAIN_LOSS = "train/loss"
+STEP_CURVES = {
+    TRAIN_LOSS: StepField.LOSS,
+    "step/lr": StepField.LR,
+    "step/seconds": StepField.STEP_S,
+    "step/fetch_seconds": StepField.FETCH_S,
+    "step/samples": StepField.SAMPLES,
+}
+"""Curves that every step has, by the names that the store gives them."""
 POINT_S = 0.5
-"""A throughput point covers at least this many seconds of training."""
-MAX_PENDING = 4096
+"""Seconds of training steps between two points of the throughput curve."""
 RANK_CURVES = 8
-"""Above so many ranks only the total is kept: nobody reads hundreds of lines in one chart."""
+"""With more ranks, only the total is kept: nobody reads hundreds of lines in one chart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurveRequest:
+    """Which curves a screen shows, and at what detail."""
+
+    names: frozenset[str] | None = None
+    """None: the default choice of ``metric_choice.py``."""
+    steps: tuple[int, int] | None = None
+    """First and last step of the part in view; None where all of it is in view."""
 
 
 class CurveBook:
-    """Metric curves of rank 0: ``stored`` as loaded, live points behind them."""
+    """Metric curves of rank 0: stored history with live points behind it."""
 
     def __init__(self) -> None:
         self.version = 0
+        """Changes when a curve does that ``curves`` last gave."""
         self._stored: dict[str, CurveData] = {}
+        self._detail: dict[str, CurveData] = {}
         self._live: dict[str, GrowingCurve] = {}
         self._joined: dict[str, CurveData] = {}
+        self._given: frozenset[str] = frozenset()
 
     def load(self, stored: Mapping[str, CurveData]) -> None:
-        """Replace the stored history; live points stay."""
-        self._stored = dict(stored)
-        self._joined.clear()
-        self.version += 1
+        """Replace the stored history of these curves; live points stay."""
+        self._stored |= stored
+        self._forget_joined(stored)
+
+    def load_detail(self, detail: Mapping[str, CurveData]) -> None:
+        """Show a part of these curves in more detail, and no part of any other."""
+        changed = {*self._detail, *detail}
+        self._detail = dict(detail)
+        self._forget_joined(changed)
 
     def forget_live(self) -> None:
-        """A new attempt, or records were missed: what follows stands behind a fresh load."""
+        """A new attempt, or records were missed: live points begin anew after a fresh load."""
+        changed = {*self._live, *self._detail}
         self._live.clear()
-        self._joined.clear()
+        self._detail.clear()
+        self._forget_joined(changed)
         self.version += 1
 
     def add(self, name: str, step: float, epoch: float, time: float, value: float) -> None:
-        self._live.setdefault(name, GrowingCurve()).append(step, epoch, time, value)
-        self._joined.pop(name, None)
-        self.version += 1
+        self._growing(name).append(step, epoch, time, value)
 
-    def curves(self) -> dict[str, CurveData]:
-        for name in self._stored.keys() | self._live.keys():
-            if name not in self._joined:
+    def add_steps(self, rows: FloatArray) -> None:
+        """Rows of ``StepField``: every step's own curves."""
+        places = (StepField.GLOBAL_STEP, StepField.EPOCH, StepField.WALL_S)
+        for name, column in STEP_CURVES.items():
+            if np.isfinite(rows[:, column]).any() or name in self._live or name == TRAIN_LOSS:
+                self._growing(name).extend(rows[:, [*places, column]])
+
+    def names(self) -> set[str]:
+        return self._stored.keys() | self._live.keys()
+
+    def curves(self, names: Collection[str]) -> dict[str, CurveData]:
+        """The curves of ``names`` that have points."""
+        if self._given != frozenset(names):
+            self._given = frozenset(names)
+            self.version += 1
+        for name in names:
+            if name not in self._joined and name in self.names():
                 live = self._live.get(name)
-                self._joined[name] = join(self._stored.get(name), live.curve() if live else None)
-        return dict(self._joined)
+                joined = join(self._stored.get(name), live.curve() if live else None)
+                self._joined[name] = splice(joined, self._detail.get(name, empty_curve()))
+        return {name: self._joined[name] for name in names if name in self._joined}
+
+    def _growing(self, name: str) -> GrowingCurve:
+        self._forget_joined((name,))
+        return self._live.setdefault(name, GrowingCurve())
+
+    def _forget_joined(self, names: Collection[str]) -> None:
+        for name in names:
+            self._joined.pop(name, None)
+        if not self._given.isdisjoint(names):
+            self.version += 1
 
 
 class RateBook:
-    """Samples per second, in total and per rank, and the share of waiting for data.
+    """Throughput in total and per rank: stored history with live points behind it.
 
-    A point is made only where every rank has reported the same steps, so that a total is never a
-    part of one.
+    A live point is the figure that the fold gives, so the chart draws what its border shows. It is
+    made only when every rank has one, so that a total is never a part of one.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        self._pending: dict[int, deque[FloatArray]] = {}
         self._rates: dict[int | None, GrowingCurve] = {}
-        self._waits = GrowingCurve()
         self._stored: dict[int | None, CurveData] = {}
-        self._stored_waits: CurveData | None = None
-        self._copied: tuple[int, dict[int | None, CurveData], CurveData | None] = (0, {}, None)
+        self._timed_s = 0.0
+        """Seconds of the lead rank's steps at the last point."""
+        self._copied: tuple[int, dict[int | None, CurveData]] = (0, {})
 
-    def load(self, rates: Mapping[int | None, CurveData], waits: CurveData | None) -> None:
+    def load(self, rates: Mapping[int | None, CurveData]) -> None:
         """Replace the stored history; live points stay."""
-        self._stored, self._stored_waits = dict(rates), waits
+        self._stored = dict(rates)
         self.version += 1
 
     def forget_live(self) -> None:
         """A new attempt."""
-        self._pending.clear()
         self._rates.clear()
-        self._waits = GrowingCurve()
+        self._timed_s = 0.0
         self.version += 1
 
-    def add(self, rank: int, step_row: FloatArray) -> None:
-        self._pending.setdefault(rank, deque(maxlen=MAX_PENDING)).append(step_row)
-
-    def settle(self, ranks: Sequence[int]) -> None:
-        """Make a point of what all ``ranks`` have done by now, where that is long enough."""
-        if not ranks or any(not self._pending.get(rank) for rank in ranks):
+    def add(self, fold: Fold, ranks: Sequence[int]) -> None:
+        """Append a point once the steps since the last one are long enough."""
+        lead = fold.lead
+        if lead is None or lead.total is None or lead.wall_s is None:
             return
-        reached = min(self._pending[rank][-1][StepField.GLOBAL_STEP] for rank in ranks)
-        done = {rank: self._up_to(rank, reached) for rank in ranks}
-        seconds = {rank: _total(rows, StepField.STEP_S) for rank, rows in done.items()}
-        longest = max(seconds.values())
-        if longest < POINT_S or min(seconds.values()) <= 0:
+        if 0 <= lead.total.timed_s - self._timed_s < POINT_S:
             return
-        for rank in ranks:
-            for _ in done[rank]:
-                self._pending[rank].popleft()
-        self._point(done, seconds, longest)
+        rates = {rank: f.samples_per_s for rank in ranks if (f := fold.ranks.get(rank))}
+        if len(rates) < len(ranks) or any(rate is None for rate in rates.values()):
+            return
+        self._timed_s = lead.total.timed_s
+        place = (float(lead.global_step or 0), float(lead.epoch or 0), lead.wall_s)
+        known = {rank: rate for rank, rate in rates.items() if rate is not None}
+        self._curve(None).append(*place, sum(known.values()))
+        for rank in known if len(known) <= RANK_CURVES else ():
+            self._curve(rank).append(*place, known[rank])
+        self.version += 1
 
     def rates(self) -> dict[int | None, CurveData]:
-        return self._copies()[1]
-
-    def waits(self) -> CurveData | None:
-        return self._copies()[2]
-
-    def _copies(self) -> tuple[int, dict[int | None, CurveData], CurveData | None]:
         if self._copied[0] != self.version:
             rates = {
                 rank: join(self._stored.get(rank), live.curve() if live else None)
                 for rank in self._stored.keys() | self._rates.keys()
                 for live in (self._rates.get(rank),)
             }
-            waits = join(self._stored_waits, self._waits.curve())
-            self._copied = (self.version, rates, waits if len(waits) else None)
-        return self._copied
-
-    def _up_to(self, rank: int, step: float) -> list[FloatArray]:
-        rows = []
-        for row in self._pending[rank]:
-            if row[StepField.GLOBAL_STEP] > step:
-                break
-            rows.append(row)
-        return rows
-
-    def _point(
-        self, done: Mapping[int, list[FloatArray]], seconds: Mapping[int, float], longest: float
-    ) -> None:
-        last = next(iter(done.values()))[-1]
-        place = (
-            float(last[StepField.GLOBAL_STEP]),
-            float(last[StepField.EPOCH]),
-            float(last[StepField.WALL_S]),
-        )
-        samples = {rank: _total(rows, StepField.SAMPLES) for rank, rows in done.items()}
-        self._curve(None).append(*place, sum(samples.values()) / longest)
-        for rank in done if len(done) <= RANK_CURVES else ():
-            self._curve(rank).append(*place, samples[rank] / seconds[rank])
-        shares = [_total(rows, StepField.FETCH_S) / seconds[rank] for rank, rows in done.items()]
-        self._waits.append(*place, min(1.0, math.fsum(shares) / len(shares)))
-        self.version += 1
+            self._copied = (self.version, rates)
+        return self._copied[1]
 
     def _curve(self, rank: int | None) -> GrowingCurve:
         return self._rates.setdefault(rank, GrowingCurve())
-
-
-def _total(rows: Iterable[FloatArray], column: StepField) -> float:
-    values = np.array([row[column] for row in rows])
-    return float(np.sum(values)) if len(values) else 0.0

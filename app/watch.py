@@ -14,17 +14,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ltui.app.curves import rate_curve
-from ltui.app.frame import Cleared, CurveData, Ending, Frame
+from ltui.app.frame import Cleared, Ending, Frame
 from ltui.app.gpu_history import KEPT_S, GpuBook, GpuSample
-from ltui.app.history import RANK_CURVES, TRAIN_LOSS, CurveBook, RateBook
+from ltui.app.history import STEP_CURVES, TRAIN_LOSS, CurveBook, CurveRequest, RateBook
 from ltui.app.logtail import LogTail
+from ltui.app.metric_choice import default_choice
+from ltui.app.stored_curves import stored_curve, stored_part, stored_rates
 from ltui.training.queue.reader import QueueFileError, QueueReader
-from ltui.training.queue.records import Kind, Phase, PulseState, StepField
+from ltui.training.queue.records import Kind, Phase, PulseState
 from ltui.training.run.fold import Fold, fold, step_rows
 from ltui.training.run.progress import metrics as folded_metrics
 from ltui.training.run.progress import progress as folded_progress
-from ltui.training.run.snapshot import LIVE, RankSnapshot, RankState, RunSnapshot, Verdict
+from ltui.training.run.snapshot import (
+    LIVE,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Throughput,
+    Verdict,
+)
+from ltui.training.run.throughput import at_rest, window
 from ltui.training.run.throughput import throughput as folded_throughput
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
@@ -48,7 +58,6 @@ RELOAD_S = 5.0
 """Least seconds between loads of the stored history."""
 POLL_RECORDS = 4000
 POLLS_A_LOOK = 4
-CURVE_POINTS = 2000
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 
 
@@ -92,7 +101,12 @@ class RunWatch:
         self._attempt: int | None = None
         self._queues: AttemptQueues | None = None
         self._fold = Fold()
+        self.request = CurveRequest()
+        """Set by the screen, from its own thread; the next look follows it."""
         self._book = CurveBook()
+        self._stored_names: set[str] = set()
+        self._loaded: set[str] = set()
+        self._detailed: tuple[frozenset[str], tuple[int, int] | None] = (frozenset(), None)
         self._rate_book = RateBook()
         self._log: LogTail | None = None
         self._gpus = GpuBook()
@@ -125,6 +139,7 @@ class RunWatch:
         pulses = self._read_queues() if live or self._was_live else {}
         self._follow_end(live)
         self._load_history(now)
+        self._follow_request()
         self._read_events(now)
         if self._log is not None:
             self._log.poll(now)
@@ -195,12 +210,41 @@ class RunWatch:
 
     def _load_curves(self) -> None:
         with RunStore(self.run_dir) as store:
-            names = store.metric_names()
-            self._book.load({name: _stored_curve(store, name) for name in names})
+            self._stored_names = set(store.metric_names())
+            self._loaded = self._wanted()
+            self._book.load({name: stored_curve(store, name) for name in self._loaded})
+            self._detailed = (frozenset(), None)
             self._endings = _endings(store, self._attempt or 1)
             self._load_gpus(store)
-            world_size = self._snapshot.world_size if self._snapshot else None
-            self._rate_book.load(*_stored_rates(store, world_size or 1))
+            self._rate_book.load(stored_rates(store))
+
+    def _names(self) -> set[str]:
+        """Every curve that can be shown."""
+        named = self._book.names() | self._stored_names
+        return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) if named else set()
+
+    def _wanted(self) -> set[str]:
+        chosen = self.request.names
+        return set(default_choice(self._names()) if chosen is None else chosen)
+
+    def _follow_request(self) -> None:
+        """Read what the screen asks for beyond what was loaded: other curves, a part in detail."""
+        wanted = frozenset(self._wanted())
+        missing = wanted - self._loaded
+        detail = (wanted, self.request.steps)
+        if not missing and (detail == self._detailed or detail[1] == self._detailed[1] is None):
+            return
+        self._detailed = detail
+        try:
+            with RunStore(self.run_dir) as store:
+                self._book.load({name: stored_curve(store, name) for name in missing})
+                steps = detail[1]
+                parts = {n: stored_part(store, n, steps) for n in wanted} if steps else {}
+                self._book.load_detail(parts)
+        except (StoreError, OSError, sqlite3.Error):
+            # Live points are shown without it; the history's own load says what is wrong.
+            return
+        self._loaded |= missing
 
     def _load_gpus(self, store: RunStore) -> None:
         """What the supervisor recorded of the GPUs before this watch began, once for each."""
@@ -249,7 +293,7 @@ class RunWatch:
                 if len(poll.records) < POLL_RECORDS:
                     break
             pulses[rank] = reader.pulse()
-        self._rate_book.settle(sorted(self._queues.readers))
+        self._rate_book.add(self._fold, sorted(self._queues.readers))
         return pulses
 
     def _take(self, rank: int, records: Any, missed: int) -> None:
@@ -258,21 +302,13 @@ class RunWatch:
             self._book.forget_live()
             self._reload_wanted = True
         self._fold = fold(self._fold, rank, records, missed)
-        _, rows = step_rows(records)
-        for row in rows:
-            self._rate_book.add(rank, row)
         if rank == 0:
-            self._take_curves(records, rows)
+            self._take_curves(records)
 
-    def _take_curves(self, records: Any, rows: Any) -> None:
-        for row in rows.tolist():
-            self._book.add(
-                TRAIN_LOSS,
-                row[StepField.GLOBAL_STEP],
-                row[StepField.EPOCH],
-                row[StepField.WALL_S],
-                row[StepField.LOSS],
-            )
+    def _take_curves(self, records: Any) -> None:
+        _, rows = step_rows(records)
+        if len(rows):
+            self._book.add_steps(rows)
         for record in records:
             if record.kind != Kind.METRICS:
                 continue
@@ -299,20 +335,35 @@ class RunWatch:
         if base.state not in LIVE or not pulses:
             return base
         ahead = folded_progress(self._fold, pulses, now_ns)
-        changes: dict[str, Any] = {
-            "ranks": self._ranks(base, pulses, now_ns),
-            "epoch": _or(ahead.epoch, base.epoch),
-            "global_step": _or(ahead.global_step, base.global_step),
-            "max_steps": _or(ahead.max_steps, base.max_steps),
-            "max_epochs": _or(ahead.max_epochs, base.max_epochs),
-        }
+        changes: dict[str, Any] = {"ranks": self._ranks(base, pulses, now_ns)}
+        if base.state is not RunState.STARTING:
+            # Until ranks train they count from 0, even where the attempt starts from a checkpoint.
+            changes |= {
+                "epoch": _or(ahead.epoch, base.epoch),
+                "global_step": _or(ahead.global_step, base.global_step),
+                "max_steps": _or(ahead.max_steps, base.max_steps),
+                "max_epochs": _or(ahead.max_epochs, base.max_epochs),
+            }
         if base.started_at is not None:
             changes["elapsed_s"] = max(0.0, now - base.started_at)
+        changes["throughput"] = self._throughput(base, now_ns)
         if not self._answers:
-            changes["throughput"] = folded_throughput(self._fold, now_ns)
             changes["eta_s"] = ahead.eta_s
             changes["metrics"] = {**base.metrics, **folded_metrics(self._fold)}
         return replace(base, **changes)
+
+    def _throughput(self, base: RunSnapshot, now_ns: int) -> Throughput:
+        """What the chart draws last; the supervisor's figure is up to a second older."""
+        if base.state in (RunState.PAUSED, RunState.QUEUED):
+            return at_rest(base.throughput)
+        if self._answers and base.throughput.samples_per_s is None:
+            return base.throughput
+        measured = folded_throughput(self._fold, now_ns)
+        if self._answers and measured.samples_per_s is None:
+            return base.throughput
+        best = [base.throughput.best_samples_per_s, measured.best_samples_per_s]
+        known = [rate for rate in best if rate is not None]
+        return replace(measured, best_samples_per_s=max(known, default=None))
 
     def _ranks(
         self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now_ns: int
@@ -327,6 +378,9 @@ class RunWatch:
         folded = self._fold.ranks.get(row.rank)
         if folded is not None and folded.recent_step_s:
             row = replace(row, recent_step_s=folded.recent_step_s)
+        if folded is not None and (row.samples_per_s is not None or not self._answers):
+            present = window(folded, now_ns)
+            row = replace(row, samples_per_s=present.samples_per_s if present else None)
         if pulse is None or pulse.phase is Phase.UNKNOWN or row.state is RankState.DEAD:
             return row
         return replace(
@@ -348,9 +402,9 @@ class RunWatch:
             supervisor_answers=self._answers,
             snapshot_at=self._snapshot_at,
             last_record_at=max(times, default=None),
-            curves=self._book.curves(),
+            curves=self._book.curves(self._wanted()),
+            curve_names=tuple(sorted(self._names())),
             rates=self._rate_book.rates(),
-            waits=self._rate_book.waits(),
             gpu_pasts=self._gpus.pasts(),
             cleared=tuple(self._cleared),
             endings=self._endings,
@@ -372,35 +426,6 @@ def _label(label: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _stored_rates(
-    store: RunStore, world_size: int
-) -> tuple[dict[int | None, CurveData], CurveData | None]:
-    """Rates in total and per rank, and the share of waiting, as far as steps are stored."""
-    seconds, samples, fetch = (
-        _stored_curve(store, f"step/{name}", None)
-        for name in ("seconds", "samples", "fetch_seconds")
-    )
-    found: dict[int | None, CurveData] = {None: rate_curve(samples, seconds, world_size)}
-    if 1 < world_size <= RANK_CURVES:
-        for rank in range(world_size):
-            own = _stored_curve(store, "step/samples", rank)
-            found[rank] = rate_curve(own, _stored_curve(store, "step/seconds", rank))
-    waits = rate_curve(fetch, seconds)
-    return {rank: curve for rank, curve in found.items() if len(curve)}, waits
-
-
-def _stored_curve(store: RunStore, name: str, rank: int | None = 0) -> CurveData:
-    curve = store.curve(name, max_points=CURVE_POINTS, rank=rank)
-    return CurveData(
-        steps=curve.steps,
-        epochs=curve.epochs,
-        times=curve.times,
-        mean=curve.mean,
-        low=curve.low,
-        high=curve.high,
-    )
 
 
 def _endings(store: RunStore, attempt: int) -> tuple[Ending, ...]:

@@ -29,7 +29,7 @@ class RankTable(Table[RankRow]):
         Column(key="phase", title="phase", width=12),
         Column(key="age", title="since", width=9, right=True),
         Column(key="strip", title="step times", width=STRIP_WIDTH, importance=4),
-        Column(key="rate", title="rate", width=15, right=True, importance=5),
+        Column(key="rate", title="samples/s", width=11, right=True, importance=5),
         Column(key="cpu", title="CPU", width=7, right=True, importance=6),
         Column(key="memory", title="memory", width=10, right=True, importance=6),
         Column(key="state", title="state", width=11),
@@ -41,7 +41,7 @@ class RankTable(Table[RankRow]):
 
     def columns_of(self, rows: Sequence[RankRow]) -> Sequence[Column]:
         """All columns but those of which no rank has a value."""
-        maybe = ("cpu", "memory", "note", "rate")
+        maybe = ("cpu", "memory", "note")
         silent = {k for k in maybe if all(getattr(r, k) in ("", NA) for r in rows)}
         return [c for c in self.COLUMNS if c.key not in silent]
 

@@ -34,6 +34,7 @@ def curve(values: Any, *, first: int = 1, per_epoch: int = 100, step_s: float = 
         mean=mean,
         low=mean,
         high=mean,
+        count=np.ones(len(mean)),
     )
 
 
@@ -157,8 +158,8 @@ def frame(**changes: Any) -> Frame:
                 "train/loss": loss_curve(),
                 "val_loss": curve([2.0, 1.2, 0.7, 0.5], first=100),
             },
+            curve_names=("step/lr", "train/loss", "val_acc", "val_loss"),
             rates={None: total},
-            waits=curve(np.full(100, 0.04)),
             gpu_pasts={i: gpu_past() for i in range(4)},
             curves_version=1,
             log=log_lines(40),

@@ -85,9 +85,15 @@ def test_ranks_get_lines_only_where_they_differ() -> None:
 def test_figures_of_throughput() -> None:
     subtitle = throughput_chart(frame(), ChartSettings()).subtitle.replace("\u2009", " ")
     assert subtitle == "31.4 k samples/s · best 32.0 k"
-    unknown = frame(snapshot=snapshot(throughput=Throughput()))
+    unknown = frame(snapshot=snapshot(throughput=Throughput()), rates={})
     assert throughput_chart(unknown, ChartSettings()).subtitle == "n/a"
     assert phases_line(frame()) == "fetch 4 % · forward 31 % · backward 58 % · optimizer 7 %"
+
+
+def test_the_best_throughput_is_never_below_what_the_chart_shows() -> None:
+    higher = {None: curve([30_000.0, 35_000.0, 30_000.0])}
+    subtitle = throughput_chart(frame(rates=higher), ChartSettings()).subtitle
+    assert subtitle.replace("\u2009", " ").endswith("best 35.0 k")
 
 
 def test_much_waiting_for_data_says_what_to_do() -> None:

@@ -6,9 +6,22 @@ import numpy as np
 import pytest
 from frames import curve
 
-from ltui.app.curves import GrowingCurve, empty_curve, epoch_places, halve, join, rate_curve, smooth
+from ltui.app.curves import (
+    GrowingCurve,
+    concatenated,
+    empty_curve,
+    epoch_places,
+    halve,
+    join,
+    part,
+    rate_curve,
+    smooth,
+    splice,
+)
 from ltui.app.history import CurveBook, RateBook
-from ltui.training.queue.records import StepField
+from ltui.training.queue.reader import Record
+from ltui.training.run.fold import Fold, fold
+from tests.run.records import step, steps
 
 
 def test_join_puts_live_points_over_redone_steps() -> None:
@@ -23,20 +36,31 @@ def test_join_puts_live_points_over_redone_steps() -> None:
     assert join(empty_curve(), live) is live
 
 
-def test_growing_past_its_bound_halves_and_keeps_extremes() -> None:
-    growing = GrowingCurve(max_points=8)
-    for i in range(9):
+def test_growing_past_its_bound_merges_the_old_and_keeps_the_new_as_it_is() -> None:
+    growing = GrowingCurve(recent=8, older=4)
+    for i in range(40):
         growing.append(i, 0, float(i), float(i % 2))
     found = growing.curve()
-    assert len(found) == 5
-    assert found.steps.tolist() == [1, 3, 5, 7, 8]
-    assert found.mean[:4].tolist() == [0.5] * 4
-    assert found.low[:4].tolist() == [0.0] * 4
-    assert found.high[:4].tolist() == [1.0] * 4
+    assert len(found) <= 4 + 2 * 8
+    assert found.steps[-8:].tolist() == list(range(32, 40))
+    assert found.mean[-8:].tolist() == [0, 1] * 4
+    assert found.count.sum() == 40
+    assert found.mean[:2].tolist() == [0.5, 0.5]
+    assert (found.low.min(), found.high.max()) == (0.0, 1.0)
+    assert np.all(np.diff(found.steps) > 0)
+
+
+def test_rows_at_once_are_the_same_as_one_by_one() -> None:
+    rows = np.column_stack([np.arange(100.0), np.zeros(100), np.arange(100.0), np.arange(100.0)])
+    one, many = GrowingCurve(recent=8, older=8), GrowingCurve(recent=8, older=8)
+    for row in rows:
+        one.append(*row.tolist())
+    many.extend(rows)
+    assert one.curve().mean.tolist() == many.curve().mean.tolist()
 
 
 def test_a_copy_stays_what_it_was() -> None:
-    growing = GrowingCurve(max_points=4)
+    growing = GrowingCurve(recent=4)
     growing.append(1, 0, 0.0, 1.0)
     before = growing.curve()
     for i in range(20):
@@ -51,16 +75,32 @@ def test_halving_a_gap_keeps_what_is_known() -> None:
 
 
 def test_smoothing_has_no_bias_at_its_start_and_keeps_gaps() -> None:
-    values = np.array([4.0, 4.0, np.nan, 4.0, np.inf, 4.0])
+    values = curve([4.0, 4.0, np.nan, 4.0, np.inf, 4.0])
     found = smooth(values, 0.9)
     assert found[[0, 1, 3, 5]] == pytest.approx([4.0] * 4)
     assert np.isnan(found[[2, 4]]).all()
-    assert smooth(values, 0.0) is values
+    assert smooth(values, 0.0) is values.mean
 
 
 def test_smoothing_lags_behind_a_step_as_its_weight_says() -> None:
-    values = np.array([0.0] * 50 + [1.0])
-    assert smooth(values, 0.9)[-1] == pytest.approx(0.1, rel=0.02)
+    assert smooth(curve([0.0] * 50 + [1.0]), 0.9)[-1] == pytest.approx(0.1, rel=0.02)
+
+
+def test_a_merged_point_counts_as_many_values_in_the_smoothing() -> None:
+    values = curve([0.0] * 64 + [1.0] * 16)
+    merged = concatenated([halve(halve(part(values, slice(0, 64)))), part(values, slice(64, None))])
+    assert len(merged) == 32
+    assert smooth(merged, 0.9)[-1] == pytest.approx(smooth(values, 0.9)[-1], rel=1e-6)
+
+
+def test_a_part_in_detail_replaces_only_what_is_coarser() -> None:
+    coarse = halve(halve(curve(np.arange(64.0))))
+    fine = part(curve(np.arange(64.0)), slice(16, 32))
+    found = splice(coarse, fine)
+    assert len(found) == 4 + 16 + 8
+    assert found.count.sum() == 64
+    assert splice(found, part(coarse, slice(4, 8))) is found
+    assert splice(coarse, empty_curve()) is coarse
 
 
 def test_places_on_an_axis_of_epochs() -> None:
@@ -73,50 +113,47 @@ def test_places_on_an_axis_of_epochs() -> None:
 
 def test_a_stored_rate_is_a_ratio_of_sums() -> None:
     # Alternating short and long steps: a mean of ratios would say 133 samples a second.
-    seconds = curve([0.5, 1.5] * 200, step_s=1.0)
-    samples = curve([100.0, 100.0] * 200, step_s=1.0)
-    found = rate_curve(samples, seconds, points=4)
-    assert 3 <= len(found) <= 6
-    assert found.mean[:4] == pytest.approx([100.0] * 4, rel=0.03)
+    found = rate_curve(curve([100.0] * 400), curve([0.5, 1.5] * 200))
+    assert found.mean[10:] == pytest.approx([100.0] * (len(found) - 10), rel=0.06)
 
 
-def step_row(
-    step: int, *, samples: float = 10, step_s: float = 0.3, fetch_s: float = 0.1
-) -> np.ndarray:
-    row = np.full(len(StepField), np.nan)
-    row[StepField.GLOBAL_STEP] = step
-    row[StepField.EPOCH] = 0
-    row[StepField.SAMPLES] = samples
-    row[StepField.STEP_S] = step_s
-    row[StepField.FETCH_S] = fetch_s
-    row[StepField.WALL_S] = 100.0 + step
-    return row
+def fold_of(*ranks: list[Record]) -> Fold:
+    state = Fold()
+    for rank, records in enumerate(ranks):
+        state = fold(state, rank, records)
+    return state
 
 
-def test_a_total_is_made_only_of_steps_that_every_rank_did() -> None:
+def test_a_stored_rate_is_the_figure_that_the_fold_gives() -> None:
+    lengths = [0.1 + 0.05 * (i % 5) for i in range(300)]
+    ends = np.cumsum(lengths)
+    records = [step(i + 1, float(t), step_s=lengths[i]) for i, t in enumerate(ends)]
+    stored = rate_curve(curve([32.0] * 300), curve(lengths))
+    figure = fold_of(records).ranks[0].samples_per_s
+    assert stored.mean[-1] == pytest.approx(figure, rel=0.03)
+
+
+def test_a_total_is_made_only_when_every_rank_has_a_rate() -> None:
     book = RateBook()
-    for step in (1, 2, 3):
-        book.add(0, step_row(step))
-    book.settle([0, 1])
+    book.add(fold_of(steps(20, 0.1)), [0, 1])
     assert book.rates() == {}
-    for step in (1, 2):
-        book.add(1, step_row(step, samples=20))
-    book.settle([0, 1])
+    both = fold_of(steps(20, 0.1), steps(20, 0.1, samples=64))
+    book.add(both, [0, 1])
+    book.add(both, [0, 1])
     rates = book.rates()
-    assert rates[None].mean.tolist() == pytest.approx([(20 + 40) / 0.6])
-    assert rates[None].steps.tolist() == [2]
-    assert rates[0].mean.tolist() == pytest.approx([20 / 0.6])
-    waits = book.waits()
-    assert waits is not None
-    assert waits.mean.tolist() == pytest.approx([1 / 3])
+    assert rates[None].mean.tolist() == pytest.approx([320 + 640])
+    assert rates[None].steps.tolist() == [20]
+    assert rates[0].mean.tolist() == pytest.approx([320])
+    assert rates[1].mean.tolist() == pytest.approx([640])
 
 
 def test_a_book_keeps_stored_points_up_to_the_first_live_one() -> None:
     book = CurveBook()
     book.load({"loss": curve([5, 4, 3, 2])})
+    book.curves(["loss"])
     version = book.version
     book.add("loss", 3, 0, 0.0, 30.0)
     assert book.version > version
-    assert book.curves()["loss"].mean.tolist() == [5, 4, 30]
+    assert book.curves(["loss"])["loss"].mean.tolist() == [5, 4, 30]
     book.forget_live()
-    assert book.curves()["loss"].mean.tolist() == [5, 4, 3, 2]
+    assert book.curves(["loss"])["loss"].mean.tolist() == [5, 4, 3, 2]

@@ -137,8 +137,7 @@ def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[W
         assert loss.mean == pytest.approx(1.0 / np.arange(1, 21))
         assert frame.curves["val_loss"].mean.tolist() == [0.5]
         assert frame.rates[None].mean == pytest.approx([640.0])
-        assert frame.waits is not None
-        assert frame.waits.mean == pytest.approx([0.2])
+        assert set(frame.curve_names) >= {"train/loss", "val_loss", "step/lr", "step/seconds"}
         assert [r.rank for r in frame.snapshot.ranks] == [0, 1]
         assert {r.pid for r in frame.snapshot.ranks} == {w.process.pid for w in ranks}
         assert all(r.phase == "forward" for r in frame.snapshot.ranks)

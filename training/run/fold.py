@@ -33,7 +33,10 @@ _MARKS_MOST = 96
 METRIC_RANKS = 8
 """Metrics are folded for ranks below this one; the store keeps those of every rank."""
 LOSS_NAME = "train/loss"
-_MIN_WINDOW_S = 1.0
+WINDOW_S = 10.0
+"""Seconds of training steps that a throughput figure covers (see ``throughput.py``)."""
+MIN_WINDOW_S = 1.0
+"""Shorter windows give no figure."""
 _STEP_WIDTH = len(StepField)
 
 
@@ -291,11 +294,11 @@ def _add(total: Mark | None, t_ns: int, row: list[float], pause_s: float) -> Mar
     )
     if row[0] == row[0]:
         step = row[0]
-    if row[3] == row[3]:
-        samples += row[3]
     step_s = row[6]
     if step_s == step_s:
         timed += step_s
+        # Samples too: a rate is of the steps whose length is known.
+        samples += row[3] if row[3] == row[3] else 0.0
         # Shares are of the steps whose length is known, so parts count only beside a whole.
         fetch += row[7] if row[7] == row[7] else 0.0
         forward += row[8] if row[8] == row[8] else 0.0
@@ -307,15 +310,20 @@ def _add(total: Mark | None, t_ns: int, row: list[float], pause_s: float) -> Mar
     )
 
 
-def _rate(marks: Sequence[Mark], total: Mark | None) -> float | None:
-    """Samples a second over the last ten seconds of batches, or the last four slow ones."""
-    if total is None:
-        return None
-    begin = next((m for m in marks if total.t_ns - m.t_ns <= 10_000_000_000), None)
-    if begin is None or begin.t_ns == total.t_ns:
+def window_begin(marks: Sequence[Mark], total: Mark) -> Mark | None:
+    """Where the window of throughput begins that ends at ``total``; None while it is too short."""
+    begin = next((m for m in marks if total.timed_s - m.timed_s <= WINDOW_S), None)
+    if begin is None or begin.batches == total.batches:
         begin = marks[-4] if len(marks) >= 4 else marks[0]
-    seconds = (total.t_ns - begin.t_ns) / 1e9
-    return (total.samples - begin.samples) / seconds if seconds >= _MIN_WINDOW_S else None
+    return begin if total.timed_s - begin.timed_s >= MIN_WINDOW_S else None
+
+
+def _rate(marks: Sequence[Mark], total: Mark | None) -> float | None:
+    """Samples a second of the window that ends with the last batch."""
+    begin = window_begin(marks, total) if total is not None and marks else None
+    if total is None or begin is None or total.samples <= begin.samples:
+        return None
+    return (total.samples - begin.samples) / (total.timed_s - begin.timed_s)
 
 
 def _fold_losses(rank: RankFold, rows: np.ndarray[Any, Any], changes: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ltui.training.queue.records import Outcome, Phase, PulseState
@@ -16,6 +16,8 @@ from ltui.training.run.snapshot import MetricValue, RankSnapshot, RankState
 from ltui.training.run.throughput import usual_step_s, window
 
 _PAUSES = frozenset({Phase.SANITY, Phase.VALIDATION, Phase.CHECKPOINT, Phase.EPOCH_END, Phase.TEST})
+_AT_REST = frozenset({RankState.PAUSED, RankState.STALLED, RankState.WAITING, RankState.DEAD})
+"""A rank in these states has no present rate."""
 _STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
 
 
@@ -79,6 +81,22 @@ def progress(fold: Fold, pulses: Mapping[int, PulseState | None], now_ns: int) -
     )
 
 
+def not_before(found: Progress, start: Progress | None) -> Progress:
+    """``found``; where a resumed attempt starts, as long as its ranks have not got there."""
+    if start is None or start.global_step is None:
+        return found
+    if found.global_step is not None and found.global_step >= start.global_step:
+        return found
+    return replace(
+        found,
+        epoch=start.epoch,
+        global_step=start.global_step,
+        max_steps=found.max_steps or start.max_steps,
+        max_epochs=found.max_epochs or start.max_epochs,
+        batches_per_epoch=found.batches_per_epoch or start.batches_per_epoch,
+    )
+
+
 def rank_snapshots(
     fold: Fold,
     pulses: Mapping[int, PulseState | None],
@@ -102,7 +120,7 @@ def rank_snapshot(
     rank: RankFold, pulse: PulseState | None, state: RankState, now_ns: int
 ) -> RankSnapshot:
     hello = rank.hello or {}
-    present = window(rank, now_ns)
+    present = window(rank, now_ns) if state not in _AT_REST else None
     return RankSnapshot(
         rank=rank.rank,
         local_rank=pulse.local_rank if pulse else _first(hello.get("local_rank")),

@@ -58,6 +58,8 @@ class Curve:
     mean: FloatArray
     low: FloatArray
     high: FloatArray
+    count: FloatArray
+    """How many logged values a point stands for."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -195,11 +197,12 @@ class RunStore:
         rank: int | None = 0,
         first_step: int | None = None,
         last_step: int | None = None,
+        attempt: int | None = None,
     ) -> Curve:
         """``metric`` over steps, superseded steps left out, in at most ``max_points`` points.
 
         ``rank`` None: mean over ranks, with the lowest and highest of any rank. ``first_step`` and
-        ``last_step`` bound the part that is read, both included.
+        ``last_step`` bound the part that is read, both included. ``attempt``: its steps alone.
         """
         source = self._source(metric)
         if source is None:
@@ -207,6 +210,8 @@ class RunStore:
         lo = 0 if first_step is None else first_step
         parts: list[tuple[float, ...]] = []
         for span in spans(self._connection):
+            if attempt is not None and span.attempt != attempt:
+                continue
             hi = span.last_step if last_step is None else min(last_step, span.last_step)
             parts += source.read(self._connection, span, rank, lo, hi)
         parts.sort(key=lambda row: row[0])
@@ -219,6 +224,21 @@ class RunStore:
         if metric in STEP_SERIES:
             return _Source(STEPS, STEP_SERIES[metric], ())
         return None
+
+    @_says_what_is_wrong
+    def attempt_ranks(self) -> dict[int, tuple[int, ...]]:
+        """Attempt -> the ranks whose steps are stored, for each attempt whose steps count.
+
+        A run may be resumed on another number of ranks: what holds for one attempt is not the
+        world size of the next.
+        """
+        found: dict[int, tuple[int, ...]] = {}
+        for span in spans(self._connection):
+            rows = self._connection.execute(
+                "SELECT rank FROM cursors WHERE attempt = ? ORDER BY rank", (span.attempt,)
+            )
+            found[span.attempt] = tuple(row[0] for row in rows)
+        return found
 
     # -- what else is kept ---------------------------------------------------------------------
 
@@ -493,7 +513,7 @@ def _level(lo: int, hi: int) -> int:
 
 def _curve(rows: list[tuple[float, ...]]) -> Curve:
     table = np.array(rows, dtype=np.float64).reshape(-1, 7)
-    return Curve(*np.ascontiguousarray(table.T[:6]))
+    return Curve(*np.ascontiguousarray(table.T))
 
 
 def _thin(curve: Curve, max_points: int) -> Curve:
@@ -502,16 +522,17 @@ def _thin(curve: Curve, max_points: int) -> Curve:
     if n <= max_points:
         return curve
     starts = np.linspace(0, n, max_points, endpoint=False).astype(np.intp)
-    counts = np.diff(np.append(starts, n))
-    known = np.isfinite(curve.mean)
+    points = np.diff(np.append(starts, n))
+    weights = np.where(np.isfinite(curve.mean), curve.count, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        known_counts = np.add.reduceat(known.astype(np.float64), starts)
-        mean = np.add.reduceat(np.where(known, curve.mean, 0.0), starts) / known_counts
+        known = np.add.reduceat(weights, starts)
+        mean = np.add.reduceat(np.where(weights > 0, curve.mean, 0.0) * weights, starts) / known
         return Curve(
-            steps=np.add.reduceat(curve.steps, starts) / counts,
-            epochs=np.add.reduceat(curve.epochs, starts) / counts,
-            times=np.add.reduceat(curve.times, starts) / counts,
+            steps=np.add.reduceat(curve.steps, starts) / points,
+            epochs=np.add.reduceat(curve.epochs, starts) / points,
+            times=np.add.reduceat(curve.times, starts) / points,
             mean=mean,
             low=np.fmin.reduceat(curve.low, starts),
             high=np.fmax.reduceat(curve.high, starts),
+            count=np.add.reduceat(curve.count, starts),
         )

@@ -57,6 +57,7 @@ from ltui.training.supervise.picture import (
     Shelf,
     compose,
     refold,
+    start_of,
     stored_snapshot,
     stored_state,
 )
@@ -101,6 +102,7 @@ class Supervisor:
         self.lock = lock
         self._adopted = plan.adopt
         self._changes, self._reason = store.why_started(attempt)
+        self._start = start_of(plan, stored_snapshot(run_dir))
         self._restarts = RestartDesk(run_dir, spec, attempt)
         self._book = OrderBook(run_dir, attempt)
         self._started_at = store.started_at(attempt) or time.time()
@@ -453,6 +455,7 @@ class Supervisor:
                 checkpoints=self._shelf.checkpoints(),
                 history_note=self._recorder.note,
                 supervisor_pid=os.getpid(),
+                start=self._start,
             )
         )
 

@@ -15,7 +15,13 @@ from ltui.training.queue.records import PulseState
 from ltui.training.run.cautions import cautions
 from ltui.training.run.fold import Fold, RankFold
 from ltui.training.run.health import Judgement
-from ltui.training.run.progress import metrics, progress, rank_snapshots
+from ltui.training.run.progress import (
+    Progress,
+    metrics,
+    not_before,
+    progress,
+    rank_snapshots,
+)
 from ltui.training.run.snapshot import (
     LIVE,
     CheckpointInfo,
@@ -27,13 +33,15 @@ from ltui.training.run.snapshot import (
     Verdict,
 )
 from ltui.training.run.spec import RunSpec
-from ltui.training.run.throughput import throughput
+from ltui.training.run.standing import GRAVE
+from ltui.training.run.throughput import at_rest, throughput
 from ltui.training.store.home import RunDir
 from ltui.training.store.manifest import checkpoints, verify
 from ltui.training.store.reader import TRAIN_LOSS, RunStore
 from ltui.training.supervise.alive import ProcessMark
 from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.ending import Ending
+from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.procs import Reading
 
 
@@ -64,12 +72,18 @@ class Picture:
     checkpoints: tuple[CheckpointInfo, ...]
     history_note: str | None
     supervisor_pid: int
+    start: Progress | None = None
+    """Where a resumed attempt starts."""
 
 
 def compose(picture: Picture) -> RunSnapshot:
     spec, fold = picture.spec, picture.fold
-    how_far = progress(fold, picture.pulses, picture.now_ns)
+    how_far = not_before(progress(fold, picture.pulses, picture.now_ns), picture.start)
     ranks = _ranks(picture)
+    speed = throughput(fold, picture.now_ns)
+    resting = picture.state is RunState.PAUSED or any(
+        v.level in GRAVE and v.ended is None for v in picture.judgement.verdicts
+    )
     return RunSnapshot(
         id=picture.run_dir.id,
         name=spec.name,
@@ -88,9 +102,9 @@ def compose(picture: Picture) -> RunSnapshot:
         max_epochs=how_far.max_epochs,
         batches_per_epoch=how_far.batches_per_epoch,
         elapsed_s=max(0.0, picture.now_s - picture.started_at),
-        eta_s=how_far.eta_s,
+        eta_s=None if resting else how_far.eta_s,
         metrics=metrics(fold),
-        throughput=throughput(fold, picture.now_ns),
+        throughput=at_rest(speed) if resting else speed,
         ranks=ranks,
         gpus=picture.gpus.gpus,
         gpu_note=picture.gpus.note,
@@ -199,6 +213,27 @@ def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:
         return None
 
 
+def start_of(plan: Plan, before: RunSnapshot | None) -> Progress | None:
+    """Where a resumed attempt starts, and as far as is known how long the run will be.
+
+    ``before``: the run as its last attempt left it. What ``--set`` changed may have changed the
+    run's length.
+    """
+    if plan.resume_step is None:
+        return None
+    if before is None:
+        return Progress(global_step=plan.resume_step)
+    epochs = [c.epoch for c in before.checkpoints if c.global_step == plan.resume_step]
+    same_length = not plan.changes
+    return Progress(
+        global_step=plan.resume_step,
+        epoch=epochs[-1] if epochs else None,
+        max_steps=before.max_steps if same_length else None,
+        max_epochs=before.max_epochs if same_length else None,
+        batches_per_epoch=before.batches_per_epoch if same_length else None,
+    )
+
+
 def refold(run_dir: RunDir, attempt: int) -> Fold:
     """What the store knows of ``attempt`` (or of the one before), to fold on from.
 
@@ -219,7 +254,8 @@ def refold(run_dir: RunDir, attempt: int) -> Fold:
     if logged or loss is not None:
         first = ranks.get(0) or RankFold(rank=0)
         ranks[0] = replace(first, metrics=logged, loss=loss)
-    best = snapshot.throughput.best_samples_per_s if snapshot.attempt == attempt else None
+    # Of the whole run: a resume does not begin to count anew.
+    best = snapshot.throughput.best_samples_per_s
     told_before = snapshot.cautions if snapshot.attempt == attempt else ()
     return Fold(ranks=ranks, best_samples_per_s=best, cautions=told_before)
 

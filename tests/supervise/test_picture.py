@@ -1,0 +1,111 @@
+"""The snapshot that a supervisor makes: rates at rest, and where a resumed attempt starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltui.training.gpu.run_gpus import RunGpusView
+from ltui.training.queue.records import Kind, Phase
+from ltui.training.run.fold import Fold, fold
+from ltui.training.run.health import HealthHistory, Judgement
+from ltui.training.run.snapshot import (
+    CheckpointInfo,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Throughput,
+    Verdict,
+)
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.writer import StoreWriter
+from ltui.training.supervise.picture import Picture, compose, refold, start_of
+from ltui.training.supervise.plan import Plan
+from tests.run.records import SECOND, labelled, pulse, steps
+from tests.store.histories import begin, run_dir, snapshot
+
+
+def picture(folder: Path, **changes: Any) -> Picture:
+    plan = labelled(Kind.PLAN, {"max_steps": 1000, "max_epochs": 10, "batches_per_epoch": 100})
+    values: dict[str, Any] = {
+        "run_dir": run_dir(folder),
+        "spec": RunSpec(id="a", name="a", created_at=1.0, cwd="/", python="python3", nproc=1),
+        "attempt": 2,
+        "state": RunState.RUNNING,
+        "detail": None,
+        "started_at": 0.0,
+        "now_s": 12.0,
+        "now_ns": 12 * SECOND,
+        "fold": fold(Fold(), 0, [plan, *steps(100, 0.1)]),
+        "pulses": {0: pulse(0, Phase.FORWARD, 10.0, global_step=100)},
+        "judgement": judgement(RankState.OK),
+        "found": {},
+        "readings": {},
+        "gpus": RunGpusView(),
+        "gpu_verdicts": (),
+        "flops": None,
+        "changes": (),
+        "restarted_because": None,
+        "stops": (),
+        "checkpoints": (),
+        "history_note": None,
+        "supervisor_pid": 1,
+    }
+    return Picture(**{**values, **changes})
+
+
+def judgement(state: RankState, *verdicts: Verdict) -> Judgement:
+    return Judgement(states={0: state}, verdicts=verdicts, ended=(), history=HealthHistory())
+
+
+def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
+    found = compose(picture(tmp_path))
+    assert found.throughput.samples_per_s == pytest.approx(320)
+    assert found.ranks[0].samples_per_s == pytest.approx(320)
+    assert found.eta_s is not None
+
+
+def test_a_paused_or_stalled_run_has_neither(tmp_path: Path) -> None:
+    stall = Verdict(kind="stall", level="stalled", culprits=(0,), cause="rank 0 waits")
+    paused = picture(tmp_path, state=RunState.PAUSED, judgement=judgement(RankState.PAUSED))
+    stalled = picture(tmp_path, judgement=judgement(RankState.STALLED, stall))
+    for found in map(compose, (paused, stalled)):
+        assert found.throughput.samples_per_s is None
+        assert found.throughput.best_samples_per_s == pytest.approx(320)
+        assert found.ranks[0].samples_per_s is None
+        assert found.eta_s is None
+
+
+def test_a_resumed_attempt_shows_the_step_that_it_starts_from(tmp_path: Path) -> None:
+    before = RunSnapshot(
+        id="a",
+        name="a",
+        state=RunState.STOPPED,
+        max_steps=1000,
+        max_epochs=10,
+        checkpoints=(CheckpointInfo(path="/c", global_step=640, epoch=6),),
+    )
+    start = start_of(Plan(resume_from=Path("/c"), resume_step=640), before)
+    for pulses in ({}, {0: pulse(0, Phase.SETUP)}):
+        found = compose(
+            picture(tmp_path, state=RunState.STARTING, fold=Fold(), pulses=pulses, start=start)
+        )
+        assert (found.global_step, found.max_steps) == (640, 1000)
+        assert (found.epoch, found.max_epochs) == (6, 10)
+    further = {0: pulse(0, Phase.FORWARD, global_step=641, epoch=6)}
+    assert compose(picture(tmp_path, pulses=further, start=start)).global_step == 641
+    # What was changed may have changed the length of the run.
+    changed = Plan(resume_step=640, changes=("trainer.max_epochs=60",))
+    assert start_of(changed, before).max_steps is None  # type: ignore[union-attr]
+    assert start_of(Plan(), before) is None
+
+
+def test_the_best_rate_is_of_the_whole_run(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    store.write_snapshot(snapshot(attempt=1, throughput=Throughput(best_samples_per_s=900.0)))
+    store.close()
+    assert refold(run, 2).best_samples_per_s == 900.0
