@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from ltui.training.store.home import RunDir
 from ltui.training.supervise.alive import ProcessMark, mark_of, start_ticks
+from ltui.training.supervise.evidence_desk import EvidenceDesk
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable
 from ltui.training.supervise.rankside import install_rank_side
 
@@ -47,6 +49,43 @@ def test_a_rank_costs_what_its_children_cost() -> None:
     finally:
         os.killpg(process.pid, 9)
         process.wait()
+
+
+_WORKER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+_RANK_0 = f"""
+import subprocess, sys
+rank_1 = subprocess.Popen([sys.executable, "-c", {_WORKER!r}], stdin=subprocess.PIPE)
+print(rank_1.pid, flush=True)
+{_WORKER}
+"""
+
+
+def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path) -> None:
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-c", _RANK_0],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert rank_0.stdout is not None
+        pids = [rank_0.pid, int(rank_0.stdout.readline())]
+        deadline = time.monotonic() + 90
+        while len((table := ProcessTable()).tree(rank_0.pid)) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        marks = {rank: mark for rank, pid in enumerate(pids) if (mark := mark_of(pid))}
+        assert [len(table.tree(pid, pids)) for pid in pids] == [2, 2], "each with its own worker"
+        readings = ProcessReadings().look(table, marks, time.monotonic())
+        together = ProcessReadings().look(table, {0: marks[0]}, time.monotonic())[0]
+        assert readings[0].rss_bytes + readings[1].rss_bytes == together.rss_bytes
+        assert readings[0].rss_bytes > readings[1].rss_bytes / 2
+
+        desk = EvidenceDesk(RunDir(tmp_path / "runs" / "r"), 1, lambda: None)
+        desk.note_processes(table, marks)
+        assert [len(desk.children(rank)) for rank in marks] == [1, 1]
+        desk.close()
+    finally:
+        os.killpg(rank_0.pid, 9)
+        rank_0.wait()
 
 
 def test_the_rank_side_is_copied_once_and_stands_alone(tmp_path: Path) -> None:

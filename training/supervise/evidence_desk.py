@@ -89,9 +89,14 @@ class EvidenceDesk:
             if known is None or known.pid != mark.pid:
                 known = self._ranks[rank] = _Rank(mark.pid, time.monotonic())
                 self._exits.add(mark.pid)
-            below = [p for p in table.tree(mark.pid) if p != mark.pid and p not in ranks]
+            below = [p for p in table.tree(mark.pid, ranks) if p != mark.pid]
             known.children = tuple(below)
             known.loaders = frozenset(p for p in below if self._name(p) == LOADER_NAME)
+
+    def children(self, rank: int) -> tuple[int, ...]:
+        """Processes below the rank's own, without those of ranks that it started."""
+        known = self._ranks.get(rank)
+        return known.children if known is not None else ()
 
     def _name(self, pid: int) -> str:
         name = self._names.get(pid)

@@ -1,12 +1,13 @@
 """CPU and memory of every rank with its children, from one pass over ``/proc``.
 
-A rank's DataLoader workers count as the rank: they are what it costs.
+A rank's DataLoader workers count towards the rank. A rank that was started by another rank, as
+Lightning's own launcher does, does not count towards the rank that started it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ltui.training.supervise.alive import ProcessMark, environment, stat_fields
@@ -42,19 +43,21 @@ class ProcessTable:
         for process in self._processes.values():
             self._children.setdefault(process.parent, []).append(process.pid)
 
-    def tree(self, pid: int) -> list[int]:
-        """``pid`` and its descendants, those that are alive."""
+    def tree(self, pid: int, without: Collection[int] = ()) -> list[int]:
+        """Return ``pid`` and its living descendants, but not the trees below ``without``."""
         found, pending = [], [pid]
         while pending:
             current = pending.pop()
             if current in self._processes:
                 found.append(current)
-            pending += self._children.get(current, [])
+            pending += [p for p in self._children.get(current, []) if p not in without]
         return found
 
-    def cost(self, pid: int) -> tuple[dict[tuple[int, int], int], int]:
-        """CPU ticks of every process of the tree, and resident bytes of all."""
-        tree = [self._processes[p] for p in self.tree(pid)]
+    def cost(
+        self, pid: int, without: Collection[int] = ()
+    ) -> tuple[dict[tuple[int, int], int], int]:
+        """CPU ticks of every process of ``tree(pid, without)``, and the resident bytes of all."""
+        tree = [self._processes[p] for p in self.tree(pid, without)]
         ticks = {(p.pid, p.start_ticks): p.cpu_ticks for p in tree}
         return ticks, sum(p.rss_pages for p in tree) * _PAGE_BYTES
 
@@ -78,11 +81,12 @@ class ProcessReadings:
     ) -> dict[int, Reading]:
         """rank -> reading, for ranks that are alive. ``now_s`` is any steady clock."""
         readings: dict[int, Reading] = {}
+        pids = {mark.pid for mark in ranks.values()}
         for rank, mark in ranks.items():
             if table.mark(mark.pid) != mark:
                 self._before.pop(rank, None)
                 continue
-            ticks, rss_bytes = table.cost(mark.pid)
+            ticks, rss_bytes = table.cost(mark.pid, pids)
             readings[rank] = Reading(self._percent(rank, ticks, now_s), rss_bytes)
             self._before[rank] = (now_s, ticks)
         return readings
