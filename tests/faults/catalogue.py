@@ -56,7 +56,7 @@ FAULTS: tuple[Fault, ...] = (
         title="rank out of memory",
         needs=("cgroup",),
         bound_s=2,
-        expected=dead("out of memory|OOM|memory limit"),
+        expected=dead("out.of.memory|OOM|memory limit"),
         ranks=2,
     ),
     Fault(
@@ -140,7 +140,7 @@ FAULTS: tuple[Fault, ...] = (
         title="DataLoader worker out of memory",
         needs=("cgroup",),
         ranks=2,
-        expected=one("worker", "out of memory|OOM|memory limit", levels=GRAVE),
+        expected=one("worker", "out.of.memory|OOM|memory limit", levels=GRAVE),
     ),
     Fault(
         id="worker_spawn",

@@ -9,9 +9,9 @@ import pytest
 
 from ltui.training.queue.records import Outcome, Phase, PulseState
 from ltui.training.run.fold import Fold, FoldedEvent, RankFold
-from ltui.training.run.snapshot import CheckpointInfo, RunState
+from ltui.training.run.snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.supervise.elastic import last_error_line, worker_failures
-from ltui.training.supervise.ending import Facts, ending
+from ltui.training.supervise.ending import Ending, Facts, ending, with_cause
 from ltui.training.supervise.marks import EngineExit
 
 ELASTIC_LOG = """\
@@ -167,6 +167,48 @@ def test_signals_as_shells_tell_them() -> None:
     assert (found.state, "SIGKILL" in found.detail) == (RunState.CRASHED, True)
     asked = ending(Facts(exit=EngineExit(exit_code=143), foreign=True, stop_requested=True))
     assert asked.state is RunState.STOPPED
+
+
+def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry() -> None:
+    """torchrun answers SIGTERM with an exception of its own and exit code 1."""
+    torchrun = Facts(exit=EngineExit(exit_code=1), foreign=True, stop_requested=True)
+    found = ending(torchrun)
+    assert (found.state, found.exit_code) == (RunState.STOPPED, 1)
+    assert found.detail.startswith("stopped on request (the command exited with code 1)")
+    failed = replace(torchrun, failures=tuple(worker_failures(ELASTIC_LOG)))
+    assert ending(failed).state is not RunState.STOPPED, "a rank had failed by itself"
+    assert ending(replace(torchrun, stop_requested=False)).state is RunState.FAILED
+    preset = replace(torchrun, foreign=False)
+    assert ending(preset).state is RunState.FAILED
+
+
+def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
+    victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer")
+    found = ending(_facts(fold=Fold(ranks={0: victim})))
+    assert "died without a Python error" in found.detail
+    verdict = Verdict(
+        kind="killed", level="dead", culprits=(1,), cause="...", confidence=0.95,
+        evidence={
+            "reasons": {"1": "was killed by SIGKILL (not the out-of-memory killer)"},
+            "consequences": {"0": "raised RuntimeError"},
+        },
+    )  # fmt: skip
+    told = with_cause(found, (verdict,), 7)
+    assert told.detail == (
+        "rank 1 was killed by SIGKILL (not the out-of-memory killer) at step 7"
+        "; the error of rank 0 followed from that"
+    )
+    unsure = replace(verdict, confidence=0.55)
+    assert with_cause(found, (unsure,), 7) == found
+    engine = Ending(state=RunState.FAILED, detail="the command exited with code 1", exit_code=1)
+    cause = replace(verdict, cause="rank 1 was killed by SIGKILL")
+    told = with_cause(engine, (cause,), 7)
+    assert (told.state, told.first_failed_rank) == (RunState.CRASHED, 1)
+    assert told.detail == "rank 1 was killed by SIGKILL at step 7"
+    raised = replace(verdict, kind="raised")
+    assert with_cause(found, (raised,), 7) == found
+    other = replace(verdict, evidence={"reasons": {"0": "was killed by SIGKILL"}})
+    assert with_cause(found, (other,), 7) == found
 
 
 def test_a_command_that_could_not_start() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -88,6 +89,10 @@ def test_a_rank(runs: Runs, rank: int) -> None:
     ended = runs.ended(run)
     assert ended.state in (RunState.CRASHED, RunState.FAILED)
     assert ended.ranks[rank].state is RankState.DEAD
+    # The engine kills the other rank in the same moment, so that both may be named.
+    assert re.match(r"ranks? (0 and )?[01] (was|were) killed by SIGKILL", ended.detail or "")
+    (verdict, *_) = ended.verdicts
+    assert verdict.remedy is not None
     assert runs.steps(run) == list(range(1, ended.ranks[0].global_step + 1))
 
 

@@ -72,7 +72,7 @@ def test_a_killed_rank_is_followed_by_an_attempt_from_the_last_checkpoint(runs: 
     assert again.data["restarted_because"] == second.restarted_because
     with RunStore(run) as store:
         rows = store.attempts()
-    assert [row["state"] for row in rows] == ["failed", "stopped"]
+    assert [row["state"] for row in rows] == ["crashed", "stopped"]
     assert rows[1]["reason"] == second.restarted_because
     assert runs.steps(run, 0) == list(range(1, (ended.global_step or 0) + 1))
 
@@ -81,7 +81,7 @@ def test_resumed_with_restarts(runs: Runs) -> None:
     """``ltui resume RUN --restarts N`` of a run that was started without."""
     run = start(runs, "--save-every", "10", restarts=0)
     kill_a_rank(training(runs, run, 1, 15))
-    assert runs.ended(run).state is RunState.FAILED
+    assert runs.ended(run).state is RunState.CRASHED
     assert main(["resume", run.id, "--restarts", "1", "--detach"]) == EXIT_DONE
     kill_a_rank(training(runs, run, 2, 25))
     third = training(runs, run, 3, 30)
@@ -115,7 +115,7 @@ def test_without_a_checkpoint_it_begins_anew_and_ends_when_restarts_are_used_up(
     assert "from the beginning" in events(run, "attempt")[1].text
     kill_a_rank(again)
     ended = runs.ended(run)
-    assert ended.state is RunState.FAILED
+    assert ended.state is RunState.CRASHED
     assert (ended.detail or "").endswith("; not restarted: 1 of 1 restarts are used up")
 
 
@@ -188,7 +188,7 @@ def test_no_whole_checkpoint_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch
         path.write_bytes(b"x")
     end_the_wait(run, waiting)
     ended = runs.ended(run)
-    assert ended.state is RunState.FAILED
+    assert ended.state is RunState.CRASHED
     assert "not restarted: no checkpoint is whole (step-" in (ended.detail or "")
 
 

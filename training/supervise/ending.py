@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ltui.training.queue.records import Outcome, PulseState
 from ltui.training.run.fold import Fold, FoldedEvent
 from ltui.training.run.judge.consequence import is_consequence
-from ltui.training.run.snapshot import CheckpointInfo, RunState
+from ltui.training.run.judge.words import followed
+from ltui.training.run.snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.marks import EngineExit
 
@@ -44,6 +45,38 @@ class Ending:
     first_failed_rank: int | None = None
 
 
+def with_cause(found: Ending, verdicts: Sequence[Verdict], global_step: int | None) -> Ending:
+    """``found`` with what the judge knows of the rank that was killed or exited.
+
+    So the end, the verdict and the diagnosis of a run say the same of a dead rank.
+    """
+    died = [v for v in verdicts if v.level == "dead" and v.confidence >= _KNOWN]
+    step = "" if global_step is None else f" at step {global_step}"
+    rank = found.first_failed_rank
+    if rank is None and found.state is RunState.FAILED and died:
+        first = min(died, key=lambda v: (v.began or float("inf"), len(v.culprits)))
+        alone = first.culprits[0] if len(first.culprits) == 1 else None
+        killed = first.kind in ("killed", "out_of_memory")
+        return replace(
+            found,
+            state=RunState.CRASHED if killed else found.state,
+            detail=f"{first.cause}{step}",
+            first_failed_rank=alone,
+        )
+    for verdict in died:
+        text = verdict.evidence.get("reasons", {}).get(str(rank))
+        if verdict.kind in _SILENT_DEATHS and text:
+            others = sorted(int(r) for r in verdict.evidence.get("consequences", {}))
+            return replace(found, detail=f"rank {rank} {text}{step}{followed(others)}")
+    return found
+
+
+_KNOWN = 0.6
+"""Least confidence of a verdict that says how a rank died."""
+_SILENT_DEATHS = frozenset({"killed", "out_of_memory", "exited"})
+"""Kinds of verdicts on ranks that could not report an error themselves."""
+
+
 def ending(facts: Facts) -> Ending:
     """The final state and a sentence that names the cause."""
     code = facts.exit.exit_code if facts.exit else None
@@ -66,6 +99,13 @@ def ending(facts: Facts) -> Ending:
             detail=f"stopped by {_named(_signal_of(facts.exit))}{_at(facts)}; {_saved(facts)}",
             exit_code=code,
         )
+    if facts.stop_requested and _without_telemetry(facts) and not facts.failures:
+        # torchrun, for one, answers SIGTERM with an exception of its own and exit code 1.
+        return Ending(
+            state=RunState.STOPPED,
+            detail=f"stopped on request (the command exited with code {code}); {_saved(facts)}",
+            exit_code=code,
+        )
     return _failed(facts, code)
 
 
@@ -76,6 +116,11 @@ def _left(facts: Facts, outcome: Outcome) -> bool:
     """Whether every rank that is known left its loop like that."""
     known = [p for p in facts.pulses.values() if p is not None]
     return bool(known) and all(p.outcome is outcome for p in known)
+
+
+def _without_telemetry(facts: Facts) -> bool:
+    """Whether the run is a command of which no rank ever reported anything."""
+    return facts.foreign and not any(p is not None for p in facts.pulses.values())
 
 
 def _failed_pulses(facts: Facts) -> bool:
@@ -215,7 +260,7 @@ def _killed_rank(facts: Facts) -> tuple[int, str] | None:
     if not raised and len(facts.pulses) < max(p.world_size for p in silent):
         return None  # It may be one of those that were never heard of.
     first = min(silent, key=lambda p: p.changed_wall_s)
-    return first.rank, "ended without an exception (killed, or it exited by itself)"
+    return first.rank, "died without a Python error (killed by a signal, or it called exit)"
 
 
 def _first_exception(facts: Facts) -> FoldedEvent | None:

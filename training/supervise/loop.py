@@ -39,7 +39,7 @@ from ltui.training.supervise.alive import ProcessMark
 from ltui.training.supervise.control import ControlServer
 from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.end_of_run import EndBook, find_end, last_snapshot
-from ltui.training.supervise.ending import Ending, Facts
+from ltui.training.supervise.ending import Ending, Facts, with_cause
 from ltui.training.supervise.evidence_desk import EvidenceDesk
 from ltui.training.supervise.intents import DEFAULT_STOP_S, Intents
 from ltui.training.supervise.judging import JudgeSeat
@@ -217,7 +217,8 @@ class Supervisor:
 
     def _end_in_queue(self, state: RunState, detail: str) -> None:
         self._queued = None
-        self._record_end(Ending(state=state, detail=detail), [], None)
+        judgement = self._judge(Sight({}, self._pulses, self._gone()))
+        self._record_end(Ending(state=state, detail=detail), [], None, judgement)
         self._close()
 
     def give_up(self) -> None:
@@ -580,11 +581,14 @@ class Supervisor:
         while self._look_last():
             pass
         found, failures = self._judge_end(end, keeper_died and (not self._adopted or bool(left)))
+        judgement = self._judge(Sight({}, self._pulses, self._gone()), failures)
+        verdicts = (*self._snapshot.verdicts, *judgement.verdicts)
+        found = with_cause(found, verdicts, self._furthest_step())
         if self._answered is not None:
             found = replace(found, detail=f"{self._answered}: {found.detail}")
         told_to_end = self._intents.ladder is not None
         found = self._restarts.plan(found, end, self._furthest_step(), told_to_end=told_to_end)
-        self._record_end(found, failures, end)
+        self._record_end(found, failures, end, judgement)
         if not self.restart_waits:
             self._close()
 
@@ -612,19 +616,22 @@ class Supervisor:
         return find_end(self.run_dir, self.attempt, facts)
 
     def _record_end(
-        self, found: Ending, failures: list[WorkerFailure], end: EngineExit | None
+        self,
+        found: Ending,
+        failures: list[WorkerFailure],
+        end: EngineExit | None,
+        judgement: Judgement,
     ) -> None:
         self._state = found.state
         ended_at = end.ended_at if end and end.ended_at else time.time()
         if end is None and found.state is RunState.LOST:
             ended_at = self._last_seen or ended_at
         gpus_over = self._machine.end(ended_at)
-        sight = Sight({}, self._pulses, self._gone())
-        judgement = self._judge(sight, failures)
         waiting = self._restarts.waiting
         now = replace(self._compose(judgement, time.time()), throughput=self._snapshot.throughput)
         self._snapshot = last_snapshot(now, found, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(self._snapshot)
+        sight = Sight({}, self._pulses, self._gone())
         self._evidence.follow(judgement, sight, self._fold, self._snapshot)
         self._snapshot = self._end_book.insist(self._snapshot, found)
         for verdict in gpus_over:

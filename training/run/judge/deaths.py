@@ -16,7 +16,7 @@ from ltui.training.run.evidence import Frame
 from ltui.training.run.judge.consequence import is_consequence
 from ltui.training.run.judge.frames import is_library, spot
 from ltui.training.run.judge.moment import Moment, where
-from ltui.training.run.judge.words import ranks_text
+from ltui.training.run.judge.words import followed, ranks_text
 from ltui.training.run.snapshot import RankState, Verdict
 
 _SIZES = re.compile(
@@ -33,6 +33,17 @@ _MISMATCH_HOLD_BACK_S = 5.0
 """Who was aborted is seldom who is at fault: the others' last words are waited for."""
 _UNSURE = 0.5
 _EVALUATION_STEPS = ("validation_step", "test_step")
+_CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"})
+_NATIVE_CRASH = (
+    "The crash is in native code: check that line, and the versions of PyTorch, the driver and"
+    " extensions. Then resume the run."
+)
+_KILLED = (
+    "Find out who sent {} (a person, a job scheduler, the limits of a container), then resume"
+    " the run."
+)
+_EXITED = "Find the reason for the exit in the log of the rank, then resume the run."
+_RAISED = "Fix the error, then resume the run."
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
@@ -132,9 +143,7 @@ def _verdict(
     pulses = {r: p for r in ranks if (p := m.pulses.get(r)) is not None}
     what = first.text if len(ranks) == 1 else re.sub(r"^was\b", "were", first.text)
     cause = f"{ranks_text(ranks)} {what}"
-    if consequences:
-        others = sorted(e.rank for e in consequences)
-        cause += f"; what {ranks_text(others)} then said is a consequence"
+    cause += followed(sorted(e.rank for e in consequences))
     evidence: dict[str, Any] = {
         "reasons": {str(e.rank): e.text for e in ends},
         "consequences": {str(e.rank): e.text for e in consequences},
@@ -203,8 +212,9 @@ def _raised(rank: int, fields: Mapping[str, Any], said: str, oom_kills: int | No
         )  # fmt: skip
     consequence = is_consequence(f"{name}: {message}")
     return _End(
-        rank=rank, kind="raised", frame=line, text=f"raised {told}{at}", consequence=consequence
-    )
+        rank=rank, kind="raised", frame=line, text=f"raised {told}{at}", consequence=consequence,
+        remedy="Fix the error at that line, then resume the run." if line else _RAISED,
+    )  # fmt: skip
 
 
 def _worker_end(rank: int, found: re.Match[str], message: str, oom_kills: int | None) -> _End:
@@ -234,32 +244,37 @@ def _gone(rank: int, death: Death, oom_kills: int | None) -> _End:
     if oom_kills and name in ("SIGKILL", None) and death.exit_code is None:
         return _End(
             rank=rank, kind="out_of_memory", confidence=0.85,
-            text="was killed by the kernel's OOM killer (out of memory)",
+            text="was killed by the kernel's out-of-memory killer (SIGKILL)",
             remedy="Use fewer workers or smaller batches, or give the job more memory.",
         )  # fmt: skip
     if name is not None:
         by_agent = name in ("SIGTERM",)
-        oom = ", no OOM: memory did not run out" if name == "SIGKILL" and oom_kills == 0 else ""
+        oom = " (not the out-of-memory killer)" if name == "SIGKILL" and oom_kills == 0 else ""
         abort = name == "SIGABRT" and bool(death.last_line and _SIZES.search(death.last_line))
         return _End(
             rank=rank, kind="mismatch" if abort else "killed", frame=death.frame,
             text=f"was killed by {name}{oom}{at}{said if name != 'SIGKILL' else ''}",
+            remedy=_NATIVE_CRASH if name in _CRASHES else _KILLED.format(name),
             confidence=0.5 if by_agent or abort else 0.95,
             consequence=name == "SIGABRT" and is_consequence(death.last_line or ""),
         )  # fmt: skip
     if death.exit_code is not None:
         return _End(
-            rank=rank, kind="exited", text=f"left with exit code {death.exit_code}{said}",
+            rank=rank, kind="exited", text=f"exited with code {death.exit_code}{said}",
+            remedy=_EXITED,
             consequence=is_consequence(death.last_line or ""),
         )  # fmt: skip
     if death.last_line is not None and is_consequence(death.last_line):
         return _End(rank=rank, kind="exited", text=f"ended{said}", consequence=True)
     how = death.how or "its process is gone"
     if how.startswith("killed"):
-        return _End(rank=rank, kind="killed", text=f"was {how}{said}")
+        return _End(
+            rank=rank, kind="killed", text=f"was {how}{said}", remedy=_KILLED.format("the signal")
+        )
     return _End(
-        rank=rank, kind="exited", text=f"ended without a word: {how}{said}", confidence=0.55
-    )
+        rank=rank, kind="exited", confidence=0.55, remedy=_EXITED,
+        text=f"died without a Python error (killed by a signal, or it called exit){said}",
+    )  # fmt: skip
 
 
 def _line_of(traceback: str) -> Frame | None:

@@ -38,6 +38,14 @@ def waiting_text(waiting: Collection[int], where: str | None) -> str:
     return f"; {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}{place}"
 
 
+def followed(ranks: Collection[int]) -> str:
+    """``; the error of rank 0 followed from that``."""
+    if not ranks:
+        return ""
+    errors = verb(ranks, "the error of", "the errors of")
+    return f"; {errors} {ranks_text(ranks)} followed from that"
+
+
 def motion_text(process: ProcessSight | None) -> str:
     """What the process does, in brackets: ``FROZEN: no context switch in 0.9 s, futex wait``."""
     if process is None or process.interval_s is None:
