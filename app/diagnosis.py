@@ -6,7 +6,6 @@ Blocks for some seconds: called by a command, or by a screen's worker thread.
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from ltui.app.steering import ask
 from ltui.app.words import state_sentence
 from ltui.training.problem import ProblemError
 from ltui.training.run.evidence import Diagnosis
-from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState, Verdict
+from ltui.training.run.snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.run.standing import gravest_first
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
@@ -103,14 +102,8 @@ def post_mortem(
 
 
 def _how_it_ended(snapshot: RunSnapshot, verdicts: Iterable[Verdict]) -> str:
-    """In a sentence; where the engine's own words name no rank, the death that came first does."""
-    sentence = state_sentence(snapshot)
-    died = [v for v in verdicts if v.level == "dead"]
-    failed = snapshot.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
-    if not failed or not died or re.search(r"\brank", sentence):
-        return sentence
-    first = min(died, key=lambda v: (v.began or float("inf"), len(v.culprits)))
-    return f"{snapshot.state.value}: {first.cause}"
+    """Return the sentence that every front end shows, with the verdicts that the store holds."""
+    return state_sentence(replace(snapshot, verdicts=tuple(verdicts)))
 
 
 def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:

@@ -1,10 +1,11 @@
 """A run in the foreground: shows it until it ends, and turns Ctrl-C into a stop, then a kill.
 
-The run belongs to its supervisor; whatever happens to this process, it goes on.
+The run belongs to its supervisor: it continues, whatever happens to this process.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.progress import Display, caution_line, terminal_display
 from ltui.app.steering import ask
 from ltui.app.summary import ending_lines, resumable
+from ltui.app.words import FAILED
 from ltui.training.problem import ProblemError
 from ltui.training.run.snapshot import LIVE, Caution, RankSnapshot, RunSnapshot, RunState
 from ltui.training.store.home import RunDir
@@ -30,6 +32,7 @@ LOOK_EVERY_S = 0.25
 STOP_TIMEOUT_S = 60.0
 UNREADABLE_S = 10.0
 LINES_SHOWN = 20
+CONSEQUENCE_LINES = 3
 END_BYTES = 16 * 1024
 _EVERY_RANK = frozenset({"exception", "telemetry_off"})
 _ONCE = frozenset(
@@ -48,8 +51,8 @@ _ONCE = frozenset(
         "stall_policy",
     }
 )
-_HINT = "Ctrl-C stops with a checkpoint; closing the terminal leaves the run running"
-_STOPPING = "stopping with a checkpoint; Ctrl-C again kills at once"
+_HINT = "Ctrl-C stops it with a checkpoint; closing the terminal leaves it running"
+_STOPPING = "stopping with a checkpoint; press Ctrl-C again to kill at once"
 _KILLING = "killing"
 
 
@@ -107,10 +110,13 @@ class Watch:
         self._acted = 0
         self._last_event = 0
         self._cautioned: set[tuple[int, Caution]] = set()
+        self._noted: set[tuple[int, str, str]] = set()
         self._began_at = time.time()
 
     def until_end(self) -> int:
-        self._display.say(f"{self._run_dir.id} started. {_HINT}.")
+        name = self._run_dir.id
+        self._display.say(f"{name} started. To watch it: ltui attach {name}")
+        self._display.say(f"{_HINT}.")
         while True:
             snapshot = self._look()
             self._tell_events()
@@ -147,18 +153,23 @@ class Watch:
             return
         self._acted = wanted
         killing = wanted == 2
-        self._display.say("Killing it." if killing else f"Ctrl-C: {_STOPPING}.")
+        self._display.say("Ctrl-C: killing the run." if killing else f"Ctrl-C: {_STOPPING}.")
         request = {"cmd": "kill"} if killing else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
         try:
             ask(self._run_dir, request)
         except ProblemError as error:
-            # It may have ended in this moment: the next look tells.
+            # The run may have ended just now; the next snapshot shows it.
             self._display.say(str(error))
 
     def _tell_events(self) -> None:
         for event in events_of(self._run_dir, self._last_event):
             self._last_event = event.id
-            if event.t >= self._began_at and (line := event_line(event)):
+            if event.t < self._began_at or (line := event_line(event)) is None:
+                continue
+            # Several ranks may report one thing, each with its own number.
+            key = (event.attempt, event.kind, re.sub(r" on rank \d+", "", event.text))
+            if event.kind != "note" or key not in self._noted:
+                self._noted.add(key)
                 self._display.say(line)
 
     def _tell_cautions(self, snapshot: RunSnapshot) -> None:
@@ -193,17 +204,24 @@ def events_of(run_dir: RunDir, after: int = 0) -> list[Event]:
 
 
 def event_line(event: Event) -> str | None:
-    """What is said of an event while the run goes on; None for what the panel shows anyway."""
+    """The line for an event of a live run; None for events that the panel shows anyway."""
+    text = clean_line(event.text, 400)
     if event.kind in _EVERY_RANK:
-        return f"rank {event.rank}: {clean_line(event.text, 400)}"
-    if event.kind in _ONCE and event.rank in (0, None):
-        return clean_line(event.text, 400)
+        return f"rank {event.rank}: {text}"
+    if event.kind == "verdict":
+        remedy = (event.data.get("verdict") or {}).get("remedy")
+        return f"{text}  {clean_line(str(remedy), 300)}" if remedy else text
+    if event.kind == "note" or (event.kind in _ONCE and event.rank in (0, None)):
+        return text
     return None
 
 
 def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
-    """Why it failed: the first exception of any rank, or the end of what was written."""
-    if snapshot.state not in (RunState.FAILED, RunState.CRASHED, RunState.LOST):
+    """Why the run failed: the first exception of any rank, or the end of a log.
+
+    An exception that followed from another rank's death is named as such.
+    """
+    if snapshot.state not in FAILED:
         return []
     raised = [
         event
@@ -213,12 +231,21 @@ def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
     if raised:
         first = min(raised, key=lambda event: event.t)
         trace = str(first.data.get("traceback") or first.text)
+        if followed_a_death(snapshot, first.rank):
+            lines = _last_lines(trace)[-CONSEQUENCE_LINES:]
+            return ["", f"rank {first.rank} raised this as a consequence:", *lines]
         return ["", f"rank {first.rank} failed first:", *_last_lines(trace)]
     for path in _likely_logs(run_dir, snapshot):
         lines = _last_lines(_end_of(path))
         if lines:
-            return ["", f"the end of {path}:", *lines]
+            return ["", f"last lines of {path}:", *lines]
     return []
+
+
+def followed_a_death(snapshot: RunSnapshot, rank: int | None) -> bool:
+    """Return whether a verdict says that the rank failed because another rank had died."""
+    dead = [verdict for verdict in snapshot.verdicts if verdict.level == "dead"]
+    return any(str(rank) in (verdict.evidence.get("consequences") or {}) for verdict in dead)
 
 
 def all_events(run_dir: RunDir) -> list[Event]:
@@ -260,7 +287,7 @@ def _last_lines(text: str) -> list[str]:
 
 def _say_left(run_dir: RunDir) -> None:
     try:
-        sys.stderr.write(f"The run goes on. To watch it: ltui attach {run_dir.id}\n")
+        sys.stderr.write(f"{run_dir.id} keeps running. To watch it: ltui attach {run_dir.id}\n")
         sys.stderr.flush()
     except OSError:
         # The terminal is gone, which is why we leave.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ltui.app.words import FAILED, bad_loss_sentence, ended_detail, ended_sentence
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -31,9 +32,10 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]
         return [(f"continued at {step}", "information")]
     if now.state in LIVE:
         return []
-    bad = now.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
-    sentence = clean_line(now.detail or f"{now.state.value} at {step}")
-    return [(sentence, "error" if bad else "information")]
+    sentence = ended_detail(now) or f"{now.state.value} at {step}"
+    bad_loss = bad_loss_sentence(now)
+    sentence = f"{sentence}; {bad_loss}" if bad_loss else sentence
+    return [(sentence, "error" if now.state in FAILED else "information")]
 
 
 def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
@@ -58,7 +60,7 @@ def farewell(snapshot: RunSnapshot) -> str:
     name = clean_name(snapshot.name)
     if snapshot.state in LIVE:
         return f"{name} goes on; to watch it again: ltui attach {clean_name(snapshot.id)}"
-    return f"{name}: {clean_line(snapshot.detail or snapshot.state.value)}"
+    return f"{name}: {ended_sentence(snapshot)}"
 
 
 def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str | None:

@@ -1,31 +1,46 @@
-"""How a run in the foreground is shown: a live panel on a terminal, plain lines anywhere else.
+"""How a run in the foreground is shown without the dashboard: a live panel, or plain lines.
 
-Draws snapshots that it is handed. Clocks, signals and commands are ``app/foreground.py``'s.
+Draws the snapshots that it gets. Clocks, signals and commands are in ``app/foreground.py``.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from ltui.app.words import (
+    RANK_DEAD,
+    STALLED,
+    needs_help,
+    open_verdicts,
+    rank_note,
+    state_word,
+)
 from ltui.training.run.snapshot import (
     LIVE,
     Caution,
     MetricValue,
     RankSnapshot,
+    RankState,
     RunSnapshot,
     RunState,
     Verdict,
 )
-from ltui.widgets.formats import NA, age, count, duration, metric, of, percent, quantity
+from ltui.widgets.formats import NA, age, duration, metric, percent, quantity
 from ltui.widgets.sanitise import clean_line, clean_name
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S = 60.0
+"""Seconds between two plain lines while nothing changes but the step."""
+PLAIN_EPOCH_S = 10.0
+"""Least seconds between two plain lines for new epochs and validation metrics."""
+METRICS_SHOWN = 5
 RANKS_SHOWN = 8
 _LOSSES = ("train/loss", "train_loss", "loss")
 
@@ -61,13 +76,20 @@ def title(snapshot: RunSnapshot) -> str:
 
 
 def position(snapshot: RunSnapshot) -> str:
-    """``epoch 3/30  step 1 204/2 930``; empty before the first step."""
+    """``epoch 3/30  step 1204/2930``; empty before the first step.
+
+    Steps are plain digits, so that they can be pasted into ``--at-step``.
+    """
     parts = []
     if snapshot.epoch is not None:
-        parts.append(f"epoch {of(shown_epoch(snapshot), snapshot.max_epochs or None)}")
+        parts.append(f"epoch {_of(shown_epoch(snapshot), snapshot.max_epochs or None)}")
     if snapshot.global_step is not None:
-        parts.append(f"step {of(snapshot.global_step, total_steps(snapshot))}")
+        parts.append(f"step {_of(snapshot.global_step, total_steps(snapshot))}")
     return "  ".join(parts)
+
+
+def _of(done: int | None, total: int | None) -> str:
+    return f"{done}" if total is None else f"{done}/{total}"
 
 
 def shown_epoch(snapshot: RunSnapshot) -> int | None:
@@ -105,12 +127,23 @@ def is_validation(name: str) -> bool:
     return name.startswith(("val", "test"))
 
 
-def metrics_text(snapshot: RunSnapshot, limit: int = 5) -> str:
-    """``train/loss 0.8412  val/acc 0.9510``: the loss, then what validation gave."""
+def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
+    """``train/loss 0.8412  val/acc 0.9510``: the loss and the validation metrics.
+
+    A run that logs no loss shows the other metrics that it logs.
+    """
     loss = loss_of(snapshot)
     chosen = [loss] if loss else []
-    chosen += [(n, v) for n, v in sorted(snapshot.metrics.items()) if is_validation(n)]
-    return "  ".join(f"{clean_name(n, 40)} {metric(v.last)}" for n, v in chosen[:limit])
+    by_name = sorted(snapshot.metrics.items())
+    chosen += [(n, v) for n, v in by_name if is_validation(n)]
+    if loss is None:
+        chosen += [(n, v) for n, v in by_name if not is_validation(n) and not n.startswith("lr")]
+    return "  ".join(f"{clean_name(n, 40)} {value_text(v.last)}" for n, v in chosen[:limit])
+
+
+def value_text(value: float) -> str:
+    """Four significant digits; ``not finite`` for NaN and infinities."""
+    return metric(value) if math.isfinite(value) else "not finite"
 
 
 def speed_text(snapshot: RunSnapshot) -> str:
@@ -124,23 +157,29 @@ def speed_text(snapshot: RunSnapshot) -> str:
     return "  ".join(parts)
 
 
-def rank_line(rank: RankSnapshot) -> str:
+def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
     """One rank, in columns."""
-    step = "" if rank.global_step is None else f"step {count(rank.global_step)}"
-    note = f"  {clean_line(rank.note, 80)}" if rank.note else ""
+    step = "" if rank.global_step is None else f"step {rank.global_step}"
+    note = rank_note(snapshot, rank)
     return (
         f"r{rank.rank:<3} {rank.device or '':<7} {step:<12} {rank.phase or NA:<11} "
-        f"{age(rank.age_s):>7}  {rank.state.value}{note}"
+        f"{age(rank.age_s):>7}  {rank_word(rank.state)}{f'  {note}' if note else ''}"
     )
 
 
+def rank_word(state: RankState) -> str:
+    """The state of a rank, in capitals if it needs help, as on the dashboard."""
+    word: str = state.value
+    return word.upper() if state in (RankState.STALLED, RankState.DEAD) else word
+
+
 def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
-    """``2 ranks ok`` or ``3 ok, 1 stalled``."""
+    """``2 ranks ok`` or ``3 ok, 1 STALLED``."""
     if not ranks:
         return ""
     states: dict[str, int] = {}
     for rank in ranks:
-        states[rank.state.value] = states.get(rank.state.value, 0) + 1
+        states[rank_word(rank.state)] = states.get(rank_word(rank.state), 0) + 1
     if len(states) == 1:
         return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {next(iter(states))}"
     return ", ".join(f"{number} {state}" for state, number in states.items())
@@ -158,35 +197,35 @@ def verdict_line(verdict: Verdict) -> str:
     return f"{verdict.level.upper()}: {clean_line(verdict.cause, 300)}{remedy}"
 
 
-def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
-    return [verdict for verdict in snapshot.verdicts if verdict.ended is None]
-
-
 # Plain lines -----------------------------------------------------------------------------------
 
 
 class PlainLines:
-    """A line every few seconds, and at each change that matters."""
+    """A line for each change of state, for each new epoch, and at least one a minute."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._last_at: float | None = None
-        self._last_key: tuple[object, ...] = ()
+        self._last_at = -math.inf
+        self._last_state: tuple[object, ...] = ()
+        self._last_progress: tuple[object, ...] = ()
         self._last_line = ""
 
     def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
-        key = (
-            snapshot.state,
-            snapshot.detail,
-            snapshot.epoch,
-            tuple((n, v.step) for n, v in snapshot.metrics.items() if is_validation(n)),
-            # What is said of GPUs tells its age: that alone is no change.
-            tuple((verdict.kind, verdict.culprits) for verdict in open_verdicts(snapshot)),
+        # Numbers in the detail and in verdicts count seconds: they alone are no change.
+        detail = re.sub(r"\d+", "", snapshot.detail or "")
+        state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail)
+        validated = {n: v.step for n, v in snapshot.metrics.items() if is_validation(n)}
+        progress = (snapshot.epoch, tuple(validated.items()))
+        waited_s = now - self._last_at
+        due = (
+            state != self._last_state
+            or (progress != self._last_progress and waited_s >= PLAIN_EPOCH_S)
+            or waited_s >= PLAIN_EVERY_S
         )
-        due = self._last_at is None or now - self._last_at >= PLAIN_EVERY_S
         line = plain_line(snapshot)
-        if (key != self._last_key or due) and line != self._last_line:
-            self._last_at, self._last_key, self._last_line = now, key, line
+        if due and line != self._last_line:
+            self._last_at, self._last_line = now, line
+            self._last_state, self._last_progress = state, progress
             self.say(line)
 
     def say(self, line: str) -> None:
@@ -199,24 +238,40 @@ class PlainLines:
 
 def plain_line(snapshot: RunSnapshot) -> str:
     """The whole run in one line."""
+    word = state_word(snapshot)
+    moving = snapshot.state is RunState.RUNNING and word not in (STALLED, RANK_DEAD)
     parts = [
-        duration(snapshot.elapsed_s) if snapshot.elapsed_s is not None else "",
-        snapshot.state.value,
-        clean_line(snapshot.detail, 300) if snapshot.detail else "",
+        elapsed_text(snapshot.elapsed_s),
+        word,
+        _detail(snapshot),
         position(snapshot),
         metrics_text(snapshot),
-        speed_text(snapshot) if snapshot.state is RunState.RUNNING else "",
+        speed_text(snapshot) if moving else "",
         ranks_text(snapshot.ranks) if snapshot.state in LIVE else "",
-        *(verdict_line(verdict) for verdict in open_verdicts(snapshot)),
     ]
     return "  ".join(part for part in parts if part)
+
+
+def elapsed_text(elapsed_s: float | None) -> str:
+    """``18 s``, ``12 m 08 s``: whole seconds; empty in the first second."""
+    if elapsed_s is None or elapsed_s < 1:
+        return ""
+    whole = round(elapsed_s)
+    return f"{whole} s" if whole < 60 else duration(float(whole))
+
+
+def _detail(snapshot: RunSnapshot) -> str:
+    """The detail, if it says more than the state and the step, which stand beside it."""
+    detail = clean_line(snapshot.detail, 300) if snapshot.detail else ""
+    plain = rf"{snapshot.state.value}( at step {snapshot.global_step})?\.?"
+    return "" if re.fullmatch(plain, detail, re.IGNORECASE) else detail
 
 
 # The live panel --------------------------------------------------------------------------------
 
 
 class LivePanel:
-    """A few lines at the bottom of the terminal, redrawn in place; what is said scrolls above."""
+    """A few lines at the bottom of the terminal, redrawn in place; messages scroll above them."""
 
     def __init__(self, stream: TextIO) -> None:
         # Local: plain lines, in pipes and batch jobs, need no rich.
@@ -249,6 +304,7 @@ class LivePanel:
             self._live = None
 
 
+_QUIET = frozenset({RankState.OK, RankState.STARTING, RankState.ENDED})
 _STATE_STYLES = {
     RunState.RUNNING: "bold",
     RunState.STOPPING: "yellow",
@@ -262,7 +318,8 @@ _STATE_STYLES = {
 
 def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str, str]]:
     """Text and style of each line."""
-    lines = [(f"{title(snapshot)}  {snapshot.state.value}", _STATE_STYLES.get(snapshot.state, ""))]
+    style = "bold red" if needs_help(snapshot) else _STATE_STYLES.get(snapshot.state, "")
+    lines = [(f"{title(snapshot)}  {state_word(snapshot)}", style)]
     share = share_done(snapshot)
     done = "" if share is None else f"{bar(share, max(10, min(40, width - 60)))} {percent(share)}"
     times = [f"{duration(snapshot.elapsed_s)}"] if snapshot.elapsed_s is not None else []
@@ -273,7 +330,7 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
     if snapshot.detail:
         lines.append((clean_line(snapshot.detail, 300), "yellow"))
     lines += [
-        (rank_line(rank), "" if rank.state.value in ("ok", "starting", "ended") else "yellow")
+        (rank_line(snapshot, rank), "" if rank.state in _QUIET else "yellow")
         for rank in snapshot.ranks[:RANKS_SHOWN]
     ]
     if len(snapshot.ranks) > RANKS_SHOWN:

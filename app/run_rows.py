@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ltui.app.runs_list import RunLine, trouble
 from ltui.app.translate import done_share, state_sign, what_runs
-from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.app.words import FAILED, bad_loss_sentence, ended_detail
+from ltui.training.run.snapshot import LIVE, RunSnapshot
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.shapes import Cell, Tone
@@ -86,5 +87,8 @@ def _note(run: RunSnapshot) -> Cell:
     if run.state in LIVE:
         left = "" if run.eta_s is None else f"{formats.duration(run.eta_s)} left"
         return Cell(text=left, tone=Tone.DIM)
-    failed = run.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
-    return Cell(text=clean_line(run.detail or ""), tone=Tone.WARN if failed else Tone.DIM)
+    if run.state in FAILED:
+        return Cell(text=ended_detail(run), tone=Tone.WARN)
+    if loss := bad_loss_sentence(run):
+        return Cell(text=loss, tone=Tone.WARN)
+    return Cell(text=clean_line(run.detail or ""), tone=Tone.DIM)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ltui.app.summary import resumable
+from ltui.app.words import ended_sentence
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.home import RunDir
@@ -37,14 +39,13 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
     """The run as it is, where it is alive."""
     snapshot = current_snapshot(run_dir)
     if snapshot.state not in LIVE:
-        finished = snapshot.state is RunState.FINISHED
-        raise ProblemError(
-            Problem(
-                where=run_dir.id,
-                what=f"it is not running ({snapshot.detail or snapshot.state.value}).",
-                remedy=None if finished else f"Start it again with: ltui resume {run_dir.id}",
-            )
-        )
+        remedy = None
+        if snapshot.state is not RunState.FINISHED and resumable(snapshot):
+            remedy = f"To resume: ltui resume {run_dir.id}"
+        elif snapshot.state is not RunState.FINISHED:
+            remedy = "It left no good checkpoint, so it cannot be resumed."
+        what = f"it is not running ({ended_sentence(snapshot)})."
+        raise ProblemError(Problem(where=run_dir.id, what=what, remedy=remedy))
     return snapshot
 
 

@@ -6,12 +6,22 @@ from collections.abc import Iterable, Sequence
 
 from ltui.app.progress import (
     caution_line,
-    open_verdicts,
     position,
     rank_line,
     ranks_text,
     title,
+    value_text,
     verdict_line,
+)
+from ltui.app.words import (
+    FAILED,
+    bad_loss_sentence,
+    ended_detail,
+    ended_sentence,
+    needs_help,
+    open_verdicts,
+    state_word,
+    state_words,
 )
 from ltui.training.run.snapshot import (
     LIVE,
@@ -21,12 +31,12 @@ from ltui.training.run.snapshot import (
     RunSnapshot,
     RunState,
 )
+from ltui.training.run.standing import gravest_first
 from ltui.widgets.formats import (
     NA,
     ago,
     count,
     duration,
-    metric,
     percent,
     power,
     quantity,
@@ -37,6 +47,7 @@ from ltui.widgets.formats import (
 from ltui.widgets.sanitise import clean_line, clean_name
 
 METRICS_SHOWN = 12
+REASON_CELLS = 80
 RANKS_SHOWN = 64
 
 
@@ -60,12 +71,13 @@ def short(text: str, cells: int) -> str:
 
 
 def state_line(snapshot: RunSnapshot) -> str:
-    """``stopped at step 1 204, checkpoint verified``."""
-    if snapshot.detail:
-        detail = clean_line(snapshot.detail, 300)
-        state = snapshot.state.value
-        return detail if detail.lower().startswith(state) else f"{state}: {detail}"
-    return snapshot.state.value
+    """``stopped at step 1204, checkpoint verified``."""
+    bad = bad_loss_sentence(snapshot)
+    if snapshot.state not in LIVE:
+        return f"{ended_sentence(snapshot)}; {bad}" if bad else ended_sentence(snapshot)
+    detail = clean_line(snapshot.detail or "", 300)
+    word = state_word(snapshot)
+    return f"{word}: {detail}" if detail and not detail.lower().startswith(word) else detail or word
 
 
 def resumable(snapshot: RunSnapshot) -> bool:
@@ -80,9 +92,9 @@ def last_checkpoint(snapshot: RunSnapshot) -> CheckpointInfo | None:
 
 
 def checkpoint_text(checkpoint: CheckpointInfo) -> str:
-    """``step 1 204, verified, 2.1 MiB: /path``."""
+    """``step 1204, verified, 2.1 MiB: /path``."""
     sound = {True: "verified", False: "DAMAGED", None: "not verified"}[checkpoint.ok]
-    parts = [f"step {count(checkpoint.global_step)}", sound]
+    parts = [f"step {checkpoint.global_step}", sound]
     parts += [checkpoint.reason] if checkpoint.reason else []
     parts += [size(checkpoint.size_bytes)] if checkpoint.size_bytes is not None else []
     return f"{', '.join(parts)}: {clean_line(checkpoint.path)}"
@@ -96,12 +108,12 @@ def ending_lines(snapshot: RunSnapshot) -> list[str]:
         attempt = f", attempt {snapshot.attempt}" if snapshot.attempt > 1 else ""
         rows.append(("time", f"{duration(snapshot.elapsed_s)}{attempt}"))
     rows += [
-        (f"{clean_name(name, 60)}", f"{metric(value.last)}  at step {count(value.step)}")
+        (f"{clean_name(name, 60)}", f"{value_text(value.last)}  at step {value.step}")
         for name, value in ordered_metrics(snapshot)[:METRICS_SHOWN]
     ]
     if snapshot.throughput.best_samples_per_s is not None:
         best = snapshot.throughput.best_samples_per_s
-        rows.append(("throughput", f"{quantity(best, 'samples/s')} at best"))
+        rows.append(("throughput", f"{quantity(best, 'samples/s')} at its best"))
     checkpoint = last_checkpoint(snapshot)
     if checkpoint is not None or snapshot.state is not RunState.FINISHED:
         rows.append(("checkpoint", checkpoint_text(checkpoint) if checkpoint else "none"))
@@ -121,15 +133,13 @@ def ordered_metrics(snapshot: RunSnapshot) -> list[tuple[str, MetricValue]]:
 def _next_steps(snapshot: RunSnapshot) -> list[str]:
     name = clean_name(snapshot.id)
     if snapshot.state in LIVE:
-        return [f"  watch it: ltui attach {name}"]
-    if snapshot.state is RunState.FINISHED:
-        return []
+        return [f"  To watch it: ltui attach {name}"]
     lines = []
-    if resumable(snapshot):
-        lines.append(f"  go on from there: ltui resume {name}")
-    if snapshot.state is not RunState.STOPPED:
-        lines.append(f"  what the ranks wrote: ltui logs {name}")
-    return lines
+    if snapshot.state is not RunState.FINISHED and resumable(snapshot):
+        lines.append(f"  To resume: ltui resume {name}")
+    if snapshot.state not in (RunState.STOPPED, RunState.FINISHED):
+        lines.append(f"  Logs: ltui logs {name}")
+    return [*lines, f"  Charts and logs: ltui attach {name}"]
 
 
 def _indented(rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -139,16 +149,19 @@ def _indented(rows: Iterable[tuple[str, str]]) -> list[str]:
 def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     """Everything about a run that fits a page."""
     lines = [f"{title(snapshot)}  ({clean_name(snapshot.id)})", *_indented(_facts(snapshot, now))]
-    lines += [f"  {verdict_line(verdict)}" for verdict in open_verdicts(snapshot)]
+    told = state_line(snapshot)
+    verdicts = [v for v in open_verdicts(snapshot) if clean_line(v.cause, 300) not in told]
+    lines += [f"  {verdict_line(verdict)}" for verdict in verdicts]
     lines += [f"  {caution_line(caution)}" for caution in snapshot.cautions]
     if snapshot.metrics:
         rows = [
-            (clean_name(name, 60), metric(value.last), f"step {count(value.step)}")
+            (clean_name(name, 60), value_text(value.last), f"step {value.step}")
             for name, value in ordered_metrics(snapshot)
         ]
         lines += ["", "metrics", *(f"  {line}" for line in columns(rows, frozenset({1, 2})))]
     if snapshot.ranks:
-        lines += ["", "ranks", *(f"  {rank_line(r)}" for r in snapshot.ranks[:RANKS_SHOWN])]
+        lines += ["", "ranks"]
+        lines += [f"  {rank_line(snapshot, rank)}" for rank in snapshot.ranks[:RANKS_SHOWN]]
         rest = snapshot.ranks[RANKS_SHOWN:]
         lines += [f"  and {ranks_text(rest)}"] if rest else []
     if snapshot.gpus:
@@ -164,18 +177,10 @@ def _flop_use(snapshot: RunSnapshot) -> str:
     if snapshot.flops_per_batch is None:
         return ""
     share = percent(snapshot.model_flop_utilisation)
-    return f"{share} ({quantity(snapshot.flops_per_batch, 'FLOP')} a batch and rank)"
+    return f"{share} ({quantity(snapshot.flops_per_batch, 'FLOP')} per batch on each rank)"
 
 
 def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
-    started = snapshot.started_at or snapshot.created_at
-    times = [f"started {ago(now - started)}"] if started is not None else []
-    if snapshot.ended_at is not None:
-        times.append(f"ended {ago(now - snapshot.ended_at)}")
-    if snapshot.elapsed_s is not None:
-        times.append(f"took {duration(snapshot.elapsed_s)}" if snapshot.ended_at else "")
-    if snapshot.eta_s is not None:
-        times.append(f"{duration(snapshot.eta_s)} left")
     supervisor = "none" if snapshot.supervisor_pid is None else f"process {snapshot.supervisor_pid}"
     speed = snapshot.throughput
     data_wait = ""
@@ -185,9 +190,9 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
     rows = [
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),
-        ("time", ", ".join(t for t in times if t) or NA),
+        ("time", _times(snapshot, now) or NA),
         ("attempt", _attempt(snapshot)),
-        ("stops", clean_line(", or ".join(snapshot.stops))),
+        ("stops", clean_line(" or ".join(snapshot.stops))),
         ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
         ("throughput", f"{pace}{data_wait}"),
         ("MFU", _flop_use(snapshot)),
@@ -198,6 +203,24 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("directory", snapshot.run_dir or ""),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _times(snapshot: RunSnapshot, now: float) -> str:
+    """``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
+    created, started = snapshot.created_at, snapshot.started_at
+    times = []
+    if (first := created if created is not None else started) is not None:
+        times.append(f"started {ago(now - first)}")
+    if snapshot.attempt > 1 and started is not None:
+        times.append(f"attempt {snapshot.attempt} started {ago(now - started)}")
+    if snapshot.ended_at is not None:
+        times.append(f"ended {ago(now - snapshot.ended_at)}")
+        if snapshot.elapsed_s is not None:
+            whose = f"attempt {snapshot.attempt} " if snapshot.attempt > 1 else ""
+            times.append(f"{whose}took {duration(snapshot.elapsed_s)}")
+    elif snapshot.eta_s is not None and state_word(snapshot) == snapshot.state.value:
+        times.append(f"{duration(snapshot.eta_s)} left")
+    return ", ".join(times)
 
 
 def _attempt(snapshot: RunSnapshot) -> str:
@@ -226,17 +249,39 @@ def _gpu(gpu: GpuSnapshot) -> tuple[str, ...]:
 
 def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
     """A line for each run."""
-    rows = [("ID", "WHAT", "STATE", "PROGRESS", "STARTED")]
-    for snapshot in snapshots:
+    reasons = [short(_reason(snapshot), REASON_CELLS) for snapshot in snapshots]
+    head = "REASON" if any(reasons) else ""
+    rows = [("ID", "WHAT", "STATE", "PROGRESS", "STARTED", head)]
+    for snapshot, reason in zip(snapshots, reasons, strict=True):
         what = snapshot.preset or " ".join(snapshot.command or ())
-        started = snapshot.started_at or snapshot.created_at
         rows.append(
             (
                 clean_name(snapshot.id),
                 short(clean_name(what), 30) or NA,
-                snapshot.state.value,
+                state_words(snapshot),
                 position(snapshot) or NA,
-                NA if started is None else ago(now - started),
+                _started(snapshot, now),
+                reason,
             )
         )
     return columns(rows)
+
+
+def _started(snapshot: RunSnapshot, now: float) -> str:
+    """``2 h ago``, with the present attempt's age after a resume: ``2 h ago (attempt 2: 4 m)``."""
+    created, started = snapshot.created_at, snapshot.started_at
+    first = created if created is not None else started
+    if first is None:
+        return NA
+    if snapshot.attempt == 1 or started is None:
+        return ago(now - first)
+    return f"{ago(now - first)} (attempt {snapshot.attempt}: {ago(now - started)})"
+
+
+def _reason(snapshot: RunSnapshot) -> str:
+    """Why a run needs help, or how it ended, if the state's word does not say it."""
+    if snapshot.state in LIVE:
+        grave = gravest_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
+        return clean_line(grave[0].cause) if grave else ""
+    sentence = ended_detail(snapshot) if snapshot.state in FAILED else ""
+    return "; ".join(part for part in (sentence, bad_loss_sentence(snapshot)) if part)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ltui.app.frame import Cleared, Ending, Frame
 from ltui.app.progress import caution_line
+from ltui.app.words import FAILED, bad_loss_sentence, ended_detail, needs_help, state_word
 from ltui.training.run.snapshot import (
     LIVE,
     CheckpointInfo,
@@ -62,16 +63,12 @@ def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
 
 
 def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
-    """Sign, word and tone of a run's state; of a live run a stalled or dead rank comes first."""
-    if snapshot.state in LIVE:
-        levels = {v.level for v in snapshot.verdicts if v.ended is None}
-        for rank_state in (RankState.DEAD, RankState.STALLED):
-            named = rank_state.value in levels
-            if named or any(r.state is rank_state for r in snapshot.ranks):
-                word = "RANK DEAD" if rank_state is RankState.DEAD else "STALLED"
-                return "!", word, Tone.BAD
+    """Return the sign, the word and the tone of a run's state."""
+    word = state_word(snapshot)
+    if needs_help(snapshot):
+        return "!", word, Tone.BAD
     sign, tone = STATE_SIGNS[snapshot.state]
-    return sign, snapshot.state.value, tone
+    return sign, word, tone
 
 
 def done_share(snapshot: RunSnapshot) -> float | None:
@@ -308,8 +305,10 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
     run = frame.snapshot
     if run.state in LIVE:
         return ()
-    bad = run.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
-    lines = [_cell(clean_line(run.detail or run.state.value), Tone.BAD if bad else Tone.PLAIN)]
+    bad = run.state in FAILED
+    lines = [_cell(ended_detail(run) or run.state.value, Tone.BAD if bad else Tone.PLAIN)]
+    if loss := bad_loss_sentence(run):
+        lines.append(_cell(loss, Tone.WARN))
     # Not where the sentence above says the same.
     told = [_exception_text(e) for e in frame.endings[:1]]
     lines += [_cell(text, Tone.BAD) for text in told if not lines[0].text.startswith(text)]

@@ -301,7 +301,7 @@ def _add_steering(add: Add) -> None:
     later.add_argument("--at", metavar="TIME", help="at 18:30, or after +90s, +20min, +2h, +1d")
     later.add_argument("--cancel", action="store_true", help="forget what it was to stop at")
     _add_run(add("pause", "control:pause", "hold a run between two steps"))
-    _add_run(add("continue", "control:go_on", "let a paused run go on"))
+    _add_run(add("continue", "control:continue_run", "let a paused run go on"))
     _add_run(add("checkpoint", "control:checkpoint", "save a checkpoint now and go on"))
     _add_run(add("delete", "runs:delete", "delete a run with its history, logs and checkpoints"))
 

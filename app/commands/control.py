@@ -8,18 +8,19 @@ from argparse import Namespace
 from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
 from ltui.app.steering import ask, require_live, wait_for
 from ltui.app.summary import checkpoint_text, last_checkpoint, state_line
+from ltui.app.words import state_word
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.run.stopping import StopCondition, clock_condition, metric_condition
 from ltui.training.store.home import RunDir, find_run, ltui_home
 from ltui.training.store.reader import Event, RunStore
 from ltui.training.supervise.intents import NOT_STOPPED
-from ltui.widgets.formats import count, duration
+from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line
 
 PATIENCE_S = 120.0
-"""For what happens at the end of a step; a step may be long."""
+"""Seconds to wait for what happens at the end of a step; a step may be long."""
 LADDER_S = 60.0
-"""What the interrupt and the kill take after the agreed stop's timeout, generously."""
+"""Seconds that the interrupt and the kill may take after the agreed stop's timeout."""
 
 
 def stop(options: Namespace) -> int:
@@ -57,17 +58,20 @@ def _conditions(options: Namespace) -> list[StopCondition]:
 def _stop_later(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondition]) -> int:
     if not conditions:
         ask(run_dir, {"cmd": "stop_when", "cancel": True})
-        stood = f": {', '.join(before.stops)}" if before.stops else ", there was nothing to forget"
-        print(f"{run_dir.id} no longer stops by itself{clean_line(stood)}.")
+        cancelled = ", ".join(before.stops)
+        said = f"Scheduled stop cancelled ({cancelled})." if cancelled else "No stop was scheduled."
+        print(f"{run_dir.id}: {clean_line(said)}")
         return EXIT_DONE
     documents = [condition.to_document() for condition in conditions]
     answer = ask(run_dir, {"cmd": "stop_when", "conditions": documents})
-    print(f"{run_dir.id} stops {clean_line(', or '.join(answer['stops']))}.")
+    print(f"{run_dir.id} stops {clean_line(' or '.join(answer['stops']))}.")
     unknown = [c.metric for c in conditions if c.metric and c.metric not in before.metrics]
     if unknown and before.metrics:
         known = ", ".join(sorted(before.metrics))
-        print(clean_line(f"  not logged so far: {', '.join(unknown)}; known are {known}"))
-    print(f"  forget it   ltui stop {run_dir.id} --cancel")
+        names = ", ".join(f"`{name}`" for name in unknown)
+        has = "has" if len(unknown) == 1 else "have"
+        print(clean_line(f"  {names} {has} not been logged yet. Logged metrics: {known}"))
+    print(f"  To cancel: ltui stop {run_dir.id} --cancel")
     return EXIT_DONE
 
 
@@ -82,16 +86,17 @@ def _could_not(snapshot: RunSnapshot) -> bool:
 def _stopped(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
     if not ended:
         why = f" {clean_line(snapshot.detail or '')}" if _could_not(snapshot) else ""
-        print(f"{snapshot.id} is still {snapshot.state.value}.{why}")
-        print(f"  kill it     ltui stop --kill {snapshot.id}")
+        print(f"{snapshot.id} is still {state_word(snapshot)}.{why}")
+        print(f"  To kill it: ltui stop --kill {snapshot.id}")
         return EXIT_FAILED
     print(f"{snapshot.id}: {state_line(snapshot)}")
     checkpoint = last_checkpoint(snapshot)
     if checkpoint is None:
-        print("  No checkpoint was saved; it can't be resumed.")
+        if snapshot.state is not RunState.FINISHED:
+            print("  No checkpoint was saved, so it cannot be resumed.")
     elif snapshot.state is not RunState.FINISHED:
-        print(f"  checkpoint  {checkpoint_text(checkpoint)}")
-        print(f"  go on       ltui resume {snapshot.id}")
+        print(f"  Checkpoint: {checkpoint_text(checkpoint)}")
+        print(f"  To resume: ltui resume {snapshot.id}")
     as_asked = killed or snapshot.state in (RunState.STOPPED, RunState.FINISHED)
     return EXIT_DONE if as_asked else EXIT_FAILED
 
@@ -101,9 +106,9 @@ def pause(options: Namespace) -> int:
     return _change(options, "pause", RunState.PAUSED, "paused")
 
 
-def go_on(options: Namespace) -> int:
+def continue_run(options: Namespace) -> int:
     """``ltui continue RUN``."""
-    return _change(options, "continue", RunState.RUNNING, "goes on")
+    return _change(options, "continue", RunState.RUNNING, "continued")
 
 
 def _change(options: Namespace, command: str, wanted: RunState, said: str) -> int:
@@ -118,7 +123,7 @@ def _change(options: Namespace, command: str, wanted: RunState, said: str) -> in
 
 
 def _at(step: int | None) -> str:
-    return "" if step is None else f" at step {count(step)}"
+    return "" if step is None else f" at step {step}"
 
 
 def _not_done(snapshot: RunSnapshot, command: str) -> int:
@@ -127,8 +132,8 @@ def _not_done(snapshot: RunSnapshot, command: str) -> int:
     else:
         waited = duration(PATIENCE_S)
         print(
-            f"{snapshot.id} did not {command} within {waited}; it is {snapshot.state.value}. "
-            "The request stands."
+            f"{snapshot.id} did not {command} within {waited}; it is {state_word(snapshot)}. "
+            "The request is still pending."
         )
     return EXIT_FAILED
 

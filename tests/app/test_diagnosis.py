@@ -90,7 +90,7 @@ def test_a_healthy_run_is_said_to_be_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "all 4 ranks advance, equally fast (100 ms a step)"),
+        ({}, "Healthy: all 4 ranks are running, 100 ms per step"),
         ({"state": RunState.PAUSED}, "the run is paused"),
         ({"state": RunState.STARTING}, "the run is starting"),
         ({"ranks": ()}, "no rank has reported"),
@@ -105,7 +105,7 @@ def test_a_run_without_a_verdict_in_a_sentence(changes: dict[str, Any], words: s
 def test_the_slowest_rank_is_named() -> None:
     ranks = snapshot().ranks
     slow = (*ranks[:3], replace(ranks[3], step_s=0.2))
-    assert "slowest is rank 3 (200 ms a step, the fastest takes 100 ms)" in state_sentence(
+    assert "rank 3 is the slowest with 200 ms per step (the fastest: 100 ms)" in state_sentence(
         snapshot(ranks=slow)
     )
 

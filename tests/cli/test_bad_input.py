@@ -227,6 +227,8 @@ def test_what_needs_a_living_run_is_refused_for_an_ended_one(
     for command in ("stop", "pause", "continue", "checkpoint"):
         error = refused(ltui, command, "last")
         assert "it is not running" in error
+        assert "cannot be resumed" in error
+        assert "ltui resume" not in error
     assert "nothing to resume from" in refused(ltui, "resume", "last")
 
 

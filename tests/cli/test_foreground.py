@@ -172,7 +172,7 @@ def test_ending_the_watcher_leaves_the_run(ltui: Ltui, tmp_path: Path, number: i
             assert line, "it ended too early"
         watcher.send_signal(number)
         rest = watcher.communicate(timeout=200)[0]
-        assert "The run goes on" in rest
+        assert "keeps running. To watch it: ltui attach" in rest
         assert watcher.returncode == 128 + number
         assert show(ltui)["state"] in ("starting", "running")
     finally:
@@ -204,7 +204,7 @@ def test_a_training_from_start_to_resume(
     refused = ltui("resume", "loop", "--detach")
     assert refused.returncode == 2
     assert "can't be resumed" in refused.stderr
-    assert "goes on" in ltui("continue", "loop").stdout
+    assert " continued at step" in ltui("continue", "loop").stdout
     saved = ltui("checkpoint", "loop")
     assert saved.returncode == 0
     assert "saved a checkpoint at step" in saved.stdout

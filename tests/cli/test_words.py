@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from ltui.app.foreground import exit_code
-from ltui.app.progress import PLAIN_EVERY_S, PlainLines, display_for, panel_lines, plain_line
+from ltui.app.progress import PLAIN_EPOCH_S, PlainLines, display_for, panel_lines, plain_line
 from ltui.app.summary import columns, ending_lines, runs_lines, show_lines
+from ltui.app.translate import state_sign
+from ltui.app.words import state_sentence, state_word
 from ltui.training.run.snapshot import (
     CheckpointInfo,
     MetricValue,
@@ -19,6 +23,8 @@ from ltui.training.run.snapshot import (
     RunState,
     Throughput,
     Verdict,
+    snapshot_from_json,
+    to_json,
 )
 
 EMPTY = RunSnapshot(id="brave-owl-3f2a", name="brave-owl", state=RunState.STARTING)
@@ -44,6 +50,7 @@ BUSY = replace(
         RankSnapshot(rank=1, state=RankState.STALLED, device="cpu", phase="fetch data", age_s=8.2),
     ),
 )
+WELL = replace(BUSY, ranks=tuple(replace(r, state=RankState.OK) for r in BUSY.ranks))
 SOUND = CheckpointInfo(path="/c/a.ckpt", global_step=1204, ok=True, reason="stop")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold]x[/bold]\nsecond"
 
@@ -56,27 +63,129 @@ def test_what_is_not_known_is_not_shown_as_a_number() -> None:
 
 
 def test_a_busy_run_in_one_line() -> None:
-    line = plain_line(BUSY).replace("\u2009", " ")
+    line = plain_line(WELL).replace("\u2009", " ")
     for part in (
         "running",
         "epoch 3/30",
-        "step 1 204/2 930",
+        "step 1204/2930",
         "train/loss 0.8421",
         "val/acc 0.9510",
         "31.4 k samples/s",
         "4 % waiting for data",
-        "1 ok, 1 stalled",
+        "2 ranks ok",
     ):
         assert part in line
     assert "lr-Adam" not in line
 
 
-def test_a_stall_is_said_until_it_ends() -> None:
-    stalled = Verdict(kind="stall", level="stalled", cause="rank 1 waits", remedy="Look at it.")
-    run = replace(BUSY, verdicts=(stalled,))
-    assert "STALLED: rank 1 waits  Look at it." in plain_line(run)
-    assert "STALLED" in "\n".join(line for line, _ in panel_lines(run, "", 100))
-    assert "STALLED" not in plain_line(replace(BUSY, verdicts=(replace(stalled, ended=5.0),)))
+STALL = Verdict(kind="stall", level="stalled", cause="rank 1 waits", remedy="Look at it.")
+NAN = Verdict(
+    kind="nan_loss",
+    level="warning",
+    culprits=(0, 1),
+    cause="the loss of ranks 0 and 1 is not a finite number (NaN) since step 152",
+    evidence={"step": 152, "first_rank": 1},
+)
+DEAD = Verdict(
+    kind="killed",
+    level="dead",
+    culprits=(1,),
+    cause="rank 1 was killed by SIGKILL (not the out-of-memory killer)",
+    confidence=0.95,
+    evidence={"reasons": {"1": "killed by SIGKILL"}, "consequences": {"0": "raised RuntimeError"}},
+)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "word"),
+    [((STALL,), "STALLED"), ((DEAD,), "RANK DEAD"), ((NAN,), "LOSS NaN"), ((), "running")],
+)
+def test_every_presenter_uses_one_word_for_the_state(
+    verdicts: tuple[Verdict, ...], word: str
+) -> None:
+    run = replace(WELL, verdicts=verdicts)
+    assert state_word(run) == word
+    assert state_sign(run)[1] == word
+    assert word in runs_lines([run], 0.0)[1]
+    assert f"state       {word}" in "\n".join(show_lines(run, 0.0))
+    assert plain_line(run).split("  ")[1] == word
+    assert panel_lines(run, "", 100)[0][0].endswith(word)
+    over = replace(run, verdicts=tuple(replace(v, ended=5.0) for v in verdicts))
+    assert state_word(over) == "running"
+
+
+def test_a_stalled_rank_without_a_verdict_yet_is_named_as_well() -> None:
+    assert state_word(BUSY) == "STALLED"
+    assert "1 ok, 1 STALLED" in plain_line(BUSY)
+    assert "samples/s" not in plain_line(BUSY)
+
+
+def test_a_run_that_ended_with_a_nan_loss_says_so_everywhere() -> None:
+    run = replace(WELL, state=RunState.FINISHED, detail="finished at step 300", verdicts=(NAN,))
+    said = "the loss is NaN since step 152, first on rank 1"
+    (line,) = runs_lines([run], 0.0)[1:]
+    assert "finished, loss NaN" in line
+    assert said in line
+    assert ending_lines(run)[0].endswith(f"finished at step 300; {said}")
+    assert said in "\n".join(show_lines(run, 0.0))
+
+
+def test_a_loss_that_is_not_finite_survives_the_store() -> None:
+    value = MetricValue(last=math.nan, step=152, best_min=0.1)
+    run = replace(WELL, metrics={"train/loss": value})
+    read = snapshot_from_json(json.loads(json.dumps(to_json(run))))
+    assert math.isnan(read.metrics["train/loss"].last)
+    assert "train/loss not finite" in plain_line(read)
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        "rank 1 ended without an exception (killed, or it exited by itself) at step 1204",
+        "rank 1 was killed by SIGKILL at step 1204",
+        "the command exited with code 1: some line",
+    ],
+)
+def test_the_headline_of_a_dead_rank_is_what_the_diagnosis_found(detail: str) -> None:
+    run = replace(WELL, state=RunState.CRASHED, detail=detail, verdicts=(DEAD,))
+    said = f"at step 1204: {DEAD.cause}"
+    assert state_sentence(run) == f"crashed {said}"
+    assert ending_lines(run)[0].endswith(f"crashed {said}")
+    assert said in "\n".join(show_lines(run, 0.0))
+    assert said.removeprefix("at ") in runs_lines([run], 0.0)[1]
+    assert "r1   cpu                  fetch data" in "\n".join(show_lines(run, 0.0))
+    assert "killed by SIGKILL" in show_lines(run, 0.0)[-1]
+
+
+@pytest.mark.parametrize(
+    ("detail", "verdict"),
+    [
+        ("rank 1 raised ValueError: no", DEAD),
+        ("rank 0 was killed by SIGSEGV", DEAD),
+        ("rank 1 was killed by SIGSEGV", DEAD),
+        ("rank 1 ended without an exception", replace(DEAD, confidence=0.55)),
+    ],
+)
+def test_a_verdict_that_knows_less_does_not_replace_the_sentence(
+    detail: str, verdict: Verdict
+) -> None:
+    run = replace(WELL, state=RunState.CRASHED, detail=detail, verdicts=(verdict,))
+    assert state_sentence(run) == f"crashed: {detail}"
+
+
+def test_the_age_of_a_run_is_not_that_of_its_attempt() -> None:
+    run = replace(WELL, created_at=100.0, started_at=7100.0, attempt=2)
+    assert "2 h ago (attempt 2: 5 m ago)" in runs_lines([run], 7430.0)[1]
+    assert "started 2 h ago, attempt 2 started 5 m ago" in "\n".join(show_lines(run, 7430.0))
+    first = replace(run, attempt=1)
+    assert "2 h ago" in runs_lines([first], 7430.0)[1]
+    assert "attempt" not in runs_lines([first], 7430.0)[1]
+
+
+def test_a_run_without_a_loss_shows_what_it_logs() -> None:
+    metrics = {"reward": MetricValue(last=1.5, step=9), "lr-Adam": MetricValue(last=0.1, step=9)}
+    assert "reward 1.500" in plain_line(replace(WELL, metrics=metrics))
+    assert "lr-Adam" not in plain_line(replace(WELL, metrics=metrics))
 
 
 def test_the_panel_names_every_rank_up_to_eight_and_counts_the_rest() -> None:
@@ -137,25 +246,44 @@ def test_exit_codes(state: RunState, checkpoints: tuple[CheckpointInfo, ...], co
 def test_an_ending_says_what_to_do_next() -> None:
     stopped = replace(BUSY, state=RunState.STOPPED, checkpoints=(SOUND,), log_dir="/r/logs/1")
     text = "\n".join(ending_lines(stopped)).replace("\u2009", " ")
-    assert "step 1 204, verified, stop: /c/a.ckpt" in text
+    assert "step 1204, verified, stop: /c/a.ckpt" in text
     assert "ltui resume brave-owl-3f2a" in text
     assert "/r/logs/1" in text
     damaged = replace(stopped, checkpoints=(replace(SOUND, ok=False),))
     assert "ltui resume" not in "\n".join(ending_lines(damaged))
 
 
-def test_plain_lines_come_at_changes_and_every_few_seconds() -> None:
+def test_plain_lines_come_with_epochs_and_once_a_minute() -> None:
     stream = io.StringIO()
     lines = PlainLines(stream)
-    lines.show(BUSY, 0.0, "")
-    lines.show(replace(BUSY, global_step=1205), 1.0, "")
-    assert stream.getvalue().count("\n") == 1
-    lines.show(replace(BUSY, epoch=3), 1.5, "")
-    assert stream.getvalue().count("\n") == 2
-    lines.show(replace(BUSY, epoch=3, global_step=1300), 1.5 + PLAIN_EVERY_S, "")
-    assert stream.getvalue().count("\n") == 3
-    lines.show(replace(BUSY, epoch=3, global_step=1300), 1.5 + 3 * PLAIN_EVERY_S, "")
-    assert stream.getvalue().count("\n") == 3, "the same line again says nothing"
+
+    def count_after(run: RunSnapshot, now: float) -> int:
+        lines.show(run, now, "")
+        return stream.getvalue().count("\n")
+
+    assert count_after(WELL, 0.0) == 1
+    assert count_after(replace(WELL, global_step=1205), 5.0) == 1
+    assert count_after(replace(WELL, epoch=3), 6.0) == 1, "epochs of seconds are not one line each"
+    assert count_after(replace(WELL, epoch=4), PLAIN_EPOCH_S) == 2
+    assert count_after(replace(WELL, epoch=4, global_step=1300), 60.0) == 2
+    assert count_after(replace(WELL, epoch=4, global_step=1301), 70.0) == 3
+    stalled = replace(WELL, epoch=4, global_step=1301, verdicts=(STALL,))
+    assert count_after(stalled, 71.0) == 4, "a change of state is said at once"
+    waiting = replace(WELL, epoch=4, state=RunState.STOPPING, detail="waiting, 1 s of 60 s")
+    assert count_after(waiting, 72.0) == 5
+    assert count_after(replace(waiting, detail="waiting, 2 s of 60 s"), 73.0) == 5
+    assert count_after(waiting, 300.0) == 5, "the same line again says nothing"
+
+
+def test_the_first_plain_line_has_no_fractions_of_a_second() -> None:
+    assert plain_line(replace(EMPTY, elapsed_s=0.0016)) == "starting"
+    assert plain_line(replace(EMPTY, elapsed_s=5.13)) == "5 s  starting"
+
+
+def test_a_pause_is_not_said_twice() -> None:
+    paused = replace(WELL, state=RunState.PAUSED, detail="paused at step 1204")
+    assert plain_line(paused).lower().count("paused") == 1
+    assert "no room" in plain_line(replace(paused, detail="no room"))
 
 
 def test_a_pipe_and_a_dumb_terminal_get_plain_lines() -> None:

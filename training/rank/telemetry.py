@@ -299,7 +299,8 @@ class Telemetry:
     def _note_loss(self, loss: float) -> None:
         if not self._nonfinite_told:
             self._nonfinite_told = True
-            self._channel.event("note", f"The loss became {loss} at step {self.global_step}.")
+            where = f"at step {self.global_step} on rank {self._channel.rank}"
+            self._channel.event("note", f"The loss became {loss} {where}.")
 
     def _send_loss(self, loss: torch.Tensor, factor: int) -> None:
         """Through the staged path: published when the copy has come, by a later call."""

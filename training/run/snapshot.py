@@ -310,11 +310,7 @@ def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
                 "command": _tuple_or_none(document.get("command")),
                 "changes": tuple(document.get("changes") or ()),
                 "stops": tuple(document.get("stops") or ()),
-                "metrics": {
-                    k: MetricValue(**_known(MetricValue, v))
-                    for k, v in (document.get("metrics") or {}).items()
-                    if v.get("last") is not None
-                },
+                "metrics": {k: _metric(v) for k, v in (document.get("metrics") or {}).items()},
                 "throughput": Throughput(**_known(Throughput, document.get("throughput") or {})),
                 "ranks": tuple(_rank(r) for r in document.get("ranks") or ()),
                 "gpus": tuple(_gpu(g) for g in document.get("gpus") or ()),
@@ -335,6 +331,13 @@ def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
 def _known(cls: Any, document: dict[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(cls)}
     return {k: v for k, v in document.items() if k in names}
+
+
+def _metric(document: dict[str, Any]) -> MetricValue:
+    """A last value that is not finite is ``null`` in JSON; it comes back as NaN."""
+    known = _known(MetricValue, document)
+    last = known.get("last")
+    return MetricValue(**{**known, "last": math.nan if last is None else last})
 
 
 def _tuple_or_none(value: Any) -> tuple[str, ...] | None:

@@ -1,0 +1,81 @@
+"""What a run in the foreground says of events and of its end, read from a real history."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ltui.app.foreground import Signals, Watch, event_line, failure_lines
+from ltui.training.run.snapshot import RunState, Verdict, to_json
+from ltui.training.store.reader import Event
+from ltui.training.store.writer import Batch, StoreWriter
+from tests.store.histories import begin, run_dir, snapshot
+
+TRACE = "Traceback\n" + "".join(f"  line {n}\n" for n in range(30)) + "RuntimeError: reset by peer"
+
+
+class Lines:
+    """A display that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def show(self, *_: object) -> None: ...
+    def close(self) -> None: ...
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+Row = tuple[int | None, str, str, dict[str, object]]
+
+
+def write_events(folder: Path, rows: list[Row]) -> None:
+    store = StoreWriter(run_dir(folder).db_path)
+    begin(store)
+    later = time.time() + 60
+    events = [(rank, None, later, kind, text, data) for rank, kind, text, data in rows]
+    store.commit(1, Batch(events=events))
+    store.close()
+
+
+def test_what_several_ranks_report_is_said_once_with_the_first_rank(tmp_path: Path) -> None:
+    notes = [
+        (rank, "note", f"The loss became nan at step 1 on rank {rank}.", {}) for rank in (1, 0)
+    ]
+    write_events(tmp_path, [*notes, (0, "paused", "Paused at step 200.", {})])
+    lines = Lines()
+    watch = Watch(run_dir(tmp_path), lines, Signals())
+    watch._tell_events()
+    watch._tell_events()
+    assert lines.lines == ["The loss became nan at step 1 on rank 1.", "Paused at step 200."]
+
+
+def test_a_verdict_is_said_with_what_to_do() -> None:
+    verdict = Verdict(kind="stopped", level="stalled", cause="c", remedy="Kill it.")
+    event = Event(1, 1, None, 1.0, "verdict", "STALLED: c", {"verdict": to_json(verdict)})
+    assert event_line(event) == "STALLED: c  Kill it."
+
+
+@pytest.mark.parametrize("consequence", [True, False])
+def test_the_rank_that_raised_because_another_died_did_not_fail_first(
+    tmp_path: Path, consequence: bool
+) -> None:
+    write_events(tmp_path, [(0, "exception", "RuntimeError", {"traceback": TRACE})])
+    dead = Verdict(
+        kind="killed",
+        level="dead",
+        culprits=(1,),
+        cause="rank 1 was killed",
+        evidence={"consequences": {"0": "raised RuntimeError"} if consequence else {}},
+    )
+    run = snapshot(state=RunState.CRASHED, verdicts=(dead,))
+    _, head, *lines = failure_lines(run_dir(tmp_path), run)
+    assert lines[-1] == "  RuntimeError: reset by peer"
+    if consequence:
+        assert head == "rank 0 raised this as a consequence:"
+        assert len(lines) == 3
+    else:
+        assert head == "rank 0 failed first:"
+        assert len(lines) == 20
