@@ -5,9 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-PANELS = ("loss", "throughput", "gpus", "ranks", "log")
-UPPER = frozenset({"loss", "throughput"})
 DETAILS = "details"
+PANELS = ("loss", "throughput", "gpus", "ranks", "log", DETAILS)
+"""In the order of their numbers, from 1."""
+UPPER = frozenset({"loss", "throughput"})
+STACKED = ("gpus", "ranks", "log")
+"""The panels below the charts, where all are seen."""
+
+BESIDE_FROM = 150
+"""Cells of width from which the details stand beside the other panels, not below the charts."""
+CHART_LINES = 10
+LOG_LINES = 6
+"""Fewest lines of a panel, its frame included."""
+FRAME_LINES = 2
+OTHER_LINES = 6
+"""Header, footer, and what is written below the header when something is wrong or has ended."""
 
 
 class Room(str, Enum):
@@ -25,52 +37,111 @@ class Room(str, Enum):
     """Every panel, and details beside them."""
 
 
-def room_of(width: int, height: int) -> Room:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """Lines that the panels of tables need for all their rows, without a frame."""
+
+    gpus: int = 0
+    """0: there is no GPU, so its panel is shown only if it is asked for."""
+    ranks: int = 2
+
+
+def room_of(width: int, height: int, needs: Needs | None = None) -> Room:
+    """The room in a terminal of this size; all panels are shown if they fit."""
     if width < 60 or height < 12:
         return Room.TINY
     if width < 96 or height < 26:
         return Room.TABS
-    if width < 130 or height < 40:
-        return Room.HALF
-    return Room.VAST if width >= 190 and height >= 40 else Room.FULL
+    if width >= 190 and height >= 40:
+        return Room.VAST
+    if width >= 130 and height >= 40:
+        return Room.FULL
+    fits = needs is not None and height >= _lines_of_all(needs)
+    return Room.FULL if fits else Room.HALF
+
+
+def _lines_of_all(needs: Needs) -> int:
+    gpus = needs.gpus + FRAME_LINES if needs.gpus else 0
+    return OTHER_LINES + CHART_LINES + gpus + needs.ranks + FRAME_LINES + LOG_LINES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrangement:
     """What a person chose; ``0`` goes back to the defaults."""
 
-    room: Room = Room.FULL
+    width: int = 160
+    height: int = 50
+    needs: Needs = Needs(gpus=2)
     chosen: str = "loss"
     lower: str = "ranks"
     """The last panel chosen below the charts."""
     zoomed: bool = False
     details: bool | None = None
-    """None: as the room allows."""
+    """Beside the other panels. None: as the room allows."""
+    gpus: bool = False
+    """The GPU panel was asked for although there is no GPU."""
+
+    @property
+    def room(self) -> Room:
+        return room_of(self.width, self.height, self.needs)
 
     def choose(self, panel: str) -> Arrangement:
-        lower = self.lower if panel in UPPER else panel
-        return replace(self, chosen=panel, lower=lower)
+        """Go to ``panel``, and show it if it is hidden."""
+        chosen = replace(self, chosen=panel, lower=self.lower if panel in UPPER else panel)
+        if panel == "gpus":
+            return replace(chosen, gpus=True)
+        return replace(chosen, details=True) if panel == DETAILS else chosen
 
     def visible(self) -> frozenset[str]:
         """Names of the panels to show."""
-        if self.room is Room.TINY:
+        room = self.room
+        if room is Room.TINY:
             return frozenset()
-        if self.zoomed or self.room is Room.TABS:
-            return frozenset({self.chosen})
-        beside = {DETAILS} if self._details_shown() else set()
-        if self.room is Room.HALF:
-            return UPPER | {self.lower} | beside
-        return frozenset(PANELS) | beside
+        if self.zoomed or room is Room.TABS:
+            return frozenset({self.chosen, *self._log_below(self.chosen)})
+        if room is Room.HALF or (self.lower == DETAILS and not self._has_side()):
+            return UPPER | {self.lower, *self._log_below(self.lower)}
+        hidden = set() if self.needs.gpus or self.gpus else {"gpus"}
+        return frozenset(
+            {*UPPER, *STACKED} - hidden | ({DETAILS} if self.details_beside() else set())
+        )
 
     def tabs(self) -> tuple[str, ...]:
         """The panels that can be switched to, where not all are seen."""
-        if self.room is Room.TINY:
+        room = self.room
+        if room is Room.TINY:
             return ()
-        if self.room is Room.TABS or self.zoomed:
+        if room is Room.TABS or self.zoomed:
             return PANELS
-        return tuple(p for p in PANELS if p not in UPPER) if self.room is Room.HALF else ()
+        return tuple(p for p in PANELS if p not in UPPER) if room is Room.HALF else ()
 
-    def _details_shown(self) -> bool:
-        if self.details is None:
-            return self.room is Room.VAST
-        return self.details and self.room in (Room.FULL, Room.VAST)
+    def details_beside(self) -> bool:
+        """Whether the details stand beside the other panels."""
+        if self.zoomed or not self._has_side():
+            return False
+        return self.room is Room.VAST if self.details is None else self.details
+
+    def toggle_details(self) -> Arrangement:
+        """Show or hide the details: beside the other panels, or in the place of some."""
+        if self.details_beside() or (DETAILS in self.visible() and self.room is not Room.TABS):
+            kept = replace(self, details=False)
+            kept = replace(kept, chosen="loss") if kept.chosen == DETAILS else kept
+            return replace(kept, lower="ranks") if kept.lower == DETAILS else kept
+        return self.choose(DETAILS)
+
+    def _has_side(self) -> bool:
+        return self.room in (Room.FULL, Room.VAST) and self.width >= BESIDE_FROM
+
+    def fits_rows(self) -> bool:
+        """Whether tables are only as high as their rows, because other panels are seen too."""
+        return not self.zoomed and len(self.visible() & frozenset(STACKED)) > 1
+
+    def _log_below(self, panel: str) -> tuple[str, ...]:
+        """The log takes the lines that a table of few rows leaves."""
+        if self.zoomed or panel not in ("gpus", "ranks"):
+            return ()
+        rows = self.needs.ranks if panel == "ranks" else self.needs.gpus
+        in_tabs = self.room is Room.TABS
+        above = 0 if in_tabs else CHART_LINES + FRAME_LINES
+        fits = rows and self.height > OTHER_LINES + above + rows + LOG_LINES
+        return ("log",) if fits else ()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ltui.app.gpu_history import GpuPast
 from ltui.training.run.snapshot import RunSnapshot, Verdict
+from ltui.training.run.spec import RunSpec
 from ltui.widgets.shapes import LogLine
 
 FloatArray = npt.NDArray[np.float64]
@@ -77,6 +79,10 @@ class Frame:
     """The last minutes of each GPU, by its index."""
     cleared: tuple[Cleared, ...] = ()
     endings: tuple[Ending, ...] = ()
+    spec: RunSpec | None = None
+    """How the run was launched; None if that can't be read."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """Of the user's module, as rank 0 sent them when training began."""
     events: tuple[tuple[float, str], ...] = ()
     """What happened in the run, oldest first: unix seconds and a sentence, as it was written."""
     curves_version: int = 0

@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ltui.app.history import STEP_CURVES, TRAIN_LOSS, CurveBook, CurveRequest, R
 from ltui.app.logtail import LogTail
 from ltui.app.metric_choice import default_choice
 from ltui.app.stored_curves import stored_curve, stored_part, stored_rates
+from ltui.training.problem import ProblemError
 from ltui.training.queue.reader import QueueFileError, QueueReader
 from ltui.training.queue.records import Kind, Phase, PulseState
 from ltui.training.run.fold import Fold, fold, step_rows
@@ -34,6 +36,7 @@ from ltui.training.run.snapshot import (
     Throughput,
     Verdict,
 )
+from ltui.training.run.spec import RunSpec
 from ltui.training.run.throughput import at_rest, window
 from ltui.training.run.throughput import throughput as folded_throughput
 from ltui.training.store.home import RunDir
@@ -115,6 +118,8 @@ class RunWatch:
         self._standing: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
         self._cleared: deque[Cleared] = deque(maxlen=8)
         self._endings: tuple[Ending, ...] = ()
+        self._spec: RunSpec | None = None
+        self._hyperparameters: Mapping[str, Any] = {}
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
         self._last_event = 0
         self._events_at = 0.0
@@ -203,7 +208,9 @@ class RunWatch:
             with RunStore(self.run_dir) as store:
                 for event in store.events(self._last_event):
                     self._last_event = event.id
-                    if event.kind in TOLD:
+                    if event.kind == "hyperparameters":
+                        self._hyperparameters = dict(event.data.get("values") or {})
+                    elif event.kind in TOLD:
                         self._events.append((event.t, event.text))
         except (StoreError, OSError, sqlite3.Error):
             return
@@ -273,6 +280,9 @@ class RunWatch:
         if self._queues is not None:
             self._queues.close()
         self._attempt = attempt
+        # A resume may have changed it.
+        with suppress(ProblemError):
+            self._spec = self.run_dir.read_spec()
         self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
         self._fold = Fold()
         self._book.forget_live()
@@ -408,6 +418,8 @@ class RunWatch:
             gpu_pasts=self._gpus.pasts(),
             cleared=tuple(self._cleared),
             endings=self._endings,
+            spec=self._spec,
+            hyperparameters=self._hyperparameters,
             events=tuple(self._events),
             curves_version=self._book.version + self._rate_book.version,
             log=log.lines() if log else (),

@@ -15,15 +15,16 @@ from textual.screen import Screen
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
-from ltui.app import details, translate
-from ltui.app.arrangement import DETAILS, PANELS, Arrangement, Room, room_of
+from ltui.app import translate
+from ltui.app.arrangement import DETAILS, FRAME_LINES, PANELS, UPPER, Arrangement, Needs, Room
 from ltui.app.feed import Feed, Watch
 from ltui.app.frame import Frame
-from ltui.app.gpu_panel import gpus_title
+from ltui.app.gpu_panel import HEAT_FROM, gpus_title
 from ltui.app.notices import CONTROLS, farewell, happened, refusal
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.screens.details_view import DetailsView
 from ltui.app.screens.gpu import GpuScreen
-from ltui.app.screens.gpu_board import GpuBoard
+from ltui.app.screens.gpu_board import FINDINGS, HEAT_LINES, TABLE_LINES, GpuBoard
 from ltui.app.screens.keyline import KeyHint, KeyLine
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
@@ -50,6 +51,7 @@ TITLES = {
     "gpus": "GPUs",
     "ranks": "ranks",
     "log": "log",
+    "details": "details",
 }
 EVERYONE, ENGINE = -1, -2
 """Whose log is shown, besides the number of a rank."""
@@ -74,12 +76,13 @@ v        | whose_log           | whose log        | All ranks, one rank, or the 
 3        | panel('gpus')       | GPUs panel       | Go to the GPUs
 4        | panel('ranks')      | ranks panel      | Go to the ranks
 5        | panel('log')        | log panel        | Go to the log
+6        | panel('details')    | details panel    | Go to metrics, checkpoints, events, settings
 z        | zoom                | zoom             | Give a panel the whole screen, or give it back
 x        | axis                | x axis           | X axis by step, epoch or time
 y        | log_scale           | y scale          | Linear or logarithmic loss
 +,=      | smooth(1)           | smoother         | Smooth the loss more
 -        | smooth(-1)          | rougher          | Smooth the loss less
-]        | details             | details          | Metrics, checkpoints and facts beside the panels
+]        | details             | details          | Show or hide the details
 0        | reset               | reset            | Every panel back to its place
 q,escape | back                | leave            | Leave; the run goes on
 """
@@ -136,8 +139,8 @@ class RunScreen(Screen[None]):
                     yield RankTable(id="rank-table")
                 with Panel(5, TITLES["log"], id="log"):
                     yield LogView(id="log-view")
-            with Panel(None, "details", id="details"):
-                yield Static(id="detail-text", markup=False)
+            with Panel(6, TITLES["details"], id="details"):
+                yield DetailsView(id="details-view")
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
         )
@@ -146,7 +149,8 @@ class RunScreen(Screen[None]):
     def on_mount(self) -> None:
         self._feed = Feed(self._make_watch, self._post_frame, run_id=self.run_dir.id)
         self._feed.start()
-        self._lay_out(replace(self.arrangement, room=room_of(*self.app.size)))
+        width, height = self.app.size
+        self._lay_out(replace(self.arrangement, width=width, height=height))
 
     def on_unmount(self) -> None:
         if self._feed is not None:
@@ -157,19 +161,27 @@ class RunScreen(Screen[None]):
         self.post_message(FrameArrived(frame))
 
     def on_resize(self, event: events.Resize) -> None:
-        room = room_of(event.size.width, event.size.height)
-        if room is not self.arrangement.room:
-            self._lay_out(replace(self.arrangement, room=room))
+        self._rearrange(replace(self.arrangement, width=event.size.width, height=event.size.height))
+
+    def _rearrange(self, arrangement: Arrangement) -> None:
+        """Take another size or other needs; the layout is made again only if it changes."""
+        before, self.arrangement = self.arrangement, arrangement
+        now = (arrangement.room, arrangement.visible(), arrangement.fits_rows())
+        if now != (before.room, before.visible(), before.fits_rows()):
+            self._lay_out(arrangement)
 
     def _lay_out(self, arrangement: Arrangement) -> None:
         if not self.is_mounted:
             return
         self.arrangement = arrangement
         seen = arrangement.visible()
-        for name in (*PANELS, DETAILS):
+        for name in PANELS:
             self.query_one(f"#{name}").display = name in seen
-        self.query_one("#charts").display = bool(seen & {"loss", "throughput"})
+        self.query_one("#charts").display = bool(seen & UPPER)
         self.query_one("#columns").display = bool(seen)
+        self.query_one("#body").display = bool(seen - {DETAILS})
+        self.set_class(DETAILS in seen and not arrangement.details_beside(), "-details-below")
+        self.set_class(arrangement.fits_rows(), "-stacked")
         tabs = arrangement.tabs()
         self.query_one("#tabs").display = bool(tabs)
         numbered = [(PANELS.index(name) + 1, name, TITLES[name]) for name in tabs]
@@ -192,6 +204,9 @@ class RunScreen(Screen[None]):
         message.stop()
         before = self.frame.snapshot if self.frame is not None else None
         self.frame = message.frame
+        needs = needs_of(self.frame.snapshot)
+        if needs != self.arrangement.needs:
+            self._rearrange(replace(self.arrangement, needs=needs))
         for sentence, severity in happened(before, self.frame.snapshot):
             self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]
         # Below a dialog nothing moves: the whole screen would be drawn again for every change.
@@ -215,7 +230,7 @@ class RunScreen(Screen[None]):
         if "log" in seen:
             self._draw_log(frame)
         if DETAILS in seen:
-            self._say("#detail-text", details.text(frame))
+            self.query_one(DetailsView).show(frame)
 
     def _draw_header(self, frame: Frame) -> None:
         header = self.query_one(RunHeader)
@@ -232,7 +247,7 @@ class RunScreen(Screen[None]):
         has = bool(frame.snapshot.gpus)
         board.display = has
         self.query_one("#gpu-note").display = not has
-        shared = self.arrangement.room in (Room.FULL, Room.VAST) and not self.arrangement.zoomed
+        shared = self.arrangement.fits_rows()
         self.query_one("#gpus", Panel).say(TITLES["gpus"], gpus_title(frame))
         if has:
             self._fit("gpus", board.show(frame, alone=not shared), MOST_GPU_LINES)
@@ -254,9 +269,10 @@ class RunScreen(Screen[None]):
         self._fit("ranks", len(rows) + 1)
 
     def _fit(self, name: str, lines: int, most: int = MOST_ROWS) -> None:
-        """Where panels stand above each other, one of few rows is no higher than they are."""
-        shared = self.arrangement.room in (Room.FULL, Room.VAST) and not self.arrangement.zoomed
-        height: int | str = min(max(lines, 2), most) + 2 if shared else "1fr"
+        """Make a panel as high as its rows if other panels are seen below the charts."""
+        frame_lines = 0 if self.arrangement.room is Room.TABS else FRAME_LINES
+        fitted = min(max(lines, 2), most) + frame_lines
+        height: int | str = fitted if self.arrangement.fits_rows() else "1fr"
         if self._drawn.get(f"{name} height") != height:
             self._drawn[f"{name} height"] = height
             self.query_one(f"#{name}").styles.height = height
@@ -339,13 +355,15 @@ class RunScreen(Screen[None]):
 
     def action_reset(self) -> None:
         self.query_one(RunCharts).reset()
-        self._lay_out(Arrangement(room=self.arrangement.room))
+        now = self.arrangement
+        self._lay_out(Arrangement(width=now.width, height=now.height, needs=now.needs))
 
     def action_details(self) -> None:
-        shown = DETAILS in self.arrangement.visible()
-        self._lay_out(replace(self.arrangement, details=not shown))
-        if not shown and DETAILS not in self.arrangement.visible():
-            self.notify("details need 130 columns and 40 lines", timeout=3)
+        now = self.arrangement.toggle_details()
+        if now.chosen == DETAILS:
+            self.action_panel(DETAILS)
+        else:
+            self._lay_out(now)
 
     def action_axis(self) -> None:
         shown = self.query_one(RunCharts)
@@ -474,6 +492,20 @@ class RunScreen(Screen[None]):
             self.app.pop_screen()
 
 
+def needs_of(snapshot: RunSnapshot) -> Needs:
+    """The lines that the GPUs and ranks of a run take, whatever is wrong with them."""
+    ranks = max(len(snapshot.ranks), snapshot.world_size or 1)
+    gpus = len(snapshot.gpus)
+    lines = 0
+    if gpus:
+        heat = HEAT_LINES if gpus >= HEAT_FROM else 0
+        lines = heat + min(gpus + 1, TABLE_LINES) + FINDINGS
+    elif any((rank.device or "").startswith("cuda") for rank in snapshot.ranks):
+        # GPUs that can't be read: why is said in their place, above the ranks' processes.
+        lines = ranks + 1
+    return Needs(gpus=min(lines, MOST_GPU_LINES), ranks=min(ranks + 1, MOST_ROWS))
+
+
 def of_rank(line: LogLine, whose: int) -> bool:
     if whose == EVERYONE:
         return True
@@ -517,7 +549,7 @@ def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
         KeyHint("l", "log", "screen.panel('log')"),
         KeyHint("z", "zoom", "screen.zoom"),
         KeyHint("/", "find", "screen.search"),
-        KeyHint("1-5", "panel", "screen.panel('loss')"),
+        KeyHint("1-6", "panel", "screen.panel('loss')"),
         KeyHint("x", "axis", "screen.axis"),
         KeyHint("y", "log scale", "screen.log_scale"),
         KeyHint("+-", "smoothing", "screen.smooth(1)"),

@@ -31,11 +31,14 @@ class TabLine(Widget):
 
     def render(self) -> RenderResult:
         line = Text(" ", no_wrap=True, end="")
-        for number, panel, title in self._tabs:
+        words = [f"{number} {title}" for number, _, title in self._tabs]
+        # Three blanks between two titles where there is room, otherwise one.
+        pad = " " if sum(len(w) + 3 for w in words) <= self.size.width else ""
+        for (_, panel, _), word in zip(self._tabs, words, strict=True):
             start = len(line)
             # Reverse video is seen without colour as well.
             style = Style(reverse=True, bold=True) if panel == self._chosen else Style()
-            line.append(f" {number} {title} ", style)
+            line.append(f"{pad}{word}{pad}", style)
             line.apply_meta({"@click": f"screen.panel('{panel}')"}, start, len(line))
             line.append(" ")
         return line

@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 from frames import frame, log_lines, rank, snapshot
 from textual.pilot import Pilot
+from textual.widgets import Static
 
-from ltui.app.arrangement import PANELS
+from ltui.app.arrangement import DETAILS, PANELS
 from ltui.app.dashboard import LtuiApp
 from ltui.app.frame import Frame
 from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.details_view import DetailsView
 from ltui.app.screens.diagnose import DiagnoseScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.keyline import KeyLine
 from ltui.app.screens.run import FrameArrived, RunScreen
 from ltui.app.screens.run_charts import RunCharts
 from ltui.app.screens.stop_when import StopWhenScreen
+from ltui.app.screens.tabline import TabLine
 from ltui.training.run.snapshot import RankState, RunState, Verdict
 from ltui.training.store.home import RunDir
 from ltui.widgets.chart import Chart
@@ -95,13 +98,16 @@ async def settled(pilot: Pilot[Any]) -> None:
         seen.append(pilot.app.export_screenshot(simplify=True))
 
 
+FIVE = set(PANELS) - {DETAILS}
+
+
 def visible(screen: RunScreen) -> set[str]:
     return {name for name in PANELS if screen.query_one(f"#{name}").display}
 
 
 @pytest.mark.parametrize(
     ("size", "count"),
-    [((160, 50), 5), ((100, 30), 3), ((80, 24), 1), ((200, 60), 5), ((40, 10), 0)],
+    [((160, 50), 5), ((100, 26), 3), ((80, 24), 1), ((200, 60), 6), ((40, 10), 0)],
 )
 async def test_every_size_shows_its_panels(size: tuple[int, int], count: int) -> None:
     app = OneRun(Script(frame()))
@@ -110,7 +116,7 @@ async def test_every_size_shows_its_panels(size: tuple[int, int], count: int) ->
         assert len(visible(screen)) == count
         assert screen.query_one("#tiny").display == (count == 0)
         assert screen.query_one("#details").display == (size[0] >= 190)
-        if count == 5:
+        if count >= 5:
             assert len(screen.query_one(RankTable).rows) == 4
 
 
@@ -132,7 +138,7 @@ async def test_resizing_switches_layouts_and_loses_nothing() -> None:
         for size in ((80, 24), (40, 10), (200, 60), (100, 30), (160, 50)):
             await pilot.resize_terminal(*size)
             await pilot.pause()
-        assert visible(screen) == set(PANELS)
+        assert visible(screen) == FIVE
         assert screen.arrangement.chosen == "ranks"
 
 
@@ -140,10 +146,11 @@ async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
     app = OneRun(Script(frame()))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = await shown(pilot, app)
-        for key, name in zip("12345", PANELS, strict=True):
+        for key, name in zip("123456", PANELS, strict=True):
             await pilot.press(key)
             await pilot.pause()
-            assert visible(screen) == {name}
+            # Tables of few rows leave the rest of the screen to the log.
+            assert visible(screen) == ({name, "log"} if name in ("gpus", "ranks") else {name})
     async with OneRun(Script(frame())).run_test(size=(160, 50)) as pilot:
         app = pilot.app  # type: ignore[assignment]
         screen = await shown(pilot, app)
@@ -152,9 +159,78 @@ async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
         await pilot.press("5")
         assert visible(screen) == {"log"}
         await pilot.press("z")
-        assert visible(screen) == set(PANELS)
+        assert visible(screen) == FIVE
         await pilot.press("z", "0")
-        assert visible(screen) == set(PANELS)
+        assert visible(screen) == FIVE
+
+
+@pytest.mark.parametrize(
+    "size", [(60, 15), (80, 24), (100, 26), (120, 40), (130, 39), (160, 50), (200, 60)]
+)
+async def test_metrics_checkpoints_and_events_are_reached_at_every_size(
+    size: tuple[int, int],
+) -> None:
+    app = OneRun(Script(frame(events=((1e9, "Attempt 2 began."),))))
+    async with app.run_test(size=size) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("6")
+        await pilot.pause()
+        assert DETAILS in visible(screen)
+        view = screen.query_one(DetailsView)
+        assert view.has_focus
+        text = "".join(str(part.render()) for part in view.query(Static))
+        for words in ("val_acc", "checkpoints", "step 1", "events", "Attempt 2 began."):
+            assert words in text
+        await pilot.press("end")
+        await pilot.pause()
+        assert view.scroll_offset.y == view.max_scroll_y
+        tabs = screen.query_one(TabLine)
+        assert not tabs.display or str(tabs.render()).strip().endswith("6 details")
+        await pilot.press("1")
+        await pilot.pause()
+        assert "loss" in visible(screen)
+
+
+async def test_the_details_come_and_go_with_their_key() -> None:
+    for size in ((160, 50), (120, 40)):
+        app = OneRun(Script(on_cpu(2)))
+        async with app.run_test(size=size) as pilot:
+            screen = await shown(pilot, app)
+            before = visible(screen)
+            await pilot.press("right_square_bracket")
+            await pilot.pause()
+            assert DETAILS in visible(screen)
+            await pilot.press("right_square_bracket")
+            await pilot.pause()
+            assert visible(screen) == before
+
+
+def on_cpu(ranks: int) -> Frame:
+    rows = tuple(rank(number, device="cpu") for number in range(ranks))
+    run = snapshot(ranks=rows, world_size=ranks, gpus=(), gpu_note="no NVIDIA driver")
+    return frame(snapshot=run, gpu_pasts={})
+
+
+async def test_two_ranks_on_a_cpu_leave_the_room_to_charts_and_log() -> None:
+    app = OneRun(Script(on_cpu(2)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(pilot, app)
+        assert visible(screen) == FIVE - {"gpus"}
+        assert screen.query_one("#ranks").size.height == 3
+        assert screen.query_one(LogView).size.height >= 8
+        await pilot.press("3")
+        await pilot.pause()
+        assert "gpus" in visible(screen)
+        await pilot.press("0")
+        await pilot.pause()
+        assert "gpus" not in visible(screen)
+
+
+async def test_many_ranks_are_a_tab_where_they_do_not_fit() -> None:
+    app = OneRun(Script(on_cpu(16)))
+    async with app.run_test(size=(100, 26)) as pilot:
+        screen = await shown(pilot, app)
+        assert visible(screen) == {"loss", "throughput", "ranks"}
 
 
 async def test_a_click_focuses_a_panel() -> None:

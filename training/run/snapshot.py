@@ -251,6 +251,9 @@ class RunSnapshot:
     """Why there are no GPU readings: ``no NVIDIA driver on this machine``."""
     verdicts: tuple[Verdict, ...] = ()
     checkpoints: tuple[CheckpointInfo, ...] = ()
+    script_checkpoints: tuple[CheckpointInfo, ...] = ()
+    """Saved by the script's own callbacks (ModelCheckpoint) and still there. A resume does not use
+    them: ``reason`` says by which metric they were kept."""
     history_note: str | None = None
     """Set while the history is incomplete: ``disk full since 14:03``, ``records lost: 120``."""
     log_dir: str | None = None
@@ -318,6 +321,10 @@ def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
                 "checkpoints": tuple(
                     CheckpointInfo(**_known(CheckpointInfo, c))
                     for c in document.get("checkpoints") or ()
+                ),
+                "script_checkpoints": tuple(
+                    CheckpointInfo(**_known(CheckpointInfo, c))
+                    for c in document.get("script_checkpoints") or ()
                 ),
                 "cautions": tuple(
                     Caution(**_known(Caution, c)) for c in document.get("cautions") or ()
