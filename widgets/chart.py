@@ -15,14 +15,20 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ltui.widgets.canvas import changed_spans
+from ltui.widgets.look import Look
 from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.plot import Look, Plot, data_range, nearest_x, next_x, plot
+from ltui.widgets.plot import Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.scale import Range
 from ltui.widgets.shapes import ChartShape, Tone
 from ltui.widgets.viewport import Viewport, panned, zoomed
 
 ZOOM = 1.5
 PAN_SHARE = 0.25
+
+
+def _key(key: str, action: str, words: str, tooltip: str) -> Binding:
+    name = words.replace(" ", "_")
+    return Binding(key, action, words, show=False, id=f"chart.{name}", tooltip=tooltip)
 
 
 class Chart(Widget, can_focus=True):
@@ -33,17 +39,18 @@ class Chart(Widget, can_focus=True):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "toggle_log", "log scale", id="chart.log", tooltip="Linear or log y axis"),
-        Binding("g", "toggle_grid", "grid", show=False, id="chart.grid"),
-        Binding("up", "zoom(1)", "zoom in", show=False, id="chart.zoom_in"),
-        Binding("down", "zoom(-1)", "zoom out", show=False, id="chart.zoom_out"),
-        Binding("left", "move(-1)", "crosshair left", show=False, id="chart.left"),
-        Binding("right", "move(1)", "crosshair right", show=False, id="chart.right"),
-        Binding("shift+left", "pan(-1)", "pan left", show=False, id="chart.pan_left"),
-        Binding("shift+right", "pan(1)", "pan right", show=False, id="chart.pan_right"),
-        Binding("escape", "clear", "clear", show=False, id="chart.clear"),
-        Binding("home", "show_all", "whole curve", show=False, id="chart.all"),
-        Binding("end", "follow", "newest", show=False, id="chart.follow"),
+        _key("up", "zoom(1)", "zoom in", "Zoom in; also the mouse wheel"),
+        _key("down", "zoom(-1)", "zoom out", "Zoom out"),
+        _key("left", "move(-1)", "crosshair left", "Move the crosshair left; also the mouse"),
+        _key("right", "move(1)", "crosshair right", "Move the crosshair right"),
+        _key("shift+left", "pan(-1)", "pan left", "Move the zoomed part left; also drag"),
+        _key("shift+right", "pan(1)", "pan right", "Move the zoomed part right"),
+        _key("home", "show_all", "show all", "Show the whole x axis again"),
+        _key("end", "follow", "newest", "Move to the newest points and follow them"),
+        _key("y", "toggle_log", "log scale", "Linear or logarithmic y axis"),
+        _key("o", "toggle_outliers", "outliers", "Show all values, or cut outliers off"),
+        _key("g", "toggle_grid", "grid", "Show or hide the grid lines"),
+        _key("escape", "clear", "clear", "Remove the crosshair, then the zoom"),
     ]
 
     shape: reactive[ChartShape | None] = reactive(None, repaint=False)
@@ -54,6 +61,8 @@ class Chart(Widget, can_focus=True):
     log_y: reactive[bool | None] = reactive(None, repaint=False)
     """None: as the shape says."""
     grid: reactive[bool] = reactive(True, repaint=False)
+    outliers: reactive[bool] = reactive(False, repaint=False)
+    """Show all values, also where the shape says that outliers are cut."""
 
     class CrosshairMoved(Message):
         """The person moved the crosshair; ``x`` is None where it left the chart."""
@@ -92,7 +101,7 @@ class Chart(Widget, can_focus=True):
         super().__init__(id=id, classes=classes)
         self._plot: Plot | None = None
         self._key: tuple[object, ...] = ()
-        self._y: dict[bool, Range] = {}
+        self._y: dict[tuple[bool, bool], Range] = {}
         self._drag_x: int | None = None
         self._inks: list[Style] = []
         self.set_reactive(Chart.shape, shape)
@@ -127,15 +136,16 @@ class Chart(Widget, can_focus=True):
             log_y=self.is_log,
             cursor=self.crosshair,
             grid=self.grid,
+            outliers=self.outliers,
             dashes=self.app.no_color,
         )
         key = (self.shape, look, width, height)
         if self._plot is None or key != self._key:
-            before = self._y.get(look.log_y)
+            before = self._y.get((look.log_y, look.outliers))
             self._plot = plot(self.shape, look, width, height, before)
             self._key = key
             if self._plot.y is not None and self._plot.x is not None:
-                self._y[look.log_y] = self._plot.y
+                self._y[look.log_y, look.outliers] = self._plot.y
         return self._plot
 
     def watch_shape(self, old: ChartShape | None, new: ChartShape | None) -> None:
@@ -150,6 +160,9 @@ class Chart(Widget, can_focus=True):
         self._redraw()
 
     def watch_log_y(self) -> None:
+        self._redraw()
+
+    def watch_outliers(self) -> None:
         self._redraw()
 
     def watch_grid(self) -> None:
@@ -175,6 +188,9 @@ class Chart(Widget, can_focus=True):
 
     def action_toggle_log(self) -> None:
         self.log_y = not self.is_log
+
+    def action_toggle_outliers(self) -> None:
+        self.outliers = not self.outliers
 
     def action_toggle_grid(self) -> None:
         self.grid = not self.grid

@@ -7,38 +7,28 @@ axis, which is kept while it fits) is handed in and given back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from rich.cells import cell_len
 
 from ltui.widgets import braille
 from ltui.widgets.canvas import Canvas
-from ltui.widgets.formats import duration, metric, significant
-from ltui.widgets.palette import MARKERS
-from ltui.widgets.scale import Range, calm_range, linear_ticks, log_ticks
+from ltui.widgets.formats import metric
+from ltui.widgets.legend import draw_legend, value_at
+from ltui.widgets.look import INK_CURSOR, INK_DIM, INK_FAINT, Look, ink_of, marker_of
+from ltui.widgets.scale import NOISE, Range, Tick, calm_range, linear_ticks, log_ticks
 from ltui.widgets.shapes import ChartShape, FloatArray, Series
-from ltui.widgets.viewport import Viewport, visible
+from ltui.widgets.viewport import visible
 
-INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
-"""Inks of the canvas. From INK_SERIES on: the curves' colours, then the same ones faint."""
-
-MARGIN = 7
-"""Cells for the labels of the y axis."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """What the person at the keyboard chose, apart from the data."""
-
-    view: Viewport | None = None
-    log_y: bool = False
-    cursor: float | None = None
-    """Where on the x axis the crosshair stands."""
-    grid: bool = True
-    dashes: bool = False
-    """Tell curves apart by their dashes, where there is no colour."""
-    colours: int = 8
+MARGIN, MOST_MARGIN = 7, 13
+"""Cells for the labels of the y axis: as a rule, and where they need more digits."""
+CUT_SHARE = 0.05
+"""Share of a curve's width whose values may be cut at either end of the y axis."""
+FLATTENED = 2.5
+"""Outliers are cut where the axis would have to be so many times as long to hold them."""
+_LEAST_COLUMNS = 20
+"""Curves of fewer points have no outliers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,9 +50,9 @@ class Area:
     height: int
 
     @classmethod
-    def within(cls, width: int, height: int) -> Area:
+    def within(cls, width: int, height: int, margin: int = MARGIN) -> Area:
         axes, legend = width >= 20 and height >= 4, height >= 6
-        left = MARGIN if axes else 0
+        left = margin if axes else 0
         right = 1 if axes else 0
         return cls(
             left=left,
@@ -90,26 +80,84 @@ def plot(
     if shape is None or data is None:
         _note(canvas, shape.note if shape and shape.note else "no data yet")
         return Plot(canvas=canvas, area=None, x=None, y=before)
-    area = Area.within(canvas.width, canvas.height)
     x = visible(look.view, data)
-    curves = [_Curve(s, x, area, look.log_y) for s in shape.series]
-    extremes = [c.extremes for c in curves if c.extremes is not None]
-    if not extremes:
-        y = before or Range(0.0, 1.0)
+    layout = _lay_out(canvas, shape, look, x, before)
+    area, y = layout.area, layout.y
+    if layout.extremes is None:
         note = "nothing in this part" if look.view else shape.note or "no values yet"
         _note(canvas, f"{note}, on a log scale" if look.log_y else note)
-    else:
-        parts = 5 if look.log_y else 10
-        y = calm_range(
-            min(a for a, _ in extremes), max(b for _, b in extremes), before, parts=parts
-        )
-    _axes(canvas, area, shape, look, x, y)
-    _curves(canvas, area, curves, y, look)
+    _axes(canvas, shape, look, layout, x)
+    _curves(canvas, area, layout.curves, y, look)
     if look.cursor is not None and x.low <= look.cursor <= x.high:
         _crosshair(canvas, area, x, look.cursor)
     if area.top:
-        _legend(canvas, shape, look)
+        draw_legend(canvas, shape, look)
+    if layout.extremes is not None and not look.log_y:
+        _say_what_is_cut(canvas, area, layout.extremes, y)
     return Plot(canvas=canvas, area=area, x=x, y=y)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Layout:
+    """Curves and ticks on an area whose margin holds the ticks' labels."""
+
+    area: Area
+    curves: list[_Curve]
+    y: Range
+    ticks: list[Tick]
+    extremes: tuple[float, float] | None
+
+
+def _lay_out(
+    canvas: Canvas, shape: ChartShape, look: Look, x: Range, before: Range | None
+) -> _Layout:
+    margin = MARGIN
+    while True:
+        area = Area.within(canvas.width, canvas.height, margin)
+        curves = [_Curve(s, x, area, look.log_y) for s in shape.series]
+        extremes = _union([c.extremes for c in curves])
+        if extremes is None:
+            y = before or Range(0.0, 1.0)
+        else:
+            cut = shape.cut_outliers and not look.outliers and not look.log_y
+            low, high = _without_outliers(curves, extremes) if cut else extremes
+            y = calm_range(low, high, before, parts=5 if look.log_y else 10)
+        most = max(2, min(8, area.height // 4 + 1))
+        ticks = log_ticks(y, most) if look.log_y else linear_ticks(y, most)
+        needed = max((cell_len(tick.label) for tick in ticks), default=0) + 1
+        if needed <= margin or margin == MOST_MARGIN or not area.left:
+            return _Layout(area=area, curves=curves, y=y, ticks=ticks, extremes=extremes)
+        margin = min(needed, MOST_MARGIN)
+
+
+def _union(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    known = [r for r in ranges if r is not None]
+    return (min(a for a, _ in known), max(b for _, b in known)) if known else None
+
+
+def _without_outliers(
+    curves: Sequence[_Curve], extremes: tuple[float, float]
+) -> tuple[float, float]:
+    """The range of nearly all values and of each newest one; ``extremes`` if it is hardly less."""
+    usual = _union([c.usual for c in curves])
+    if usual is None or usual[1] - usual[0] <= NOISE * max(abs(usual[0]), abs(usual[1])):
+        return extremes
+    room = 0.25 * (usual[1] - usual[0])
+    low, high = max(extremes[0], usual[0] - room), min(extremes[1], usual[1] + room)
+    return (low, high) if extremes[1] - extremes[0] > FLATTENED * (high - low) else extremes
+
+
+def _say_what_is_cut(canvas: Canvas, area: Area, extremes: tuple[float, float], y: Range) -> None:
+    """In a corner of the area, so that nobody takes the axis for all there is."""
+    above = f"values up to {metric(extremes[1])} cut, o: show all"
+    below = f"values down to {metric(extremes[0])} cut, o: show all"
+    slack = 1e-9 * y.span
+    for text, row, there in (
+        (above, area.top, extremes[1] > y.high + slack),
+        (below, area.top + area.height - 1, extremes[0] < y.low - slack),
+    ):
+        if there and cell_len(text) < area.width:
+            canvas.write(area.left + area.width - cell_len(text), row, text, INK_DIM)
 
 
 class _Curve:
@@ -140,15 +188,35 @@ class _Curve:
 
     @property
     def extremes(self) -> tuple[float, float] | None:
+        lows, highs = self._bounds()
+        return (float(lows.min()), float(highs.max())) if lows.size else None
+
+    @property
+    def usual(self) -> tuple[float, float] | None:
+        """The range without ``CUT_SHARE`` of the columns at either end, with the newest value."""
+        lows, highs = self._bounds()
+        if lows.size < _LEAST_COLUMNS:
+            return self.extremes
+        low = float(np.quantile(lows, CUT_SHARE))
+        high = float(np.quantile(highs, 1 - CUT_SHARE))
+        newest = _inside(self.line, self.line.last, self._dots)
+        if newest.size and not self.series.dim:
+            low, high = min(low, float(newest[-1])), max(high, float(newest[-1]))
+        return low, high
+
+    def _bounds(self) -> tuple[FloatArray, FloatArray]:
+        """Lowest and highest values of the columns in view."""
         parts = [c for c in (self.line, self.low, self.high) if c is not None]
-        lows, highs = [], []
-        for part in parts:
-            inside = (part.at >= 0) & (part.at < self._dots)
-            low, high = part.low[inside], part.high[inside]
-            lows.append(low[np.isfinite(low)])
-            highs.append(high[np.isfinite(high)])
-        low, high = np.concatenate(lows), np.concatenate(highs)
-        return (float(low.min()), float(high.max())) if low.size else None
+        return (
+            np.concatenate([_inside(part, part.low, self._dots) for part in parts]),
+            np.concatenate([_inside(part, part.high, self._dots) for part in parts]),
+        )
+
+
+def _inside(curve: braille.Columns, values: FloatArray, dots: int) -> FloatArray:
+    """The finite ones of ``values`` in view."""
+    chosen = values[(curve.at >= 0) & (curve.at < dots)]
+    return chosen[np.isfinite(chosen)]
 
 
 def _note(canvas: Canvas, text: str) -> None:
@@ -156,12 +224,11 @@ def _note(canvas: Canvas, text: str) -> None:
     canvas.write(x, (canvas.height - 1) // 2, text, INK_DIM)
 
 
-def _axes(canvas: Canvas, area: Area, shape: ChartShape, look: Look, x: Range, y: Range) -> None:
+def _axes(canvas: Canvas, shape: ChartShape, look: Look, layout: _Layout, x: Range) -> None:
+    area, y = layout.area, layout.y
     if not area.left:
         return
-    most = max(2, min(8, area.height // 4 + 1))
-    ticks = log_ticks(y, most) if look.log_y else linear_ticks(y, most)
-    for tick in ticks:
+    for tick in layout.ticks:
         row = (
             area.top + int(braille.rows_of(np.array(tick.at), y.low, y.high, 4 * area.height)) // 4
         )
@@ -180,7 +247,8 @@ def _x_axis(canvas: Canvas, area: Area, shape: ChartShape, x: Range) -> None:
         free, name = canvas.width, ""
     canvas.write(free + 1, row, name, INK_DIM)
     end = area.left - 2
-    for tick in linear_ticks(x, max(2, area.width // 14), time=shape.x_time):
+    most = max(2, area.width // 14)
+    for tick in linear_ticks(x, most, time=shape.x_time, whole=shape.x_whole):
         place = area.left + column(tick.at, x, area.width)
         start = max(area.left, place - cell_len(tick.label) // 2)
         if start <= end + 1 or start + cell_len(tick.label) > free:
@@ -213,14 +281,6 @@ def _curves(canvas: Canvas, area: Area, curves: list[_Curve], y: Range, look: Lo
             _end_marker(canvas, area, curve, y, look)
 
 
-def ink_of(series: Series, look: Look, faint: bool) -> int:
-    return INK_SERIES + series.colour % look.colours + (look.colours if faint else 0)
-
-
-def marker_of(series: Series) -> str:
-    return "·" if series.dim else MARKERS[series.colour % len(MARKERS)]
-
-
 def _end_marker(canvas: Canvas, area: Area, curve: _Curve, y: Range, look: Look) -> None:
     """A sign at the last value in view, but not where the curve runs on beyond the right edge."""
     line = curve.line
@@ -239,16 +299,6 @@ def _crosshair(canvas: Canvas, area: Area, x: Range, cursor: float) -> None:
     for row in range(area.top, area.top + area.height):
         if chr(canvas.chars[row, place]) in " ┈":
             canvas.write(place, row, "│", INK_CURSOR)
-
-
-def value_at(series: Series, x: float) -> tuple[float, float] | None:
-    """The point nearest to ``x``; None for an empty series. A gap gives a NaN value."""
-    if not series.x.size:
-        return None
-    right = int(np.searchsorted(series.x, x))
-    near = [i for i in (right - 1, right) if 0 <= i < series.x.size]
-    best = min(near, key=lambda i: abs(float(series.x[i]) - x))
-    return float(series.x[best]), float(series.y[best])
 
 
 def nearest_x(series: Sequence[Series], x: float) -> float | None:
@@ -270,66 +320,3 @@ def next_x(series: Sequence[Series], x: float, direction: int) -> float | None:
     if not found:
         return None
     return min(found) if direction > 0 else max(found)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Entry:
-    """One curve in the legend: its sign, and what of name and value there is room for."""
-
-    series: Series
-    name: str
-    value: str
-
-    @property
-    def text(self) -> str:
-        return " ".join(part for part in (marker_of(self.series), self.name, self.value) if part)
-
-
-def _legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
-    """Names and values: of the last points, or of those under the crosshair."""
-    x = 1
-    if look.cursor is not None:
-        place = duration(look.cursor) if shape.x_time else tick_text(look.cursor)
-        unit = "" if shape.x_time else f"{shape.x_label} "
-        x = canvas.write(x, 0, f"{unit}{place}", INK_TEXT) + len(_LEGEND_GAP)
-    # Where not all find room, faint curves are the first to be left out.
-    ordered = sorted(shape.series, key=lambda s: s.dim)
-    entries = [_Entry(series=s, name=s.name, value=_value_text(s, look.cursor)) for s in ordered]
-    if _legend_width(entries) > canvas.width - x and look.cursor is not None:
-        entries = [replace(e, name="") for e in entries]
-    # Values of bold curves stay longest: what a loss is now is what one looks for.
-    for i in reversed(range(len(entries))):
-        if _legend_width(entries) > canvas.width - x and look.cursor is None:
-            entries[i] = replace(entries[i], value="")
-    shown = len(entries)
-    while shown and _legend_width(entries[:shown], len(entries) - shown) > canvas.width - x:
-        shown -= 1
-    for entry in entries[:shown]:
-        end = canvas.write(x, 0, entry.text, INK_DIM)
-        canvas.write(x, 0, marker_of(entry.series), ink_of(entry.series, look, entry.series.dim))
-        canvas.write(end - cell_len(entry.value), 0, entry.value, INK_TEXT)
-        x = end + len(_LEGEND_GAP)
-    if shown < len(entries):
-        canvas.write(x, 0, f"+{len(entries) - shown}", INK_DIM)
-
-
-_LEGEND_GAP = "   "
-
-
-def _legend_width(entries: Sequence[_Entry], left_out: int = 0) -> int:
-    texts = [e.text for e in entries] + ([f"+{left_out}"] if left_out else [])
-    return sum(cell_len(t) for t in texts) + len(_LEGEND_GAP) * max(0, len(texts) - 1)
-
-
-def tick_text(x: float) -> str:
-    return f"{round(x):,}".replace(",", "\N{THIN SPACE}") if x == round(x) else significant(x, 4)
-
-
-def _value_text(series: Series, cursor: float | None) -> str:
-    if cursor is not None:
-        found = value_at(series, cursor)
-        return metric(found[1] if found else None)
-    finite = np.flatnonzero(np.isfinite(series.y[-1000:]))
-    if not finite.size:
-        return metric(None)
-    return metric(float(series.y[-1000:][finite[-1]]))

@@ -12,6 +12,9 @@ from ltui.widgets.formats import THIN, duration
 
 _KEPT_SHARE = 0.45
 """A range is kept while the data fills at least this share of it."""
+NOISE = 1e-6
+"""Values that differ by a smaller share of their size are drawn as one: ranks compute in float32,
+whose rounding alone makes a tenth of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ def nice_step(span: float, parts: int) -> float:
 
 def calm_range(low: float, high: float, previous: Range | None, *, parts: int = 10) -> Range:
     """A round range around ``low`` to ``high``: the previous where it still fits and is filled."""
-    if high <= low:
+    if high - low <= NOISE * max(abs(low), abs(high)):
         room = abs(high) * 0.05 or 0.5
         low, high = low - room, high + room
     fits = previous is not None and previous.low <= low and high <= previous.high
@@ -60,13 +63,21 @@ def growing_end(low: float, high: float, *, parts: int = 12) -> float:
     return max(high, math.ceil(high / step - 1e-9) * step)
 
 
-def linear_ticks(within: Range, most: int, *, time: bool = False) -> list[Tick]:
-    """Round places inside the range, at most ``most``; with ``time`` they are seconds."""
+def linear_ticks(
+    within: Range, most: int, *, time: bool = False, whole: bool = False
+) -> list[Tick]:
+    """Round places inside the range, at most ``most``; with ``time`` they are seconds.
+
+    ``whole``: only whole numbers, as steps are.
+    """
     step = _time_step(within.span, most) if time else nice_step(within.span, most)
+    if whole:
+        step = max(1.0, step)
     first = math.ceil(within.low / step - 1e-9)
     last = math.floor(within.high / step + 1e-9)
     places = [n * step for n in range(first, min(last, first + 4 * most) + 1)]
-    return [Tick(p, time_label(p) if time else tick_label(p, step)) for p in places]
+    largest = max((abs(p) for p in places), default=0.0)
+    return [Tick(p, time_label(p) if time else tick_label(p, step, largest)) for p in places]
 
 
 def time_label(seconds: float) -> str:
@@ -86,14 +97,19 @@ def _time_step(span: float, most: int) -> float:
     return next((float(s) for s in steps if s >= rough), days)
 
 
-def tick_label(value: float, step: float) -> str:
-    """As many digits as ``step`` needs: ``0.25``, ``1 200``, ``20 k``, ``2e-05``."""
+def tick_label(value: float, step: float, largest: float = 0.0) -> str:
+    """As many digits as ``step`` needs: ``0.25``, ``1 200``, ``20 k``, ``2e-05``.
+
+    ``largest`` of the labels on one axis, so that all have the same form.
+    """
     if value == 0:
         return "0"
-    if abs(step) < 1e-4:
+    largest = max(abs(value), largest)
+    if abs(step) < 1e-4 and largest < 1e-3:
         return f"{value:.{_digits(value, step)}e}"
     for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * scale or (abs(value) >= scale and step >= scale):
+        # Not where the prefix would only move the digits that tell the labels apart.
+        if (largest >= 10 * scale and step >= scale / 100) or (largest >= scale and step >= scale):
             return f"{_plain(value / scale, step / scale)}{THIN}{prefix}"
     return _plain(value, step)
 

@@ -56,6 +56,10 @@ class ChartShape:
     log_y: bool = False
     x_time: bool = False
     """``x`` is in seconds: ticks read ``5 m 00 s``."""
+    x_whole: bool = False
+    """``x`` counts something: ticks are whole numbers."""
+    cut_outliers: bool = False
+    """Fit the y axis to nearly all values, where a few would flatten the rest; it says so."""
     note: str | None = None
     """Shown in the middle where there is nothing to draw: ``no validation yet``."""
 

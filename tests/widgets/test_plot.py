@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltui.widgets.canvas import Canvas, changed_spans
-from ltui.widgets.plot import Look, plot
+from ltui.widgets.look import Look
+from ltui.widgets.plot import plot
 from ltui.widgets.shapes import ChartShape, Series
 from ltui.widgets.viewport import Viewport
 
@@ -74,11 +75,20 @@ def test_the_read_out_gives_the_values_under_the_crosshair() -> None:
     assert "│" in text
 
 
+def test_a_value_that_is_not_a_number_is_shown_as_nan() -> None:
+    y = np.ones(10)
+    y[-1] = np.nan
+    legend = plot(shape(Series(name="a", x=np.arange(10.0), y=y)), Look(), 80, 12).canvas.line(0)
+    assert "a nan" in legend
+    empty = Series(name="a", x=np.arange(10.0), y=np.full(10, np.nan))
+    assert "a n/a" in plot(shape(empty, curve("b")), Look(), 80, 12).canvas.line(0)
+
+
 def test_a_gap_under_the_crosshair_is_not_a_number() -> None:
     y = np.ones(10)
     y[5] = np.nan
     text = plot(shape(Series(name="a", x=np.arange(10.0), y=y)), Look(cursor=5.0), 80, 12)
-    assert "a n/a" in text.canvas.text()
+    assert "a nan" in text.canvas.text()
 
 
 def test_curves_differ_without_colour() -> None:
@@ -89,12 +99,24 @@ def test_curves_differ_without_colour() -> None:
     assert "▲" in ends
 
 
-def test_entries_without_room_are_counted_not_cut() -> None:
+def test_names_without_room_are_shortened_and_entries_without_room_are_counted() -> None:
     series = [curve(f"a-rather-long-name-{n}", colour=n) for n in range(6)]
     legend = plot(shape(*series), Look(), 70, 20).canvas.line(0)
-    shown = legend.count("a-rather-long-name-")
+    shown = legend.count("…")
     assert 0 < shown < 6
+    assert legend.count("1.010") == shown
     assert f"+{6 - shown}" in legend
+    assert all(f"-{n} 1.010" in legend for n in range(shown))
+
+
+def test_two_curves_keep_names_and_values_in_fifty_columns() -> None:
+    raw = curve("train/loss raw", dim=True)
+    two = shape(raw, curve("train/loss smoothed"), curve("validation/loss", colour=1))
+    legend = plot(two, Look(), 50, 20).canvas.line(0)
+    assert legend.count("1.010") == 2
+    assert "train" in legend
+    assert "vali" in legend
+    assert "+" not in legend
 
 
 def test_faint_curves_leave_the_legend_first() -> None:
@@ -150,11 +172,50 @@ def test_only_what_differs_is_a_change() -> None:
     assert changed_spans(old, new) == [(1, 2, 5), (2, 9, 10)]
 
 
-def test_the_value_of_a_faint_curve_leaves_the_legend_before_the_others() -> None:
-    both = shape(curve("train raw", dim=True), curve("validation", colour=1))
-    wide = plot(both, Look(), 60, 20).canvas.line(0)
-    value = wide.split("validation ")[1].split()[0]
-    full = len(wide.rstrip())
-    narrow = plot(both, Look(), full - 1, 20).canvas.line(0)
-    assert f"validation {value}" in narrow
-    assert narrow.rstrip().endswith("train raw")
+def decay(count: int = 1000) -> Series:
+    x = np.arange(count, dtype=np.float64)
+    y = 2.5 * np.exp(-x / 10) + 0.05 + 0.02 * np.sin(x)
+    return Series(name="loss", x=x, y=y)
+
+
+def test_the_first_steps_do_not_flatten_a_curve_and_the_chart_says_so() -> None:
+    robust = plot(shape(decay(), cut_outliers=True), Look(), 100, 20)
+    assert robust.y is not None
+    assert robust.y.high < 0.5
+    assert "values up to 2.5" in robust.canvas.text()
+    assert "o: show all" in robust.canvas.text()
+    whole = plot(shape(decay(), cut_outliers=True), Look(outliers=True), 100, 20)
+    assert whole.y is not None
+    assert whole.y.high >= 2.5
+    assert "cut" not in whole.canvas.text()
+    assert "cut" not in plot(shape(decay()), Look(), 100, 20).canvas.text()
+
+
+def test_the_newest_value_and_rare_changes_are_never_cut() -> None:
+    rising = decay()
+    rising.y[-1] = 9.0
+    drawn = plot(shape(rising, cut_outliers=True), Look(), 100, 20)
+    assert drawn.y is not None
+    assert drawn.y.high >= 9.0
+    # A learning rate that dropped only at the end.
+    y = np.full(1000, 0.1)
+    y[980:] = 0.01
+    drop = plot(
+        shape(Series(name="lr", x=np.arange(1000.0), y=y), cut_outliers=True), Look(), 80, 9
+    )
+    assert drop.y is not None
+    assert drop.y.low <= 0.01
+    assert drop.y.high >= 0.1
+
+
+def test_rounding_errors_are_no_cliff_and_labels_differ() -> None:
+    y = 3200.0 + 1e-4 * np.arange(2.0).repeat(50)
+    flat = plot(shape(Series(name="a", x=np.arange(100.0), y=y)), Look(), 80, 20)
+    assert flat.y is not None
+    assert flat.y.span > 100
+    # Small differences that are real keep their digits.
+    y = 3200.0 + 1e-2 * np.arange(100.0) / 100
+    text = plot(shape(Series(name="a", x=np.arange(100.0), y=y)), Look(), 80, 20).canvas.text()
+    labels = [line.split("┈")[0].strip() for line in text.splitlines() if "┈" in line]
+    assert len(set(labels)) == len(labels) > 2
+    assert all(len(label) >= 8 for label in labels)

@@ -69,7 +69,10 @@ def test_ticks_lie_inside_and_differ(low: float, span: float, most: int) -> None
 
 
 def test_labels_of_one_axis_differ() -> None:
-    for low, high in ((0.0, 1.0), (0.91, 0.93), (0.0, 1e7), (0.0, 3e-5), (11_000, 13_000)):
+    for low, high in (
+        (0.0, 1.0), (0.91, 0.93), (0.0, 1e7), (0.0, 3e-5), (11_000, 13_000), (1.0, 1.00001),
+        (3200, 3200.02), (26_990, 27_010), (1e6, 1e6 + 7), (0.00098, 0.00102),
+    ):  # fmt: skip
         labels = [t.label for t in linear_ticks(Range(low, high), 6)]
         assert len(set(labels)) == len(labels)
         assert labels
@@ -88,6 +91,15 @@ def test_labels_read_well() -> None:
     assert time_label(0) == "0 s"
     assert time_label(5) == "5 s"
     assert time_label(86400) == "1 d"
+
+
+def test_ticks_of_steps_are_whole_and_plain() -> None:
+    places = [t.at for t in linear_ticks(Range(4517.2, 4520.4), 6, whole=True)]
+    assert places == [4518, 4519, 4520]
+    labels = [
+        t.label.replace(THIN, " ") for t in linear_ticks(Range(26_990, 27_010), 5, whole=True)
+    ]
+    assert labels == ["26 990", "26 995", "27 000", "27 005", "27 010"]
 
 
 def test_log_ticks_show_decades_or_what_lies_between() -> None:
