@@ -9,14 +9,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.progress import Display, caution_line, terminal_display
+from ltui.app.signals import Signals
 from ltui.app.steering import ask
 from ltui.app.summary import ending_lines, resumable
 from ltui.app.words import FAILED
@@ -56,48 +53,16 @@ _STOPPING = "stopping with a checkpoint; press Ctrl-C again to kill at once"
 _KILLING = "killing"
 
 
-class Signals:
-    """What this process was told by signals. Handlers only count; the loop acts."""
-
-    def __init__(self) -> None:
-        self.interrupts = 0
-        self.leave: int | None = None
-        """The signal that asks this process, not the run, to end."""
-
-    def _interrupt(self, *_: Any) -> None:
-        self.interrupts += 1
-
-    def _leave(self, number: int, _frame: FrameType | None) -> None:
-        self.leave = number
-
-    @contextmanager
-    def caught(self) -> Iterator[Signals]:
-        """Caught inside, as they were before outside."""
-        handlers = {
-            signal.SIGINT: self._interrupt,
-            signal.SIGTERM: self._leave,
-            signal.SIGHUP: self._leave,
-        }
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def watch(start: Callable[[], RunDir]) -> int:
-    """Starts a run and shows it to its end. Gives the exit code of ``ltui run``."""
-    with Signals().caught() as signals:
-        run_dir = start()
-        display = terminal_display()
-        try:
-            return Watch(run_dir, display, signals).until_end()
-        except BrokenPipeError:
-            _say_left(run_dir)
-            raise
-        finally:
-            display.close()
+def watch(run_dir: RunDir, signals: Signals) -> int:
+    """Show a run that was just started, to its end. Gives the exit code of ``ltui run``."""
+    display = terminal_display()
+    try:
+        return Watch(run_dir, display, signals).until_end()
+    except BrokenPipeError:
+        _say_left(run_dir)
+        raise
+    finally:
+        display.close()
 
 
 class Watch:

@@ -17,7 +17,7 @@ from ltui.training.store.home import RunDir
 from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.adopt import current_snapshot
 from ltui.training.supervise.client import ControlClient, NotSupervised
-from ltui.training.supervise.launch import adopt
+from ltui.training.supervise.starting import adopt
 
 LOOK_EVERY_S = 0.1
 ANSWER_S = 5.0

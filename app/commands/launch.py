@@ -1,4 +1,7 @@
-"""``ltui run``, ``exec`` and ``resume``: starts a run, and shows it unless detached."""
+"""``ltui run``, ``exec`` and ``resume``: starts a run, and shows it unless detached.
+
+People wait for the first training step, so each function imports what only it needs.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ltui.app.cautions import foreseen, say
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.interpreter import choose_python
-from ltui.app.launching import begun_from
-from ltui.app.prepare import changed_spec, prepare
+from ltui.app.signals import Signals
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.devices import free_count
-from ltui.training.run.section import on_verdict_fault
 from ltui.training.run.spec import CheckpointPolicy, RunSpec
 from ltui.training.store.home import RunDir, find_run, ltui_home, new_run_id
-from ltui.training.supervise import launch as supervise
 
 
 def run(options: Namespace) -> int:
     """``ltui run PRESET|FILE``."""
+    from ltui.app.cautions import foreseen, say
+    from ltui.app.launching import begun_from
+    from ltui.app.prepare import prepare
+    from ltui.training.supervise.launch import launch
+
     home = ltui_home()
     asked = prepare(options.preset, options.overrides, options.python)
     run_id, name = new_run_id(home, options.name)
@@ -38,15 +40,17 @@ def run(options: Namespace) -> int:
         spec, start_from = begun_from(home, spec, options.start_from)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     say(foreseen(spec))
-    return _start(lambda: supervise.launch(spec, home, start_from), detach=options.detach)
+    return _start(lambda: launch(spec, home, start_from), detach=options.detach)
 
 
 def execute(options: Namespace) -> int:
     """``ltui exec -- COMMAND...``."""
+    from ltui.training.supervise.launch import launch
+
     home = ltui_home()
     spec = _command_spec(options, home)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
-    return _start(lambda: supervise.launch(spec, home), detach=options.detach)
+    return _start(lambda: launch(spec, home), detach=options.detach)
 
 
 def _command_spec(options: Namespace, home: Path) -> RunSpec:
@@ -62,6 +66,8 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
     path = os.environ.get("PATH", os.defpath)
     python = sys.executable
     if options.python is not None:
+        from ltui.app.interpreter import choose_python
+
         python = choose_python(options.python, os.environ)
         path = f"{Path(python).parent}{os.pathsep}{path}"
     if shutil.which(command[0], path=path) is None:
@@ -105,6 +111,8 @@ def with_stall_options(
 
 def _called(text: str) -> tuple[str, ...] | str:
     """A webhook's URL as it is, a command as a shell would split it."""
+    from ltui.training.run.section import on_verdict_fault
+
     where = f"--on-verdict {text}"
     if "://" in text.split(" ", 1)[0]:
         if (fault := on_verdict_fault(text)) is not None:
@@ -140,6 +148,8 @@ def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
 
 def _free_gpus(text: str) -> str:
     """``free:2`` as a specification holds it."""
+    from ltui.training.run.devices import free_count
+
     count = free_count(text)
     if count is None:
         raise ProblemError(
@@ -154,6 +164,9 @@ def _free_gpus(text: str) -> str:
 
 def resume(options: Namespace) -> int:
     """``ltui resume RUN``."""
+    from ltui.app.prepare import changed_spec
+    from ltui.training.supervise.resume import resume as resume_run
+
     run_dir = find_run(ltui_home(), options.run)
     spec: RunSpec | None = None
     if options.overrides:
@@ -162,7 +175,7 @@ def resume(options: Namespace) -> int:
         spec = (spec or run_dir.read_spec()).with_changes(restarts=options.restarts)
 
     def start() -> RunDir:
-        supervise.resume(run_dir, spec=spec, checkpoint=None)
+        resume_run(run_dir, spec=spec, checkpoint=None)
         return run_dir
 
     return _start(start, detach=options.detach)
@@ -173,7 +186,9 @@ def _start(start: Callable[[], RunDir], *, detach: bool) -> int:
         run_dir = start()
         print(f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}")
         return EXIT_DONE
-    # Local: a detached start draws nothing.
-    from ltui.app.foreground import watch
+    with Signals().caught() as signals:
+        run_dir = start()
+        # Imported here: the run's processes start meanwhile.
+        from ltui.app.foreground import watch
 
-    return watch(start)
+        return watch(run_dir, signals)

@@ -13,7 +13,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.run.snapshot import RunSnapshot, head_json, to_json
 from ltui.training.store.home import find_run, list_runs, ltui_home
 from ltui.training.supervise.adopt import current_snapshot
-from ltui.training.supervise.launch import delete as delete_run
+from ltui.training.supervise.resume import delete as delete_run
 
 
 def list_all(options: Namespace) -> int:

@@ -479,7 +479,7 @@ class HomeScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def _resume(self, line: RunLine) -> None:
         from ltui.training.problem import ProblemError
-        from ltui.training.supervise.launch import resume
+        from ltui.training.supervise.resume import resume
 
         try:
             resume(line.run_dir, spec=None, checkpoint=None)
@@ -509,7 +509,7 @@ class HomeScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def _delete(self, line: RunLine) -> None:
         from ltui.training.problem import ProblemError
-        from ltui.training.supervise.launch import delete
+        from ltui.training.supervise.resume import delete
 
         try:
             delete(line.run_dir)

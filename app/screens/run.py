@@ -444,7 +444,7 @@ class RunScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="command", exit_on_error=False)
     def _resume(self) -> None:
-        from ltui.training.supervise.launch import resume
+        from ltui.training.supervise.resume import resume
 
         self._report(lambda: resume(self.run_dir, spec=None, checkpoint=None), None)
 

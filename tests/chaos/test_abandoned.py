@@ -13,7 +13,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.run.snapshot import RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.launch import delete
+from ltui.training.supervise.resume import delete
 from tests.chaos.cast import cast
 from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs

@@ -18,7 +18,7 @@ import pytest
 
 from ltui.training.run.snapshot import RunState
 from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.launch import resume
+from ltui.training.supervise.resume import resume
 from tests.chaos.audit import kept
 from tests.chaos.conftest import everywhere, train_on
 from tests.supervise.conftest import Runs

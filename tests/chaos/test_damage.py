@@ -14,7 +14,7 @@ from ltui.training.run.snapshot import RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import RunStore
 from ltui.training.store.schema import LAYOUT
-from ltui.training.supervise.launch import resume
+from ltui.training.supervise.resume import resume
 from tests.chaos.audit import kept
 from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs

@@ -13,7 +13,7 @@ from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.supervise.adopt import take_up
 from ltui.training.supervise.alive import boot_id, start_ticks
-from ltui.training.supervise.launch import delete, resume
+from ltui.training.supervise.resume import delete, resume
 from tests.chaos.audit import kept
 from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs

@@ -12,8 +12,9 @@ import pytest
 from ltui.training.run.snapshot import LIVE, RankState, RunState
 from ltui.training.store.reader import RunStore
 from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.launch import adopt, resume
 from ltui.training.supervise.marks import engine_mark, keeper_mark
+from ltui.training.supervise.resume import resume
+from ltui.training.supervise.starting import adopt
 from tests.supervise.conftest import Runs
 
 

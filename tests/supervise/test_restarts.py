@@ -16,8 +16,9 @@ from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.run.snapshot import RunSnapshot, RunState
 from ltui.training.store.home import RunDir
 from ltui.training.store.reader import Event, RunStore
-from ltui.training.supervise.launch import launch, resume
+from ltui.training.supervise.launch import launch
 from ltui.training.supervise.restarts import BEFORE_TRAINING, Ledger, read_ledger, write_ledger
+from ltui.training.supervise.resume import resume
 
 from .conftest import ENGINE, Runs
 

@@ -19,7 +19,8 @@ from ltui.training.store.truth import true_snapshot
 from ltui.training.supervise.alive import lock_holder
 from ltui.training.supervise.attempt import Plan, open_attempt
 from ltui.training.supervise.client import ControlClient, NotSupervised
-from ltui.training.supervise.launch import delete, launch, resume
+from ltui.training.supervise.launch import launch
+from ltui.training.supervise.resume import delete, resume
 from tests.supervise.conftest import ENGINE, Runs
 
 

@@ -15,7 +15,7 @@ from ltui.training.run.snapshot import RunSnapshot, RunState
 from ltui.training.store.home import RunDir, list_runs
 from ltui.training.store.truth import abandoned, true_snapshot
 from ltui.training.supervise.alive import lock_holder
-from ltui.training.supervise.launch import adopt
+from ltui.training.supervise.starting import adopt
 from ltui.training.supervise.sweep import sweep
 
 _RECORDED_S = 10.0

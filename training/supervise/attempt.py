@@ -1,7 +1,8 @@
 """Taking a run in hand: its lock, its store, its socket, and a keeper for a new attempt.
 
 ``open_attempt`` returns a supervisor that stands, or raises ``ProblemError`` and leaves the run as
-it was.
+it was. A new attempt's engine is started before the supervisor's own modules are imported, because
+people wait for the first training step. So nothing that this module imports is heavy.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import RunState
@@ -24,21 +26,38 @@ from ltui.training.store.home import RunDir, open_private_log, write_atomically
 from ltui.training.store.manifest import remove_unfinished
 from ltui.training.store.schema import damaged, is_damaged, set_aside
 from ltui.training.store.writer import StoreWriter
-from ltui.training.supervise import keeper
 from ltui.training.supervise.alive import boot_id, lock_holder, runs_with, write_lock_text
 from ltui.training.supervise.engine import engine_start, write_rank_config
-from ltui.training.supervise.launch import keep_environment, supervisor_argv
-from ltui.training.supervise.loop import Supervisor
 from ltui.training.supervise.marks import engine_exit, keeper_mark, latest_attempt
 from ltui.training.supervise.orders import forget_orders
-from ltui.training.supervise.picture import stored_snapshot
 from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.rankside import install_rank_side
 from ltui.training.supervise.restarts import forget_ledger
+from ltui.training.supervise.starting import keep_environment, supervisor_argv
+from ltui.training.supervise.sweep import sweep
 
+if TYPE_CHECKING:
+    from ltui.training.supervise.loop import Supervisor
+
+KEEPER_PATH = str(Path(__file__).with_name("keeper.py"))
 _LOCK_S = 2.0
 """The supervisor of the attempt before may need a moment to leave."""
 _KEEPER_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What an attempt needs before its supervisor exists. All of it is on disk."""
+
+    run_dir: RunDir
+    spec: RunSpec
+    attempt: int
+    lock: int
+    store: StoreWriter
+
+    def close(self) -> None:
+        self.store.close()
+        os.close(self.lock)
 
 
 def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Supervisor:
@@ -46,45 +65,54 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
 
     ``lock`` is the run's, where this process holds it from the attempt before.
     """
-    if lock is None:
-        lock = _take_lock(run_dir)
+    opened = _open(run_dir, plan, _take_lock(run_dir) if lock is None else lock)
+    keeper: subprocess.Popen[bytes] | None = None
+    try:
+        if not plan.adopt and opened.spec.gpus is None:
+            keeper = _start_keeper(opened, opened.spec, plan.resume_from, plan.changes)
+        # Imported here because it takes longer than all of the above; the engine starts meanwhile.
+        from ltui.training.supervise.loop import Supervisor
+
+        supervisor = Supervisor(
+            run_dir, opened.spec, opened.store, opened.attempt, lock=opened.lock, plan=plan
+        )
+    except BaseException as error:
+        _stop_keeper(run_dir, keeper)
+        opened.close()
+        if isinstance(error, sqlite3.Error):
+            raise damaged(run_dir.db_path, error) from error
+        raise
+    try:
+        if keeper is not None:
+            supervisor.keeper_process = keeper
+            _await_keeper(opened, keeper)
+        else:
+            _start_engine_if_due(opened, supervisor, plan)
+        # The keeper of the attempt before has waited for this.
+        if opened.attempt > 1 and engine_exit(run_dir, opened.attempt - 1) is not None:
+            run_dir.engine_final_path(opened.attempt - 1).touch()
+    except BaseException:
+        supervisor.give_up()
+        raise
+    return supervisor
+
+
+def _open(run_dir: RunDir, plan: Plan, lock: int) -> _Opened:
+    """Read the specification and enter the attempt into the store."""
     try:
         if not plan.adopt and plan.restarted_because is None:
             forget_ledger(run_dir)
             forget_orders(run_dir)
         spec = _take_spec(run_dir, plan)
+        run_dir.bound_socket_path()  # Raises where no socket can be made, before anything starts.
         aside = _set_damage_aside(run_dir)
         store = _open_store(run_dir)
     except BaseException:
         os.close(lock)
         raise
     try:
-        in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
-        known = max(in_store, in_files)
-        if plan.adopt and not known:
-            raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
-        attempt = known if plan.adopt else known + 1
-        _make_attempt_dirs(run_dir, attempt)
-        if not plan.adopt:
-            remove_unfinished(run_dir.checkpoints_dir)
-        started_at = time.time()
-        store.begin_attempt(
-            attempt,
-            started_at=started_at,
-            boot_id=boot_id(),
-            resumed_path=str(plan.resume_from) if plan.resume_from else None,
-            resumed_step=plan.resume_step,
-            changes=plan.changes,
-            reason=plan.restarted_because,
-        )
-        if aside is not None:
-            words = f"the history until now was damaged and is kept as {aside.name}"
-            store.add_hole(attempt, words)
-        elif in_store < in_files:
-            store.add_hole(attempt, "the history until now is missing")
-        elif attempt > 1 and (last := store.last_step()) < (plan.resume_step or 0):
-            store.add_hole(attempt, f"steps {last + 1} to {plan.resume_step} are missing")
-        supervisor = Supervisor(run_dir, spec, store, attempt, lock=lock, plan=plan)
+        attempt = _enter_attempt(run_dir, plan, store, aside)
+        return _Opened(run_dir, spec, attempt, lock, store)
     except sqlite3.Error as error:
         store.close()
         os.close(lock)
@@ -93,31 +121,67 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
         store.close()
         os.close(lock)
         raise
-    try:
-        started = keeper_mark(run_dir, attempt) is not None or supervisor.restart_waits
-        begins = not plan.adopt or (not started and _cut_off(run_dir, attempt))
-        # Told what to start, it waits for no GPUs any more, whatever became of it.
-        waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
-        changes, _ = store.why_started(attempt)
-        resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.adopt else None)
-        if spec.gpus is not None and (begins or waits):
-            keep_environment(run_dir)
-            supervisor.start_keeper = lambda chosen: _start_keeper(
-                run_dir, chosen, attempt, resume_from, changes
-            )
-        elif begins:
-            supervisor.keeper_process = _start_keeper(run_dir, spec, attempt, resume_from, changes)
-        # The keeper of the attempt before has waited for this.
-        if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
-            run_dir.engine_final_path(attempt - 1).touch()
-    except BaseException:
-        supervisor.give_up()
-        raise
-    return supervisor
+
+
+def _enter_attempt(run_dir: RunDir, plan: Plan, store: StoreWriter, aside: Path | None) -> int:
+    """Make the attempt's directories and its row in the store; the attempt's number.
+
+    ``aside`` is where a damaged history was moved.
+    """
+    in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
+    known = max(in_store, in_files)
+    if plan.adopt and not known:
+        raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
+    attempt = known if plan.adopt else known + 1
+    _make_attempt_dirs(run_dir, attempt)
+    if not plan.adopt:
+        remove_unfinished(run_dir.checkpoints_dir)
+    store.begin_attempt(
+        attempt,
+        started_at=time.time(),
+        boot_id=boot_id(),
+        resumed_path=str(plan.resume_from) if plan.resume_from else None,
+        resumed_step=plan.resume_step,
+        changes=plan.changes,
+        reason=plan.restarted_because,
+    )
+    if aside is not None:
+        words = f"the history until now was damaged and is kept as {aside.name}"
+        store.add_hole(attempt, words)
+    elif in_store < in_files:
+        store.add_hole(attempt, "the history until now is missing")
+    elif attempt > 1 and (last := store.last_step()) < (plan.resume_step or 0):
+        store.add_hole(attempt, f"steps {last + 1} to {plan.resume_step} are missing")
+    return attempt
+
+
+def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: Plan) -> None:
+    """Start the engine of an adopted run where it is still to be started, and have the
+    supervisor start that of a run that waits for GPUs."""
+    run_dir, spec, attempt = opened.run_dir, opened.spec, opened.attempt
+    started = keeper_mark(run_dir, attempt) is not None or supervisor.restart_waits
+    begins = not plan.adopt or (not started and _cut_off(run_dir, attempt))
+    # Told what to start, it waits for no GPUs any more, whatever became of it.
+    waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
+    changes, _ = opened.store.why_started(attempt)
+    resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.adopt else None)
+
+    def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
+        keeper = _start_keeper(opened, chosen, resume_from, changes)
+        _await_keeper(opened, keeper)
+        return keeper
+
+    if spec.gpus is not None and (begins or waits):
+        keep_environment(run_dir)
+        supervisor.start_keeper = start
+    elif begins:
+        supervisor.keeper_process = start(spec)
 
 
 def not_restarted(run_dir: RunDir, error: ProblemError | OSError) -> None:
     """Record that a run stays as it ended, since its next attempt could not be started."""
+    from ltui.training.supervise.picture import stored_snapshot
+
     print(error, file=sys.stderr, flush=True)
     snapshot = stored_snapshot(run_dir)
     attempt = latest_attempt(run_dir) or 1
@@ -144,7 +208,7 @@ def _cut_off(run_dir: RunDir, attempt: int) -> bool:
     if before is None or not before.alive():
         return False
     deadline = time.monotonic() + _KEEPER_S
-    while runs_with(keeper.__file__, str(run_dir.path), str(attempt)):
+    while runs_with(KEEPER_PATH, str(run_dir.path), str(attempt)):
         if keeper_mark(run_dir, attempt) is not None or time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -217,13 +281,10 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
 
 
 def _start_keeper(
-    run_dir: RunDir,
-    spec: RunSpec,
-    attempt: int,
-    resume_from: Path | None,
-    changes: tuple[str, ...],
+    opened: _Opened, spec: RunSpec, resume_from: Path | None, changes: tuple[str, ...]
 ) -> subprocess.Popen[bytes]:
-    """The keeper, once it has said that it stands."""
+    """Start the keeper, which starts the engine of ``spec``."""
+    run_dir, attempt = opened.run_dir, opened.attempt
     if spec.command is None:
         write_rank_config(run_dir, spec, attempt)
     start = engine_start(
@@ -246,24 +307,22 @@ def _start_keeper(
     path = run_dir.engine_start_path(attempt)
     write_atomically(path, json.dumps(document).encode())
     run_dir.environment_path.unlink(missing_ok=True)
+    program = [sys.executable, "-I", "-S", KEEPER_PATH]
     with open_private_log(run_dir.path / "logs" / "keeper.log") as log:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                keeper.__file__,
-                str(run_dir.path),
-                str(attempt),
-                str(os.getpid()),
-            ],
+        return subprocess.Popen(
+            [*program, str(run_dir.path), str(attempt), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+
+
+def _await_keeper(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the keeper has said that it stands. ``ProblemError`` where it does not."""
+    run_dir = opened.run_dir
     deadline = time.monotonic() + _KEEPER_S
-    while keeper_mark(run_dir, attempt) is None:
+    while keeper_mark(run_dir, opened.attempt) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise ProblemError(
@@ -273,4 +332,11 @@ def _start_keeper(
                 )
             )
         time.sleep(0.01)
-    return process
+
+
+def _stop_keeper(run_dir: RunDir, process: subprocess.Popen[bytes] | None) -> None:
+    """Kill the keeper of an attempt that has no supervisor, and what it has started."""
+    if process is not None:
+        process.kill()
+        process.wait()
+        sweep(run_dir)

@@ -1,0 +1,62 @@
+"""The way from a command to its engine: short, and nothing is left where it breaks off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.snapshot import RunState
+from ltui.training.supervise import loop
+from ltui.training.supervise.attempt import open_attempt
+from ltui.training.supervise.marks import engine_mark
+from ltui.training.supervise.plan import Plan
+
+from .conftest import Runs
+
+HEAVY = ("numpy", "torch", "textual", "rich", "ltui.training.supervise.loop")
+
+
+def test_nothing_heavy_is_imported_before_the_engine_is_started() -> None:
+    code = (
+        "import sys, ltui.app.cli, ltui.app.commands.launch, ltui.training.supervise.launch;"
+        "import ltui.training.supervise.main, ltui.training.supervise.attempt;"
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_engine_without_a_supervisor_is_ended(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs.start("sh", "-c", "test $LTUI_ATTEMPT = 1 || sleep 600")
+    assert runs.ended(run).state is RunState.FINISHED
+
+    def break_once_the_engine_runs(*_: object, **__: object) -> Any:
+        deadline = time.monotonic() + 60
+        while (engine := engine_mark(run, 2)) is None:
+            assert time.monotonic() < deadline, "the engine does not start"
+            time.sleep(0.01)
+        engines.append(engine)
+        raise ProblemError(Problem(where=run.id, what="no supervisor."))
+
+    engines: list[Any] = []
+    monkeypatch.setattr(loop, "Supervisor", break_once_the_engine_runs)
+    with pytest.raises(ProblemError, match="no supervisor"):
+        open_attempt(run, Plan())
+    runs.until_alone(run)
+    assert engines
+    assert not engines[0].alive()
+    monkeypatch.undo()
+    supervisor = open_attempt(run, Plan())
+    assert supervisor.attempt == 3
+    supervisor.ask_to_stop(15)
+    assert supervisor.run() is None
+    assert runs.ended(run).state is RunState.STOPPED
