@@ -77,7 +77,9 @@ def _configuration(out: Text, frame: Frame) -> None:
         out.append("\nchanged for this attempt\n", "bold")
         for change in frame.snapshot.changes:
             out.append(f"{clean_line(change, 300)}\n")
-    _pairs(out, "hyperparameters of the model", hyperparameters(frame.hyperparameters))
+    if spec is None or spec.config is None:
+        # With a configuration they would only be said again.
+        _pairs(out, "hyperparameters", hyperparameters(frame.hyperparameters))
 
 
 def _pairs(out: Text, title: str, pairs: Sequence[tuple[str, str]]) -> None:

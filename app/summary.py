@@ -169,6 +169,9 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     if snapshot.checkpoints:
         lines += ["", "checkpoints"]
         lines += [f"  {checkpoint_text(checkpoint)}" for checkpoint in snapshot.checkpoints]
+    if snapshot.script_checkpoints:
+        lines += ["", "checkpoints of the script's own callbacks"]
+        lines += [f"  {checkpoint_text(c)}" for c in snapshot.script_checkpoints]
     return lines
 
 

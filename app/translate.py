@@ -323,7 +323,8 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
         ][:2]
     checkpoint = good_checkpoint(run.checkpoints)
     if checkpoint is None:
-        lines.append(_cell("no checkpoint was saved", Tone.DIM))
+        own = " by ltui; details list those of the script" if run.script_checkpoints else ""
+        lines.append(_cell(f"no checkpoint was saved{own}", Tone.DIM))
     else:
         lines.append(_cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
     return tuple(lines)

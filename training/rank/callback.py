@@ -24,6 +24,7 @@ from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.evidence import open_witness, watch_barriers
 from ltui.training.rank.exact import ExactState
+from ltui.training.rank.facts import send_hyperparameters, send_saved
 from ltui.training.rank.loops import Place
 from ltui.training.rank.resume import fit_of, resume_from
 from ltui.training.rank.signals import StopSignals, replace_lightning_handlers
@@ -198,19 +199,24 @@ class RankHooks:
         self._batch_ends_later = True
 
     def _watch_saving(self, trainer: Any) -> None:
-        """Show a ModelCheckpoint's saving as the phase that it is."""
-        save, pulse = trainer.save_checkpoint, self.channel.pulse if self.channel else None
+        """Show a ModelCheckpoint's saving as the phase that it is, and report the file."""
+        save, channel = trainer.save_checkpoint, self.channel
+        pulse = channel.pulse if channel else None
 
         @functools.wraps(save)
-        def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
             before = pulse.current_phase if pulse else Phase.UNKNOWN
             if pulse:
                 pulse.set(phase=Phase.CHECKPOINT)
             try:
-                return save(*args, **kwargs)
+                saved = save(filepath, *args, **kwargs)
             finally:
                 if pulse:
                     pulse.set(phase=before)
+            if channel is not None and channel.rank == 0:
+                with contextlib.suppress(Exception):  # a list in the dashboard, no more
+                    send_saved(channel, trainer, filepath)
+            return saved
 
         trainer.save_checkpoint = save_checkpoint
 
@@ -238,6 +244,9 @@ class RankHooks:
         if self.telemetry is not None and self.channel is not None:
             self.telemetry.attach(trainer)
             self.channel.plan(trainer)
+            if self.channel.rank == 0:
+                with contextlib.suppress(Exception):  # shown in the dashboard, no more
+                    send_hyperparameters(self.channel, trainer, pl_module)
             self.telemetry.forget_metrics()
             self.telemetry.restart_clock()
             # On the object, so that Lightning calls them without a detour.

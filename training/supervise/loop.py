@@ -64,6 +64,7 @@ from ltui.training.supervise.picture import (
 from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.recorder import Recorder
 from ltui.training.supervise.restart_desk import RestartDesk
+from ltui.training.supervise.script_checkpoints import ScriptCheckpoints
 from ltui.training.supervise.sweep import sweep
 from ltui.training.supervise.verdict_desk import Row, VerdictDesk, stored_verdicts
 from ltui.training.supervise.waiting import GpuQueue
@@ -102,7 +103,8 @@ class Supervisor:
         self.lock = lock
         self._adopted = plan.adopt
         self._changes, self._reason = store.why_started(attempt)
-        self._start = start_of(plan, stored_snapshot(run_dir))
+        before = stored_snapshot(run_dir)
+        self._start = start_of(plan, before)
         self._restarts = RestartDesk(run_dir, spec, attempt)
         self._book = OrderBook(run_dir, attempt)
         self._started_at = store.started_at(attempt) or time.time()
@@ -121,6 +123,7 @@ class Supervisor:
         self._answered: str | None = None
         self._saved_at = 0.0
         self._shelf = Shelf(run_dir.checkpoints_dir)
+        self._script_checkpoints = ScriptCheckpoints(before)
         self._orders: deque[dict[str, Any]] = deque()
         self._woken = threading.Event()
         self._evidence = EvidenceDesk(run_dir, attempt, self._woken.set)
@@ -322,6 +325,8 @@ class Supervisor:
         for event in self._fold.events[len(self._fold.events) - (self._fold.events_seen - seen) :]:
             if event.kind == "checkpoint_saved":
                 self._shelf.look_again()
+            elif event.kind == "script_checkpoint":
+                self._script_checkpoints.add(event.fields)
             elif event.kind == "resumed":
                 self._note_resumed(event.fields.get("global_step"))
             elif event.kind == "flops":
@@ -454,6 +459,7 @@ class Supervisor:
                 restarted_because=self._reason,
                 stops=self._book.orders.words(),
                 checkpoints=self._shelf.checkpoints(),
+                script_checkpoints=self._script_checkpoints.existing(now_s),
                 history_note=self._recorder.note,
                 supervisor_pid=os.getpid(),
                 start=self._start,

@@ -70,6 +70,7 @@ class Picture:
     restarted_because: str | None
     stops: tuple[str, ...]
     checkpoints: tuple[CheckpointInfo, ...]
+    script_checkpoints: tuple[CheckpointInfo, ...] = ()
     history_note: str | None
     supervisor_pid: int
     start: Progress | None = None
@@ -110,6 +111,7 @@ def compose(picture: Picture) -> RunSnapshot:
         gpu_note=picture.gpus.note,
         verdicts=(*picture.judgement.verdicts, *picture.gpu_verdicts),
         checkpoints=picture.checkpoints,
+        script_checkpoints=picture.script_checkpoints,
         history_note=picture.history_note,
         log_dir=str(picture.run_dir.logs_dir(picture.attempt)),
         run_dir=str(picture.run_dir.path),

@@ -1,0 +1,77 @@
+"""The details of a run: settings, where it was started from, whose checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from frames import NOW, curve, frame, snapshot
+
+from ltui.app import details
+from ltui.app.configuration import settings
+from ltui.training.run.snapshot import CheckpointInfo
+from ltui.training.run.spec import RunSpec
+
+SPEC = RunSpec(
+    id="brave-owl-3f2a",
+    name="brave-owl",
+    created_at=NOW,
+    cwd="/home/me",
+    python="/venv/bin/python",
+    preset="quickstart",
+    start_from="old-pine-11aa:4500",
+    config={
+        "seed_everything": True,
+        "trainer": {"max_epochs": 30, "logger": None, "callbacks": []},
+        "model": {"class_path": "my.models.Digits", "init_args": {"learning_rate": 0.002}},
+    },
+)
+
+
+def test_settings_are_the_leaves_under_short_names() -> None:
+    assert settings(SPEC) == [
+        ("seed_everything", "true"),
+        ("trainer.max_epochs", "30"),
+        ("trainer.callbacks", "[]"),
+        ("model", "Digits"),
+        ("model.learning_rate", "0.002"),
+    ]
+    exec_spec = replace(SPEC, config=None, command=("python", "train.py", "--name", "a b"))
+    assert settings(exec_spec) == [("command", "python train.py --name 'a b'")]
+
+
+def test_figures_name_the_parent_the_settings_and_what_changed() -> None:
+    text = details.figures(
+        frame(spec=SPEC, snapshot=snapshot(changes=("trainer.max_epochs=60",)))
+    ).plain
+    assert "started from\nold-pine-11aa:4500\n" in text
+    assert "model.learning_rate  0.002" in text
+    assert "changed for this attempt\ntrainer.max_epochs=60" in text
+
+
+def test_hyperparameters_are_shown_for_a_script_whose_configuration_is_unknown() -> None:
+    script = replace(SPEC, config=None, command=("python", "train.py"), start_from=None)
+    values = {"width": 32, "name": "digits"}
+    assert "width  32" in details.figures(frame(spec=script, hyperparameters=values)).plain
+    assert "hyperparameters" not in details.figures(frame(spec=SPEC, hyperparameters=values)).plain
+
+
+def test_the_learning_rate_of_the_last_step_is_a_figure() -> None:
+    curves = {details.LEARNING_RATE: curve([0.002, 0.0015])}
+    (line,) = [
+        line
+        for line in details.figures(frame(curves=curves)).plain.splitlines()
+        if "learning rate" in line
+    ]
+    assert line.split() == ["learning", "rate", "0.001500"]
+    assert "learning rate" not in details.figures(frame()).plain
+
+
+def test_checkpoints_of_the_script_are_marked_as_its_own() -> None:
+    own = CheckpointInfo(
+        path="/csv/15-0.160.ckpt", global_step=15, reason="best by val/loss = 0.16",
+        saved_at=NOW - 5, size_bytes=2048,
+    )  # fmt: skip
+    text = details.facts(frame(snapshot=snapshot(checkpoints=(), script_checkpoints=(own,)))).plain
+    assert text.startswith("checkpoints\nnone by ltui yet\n")
+    assert "script's own callbacks\nstep 15, best by val/loss = 0.16, 2.00 KiB, 5 s ago\n" in text
+    assert "/csv/15-0.160.ckpt" in text
