@@ -304,7 +304,7 @@ class LivePanel:
             self._live = None
 
 
-_QUIET = frozenset({RankState.OK, RankState.STARTING, RankState.ENDED})
+_QUIET = frozenset({RankState.OK, RankState.RUNNING, RankState.STARTING, RankState.ENDED})
 _STATE_STYLES = {
     RunState.RUNNING: "bold",
     RunState.STOPPING: "yellow",

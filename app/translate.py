@@ -48,6 +48,7 @@ STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
 RANK_TONES: dict[RankState, Tone] = {
     RankState.STARTING: Tone.DIM,
     RankState.OK: Tone.PLAIN,
+    RankState.RUNNING: Tone.PLAIN,
     RankState.WAITING: Tone.WARN,
     RankState.STALLED: Tone.BAD,
     RankState.PAUSED: Tone.WARN,
@@ -234,7 +235,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> Ra
 
 def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
     """The state in a word; of a rank that moves, what a verdict says of it."""
-    if state in (RankState.OK, RankState.STARTING):
+    if state in (RankState.OK, RankState.RUNNING, RankState.STARTING):
         if verdict is not None and verdict.level in GRAVE:
             state = RankState.DEAD if verdict.level == "dead" else RankState.STALLED
         elif waits:

@@ -183,7 +183,9 @@ def _moment(
 
 def _stopped(m: Moment) -> list[int]:
     return sorted(
-        r for r in m.held if m.states.get(r) in LIVE_STATES and m.still.get(r, 0.0) > HELD_S
+        r
+        for r in m.held
+        if r in m.silent or (m.states.get(r) in LIVE_STATES and m.still.get(r, 0.0) > HELD_S)
     )
 
 
@@ -205,25 +207,26 @@ def _held(m: Moment, stopped: list[int], at_fault: set[int]) -> Verdict:
         and r not in at_fault
         and m.still.get(r, 0.0) > HELD_S
     )
-    alive = {r: p for r in stopped if (p := m.pulses[r]) is not None}
-    seconds = max(m.still[r] for r in stopped)
+    alive = {r: p for r in stopped if (p := m.pulses.get(r)) is not None}
     who = f"the process of {ranks_text(stopped)}" if len(stopped) == 1 else ranks_text(stopped)
     cause = f"{who} {verb(stopped, 'is', 'are')} stopped (SIGSTOP or a debugger)"
-    cause += f" in {alive[stopped[0]].phase.label} for {seconds:.0f} s"
+    if alive:
+        seconds = max(m.still[r] for r in alive)
+        cause += f" in {next(iter(alive.values())).phase.label} for {seconds:.0f} s"
     cause += waiting_text(waiting, None)
     return Verdict(
         kind="stopped",
         level="stalled",
         culprits=tuple(stopped),
         waiting=tuple(waiting),
-        place=alive[stopped[0]].phase.label,
+        place=next((p.phase.label for p in alive.values()), None),
         cause=cause,
         remedy=f"Let it go on with: kill -CONT {' '.join(str(m.held[r]) for r in stopped)}",
         confidence=1.0,
-        began=min(p.changed_wall_s for p in alive.values()),
+        began=min((p.changed_wall_s for p in alive.values()), default=None),
         evidence={
             "stopped_pids": {str(r): m.held[r] for r in stopped},
-            "still_s": {str(r): round(m.still[r], 1) for r in (*stopped, *waiting)},
+            "still_s": {str(r): round(m.still[r], 1) for r in (*stopped, *waiting) if r in m.still},
             "ranks": {str(r): where(p) for r, p in alive.items()},
         },
     )
@@ -232,6 +235,8 @@ def _held(m: Moment, stopped: list[int], at_fault: set[int]) -> Verdict:
 def _mark(m: Moment, found: list[Verdict], waiting: frozenset[int], *, dead: bool) -> None:
     """Rank states as the verdicts have them."""
     live = set(m.alive)
+    stopped = {r for v in found if v.kind == "stopped" for r in v.culprits}
+    m.states.update(dict.fromkeys(stopped & m.silent.keys(), RankState.STALLED))
     if dead:
         held_up = {r for r in live if m.still.get(r, 0.0) > m.policy.floor_s}
         m.states.update(dict.fromkeys(held_up, RankState.WAITING))

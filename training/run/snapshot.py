@@ -47,6 +47,8 @@ class RankState(str, Enum):
 
     STARTING = "starting"
     OK = "ok"
+    RUNNING = "running"
+    """Its process runs. It sends no telemetry, so nothing more is known."""
     WAITING = "waiting"
     """Still for longer than the budget, but behind another rank that holds it up."""
     STALLED = "stalled"

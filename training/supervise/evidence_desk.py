@@ -7,7 +7,7 @@ Used by the supervisor's loop alone; closer looks and exits have their own threa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,13 +16,13 @@ from typing import Any
 from ltui.training.queue.records import PulseState
 from ltui.training.run.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.run.fold import Fold
-from ltui.training.run.health import Judgement
+from ltui.training.run.health import HELD_S, Judgement
 from ltui.training.run.judge.deaths import Death
 from ltui.training.run.judge.diagnosis import diagnosis
 from ltui.training.run.judge.moment import BEFORE_TRAINING, key_of
 from ltui.training.run.snapshot import RunSnapshot, Verdict, to_json
 from ltui.training.store.home import RunDir
-from ltui.training.supervise.alive import ProcessMark, is_held
+from ltui.training.supervise.alive import ProcessMark, is_alive, is_held
 from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.evidence import Memory, Question, Target, keep
 from ltui.training.supervise.evidence_death import death_of
@@ -55,8 +55,10 @@ class _Rank:
 
     pid: int
     since_s: float
+    start_ticks: int
     children: tuple[int, ...] = ()
     loaders: frozenset[int] = field(default_factory=frozenset)
+    held_since_s: float | None = None
 
 
 class EvidenceDesk:
@@ -87,7 +89,7 @@ class EvidenceDesk:
         for rank, mark in marks.items():
             known = self._ranks.get(rank)
             if known is None or known.pid != mark.pid:
-                known = self._ranks[rank] = _Rank(mark.pid, time.monotonic())
+                known = self._ranks[rank] = _Rank(mark.pid, time.monotonic(), mark.start_ticks)
                 self._exits.add(mark.pid)
             below = [p for p in table.tree(mark.pid, ranks) if p != mark.pid]
             known.children = tuple(below)
@@ -130,7 +132,7 @@ class EvidenceDesk:
         silent = {
             rank: time.monotonic() - known.since_s
             for rank, known in self._ranks.items()
-            if sight.pulses.get(rank) is None and entry_of(known.pid) is not None
+            if sight.pulses.get(rank) is None and is_alive(known.pid, known.start_ticks)
         }
         self._dying = bool(sight.gone) or any(
             p is not None and p.outcome.name == "RAISED" for p in sight.pulses.values()
@@ -138,7 +140,7 @@ class EvidenceDesk:
         return {
             "dead": {r: self._deaths[r].how for r in sight.gone if r in self._deaths},
             "deaths_told": self._deaths,
-            "held": sight.held,
+            "held": {**sight.held, **self._held_silent(silent)},
             "held_workers": self._held_workers(sight.pulses),
             "silent": silent,
             "oom_kills": self._oom_kills() if self._dying else None,
@@ -146,6 +148,22 @@ class EvidenceDesk:
             "host": self._host,
             "closer": may_look and self._taker.error is None,
         }
+
+    def _held_silent(self, silent: Collection[int]) -> dict[int, int]:
+        """Ranks without telemetry of which a process has been stopped for a second: its pid.
+
+        The rank's own process, or one that it started: the command may be a shell script."""
+        found = {}
+        for rank in silent:
+            known = self._ranks[rank]
+            pid = next((p for p in (known.pid, *known.children) if is_held(p)), None)
+            if pid is None:
+                known.held_since_s = None
+                continue
+            known.held_since_s = known.held_since_s or time.monotonic()
+            if time.monotonic() - known.held_since_s > HELD_S:
+                found[rank] = pid
+        return found
 
     def _held_workers(self, pulses: Mapping[int, PulseState | None]) -> dict[int, tuple[int, ...]]:
         now_ns = time.monotonic_ns()

@@ -148,6 +148,9 @@ class Intents:
         ranks |= set(others.values())
         if rung is Rung.TERMINATE and engine is not None:
             self._once(rung, engine, signal.SIGTERM, group=True)
+            # A process that is stopped (SIGSTOP) would not see a SIGTERM that reaches it.
+            for mark in {engine, *ranks}:
+                self._once(rung, mark, signal.SIGCONT, turn=2)
         elif rung is Rung.INTERRUPT:
             # The first raises the rank's flag, the second interrupts it as Ctrl-C would.
             self._interrupts = min(2, self._interrupts + 1)

@@ -72,8 +72,6 @@ from ltui.training.supervise.watch import QueueWatch, Sight
 
 TICK_S = 0.25
 SNAPSHOT_S = 1.0
-_SILENT_S = 6.0
-"""A command that sent no telemetry by then is shown as running, without ranks that can be asked."""
 ANSWER_STOP_S = 5.0
 """Ranks that can still agree on a step get so long to save, before force ends a stalled run."""
 LAST_CALLS_S = 2.0
@@ -417,7 +415,8 @@ class Supervisor:
     def _trains(self, now_s: float) -> bool:
         known = [p for p in self._pulses.values() if p is not None]
         if not known:
-            return self.spec.command is not None and now_s - self._started_at > _SILENT_S
+            runs_after_s = self._machine.program.runs_after_s()
+            return self.spec.command is not None and now_s - self._started_at > runs_after_s
         return trains(known)
 
     def _detail(self) -> str | None:
@@ -431,6 +430,8 @@ class Supervisor:
             return self._intents.error
         if self._state is RunState.PAUSED:
             return f"paused at step {self._furthest_step()}"
+        if self._state is RunState.RUNNING and not any(self._pulses.values()):
+            return self._machine.program.words()
         if self._watch.errors:
             rank, why = next(iter(sorted(self._watch.errors.items())))
             return f"the queue of rank {rank} can't be read: {why}"
@@ -451,6 +452,7 @@ class Supervisor:
                 pulses=self._pulses,
                 judgement=judgement,
                 found=self._machine.found,
+                program=self._machine.program,
                 readings=self._machine.processes,
                 gpus=self._machine.gpu_view,
                 gpu_verdicts=self._machine.verdicts,

@@ -17,6 +17,7 @@ from ltui.training.run.snapshot import RunSnapshot, Verdict
 from ltui.training.store.writer import Batch
 from ltui.training.supervise.alive import ProcessMark
 from ltui.training.supervise.procs import ProcessReadings, ProcessTable, RankFinder, Reading
+from ltui.training.supervise.program import Program, ProgramReader
 
 READINGS_S = 1.0
 
@@ -32,6 +33,8 @@ class MachineWatch:
         """In force, of the GPUs."""
         self.found: dict[int, ProcessMark] = {}
         """Processes of ranks that have no pulse, or none yet."""
+        self.program = Program()
+        """What those processes show; of use while no rank has sent telemetry."""
         self.processes: dict[int, Reading] = {}
         """By rank."""
         self.marks: dict[int, ProcessMark] = {}
@@ -40,6 +43,7 @@ class MachineWatch:
         self._foreign = foreign
         self._readings = ProcessReadings()
         self._finder = RankFinder()
+        self._program_reader = ProgramReader()
         self._read_at = 0.0
         self._gpus_at: float | None = None
         self._over: list[Verdict] = []
@@ -64,6 +68,8 @@ class MachineWatch:
             if p is not None and p.pid > 0
         }
         self.found = self._without_telemetry(table, engine, heard_of, snapshot.world_size)
+        if self._foreign and engine is not None and not heard_of:
+            self.program = self._program_reader.read(table, engine, self.found)
         self.marks = {**self.found, **heard_of}
         self.processes = self._readings.look(table, self.marks, now)
         batch.processes = [

@@ -43,6 +43,7 @@ from ltui.training.supervise.elastic import WorkerFailure
 from ltui.training.supervise.ending import Ending
 from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.procs import Reading
+from ltui.training.supervise.program import Program
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,8 @@ class Picture:
     judgement: Judgement
     found: Mapping[int, ProcessMark]
     """Processes of a command that sends no telemetry."""
+    program: Program
+    """What those processes show."""
     readings: Mapping[int, Reading]
     gpus: RunGpusView
     gpu_verdicts: tuple[Verdict, ...]
@@ -80,6 +83,7 @@ class Picture:
 def compose(picture: Picture) -> RunSnapshot:
     spec, fold = picture.spec, picture.fold
     how_far = not_before(progress(fold, picture.pulses, picture.now_ns), picture.start)
+    planned = spec.nproc if spec.command is None else picture.program.world_size
     ranks = _ranks(picture)
     speed = throughput(fold, picture.now_ns)
     resting = picture.state is RunState.PAUSED or any(
@@ -96,7 +100,7 @@ def compose(picture: Picture) -> RunSnapshot:
         created_at=spec.created_at,
         started_at=picture.started_at,
         supervisor_pid=picture.supervisor_pid,
-        world_size=how_far.world_size or (spec.nproc if spec.command is None else None) or None,
+        world_size=how_far.world_size or planned or None,
         epoch=how_far.epoch,
         global_step=how_far.global_step,
         max_steps=how_far.max_steps,
@@ -128,17 +132,20 @@ def compose(picture: Picture) -> RunSnapshot:
 
 
 def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
-    known = rank_snapshots(picture.fold, picture.pulses, picture.judgement.states, picture.now_ns)
+    states = picture.judgement.states
+    silent = picture.found.keys() - picture.pulses.keys()
+    of_heard = {number: state for number, state in states.items() if number not in silent}
+    known = rank_snapshots(picture.fold, picture.pulses, of_heard, picture.now_ns)
     ranks = {rank.rank: rank for rank in known}
-    silent = picture.state is not RunState.STARTING
+    starting = picture.state is RunState.STARTING
     for number, mark in picture.found.items():
         ranks.setdefault(
             number,
             RankSnapshot(
                 rank=number,
                 pid=mark.pid,
-                state=RankState.UNKNOWN if silent else RankState.STARTING,
-                note="no telemetry: process readings only" if silent else None,
+                state=states.get(number, RankState.STARTING if starting else RankState.RUNNING),
+                note=None if starting else "no telemetry: process readings only",
             ),
         )
     return tuple(_with_reading(ranks[r], picture.readings.get(r)) for r in sorted(ranks))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ltui.training.run.evidence import Diagnosis, Evidence, Frame, StackGroup
 from ltui.training.run.judge.fronts import fronts
-from ltui.training.run.judge.words import motion_text, ranks_text
-from ltui.training.run.snapshot import RankSnapshot, Verdict
+from ltui.training.run.judge.words import motion_text, ranks_text, verb
+from ltui.training.run.snapshot import RankSnapshot, RankState, Verdict
 
 _FOLDED_FRAMES = 40
 
@@ -42,7 +42,7 @@ def diagnosis(
 def headline(
     verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot], ended: str | None = None
 ) -> str:
-    """The gravest verdict's cause, else that nothing is wrong and who is slowest."""
+    """The gravest verdict's cause, else how the ranks do, as far as that is known."""
     if verdicts:
         first = verdicts[0]
         more = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
@@ -50,8 +50,14 @@ def headline(
     if ended is not None:
         return ended
     timed = [r for r in ranks if r.step_s is not None]
+    silent = [r.rank for r in ranks if r.state in (RankState.RUNNING, RankState.UNKNOWN)]
+    if not timed and silent:
+        return (
+            f"Unknown: {ranks_text(silent)} {verb(silent, 'sends', 'send')} no telemetry, so only"
+            " the state of the processes can be checked; none of them is stopped"
+        )
     if not timed:
-        return "not stalled: no rank trains yet"
+        return "No rank trains yet"
     slowest = max(timed, key=lambda r: ((r.data_wait_share or 0.0), r.step_s or 0.0))
     wait = slowest.data_wait_share
     share = f", {100 * wait:.0f} % of it waiting for data" if wait is not None else ""

@@ -59,7 +59,10 @@ def suspects(m: Moment, slowest_s: float | None) -> frozenset[int]:
             look_s = min(look_s, budgets.LOOK_AGAIN_S)
         if m.still[rank] > look_s:
             found.add(rank)
-    found |= {r for r, s in m.silent.items() if s > budgets.FROZEN_S}
+    # A program that never sends telemetry is not interrupted for ever to see what it does.
+    joining = any(v.kind == "rendezvous" for v in m.history.active.values())
+    until_s = float("inf") if joining else m.policy.slow_phase_s
+    found |= {r for r, s in m.silent.items() if budgets.FROZEN_S < s <= until_s}
     return frozenset(found)
 
 

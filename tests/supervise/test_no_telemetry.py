@@ -1,0 +1,110 @@
+"""Commands whose ranks send no telemetry: what is shown, a stopped rank, a requested stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from ltui.app.diagnosis import find
+from ltui.training.run.snapshot import RankState, RunState
+from ltui.training.supervise.alive import mark_of
+from ltui.training.supervise.procs import ProcessTable
+from ltui.training.supervise.program import Program, ProgramReader
+
+from .conftest import Runs
+
+_TWO_RANKS = """
+trap 'kill $(jobs -p); exit 1' TERM
+WORLD_SIZE=2 RANK=0 sleep 1000 &
+WORLD_SIZE=2 RANK=1 sleep 1000 &
+wait
+"""
+
+
+def test_a_command_without_telemetry_from_its_start_to_its_stop(runs: Runs) -> None:
+    run = runs.start("bash", "-c", _TWO_RANKS)
+    shown = runs.until(run, lambda s: s.state is RunState.RUNNING and len(s.ranks) == 2)
+    assert shown.detail == "no telemetry: the command has not loaded PyTorch"
+    assert shown.world_size == 2
+    assert {rank.state for rank in shown.ranks} == {RankState.RUNNING}
+    headline = find(run).diagnosis.headline
+    assert headline.startswith("Unknown: ranks 0 and 1 send no telemetry")
+
+    pid = shown.ranks[1].pid
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    stalled = runs.until(run, lambda s: s.verdicts)
+    (verdict,) = stalled.verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("stopped", "stalled", (1,))
+    assert f"kill -CONT {pid}" in str(verdict.remedy)
+    assert stalled.ranks[1].state is RankState.STALLED
+    assert find(run).diagnosis.headline.startswith("stalled: the process of rank 1 is stopped")
+    os.kill(pid, signal.SIGCONT)
+    assert runs.until(run, lambda s: not s.verdicts).ranks[1].state is RankState.RUNNING
+
+    os.kill(pid, signal.SIGSTOP)
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert (ended.state, ended.exit_code) == (RunState.STOPPED, 1)
+    assert (ended.detail or "").startswith("stopped on request (the command exited with code 1)")
+
+
+def test_a_stopped_process_of_a_command_without_ranks_is_named(runs: Runs) -> None:
+    run = runs.start("bash", "-c", "sleep 1000 & wait")
+    (rank,) = runs.until(run, lambda s: s.state is RunState.RUNNING).ranks
+    assert rank.pid
+    (child,) = (p for p in ProcessTable().tree(rank.pid) if p != rank.pid)
+    os.kill(child, signal.SIGSTOP)
+    (verdict,) = runs.until(run, lambda s: s.verdicts).verdicts
+    assert (verdict.kind, verdict.culprits) == ("stopped", (0,))
+    assert f"kill -CONT {child}" in str(verdict.remedy)
+    runs.order(run, "stop")
+    assert runs.ended(run).state is RunState.STOPPED
+
+
+_MAPS_A_LIBRARY = """
+import mmap, sys
+input()
+file = open(sys.argv[1], "rb")
+mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+print("mapped", flush=True)
+input()
+"""
+
+
+def test_a_program_that_has_loaded_torch_is_told_from_its_memory_map(tmp_path: Path) -> None:
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"x")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAPS_A_LIBRARY, str(library)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdin
+        assert process.stdout
+        mark = mark_of(process.pid)
+        assert mark is not None
+        reader = ProgramReader()
+        before = reader.read(ProcessTable(), mark, {0: mark})
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"mapped\n"
+        found = reader.read(ProcessTable(), mark, {0: mark})
+    finally:
+        process.kill()
+        process.communicate()
+    assert (before.python, before.torch) == (True, False)
+    assert (found.python, found.torch) == (True, True)
+
+
+def test_the_words_say_only_what_was_seen() -> None:
+    assert "not loaded PyTorch" in Program(python=True).words()
+    alone = Program(python=True, torch=True).words()
+    assert alone == (
+        "no telemetry: the program uses PyTorch, but has not started a Lightning Trainer"
+    )
+    assert "its 2 ranks use PyTorch" in Program(python=True, torch=True, ranks=2).words()
+    assert Program().runs_after_s() < Program(python=True).runs_after_s()
