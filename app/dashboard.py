@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -13,10 +14,11 @@ from textual.screen import Screen
 
 from ltui.app.preferences import remember
 from ltui.app.themes import first_theme, theme_names
+from ltui.training.store.home import RunDir, list_runs
 from ltui.widgets.palette import THEMES
 
-if TYPE_CHECKING:
-    from ltui.training.store.home import RunDir
+MOST_RUNS = 50
+"""Runs that the palette offers, newest first."""
 
 
 class LtuiApp(App[None]):
@@ -39,7 +41,7 @@ class LtuiApp(App[None]):
             "help",
             id="help",
             key_display="?",
-            tooltip="Every key of this screen",
+            tooltip="List every key of this screen",
         ),
         Binding(
             "ctrl+q,ctrl+c",
@@ -48,7 +50,7 @@ class LtuiApp(App[None]):
             id="quit",
             show=False,
             priority=True,
-            tooltip="Leave ltui; runs go on",
+            tooltip="Quit ltui (training continues)",
         ),
     ]
 
@@ -80,17 +82,26 @@ class LtuiApp(App[None]):
         return HomeScreen(self.home, readonly=self.readonly, python=self.python)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette offers what the keys do."""
-        for active in screen.active_bindings.values():
-            binding = active.binding
-            if binding.description and binding.id and active.enabled:
-                yield SystemCommand(
-                    binding.description[:1].upper() + binding.description[1:],
-                    binding.tooltip or binding.description,
-                    lambda action=binding.action, node=active.node: self.call_later(
-                        self.run_action, action, default_namespace=node
-                    ),
-                )
+        """The palette offers what the keys do, and whatever the screen can jump to."""
+        from ltui.app.screens.palette import commands
+
+        yield from commands(screen)
+        if getattr(screen, "SCOPE", None) in ("home", "run"):
+            shown = getattr(screen, "run_dir", None)
+            for run_dir in list_runs(self.home)[:MOST_RUNS]:
+                if run_dir != shown:
+                    open_it = partial(self.open_run, run_dir)
+                    yield SystemCommand(f"Open run {run_dir.id}", "Go to this run", open_it)
+
+    def open_run(self, run_dir: RunDir) -> None:
+        """Open a run, in place of another one that was opened from the first screen."""
+        from ltui.app.screens.run import RunScreen
+
+        screen = RunScreen(run_dir, readonly=self.readonly)
+        if isinstance(self.screen, RunScreen) and len(self.screen_stack) > 1:
+            self.switch_screen(screen)
+        else:
+            self.push_screen(screen)
 
     def action_choose_theme(self) -> None:
         from ltui.app.screens.themes import ThemeScreen
@@ -116,6 +127,6 @@ class LtuiApp(App[None]):
             self.push_screen(HelpScreen.of(self.screen))
 
     def action_leave(self) -> None:
-        """Leave at once, from anywhere; a run's screen says that its run goes on."""
+        """Quit at once, from anywhere; a run's screen says that its run keeps running."""
         farewell = getattr(self.screen, "farewell", None)
         self.exit(message=farewell() if farewell is not None else None)

@@ -1,4 +1,4 @@
-"""The footer: the keys that matter here, as many as fit without cutting a word."""
+"""The footer: the keys that can be used here, as many as fit without cutting a word."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from rich.style import Style
 from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
+
+from ltui.app.screens.listed_keys import refusal_of
+
+READONLY_BADGE = " READ-ONLY "
+"""Shown on every screen under ``--readonly``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,12 @@ class KeyLine(Widget):
 
     def render(self) -> RenderResult:
         line = Text(" ", no_wrap=True, end="")
-        for i, hint in enumerate(fitting(self._hints, self.size.width)):
+        if getattr(self.app, "readonly", False):
+            # Reverse video is seen without colour as well.
+            line.append(READONLY_BADGE, Style(reverse=True, bold=True))
+            line.append("  ")
+        usable = [h for h in self._hints if refusal_of(self.screen, h.action) is None]
+        for i, hint in enumerate(fitting(usable, self.size.width - len(line) + 1)):
             line.append("  " if i else "")
             start = len(line)
             line.append(hint.key, Style(bold=True))

@@ -9,9 +9,16 @@ from textual.binding import Binding, BindingType
 
 
 def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingType]:
-    """One binding a line: ``keys | action | words | what it does``. Ids are ``scope.words``."""
+    """One binding a line: ``keys | action | words | what it does``. Ids are ``scope.words``.
+
+    A line ``[Charts]`` names the group of the lines below it, for the help.
+    """
     found: list[BindingType] = []
+    group: Binding.Group | None = None
     for row in table.strip().splitlines():
+        if row.strip().startswith("[") and "|" not in row:
+            group = Binding.Group(row.strip(" []"))
+            continue
         keys, action, words, tooltip = (part.strip() for part in row.split("|"))
         found.append(
             Binding(
@@ -21,6 +28,7 @@ def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingT
                 id=f"{scope}.{words.replace(' ', '_')}",
                 tooltip=tooltip,
                 priority=priority,
+                group=group,
             )
         )
     return found

@@ -12,7 +12,8 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widget import Widget
+from textual.widgets import Input, Static
 from textual.worker import get_current_worker
 
 from ltui.app import translate
@@ -29,6 +30,7 @@ from ltui.app.screens.keyline import KeyHint, KeyLine
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
 from ltui.app.screens.run_charts import RunCharts
+from ltui.app.screens.stop_question import StopScreen, stop_question
 from ltui.app.screens.stop_when import StopWhenScreen
 from ltui.app.screens.tabline import TabLine
 from ltui.app.watch import RunWatch
@@ -37,6 +39,7 @@ from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.run.standing import GRAVE
 from ltui.training.store.home import RunDir
 from ltui.widgets import formats
+from ltui.widgets.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_rows import LogLevel
@@ -61,30 +64,34 @@ MOST_GPU_LINES = 15
 """With the heat strip of many GPUs above their rows, and what is wrong below."""
 
 KEYS = """
-s        | stop                | stop             | Stop at an agreed step, with a checkpoint
-S        | stop_when           | stop when        | Stop by itself: step, epoch, metric or time
-p        | pause               | pause            | Pause, or continue a paused run
-c        | checkpoint          | checkpoint       | Save a checkpoint now, and go on
-k        | kill                | kill             | End every process of the run at once; asks first
-r        | resume              | resume           | Go on from the last good checkpoint
-d        | diagnose            | diagnose         | What is wrong, what each rank does
-l        | panel('log')        | log              | Go to the log
-v        | whose_log           | whose log        | All ranks, one rank, or the launcher
-/        | search              | find             | Find in the log
-1        | panel('loss')       | loss panel       | Go to the loss
-2        | panel('throughput') | throughput panel | Go to the throughput
-3        | panel('gpus')       | GPUs panel       | Go to the GPUs
-4        | panel('ranks')      | ranks panel      | Go to the ranks
-5        | panel('log')        | log panel        | Go to the log
-6        | panel('details')    | details panel    | Go to metrics, checkpoints, events, settings
-z        | zoom                | zoom             | Give a panel the whole screen, or give it back
-x        | axis                | x axis           | X axis by step, epoch or time
-y        | log_scale           | y scale          | Linear or logarithmic loss
-+,=      | smooth(1)           | smoother         | Smooth the loss more
--        | smooth(-1)          | rougher          | Smooth the loss less
-]        | details             | details          | Show or hide the details
-0        | reset               | reset            | Every panel back to its place
-q,escape | back                | leave            | Leave; the run goes on
+[Run]
+s      | stop                | stop             | Stop after the current step, with a checkpoint
+S      | stop_when           | schedule stop    | Stop at a step, epoch, metric value or time
+p      | pause               | pause            | Pause, or continue a paused run
+c      | checkpoint          | checkpoint       | Save a checkpoint and keep running
+k      | kill                | kill             | Kill every process of the run, after a question
+r      | resume              | resume           | Resume from the last good checkpoint
+d      | diagnose            | diagnose         | Show what is wrong and what each rank does
+[Charts]
+x      | axis                | x axis           | Show steps, epochs or time on the x axis
+y      | log_scale           | y scale          | Switch between a linear and a logarithmic y axis
++,=    | smooth(1)           | more smoothing   | Smooth the curves more
+-      | smooth(-1)          | less smoothing   | Smooth the curves less
+[Log]
+v      | whose_log           | choose rank      | Show all ranks, one rank, or the launcher
+/      | search              | find             | Find in the log
+[Screen]
+1      | panel('loss')       | loss             | Go to the loss chart
+2      | panel('throughput') | throughput       | Go to the throughput chart
+3      | panel('gpus')       | GPUs             | Go to the GPUs
+4      | panel('ranks')      | ranks            | Go to the ranks
+5,l    | panel('log')        | log              | Go to the log
+6      | panel('details')    | details          | Go to metrics, checkpoints, events and settings
+z      | zoom                | maximise         | Maximise the panel with the focus, or restore all
+]      | details             | details column   | Show or hide the details beside the panels
+0      | reset               | reset layout     | Restore the layout, the zoom and the smoothing
+escape | cancel              | cancel           | Restore a maximised panel; close an opened run
+q      | back                | close            | Close this screen (training continues)
 """
 
 
@@ -103,7 +110,7 @@ class RunScreen(Screen[None]):
     """``alone``: the app was opened at this run, so leaving the screen leaves the app."""
 
     SCOPE = "run"
-    ABOUT = "Leaving never stops the run: it goes on without a watcher."
+    ABOUT = "Closing this screen never stops the run: training continues."
     BINDINGS: ClassVar[list[BindingType]] = bindings("run", KEYS)
 
     def __init__(
@@ -324,7 +331,10 @@ class RunScreen(Screen[None]):
             self._say("#ending", translate.cells_text(lines, hint))
 
     def _draw_keys(self, frame: Frame) -> None:
-        self.query_one(KeyLine).show(key_hints(frame.snapshot, readonly=self.readonly))
+        self.query_one(KeyLine).show(self._hints(frame.snapshot))
+
+    def _hints(self, snapshot: RunSnapshot) -> list[KeyHint]:
+        return key_hints(snapshot, readonly=self.readonly, focused=self.focused)
 
     def _say(self, selector: str, text: Any) -> None:
         before = self._drawn.get(selector)
@@ -345,6 +355,8 @@ class RunScreen(Screen[None]):
 
     @on(events.DescendantFocus)
     def _focus_moved(self, event: events.DescendantFocus) -> None:
+        if self.frame is not None:
+            self._draw_keys(self.frame)
         panels = [a for a in event.widget.ancestors_with_self if isinstance(a, Panel)]
         name = panels[0].id if panels else None
         if name in PANELS and name != self.arrangement.chosen and not self.arrangement.zoomed:
@@ -376,6 +388,9 @@ class RunScreen(Screen[None]):
     def action_smooth(self, by: int) -> None:
         self.query_one(RunCharts).smooth(by)
 
+    def action_follow_log(self) -> None:
+        self.query_one(LogView).action_follow()
+
     def action_search(self) -> None:
         self.action_panel("log")
         self.query_one(LogView).action_find()
@@ -386,16 +401,27 @@ class RunScreen(Screen[None]):
     def snapshot(self) -> RunSnapshot | None:
         return self.frame.snapshot if self.frame is not None else None
 
+    def refusal_of(self, action: str) -> str | None:
+        """Return why ``action`` can't be done now."""
+        action = "stop" if action == "stop_when" else action
+        return refusal(self.snapshot, action, readonly=self.readonly)
+
     def _refused(self, action: str) -> bool:
         """Says why ``action`` can't be done, if it can't."""
-        why = refusal(self.snapshot, action, readonly=self.readonly)
+        why = self.refusal_of(action)
         if why is not None:
             self.notify(why, severity="warning", markup=False)
         return why is not None
 
     def action_stop(self) -> None:
-        if not self._refused("stop"):
-            self._ask({"cmd": "stop"}, "stopping at the next agreed step, with a checkpoint")
+        if self._refused("stop") or self.snapshot is None:
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._ask({"cmd": "stop"}, "stopping after the current step, with a checkpoint")
+
+        self.app.push_screen(StopScreen(stop_question(self.snapshot)), answered)
 
     def action_stop_when(self) -> None:
         if self._refused("stop") or self.snapshot is None:
@@ -417,7 +443,7 @@ class RunScreen(Screen[None]):
 
     def action_checkpoint(self) -> None:
         if not self._refused("checkpoint"):
-            self._ask({"cmd": "checkpoint"}, "saving a checkpoint at the next agreed step")
+            self._ask({"cmd": "checkpoint"}, "saving a checkpoint after the current step")
 
     def action_kill(self) -> None:
         if self._refused("kill") or self.snapshot is None:
@@ -428,7 +454,7 @@ class RunScreen(Screen[None]):
                 self._ask({"cmd": "kill"}, "killing every process of the run")
 
         question = kill_question(self.snapshot)
-        self.app.push_screen(ConfirmScreen(question, yes="kill it", no="let it run"), answered)
+        self.app.push_screen(ConfirmScreen(question, yes="kill it", no="keep it running"), answered)
 
     def action_resume(self) -> None:
         if not self._refused("resume"):
@@ -465,7 +491,7 @@ class RunScreen(Screen[None]):
             self.app.call_from_thread(self._show_problems, lines)
 
     def _show_problems(self, lines: list[str]) -> None:
-        self.app.push_screen(ProblemScreen("that did not work", lines))
+        self.app.push_screen(ProblemScreen("The request failed", lines))
 
     def action_diagnose(self) -> None:
         # Imported here: what asks supervisors is not needed for the first picture.
@@ -478,17 +504,25 @@ class RunScreen(Screen[None]):
     def farewell(self) -> str:
         """What is said on leaving."""
         if self.snapshot is None:
-            return f"to see it again: ltui attach {clean_name(self.run_dir.id)}"
+            return f"To watch it again: ltui attach {clean_name(self.run_dir.id)}"
         return farewell(self.snapshot)
 
-    def action_back(self) -> None:
+    def action_cancel(self) -> None:
+        """Restore a maximised panel, or go back to home. Escape never quits the program."""
         if self.arrangement.zoomed:
             self.action_zoom()
         elif self.alone:
+            self.notify("q quits ltui; training continues", timeout=2)
+        else:
+            self.action_back()
+
+    def action_back(self) -> None:
+        if self.alone:
             self.app.exit(message=self.farewell())
         else:
             if self.snapshot is not None and self.snapshot.state in LIVE:
-                self.app.notify(f"{clean_name(self.snapshot.name)} goes on", markup=False)
+                name = clean_name(self.snapshot.name)
+                self.app.notify(f"{name} keeps running", markup=False)
             self.app.pop_screen()
 
 
@@ -517,24 +551,56 @@ def kill_question(snapshot: RunSnapshot) -> str:
     name = clean_name(snapshot.name)
     saved = translate.good_checkpoint(snapshot.checkpoints)
     if saved is None:
-        lost = "There is no checkpoint: everything it has learned is lost."
+        lost = "It has no checkpoint. All its progress will be lost."
     else:
         done = (snapshot.global_step or saved.global_step) - saved.global_step
         lost = (
-            f"Its last checkpoint is of step {formats.count(saved.global_step)}: "
-            f"{formats.count(max(0, done))} steps since then are lost."
+            f"Its last checkpoint is from step {formats.count(saved.global_step)}. "
+            f"The {formats.count(max(0, done))} steps since then will be lost."
         )
-    return f"Kill {name}? All its processes end at once.\n{lost}\n(s stops it with a checkpoint.)"
+    instead = "To stop it with a checkpoint instead, press s on the run's screen."
+    return f"Kill {name}? All its processes end at once.\n{lost}\n{instead}"
 
 
-def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
-    """The footer: what can be done now."""
+CHART_HINTS = (
+    KeyHint("↑↓", "zoom", "focused.zoom(1)"),
+    KeyHint("←→", "crosshair", "focused.move(1)"),
+    KeyHint("shift+←→", "pan", "focused.pan(1)"),
+    KeyHint("home", "whole curve", "focused.show_all"),
+)
+"""While a chart has the focus."""
+SCALE_HINTS = (
+    KeyHint("x", "x axis", "screen.axis"),
+    KeyHint("y", "y scale", "screen.log_scale"),
+    KeyHint("+-", "smoothing", "screen.smooth(1)"),
+)
+LOG_HINTS = (
+    KeyHint("/", "find", "screen.search"),
+    KeyHint("v", "choose rank", "screen.whose_log"),
+    KeyHint("f", "follow", "screen.follow_log"),
+)
+"""While the log has the focus."""
+TYPING_HINTS = (
+    KeyHint("⏎", "find", "screen.search", keep=True),
+    KeyHint("esc", "close search", "screen.search", keep=True),
+)
+"""While a text field has the focus, every letter is typed into it."""
+
+
+def key_hints(
+    snapshot: RunSnapshot, *, readonly: bool, focused: Widget | None = None
+) -> list[KeyHint]:
+    """The footer: what can be done now, with the keys of the panel that has the focus."""
+    if isinstance(focused, Input):
+        return list(TYPING_HINTS)
     paused = snapshot.state in (RunState.PAUSED, RunState.PAUSING)
-    leave = "leave (the run goes on)" if snapshot.state in LIVE else "leave"
+    leave = "close (training continues)" if snapshot.state in LIVE else "close"
     grave = any(v.level in GRAVE and v.ended is None for v in snapshot.verdicts)
     stuck = grave and snapshot.state in LIVE
     diagnose = KeyHint("d", "diagnose", "screen.diagnose", keep=stuck)
     kill = KeyHint("k", "kill", "screen.kill", keep=stuck)
+    in_log = focused is not None and any(isinstance(a, LogView) for a in focused.ancestors)
+    panel = CHART_HINTS if isinstance(focused, Chart) else LOG_HINTS if in_log else ()
     wanted = [
         # What helps a run that is stuck comes first then.
         *([diagnose, kill] if stuck else []),
@@ -543,17 +609,14 @@ def key_hints(snapshot: RunSnapshot, *, readonly: bool) -> list[KeyHint]:
         KeyHint("c", "checkpoint", "screen.checkpoint"),
         *([] if stuck else [kill]),
         KeyHint("r", "resume", "screen.resume", keep=True),
+        *([] if stuck else [diagnose]),
+        *panel,
+        KeyHint("1-6", "panel", "screen.panel('loss')"),
+        KeyHint("z", "maximise", "screen.zoom"),
+        *([] if in_log else SCALE_HINTS),
+        KeyHint("t", "theme", "app.choose_theme"),
         KeyHint("?", "help", "app.help", keep=True),
         KeyHint("q", leave, "screen.back", keep=True),
-        *([] if stuck else [diagnose]),
-        KeyHint("l", "log", "screen.panel('log')"),
-        KeyHint("z", "zoom", "screen.zoom"),
-        KeyHint("/", "find", "screen.search"),
-        KeyHint("1-6", "panel", "screen.panel('loss')"),
-        KeyHint("x", "axis", "screen.axis"),
-        KeyHint("y", "log scale", "screen.log_scale"),
-        KeyHint("+-", "smoothing", "screen.smooth(1)"),
-        KeyHint("t", "theme", "app.choose_theme"),
-    ]  # fmt: skip
+    ]
     refused = {c for c in CONTROLS if refusal(snapshot, c, readonly=readonly)}
     return [h for h in wanted if h.action.removeprefix("screen.") not in refused]

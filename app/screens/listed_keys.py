@@ -1,0 +1,127 @@
+"""Every key that works on a screen, whatever has the focus: for the help and the palette."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.screen import Screen
+from textual.widget import Widget
+
+GROUPS = {
+    "chart": "Charts",
+    "log": "Log",
+    "table": "Tables",
+    "runs": "Runs",
+}
+"""The help's headings for bindings of widgets, by the first part of their ids."""
+SCREEN = "Screen"
+"""The heading of everything else, and the last one."""
+MOTION = frozenset(
+    "up down left right shift+left shift+right home end pageup pagedown tab shift+tab".split()  # noqa: SIM905
+)
+"""Keys that move something: they make no sense as commands of the palette."""
+EVERYWHERE = (
+    ("tab shift+tab", "Move the focus to the next or the previous part"),
+    ("↑ ↓ PgUp PgDn Home End", "Move in a list or a table; scroll"),
+    ("ctrl+p", "Command palette: find a command by its name"),
+    ("mouse", "Click to select; wheel to scroll, and to zoom a chart"),
+)
+"""Keys that Textual binds on every screen."""
+NAMES = {
+    "question_mark": "?",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "plus": "+",
+    "minus": "-",
+    "slash": "/",
+    "equals_sign": "=",
+    "escape": "esc",
+    "delete": "del",
+    "up": "↑",
+    "down": "↓",
+    "left": "←",
+    "right": "→",
+    "shift+left": "shift+←",
+    "shift+right": "shift+→",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ListedKey:
+    """Every binding of one id: some keys, and what they do."""
+
+    node: DOMNode
+    """What the action is run on."""
+    bindings: tuple[Binding, ...]
+
+    @property
+    def binding(self) -> Binding:
+        return self.bindings[0]
+
+    @property
+    def keys(self) -> str:
+        """``+ =``, as printed on the keyboard."""
+        return " ".join(b.key_display or NAMES.get(b.key, b.key) for b in self.bindings)
+
+    @property
+    def title(self) -> str:
+        words = self.binding.description
+        return words[:1].upper() + words[1:]
+
+    @property
+    def about(self) -> str:
+        return self.binding.tooltip or self.title
+
+    @property
+    def group(self) -> str:
+        if self.binding.group is not None:
+            return self.binding.group.description
+        return GROUPS.get((self.binding.id or "").partition(".")[0], SCREEN)
+
+    @property
+    def moves(self) -> bool:
+        return all(binding.key in MOTION for binding in self.bindings)
+
+
+def listed_keys(screen: Screen[object]) -> list[ListedKey]:
+    """Return the keys of the screen, of each kind of widget on it, and of the app.
+
+    Textual's own widgets are left out: their bindings have no ids (see ``EVERYWHERE``).
+    """
+    found: dict[str, ListedKey] = {}
+    for node in (screen, *screen.query(Widget), screen.app):
+        for binding in _bindings_of(node):
+            known = found.get(binding.id or "")
+            if known is None:
+                found[binding.id or ""] = ListedKey(node, (binding,))
+            elif known.node is node:
+                found[binding.id or ""] = ListedKey(node, (*known.bindings, binding))
+    return list(found.values())
+
+
+def _bindings_of(node: DOMNode) -> Iterator[Binding]:
+    for kind in type(node).__mro__:
+        for binding in Binding.make_bindings(kind.__dict__.get("BINDINGS", ())):
+            if binding.id and binding.description:
+                yield binding
+
+
+def groups_of(keys: list[ListedKey]) -> list[tuple[str, list[ListedKey]]]:
+    """Return the keys under their headings, in the order in which they were listed."""
+    groups: dict[str, list[ListedKey]] = {}
+    for key in keys:
+        groups.setdefault(key.group, []).append(key)
+    last = groups.pop(SCREEN, [])
+    return [*groups.items(), (SCREEN, last)]
+
+
+def refusal_of(screen: Screen[object], action: str) -> str | None:
+    """Return why ``action`` can't be done now, if the screen knows a reason."""
+    refusal = getattr(screen, "refusal_of", None)
+    if refusal is None:
+        return None
+    reason: str | None = refusal(action.removeprefix("screen."))
+    return reason

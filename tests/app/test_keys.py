@@ -1,0 +1,192 @@
+"""The help lists every key, the palette every command, and the footer only what works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from frames import frame, snapshot
+from test_run_screen import OneRun, Script, shown, until
+from textual.screen import Screen
+from textual.widget import Widget
+
+from ltui.app.dashboard import LtuiApp
+from ltui.app.screens.help import HelpScreen
+from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.keyline import READONLY_BADGE, KeyLine
+from ltui.app.screens.listed_keys import GROUPS, SCREEN, listed_keys
+from ltui.app.screens.run import RunScreen
+from ltui.app.screens.stop_question import StopScreen
+from ltui.training.run.snapshot import RunState
+
+RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
+PAIRS = {"⏎", "↑↓", "←→", "shift+←→", "tab", "1-5", "1-6", "+-", "esc"}
+"""What the footer calls keys that Textual binds, or several keys at once."""
+WIDGET_KEYS = {"↑", "←", "shift+←", "home", "end", "g", "f", "n", "enter"}
+
+
+@pytest.mark.parametrize("focus", ["1", "4", "5"])
+async def test_help_lists_every_key_whatever_has_the_focus(focus: str) -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press(focus, "question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        assert isinstance(app.screen, HelpScreen)
+        groups = [heading for heading, _ in app.screen._groups]
+        assert groups[:3] == ["Run", "Charts", "Log"]
+        assert groups[-1] == SCREEN
+        keys = {key for _, lines in app.screen._groups for names, _, _ in lines
+                for key in names.split()}  # fmt: skip
+        assert keys >= RUN_KEYS | WIDGET_KEYS | {"?", "t", "tab", "ctrl+p", "ctrl+q", "mouse"}
+
+
+async def test_help_marks_what_can_not_be_done_now() -> None:
+    ended = snapshot(state=RunState.FINISHED, detail="finished at step 9")
+    app = OneRun(Script(frame(snapshot=ended)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        assert isinstance(app.screen, HelpScreen)
+        usable = {keys: now for _, lines in app.screen._groups for keys, _, now in lines}
+        assert not usable["k"]
+        assert not usable["S"]
+        assert usable["d"]
+
+
+async def test_the_palette_offers_each_thing_once_and_nothing_that_is_refused() -> None:
+    script = Script(frame())
+    app = OneRun(script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        titles = [command.title for command in app.get_system_commands(screen)]
+        assert len(titles) == len({title.lower() for title in titles})
+        assert {"Stop", "Kill", "Checkpoint", "Log", "Theme", "Quit"} <= set(titles)
+        assert not [title for title in titles if "rosshair" in title or "panel" in title]
+        script.frame = frame(snapshot=snapshot(state=RunState.FINISHED))
+        await until(pilot, lambda: screen.snapshot.state is RunState.FINISHED)  # type: ignore[union-attr]
+        titles = [command.title for command in app.get_system_commands(screen)]
+        assert not {"Stop", "Kill", "Checkpoint", "Pause"} & set(titles)
+
+
+def opened(app: LtuiApp) -> str | None:
+    return app.screen.run_dir.id if isinstance(app.screen, RunScreen) else None
+
+
+async def test_the_palette_goes_to_another_run(private_home: Path) -> None:
+    for name in ("calm-fox-1111", "brave-owl-3f2a"):
+        (private_home / "runs" / name).mkdir(parents=True)
+        (private_home / "runs" / name / "spec.yaml").write_text("")
+    app = OneRun(Script(frame()))
+    app.home = private_home
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        commands = {c.title: c.callback for c in app.get_system_commands(app.run_screen)}
+        assert "Open run calm-fox-1111" in commands
+        commands["Open run calm-fox-1111"]()
+        await until(pilot, lambda: opened(app) == "calm-fox-1111")
+        commands = {c.title: c.callback for c in app.get_system_commands(app.screen)}
+        commands["Open run brave-owl-3f2a"]()
+        await until(pilot, lambda: opened(app) == "brave-owl-3f2a")
+        assert len(app.screen_stack) == 2
+
+
+def unknown_hints(screen: Screen[object]) -> list[str]:
+    """Return the hints of the footer whose key is bound to something else, or to nothing."""
+    bound: dict[str, set[str]] = {}
+    for key in listed_keys(screen):
+        for name in key.keys.split():
+            bound.setdefault(name, set()).add(key.binding.action)
+    wrong = []
+    for hint in screen.query_one(KeyLine)._hints:
+        target, _, call = hint.action.rpartition(".")
+        name = call.partition("(")[0]
+        owner = {"app": screen.app, "screen": screen, "focused": screen.focused}[target]
+        if not hasattr(owner, f"action_{name}") or not (hint.key in bound or hint.key in PAIRS):
+            wrong.append(f"{hint.key} {hint.words}")
+    return wrong
+
+
+@pytest.mark.parametrize("focus", ["1", "2", "3", "4", "5"])
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.PAUSED, RunState.FAILED])
+async def test_every_key_of_the_footer_is_bound(focus: str, state: RunState) -> None:
+    app = OneRun(Script(frame(snapshot=snapshot(state=state))))
+    async with app.run_test(size=(200, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press(focus)
+        await pilot.pause()
+        assert unknown_hints(screen) == []
+
+
+async def test_every_key_of_the_footer_at_home_is_bound(private_home: Path) -> None:
+    (private_home / "runs").mkdir(parents=True)
+    app = LtuiApp(private_home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: bool(app.screen.query("#runs-table")))
+        assert unknown_hints(app.screen) == []
+
+
+async def test_a_chart_names_its_keys_in_the_footer() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("1")
+        await until(pilot, lambda: "crosshair" in str(screen.query_one(KeyLine).render()))
+        assert "zoom" in str(screen.query_one(KeyLine).render())
+        await pilot.press("4")
+        await until(pilot, lambda: "crosshair" not in str(screen.query_one(KeyLine).render()))
+
+
+async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await shown(pilot, app)
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: any("q quits" in n.message for n in app._notifications))
+        assert app.is_running
+        await pilot.press("z", "escape")
+        await until(pilot, lambda: not app.run_screen.arrangement.zoomed)
+        await pilot.press("z", "q")
+        await until(pilot, lambda: not app.is_running)
+
+
+async def test_s_asks_once_and_a_second_s_stops() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(pilot, app)
+        for answer in ("escape", "n"):
+            await pilot.press("s")
+            await until(pilot, lambda: isinstance(app.screen, StopScreen))
+            await pilot.press(answer)
+            await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert app.asked == []
+        await pilot.press("s")
+        await until(pilot, lambda: isinstance(app.screen, StopScreen))
+        await pilot.press("s")
+        await until(pilot, lambda: app.asked == ["stop"])
+
+
+async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:
+    (private_home / "runs").mkdir(parents=True)
+    run = OneRun(Script(frame()), readonly=True)
+    async with run.run_test(size=(60, 15)) as pilot:
+        await shown(pilot, run)
+        assert READONLY_BADGE in str(run.screen.query_one(KeyLine).render())
+    home = LtuiApp(private_home, readonly=True)
+    async with home.run_test(size=(60, 15)) as pilot:
+        assert isinstance(home.screen, HomeScreen)
+        assert READONLY_BADGE in str(home.screen.query_one(KeyLine).render())
+
+
+def test_every_binding_of_ltui_s_widgets_says_what_it_does() -> None:
+    from ltui.widgets.chart import Chart
+    from ltui.widgets.log_view import LogView
+    from ltui.widgets.table import Table
+
+    kinds: tuple[type[Widget], ...] = (Chart, LogView, Table)
+    for kind in kinds:
+        for binding in kind.BINDINGS:
+            assert binding.id, binding  # type: ignore[union-attr]
+            assert binding.description, binding  # type: ignore[union-attr]
+            assert (binding.id or "").partition(".")[0] in GROUPS  # type: ignore[union-attr]
