@@ -209,6 +209,8 @@ class RunScreen(Screen[None]):
     @on(FrameArrived)
     def _take(self, message: FrameArrived) -> None:
         message.stop()
+        if not self.children:
+            return  # The screen is being removed.
         before = self.frame.snapshot if self.frame is not None else None
         self.frame = message.frame
         needs = needs_of(self.frame.snapshot)
