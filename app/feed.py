@@ -1,4 +1,4 @@
-"""The thread between a run and its screen: four frames a second, the latest wins, errors show."""
+"""The thread between a run and its screen: one to four frames a second, errors show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,29 @@ from typing import Protocol
 from ltui.app.frame import Frame
 from ltui.training.run.snapshot import RunSnapshot, RunState
 
-PERIOD_S = 0.25
+FASTEST_S, SLOWEST_S = 0.25, 1.0
+"""Least and most seconds between two frames."""
+CPU_SHARE = 0.02
+"""Share of a core that frames may take: reading them, drawing them, writing to the terminal."""
+_SMOOTHING = 0.2
+"""Weight of the last frame in the mean cost of a frame."""
+
+
+class Pace:
+    """Chooses the time between frames, so that a dashboard costs the same on every machine.
+
+    A frame costs more with more ranks, and on a slow or busy processor.
+    """
+
+    def __init__(self) -> None:
+        self._cost_s = 0.0
+
+    def period_s(self, cpu_s: float) -> float:
+        """Seconds until the next frame, if the process took ``cpu_s`` CPU seconds for the last."""
+        # A start, or a long key press, does not slow down what follows.
+        cost_s = min(cpu_s, CPU_SHARE * SLOWEST_S)
+        self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
+        return min(SLOWEST_S, max(FASTEST_S, self._cost_s / CPU_SHARE))
 
 
 class Watch(Protocol):
@@ -50,6 +72,7 @@ class Feed:
 
     def _run(self) -> None:
         watch: Watch | None = None
+        pace, cpu_before = Pace(), time.process_time()
         try:
             while not self._stopped.is_set():
                 began = time.monotonic()
@@ -60,9 +83,11 @@ class Feed:
                     self._deliver(self._last)
                 except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
                     self._deliver(self._failed(error))
+                cpu = time.process_time()
+                period, cpu_before = pace.period_s(cpu - cpu_before), cpu
                 spent = time.monotonic() - began
-                # A look that takes long must not take the whole of a core either.
-                self._stopped.wait(max(PERIOD_S - spent, spent, 0.02))
+                # A look that waits long for files or the supervisor is followed by a rest as long.
+                self._stopped.wait(max(period - spent, spent, 0.02))
         finally:
             if watch is not None:
                 watch.close()

@@ -1,4 +1,4 @@
-"""One frozen picture of what the feed knows: posted four times a second, drawn, forgotten."""
+"""One frozen picture of what the feed knows: posted at each tick, drawn, forgotten."""
 
 from __future__ import annotations
 

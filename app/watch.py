@@ -1,6 +1,6 @@
 """Looks at one run and makes frames of it. Queues, supervisor, store, logs: any may be missing.
 
-No thread here: ``feed.py`` calls ``look`` four times a second.
+No thread here: ``feed.py`` calls ``look`` one to four times a second.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ltui.training.store.schema import StoreError
 from ltui.training.supervise.adopt import current_snapshot
 from ltui.training.supervise.client import ControlClient
 
-STATUS_S = 1.0
+STATUS_S = 0.9
 """Seconds between questions to the supervisor."""
 EVENTS = 16
 """Events that a frame holds: the last ones."""

@@ -1,6 +1,6 @@
 """The diagnosis of a run: what is wrong and what to do, collectives, stacks, processes.
 
-The sentence above follows the run four times a second. Evidence is asked for when the screen is
+The sentence above follows the run's frames. Evidence is asked for when the screen is
 opened, when a verdict comes or goes, and on demand: it takes seconds, in a thread.
 """
 

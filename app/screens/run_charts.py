@@ -18,8 +18,8 @@ from ltui.app.screens.panel import Panel
 from ltui.widgets.chart import Chart
 from ltui.widgets.shapes import ChartShape
 
-CHART_S = 0.45
-"""Seconds between two repaints of a chart: nobody reads it more often than twice a second."""
+CHART_S = 0.9
+"""Seconds between two repaints of a chart: a new point seldom moves a cell."""
 
 
 class RunCharts(Horizontal):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltui.app.feed import Feed
+from ltui.app.feed import CPU_SHARE, FASTEST_S, SLOWEST_S, Feed, Pace
 from ltui.app.frame import Frame
 from ltui.app.watch import RunWatch
 from ltui.training.run.snapshot import LIVE, RunState
@@ -255,3 +255,17 @@ def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> N
         assert frame.curves["train/loss"].steps[-1] == 5
     finally:
         watch.close()
+
+
+def test_frames_that_cost_more_come_less_often() -> None:
+    cheap, costly = Pace(), Pace()
+    assert cheap.period_s(0.001) == costly.period_s(0.5) == FASTEST_S
+    for _ in range(30):
+        fast, slow = cheap.period_s(0.001), costly.period_s(0.5)
+    assert fast == FASTEST_S
+    assert slow == pytest.approx(SLOWEST_S, rel=0.01)
+    middle = Pace()
+    for _ in range(30):
+        period = middle.period_s(0.01)
+    # So that the cost of a frame is the agreed share of the time to the next one.
+    assert 0.01 / period == pytest.approx(CPU_SHARE, rel=0.01)
