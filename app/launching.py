@@ -33,7 +33,7 @@ def start_run(
             spec, checkpoint = begun_from(home, spec, start_from)
         except ProblemError as error:
             raise _in_the_form(error) from error
-    return launch(spec, home, checkpoint)
+    return launch(spec, home, checkpoint, interpreter_checked=True)
 
 
 def begun_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:

@@ -40,7 +40,9 @@ def run(options: Namespace) -> int:
         spec, start_from = begun_from(home, spec, options.start_from)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     say(foreseen(spec))
-    return _start(lambda: launch(spec, home, start_from), detach=options.detach)
+    return _start(
+        lambda: launch(spec, home, start_from, interpreter_checked=True), detach=options.detach
+    )
 
 
 def execute(options: Namespace) -> int:

@@ -13,6 +13,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import RunState
 from ltui.training.supervise import loop
 from ltui.training.supervise.attempt import open_attempt
+from ltui.training.supervise.checks import check_start
 from ltui.training.supervise.marks import engine_mark
 from ltui.training.supervise.plan import Plan
 
@@ -60,3 +61,10 @@ def test_an_engine_without_a_supervisor_is_ended(
     supervisor.ask_to_stop(15)
     assert supervisor.run() is None
     assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_an_interpreter_that_was_checked_is_not_asked_again(runs: Runs) -> None:
+    spec = runs.spec("true").with_changes(command=None, python="/no/such/python")
+    check_start(spec, interpreter_checked=True)
+    with pytest.raises(ProblemError, match="can't be started"):
+        check_start(spec)

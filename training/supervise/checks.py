@@ -20,14 +20,18 @@ print(json.dumps({"version": sys.version_info[:2], "torch": has("torch"), "light
 """
 
 
-def check_start(spec: RunSpec) -> None:
-    """What would keep the engine from starting at all, as a ``ProblemError``."""
+def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
+    """What would keep the engine from starting at all, as a ``ProblemError``.
+
+    ``interpreter_checked``: the caller has found torch and Lightning in ``spec.python`` already,
+    which takes a tenth of a second.
+    """
     problems = [] if Path(spec.cwd).is_dir() else [
         Problem(where="working directory", what=f"{spec.cwd} does not exist.")
     ]  # fmt: skip
     if spec.command is not None:
         problems += _command_problems(spec)
-    else:
+    elif not interpreter_checked:
         problems += _interpreter_problems(spec)
     problems += _call_problems(spec)
     if problems:

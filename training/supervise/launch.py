@@ -28,12 +28,19 @@ if TYPE_CHECKING:
     from ltui.training.run.snapshot import CheckpointInfo
 
 
-def launch(spec: RunSpec, home: Path, start_from: CheckpointInfo | None = None) -> RunDir:
+def launch(
+    spec: RunSpec,
+    home: Path,
+    start_from: CheckpointInfo | None = None,
+    *,
+    interpreter_checked: bool = False,
+) -> RunDir:
     """Start a run and return once its supervisor answers. ``ProblemError``: there is no run.
 
-    ``start_from`` is a checkpoint of another run (training/store/start_from.py).
+    ``start_from`` is a checkpoint of another run (training/store/start_from.py);
+    ``interpreter_checked`` is as in ``check_start``.
     """
-    check_start(spec)
+    check_start(spec, interpreter_checked=interpreter_checked)
     run_dir = RunDir(home / "runs" / spec.id)
     try:
         install_rank_side(home)
