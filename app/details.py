@@ -123,10 +123,10 @@ def _script_checkpoints(out: Text, frame: Frame) -> None:
 
 
 def _events(out: Text, frame: Frame) -> None:
-    out.append("\nevents\n", "bold")
+    out.append("\nevents, newest first\n", "bold")
     if not frame.events:
         out.append("none yet\n", "dim")
-    for at, text in frame.events:
+    for at, text in reversed(frame.events):
         # The hour, not the age, which would be drawn anew every second.
         out.append(f"{time.strftime('%H:%M:%S', time.localtime(at))} ", "dim")
         out.append(f"{clean_line(text, 200)}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -86,7 +87,7 @@ def header(frame: Frame) -> HeaderShape:
     run = frame.snapshot
     sign, word, tone = state_sign(run)
     banner, banner_tone = banner_of(frame)
-    moving = run.state in (RunState.RUNNING, RunState.PAUSING)
+    moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not _held_up(run)
     return HeaderShape(
         name=clean_name(run.name),
         preset=clean_name(what_runs(run)),
@@ -102,6 +103,13 @@ def header(frame: Frame) -> HeaderShape:
         banner=banner,
         banner_tone=banner_tone,
         notes=notes(frame),
+    )
+
+
+def _held_up(run: RunSnapshot) -> bool:
+    """Whether a rank is stalled or dead, so that no end can be foreseen."""
+    return any(v.level in GRAVE and v.ended is None for v in run.verdicts) or any(
+        rank.state in LOUD for rank in run.ranks
     )
 
 
@@ -137,22 +145,40 @@ def _verdict_tone(verdict: Verdict) -> Tone:
 
 
 def _verdict_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
-    # What is said of GPUs tells its own age.
+    cause = clean_line(verdict.cause)
+    # A finding about GPUs says how old it is, and so do some causes.
     aged = verdict.began is not None and not verdict.kind.startswith("gpu_")
-    lasting = f" {formats.age(now - verdict.began)}" if aged and verdict.began is not None else ""
+    lasting = ""
+    if aged and verdict.began is not None and not _DURATION.search(cause):
+        lasting = f" for {formats.age(now - verdict.began)}"
     # Capitals are for what stops a run.
-    word = verdict.level.upper() if verdict.level in GRAVE else verdict.level
+    word = verdict.level.upper() if verdict.level in GRAVE else verdict.level.capitalize()
     others = f" (+{more} more, d)" if more else ""
-    text = f"{word}{lasting}{others}: {clean_line(verdict.cause)}"
-    return f"{text}  {clean_line(verdict.remedy)}" if verdict.remedy else text
+    text = f"{word}{lasting}{others}: "
+    if not verdict.remedy:
+        return text + cause
+    return f"{text}{_sentence(cause)} {clean_line(verdict.remedy)}"
+
+
+_DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
+"""A duration in a sentence: ``is stopped (SIGSTOP) in backward for 9 s``."""
+
+
+def _sentence(text: str) -> str:
+    """``text`` with a full stop, unless it ends with a sign already."""
+    return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
 def _cleared_text(cleared: Cleared) -> str:
     verdict = cleared.verdict
+    lasted = formats.age(cleared.lasted_s)
     if verdict.kind.startswith("gpu_"):
-        return f"over after {formats.age(cleared.lasted_s)}: {clean_line(verdict.cause)}"
-    who = f" (rank {formats.ranks(verdict.culprits)})" if verdict.culprits else ""
-    return f"moves again: {verdict.level}{who} for {formats.age(cleared.lasted_s)}"
+        return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
+    if not verdict.culprits:
+        return f"Recovered after {lasted}: the run was {verdict.level}"
+    who = formats.rank_words(verdict.culprits)
+    were = "was" if len(verdict.culprits) == 1 else "were"
+    return f"Recovered after {lasted}: {who} {were} {verdict.level}"
 
 
 def notes(frame: Frame) -> tuple[str, ...]:
@@ -170,7 +196,7 @@ def notes(frame: Frame) -> tuple[str, ...]:
         lines.append(f"the supervisor does not answer; figures are {since} old")
     if frame.error is not None:
         since = "" if frame.error_since is None else formats.age(frame.now - frame.error_since)
-        lines.append(f"reading the run fails since {since}: {clean_line(frame.error)}")
+        lines.append(f"the run can't be read, for {since}: {clean_line(frame.error)}")
     if run.cautions and run.state in LIVE:
         more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""
         lines.append(f"{caution_line(run.cautions[0])}{more}")
@@ -178,13 +204,13 @@ def notes(frame: Frame) -> tuple[str, ...]:
 
 
 def silence(frame: Frame) -> str | None:
-    """``nothing received for 12 s``, where ranks should be writing and do not."""
+    """``no data for 12 s``, where ranks should be writing and do not."""
     if frame.snapshot.state is not RunState.RUNNING or frame.last_record_at is None:
         return None
     silent_s = frame.now - frame.last_record_at
     if silent_s < SILENT_AFTER_S:
         return None
-    return f"nothing received for {formats.age(silent_s)}"
+    return f"no data for {formats.age(silent_s)}"
 
 
 # -- ranks -----------------------------------------------------------------------------------------

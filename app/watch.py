@@ -47,7 +47,7 @@ from ltui.training.supervise.client import ControlClient
 
 STATUS_S = 0.9
 """Seconds between questions to the supervisor."""
-EVENTS = 16
+EVENTS = 64
 """Events that a frame holds: the last ones."""
 TOLD = frozenset(
     {

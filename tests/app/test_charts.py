@@ -59,7 +59,7 @@ def test_nothing_to_draw_says_why() -> None:
     note = loss_chart(empty, ChartSettings()).note
     assert note == "no training step yet, 1 m 00 s after the start"
     quiet = frame(curves={}, rates={}, last_record_at=NOW - 60)
-    assert loss_chart(quiet, ChartSettings()).note == "nothing received for 1 m 00 s"
+    assert loss_chart(quiet, ChartSettings()).note == "no data for 1 m 00 s"
     over = frame(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))
     assert throughput_chart(over, ChartSettings()).note == "nothing was recorded"
 

@@ -60,6 +60,25 @@ def test_a_paused_run_has_no_time_left() -> None:
     assert translate.header(frame(snapshot=snapshot(state=RunState.PAUSED))).eta == ""
 
 
+def test_a_stalled_run_has_no_time_left() -> None:
+    assert translate.header(frame(snapshot=snapshot(verdicts=(STALL,)))).eta == ""
+    ranks = (rank(0), rank(1, state=RankState.DEAD))
+    assert translate.header(frame(snapshot=snapshot(ranks=ranks))).eta == ""
+
+
+def test_a_duration_is_said_once_and_sentences_end() -> None:
+    stopped = replace(
+        STALL,
+        cause="the process of rank 1 is stopped (SIGSTOP) in backward for 9 s",
+        remedy="To continue it: kill -CONT 4711",
+    )
+    banner = translate.header(frame(snapshot=snapshot(verdicts=(stopped,)))).banner
+    assert banner == (
+        "STALLED: the process of rank 1 is stopped (SIGSTOP) in backward for 9 s. "
+        "To continue it: kill -CONT 4711"
+    )
+
+
 def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
     ranks = tuple(
         rank(i, state=RankState.STALLED if i == 2 else RankState.WAITING) for i in range(4)
@@ -67,7 +86,7 @@ def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
     run = snapshot(ranks=ranks, verdicts=(STALL,))
     shape = translate.header(frame(snapshot=run))
     assert (shape.state_sign, shape.state) == ("!", "STALLED")
-    assert shape.banner == "STALLED 8.2 s: rank 2 waits for its data  look at worker 4711"
+    assert shape.banner == "STALLED for 8.2 s: rank 2 waits for its data. look at worker 4711"
     assert shape.banner_tone is Tone.BAD
     rows = translate.rank_rows(frame(snapshot=run))
     assert rows[2].state.text == "STALLED"
@@ -78,7 +97,7 @@ def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
 def test_a_cleared_verdict_says_how_long_it_lasted_then_goes() -> None:
     over = Cleared(verdict=STALL, lasted_s=12.0, at=NOW - 1)
     shape = translate.header(frame(cleared=(over,)))
-    assert shape.banner == "moves again: stalled (rank 2) for 12 s"
+    assert shape.banner == "Recovered after 12 s: rank 2 was stalled"
     assert shape.banner_tone is Tone.GOOD
     later = frame(cleared=(over,), now=NOW + translate.CLEARED_SHOWN_S)
     assert translate.header(later).banner is None
@@ -88,9 +107,9 @@ def test_the_worst_verdict_is_the_banner() -> None:
     slow = Verdict(kind="slow", level="slow", cause="rank 1 is slow")
     shape = translate.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
     assert shape.banner is not None
-    assert shape.banner.startswith("STALLED 8.2 s (+1 more, d): rank 2")
+    assert shape.banner.startswith("STALLED for 8.2 s (+1 more, d): rank 2")
     alone = translate.header(frame(snapshot=snapshot(verdicts=(slow,))))
-    assert (alone.banner, alone.banner_tone) == ("slow: rank 1 is slow", Tone.WARN)
+    assert (alone.banner, alone.banner_tone) == ("Slow: rank 1 is slow", Tone.WARN)
     assert alone.state == "running"
 
 
@@ -116,7 +135,7 @@ def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> Non
     )
     assert translate.header(shown).notes == (
         "the supervisor does not answer; figures are 12 s old",
-        "reading the run fails since 3.0 s: disk gone",
+        "the run can't be read, for 3.0 s: disk gone",
     )
 
 
@@ -129,7 +148,7 @@ def test_incomplete_history_is_said() -> None:
 
 def test_silence_is_said_with_its_age_only_while_ranks_should_write() -> None:
     quiet = frame(last_record_at=NOW - 31)
-    assert translate.silence(quiet) == "nothing received for 31 s"
+    assert translate.silence(quiet) == "no data for 31 s"
     assert translate.silence(frame()) is None
     paused = replace(quiet, snapshot=snapshot(state=RunState.PAUSED))
     assert translate.silence(paused) is None
@@ -221,7 +240,7 @@ def test_names_from_a_run_are_made_safe(evil: str) -> None:
 
 def test_details_tell_the_last_events_cleaned() -> None:
     happened = tuple((NOW + n, f"event {n} \x1b[31m[b]") for n in range(20))
-    text = details.text(frame(events=happened)).plain
+    text = details.facts(frame(events=happened)).plain
     assert "event 19 [b]" in text
-    assert "event 11 " not in text
+    assert text.index("event 19 ") < text.index("event 0 ")
     assert "none yet" not in text.split("events")[1]

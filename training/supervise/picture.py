@@ -45,6 +45,9 @@ from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.procs import Reading
 from ltui.training.supervise.program import Program
 
+WAITS_FOR_LIGHTNING = "waiting for the script to start Lightning"
+NO_TELEMETRY = "no telemetry: process readings only"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
@@ -145,7 +148,7 @@ def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
                 rank=number,
                 pid=mark.pid,
                 state=states.get(number, RankState.STARTING if starting else RankState.RUNNING),
-                note=None if starting else "no telemetry: process readings only",
+                note=WAITS_FOR_LIGHTNING if starting else NO_TELEMETRY,
             ),
         )
     return tuple(_with_reading(ranks[r], picture.readings.get(r)) for r in sorted(ranks))
