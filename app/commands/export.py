@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.output import output
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.export import write_csv, write_json
+from ltui.training.store.export import Thinned, write_csv, write_json
 from ltui.training.store.home import find_run, ltui_home
 from ltui.training.store.reader import STEP_SERIES, TRAIN_LOSS, RunStore
+from ltui.widgets.sanitise import clean_line
 
 STEP_LOSS = "step/loss"
 
@@ -22,8 +24,11 @@ def export(options: Namespace) -> int:
     store = RunStore(find_run(ltui_home(to_write=False), options.run))
     names = _chosen(store, options.metric)
     write = write_json if options.format == "json" else write_csv
+    thinned = Thinned()
     with output(options.output) as stream:
-        write(store.export(names), stream)
+        write(thinned.watch(store.export(names)), stream)
+    if (sentence := thinned.sentence()) is not None:
+        sys.stderr.write(f"{clean_line(sentence, 1000)}\n")
     return EXIT_DONE
 
 

@@ -143,8 +143,13 @@ def test_export_as_csv_and_json(tmp_path: Path) -> None:
         with pytest.raises(ProblemError, match="the run has: train/loss"):
             chosen_metrics(history, ["val*"])
     rows = list(csv.DictReader(io.StringIO(table.getvalue())))
-    assert list(rows[0]) == ["metric", "step", "epoch", "time", "rank", "value"]
+    assert list(rows[0])[:6] == ["metric", "step", "epoch", "time", "rank", "value"]
+    assert list(rows[0])[6:] == ["first_step", "min", "max", "count"]
     loaded = json.loads(document.getvalue())
+    assert list(loaded[0]) == list(rows[0])
+    assert {(r["first_step"], r["min"], r["max"], r["count"]) for r in loaded} == {
+        (None, None, None, 1)
+    }
     assert [float(r["value"]) for r in rows] == [r["value"] for r in loaded] == [1.0, 2.0, 3.0]
     assert json.loads(empty.getvalue()) == []
 

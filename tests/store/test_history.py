@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ltui.training.store import writer
+from ltui.training.store.export import Thinned
 from ltui.training.store.reader import RunStore
 from ltui.training.store.windows import LEVELS
 from ltui.training.store.writer import Batch, StoreWriter
@@ -51,6 +53,52 @@ def test_rows_far_back_become_windows_and_nothing_falls_between(tmp_path: Path) 
     assert rows[0].value == pytest.approx(32.0)
     assert (curve.low.min(), curve.high.max()) == (1.0, 40_000.0)
     assert early.low.min() <= 192 <= early.high.max() <= 400
+
+
+def test_an_export_holds_every_step_once_at_the_best_resolution_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = {0: 40_000, 1: 39_000}
+    monkeypatch.setattr(writer, "KEEP_WINDOWS", 100)
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path, keep_rows=1000)
+    begin(store)
+    for rank, end in last.items():
+        write(store, 1, (steps(s, s + 999, rank=rank, factor=1.0) for s in range(1, end + 1, 1000)))
+    store.close()
+    thinned = Thinned()
+    with RunStore(run) as history:
+        rows = list(thinned.watch(history.export(["train/loss"])))
+    assert [(row.step, row.rank) for row in rows] == sorted((row.step, row.rank) for row in rows)
+    for rank, end in last.items():
+        mine = [row for row in rows if row.rank == rank]
+        firsts = [row.step if row.first_step is None else row.first_step for row in mine]
+        assert firsts == [1, *(row.step + 1 for row in mine[:-1])], "no gap, no overlap"
+        assert mine[-1].step == end
+        assert sum(row.count for row in mine) == end
+        total = sum(row.value * row.count for row in mine if row.value is not None)
+        assert total == pytest.approx(end * (end + 1) / 2)
+        assert {row.step - row.first_step + 1 for row in mine if row.first_step} >= {64, 4096}
+        assert all((row.low, row.high) == (row.first_step, row.step) for row in mine if row.low)
+        assert sum(row.first_step is None for row in mine) >= 1000
+    said = thinned.sentence()
+    assert said is not None
+    assert said.startswith("Steps 1 to 38")
+    assert "of train/loss are stored as windows of up to 4096 steps" in said
+
+
+def test_a_metric_that_was_logged_as_nan_is_in_the_export(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    samples = [(0, n, "val/acc", n, 0, 1.0, value) for n, value in enumerate((0.5, math.nan))]
+    store.commit(1, Batch(samples=samples))
+    store.close()
+    thinned = Thinned()
+    with RunStore(run) as history:
+        rows = list(thinned.watch(history.export(["val/acc"])))
+    assert [(row.step, row.value) for row in rows] == [(0, 0.5), (1, None)]
+    assert thinned.sentence() is None
 
 
 def test_windows_are_what_numpy_makes_of_the_rows(tmp_path: Path) -> None:

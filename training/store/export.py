@@ -1,4 +1,7 @@
-"""A run's metrics as CSV or JSON: one row per metric, step and rank."""
+"""A run's metrics as CSV or JSON: one row per metric, step and rank.
+
+A row that stands for several steps has ``first_step``, ``min``, ``max`` and ``count`` as well.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,52 @@ import csv
 import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import to_json
-from ltui.training.store.reader import ExportRow, RunStore
+from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.reader import RunStore
 
-COLUMNS = ("metric", "step", "epoch", "time", "rank", "value")
+COLUMNS = (
+    "metric", "step", "epoch", "time", "rank", "value", "first_step", "min", "max", "count",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Thinned:
+    """The part of an export that is kept as windows only, gathered while rows pass through."""
+
+    first_step: int | None = None
+    last_step: int = 0
+    longest: int = 0
+    """Steps of the longest window."""
+    metrics: dict[str, None] = field(default_factory=dict)
+
+    def watch(self, rows: Iterable[ExportRow]) -> Iterator[ExportRow]:
+        """Pass the rows on, and note those that stand for several steps."""
+        for row in rows:
+            if row.first_step is not None:
+                self._note(row, row.first_step)
+            yield row
+
+    def _note(self, row: ExportRow, first_step: int) -> None:
+        known = self.first_step
+        self.first_step = first_step if known is None else min(known, first_step)
+        self.last_step = max(self.last_step, row.step)
+        self.longest = max(self.longest, row.step - first_step + 1)
+        self.metrics[row.metric] = None
+
+    def sentence(self) -> str | None:
+        """Say which steps are not complete, and what the rows hold instead; None if all are."""
+        if self.first_step is None:
+            return None
+        return (
+            f"Steps {self.first_step} to {self.last_step} of {', '.join(self.metrics)} are stored "
+            f"as windows of up to {self.longest} steps: each of their rows holds a mean (value), "
+            "with first_step, min, max and count. All other steps are complete."
+        )
 
 
 def chosen_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
@@ -48,7 +90,8 @@ def _joined(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _values(row: ExportRow) -> tuple[Any, ...]:
-    return (row.metric, row.step, row.epoch, row.time, row.rank, row.value)
+    place = (row.metric, row.step, row.epoch, row.time, row.rank, row.value)
+    return (*place, row.first_step, row.low, row.high, row.count)
 
 
 def _object(row: ExportRow) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ltui.training.run.snapshot import RunSnapshot, Verdict, snapshot_from_json
+from ltui.training.store.export_rows import ExportRow, Series, export_rows
 from ltui.training.store.home import RunDir
 from ltui.training.store.lineage import Span, spans
 from ltui.training.store.schema import (
@@ -74,16 +75,6 @@ class Event:
     kind: str
     text: str
     data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ExportRow:
-    metric: str
-    step: int
-    epoch: int | None
-    time: float | None
-    rank: int
-    value: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +294,9 @@ class RunStore:
 
     @_says_what_is_wrong
     def export(self, metrics: Sequence[str]) -> Iterator[ExportRow]:
-        """One row per metric, step and rank, superseded steps left out.
+        """Yield one row per metric, step and rank, without superseded steps.
 
-        Steps so far back that only windows of them are kept come as one row per window: its mean,
-        at its last step.
+        Steps so far back that only windows of them are kept come as one row per window.
         """
         return self._export(metrics)
 
@@ -316,8 +306,8 @@ class RunStore:
             if source is None:
                 continue
             for span in spans(self._connection):
-                for row in source.export(self._connection, span):
-                    yield ExportRow(metric, *row)
+                series = Series(source.family, source.column, source.name_key, span)
+                yield from export_rows(self._connection, metric, series)
 
 
 def _verdict(document: dict[str, Any]) -> Verdict:
@@ -392,26 +382,6 @@ class _Source:
                 rows += part[0]
                 start = max(start, part[1])
         return rows + self._rows(db, where, key, start, hi, rank is None)
-
-    def export(
-        self, db: sqlite3.Connection, span: Span
-    ) -> Iterator[tuple[int, int | None, float | None, int, float | None]]:
-        key, where = self._where(span.attempt, None)
-        kept = self._first_row(db, where, key)
-        older = db.execute(
-            f"SELECT last_step, epoch, wall_s, rank, {self.column}_mean "  # noqa: S608
-            f"FROM {self.family.windows} WHERE {where} AND level = ? AND last_step < ? "
-            f"AND last_step <= ? AND {self.column}_n > 0 ORDER BY first_step, rank",
-            (*key, LEVELS[0], kept if kept is not None else 1 << 62, span.last_step),
-        )
-        for step, epoch, t, rank, value in older:
-            yield step, None if epoch is None else int(epoch), t, rank, value
-        yield from db.execute(
-            f"SELECT step, epoch, {self.family.time}, rank, {self.column} "  # noqa: S608
-            f"FROM {self.family.rows} WHERE {where} AND step <= ? AND {self.column} IS NOT NULL "
-            "ORDER BY step, seq, rank",
-            (*key, span.last_step),
-        )
 
     def _where(self, attempt: int, rank: int | None) -> tuple[tuple[int, ...], str]:
         key: tuple[int, ...] = (attempt,)
