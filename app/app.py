@@ -9,6 +9,9 @@ from ltui.app.collector import pause_during_start
 from ltui.app.terminal_gone import leave_with_the_terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ltui.app.dashboard import LtuiApp
     from ltui.training.store.home import RunDir
 
 
@@ -19,11 +22,20 @@ def run_dashboard(
 
     ``python`` is the interpreter of runs launched here; None: that of the active environment.
     """
-    pause_during_start()
-    # Local: the collector rests while Textual is imported.
-    from ltui.app.dashboard import LtuiApp
 
-    app = LtuiApp(home, run=run, readonly=readonly, python=python)
+    def make() -> LtuiApp:
+        # Local: the collector rests while Textual is imported.
+        from ltui.app.dashboard import LtuiApp
+
+        return LtuiApp(home, run=run, readonly=readonly, python=python)
+
+    return open_app(make)
+
+
+def open_app(make: Callable[[], LtuiApp]) -> int:
+    """Run the application that ``make`` imports and builds, until it is left; its exit code."""
+    pause_during_start()
+    app = make()
     leave_with_the_terminal()
     app.run()
     return app.return_code or 0

@@ -5,10 +5,12 @@ The run belongs to its supervisor: it continues, whatever happens to this proces
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
@@ -53,8 +55,15 @@ _STOPPING = "stopping with a checkpoint; press Ctrl-C again to kill at once"
 _KILLING = "killing"
 
 
-def watch(run_dir: RunDir, signals: Signals) -> int:
-    """Show a run that was just started, to its end. Gives the exit code of ``ltui run``."""
+def watch(run_dir: RunDir, signals: Signals, *, plain: bool) -> int:
+    """Show a run that was just started, to its end; the exit code of ``ltui run``.
+
+    On a terminal the dashboard opens, unless ``plain``.
+    """
+    if not plain and can_open_dashboard(os.environ):
+        code = _watch_in_dashboard(run_dir, signals)
+        if code is not None:
+            return code
     display = terminal_display()
     try:
         return Watch(run_dir, display, signals).until_end()
@@ -63,6 +72,35 @@ def watch(run_dir: RunDir, signals: Signals) -> int:
         raise
     finally:
         display.close()
+
+
+def can_open_dashboard(environment: Mapping[str, str]) -> bool:
+    """Return whether this process has a terminal to read keys from and to draw on."""
+    drawable = environment.get("TERM", "dumb") not in ("dumb", "")
+    return drawable and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _watch_in_dashboard(run_dir: RunDir, signals: Signals) -> int | None:
+    """The exit code once the dashboard is left; None if it failed, so that plain lines follow."""
+    # Local: plain lines must not pay for Textual.
+    from ltui.app.foreground_dashboard import show
+
+    sys.stdout.write(f"{started_line(run_dir)}\n")
+    sys.stdout.flush()
+    if not show(run_dir, signals):
+        return None
+    snapshot = true_snapshot(run_dir)
+    if snapshot.state in LIVE:
+        _say_left(run_dir)
+        return EXIT_DONE if signals.leave is None else 128 + signals.leave
+    lines = [*failure_lines(run_dir, snapshot), *ending_lines(snapshot)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return exit_code(snapshot)
+
+
+def started_line(run_dir: RunDir) -> str:
+    """The first line of every command that starts a run."""
+    return f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}"
 
 
 class Watch:
@@ -79,8 +117,7 @@ class Watch:
         self._began_at = time.time()
 
     def until_end(self) -> int:
-        name = self._run_dir.id
-        self._display.say(f"{name} started. To watch it: ltui attach {name}")
+        self._display.say(started_line(self._run_dir))
         self._display.say(f"{_HINT}.")
         while True:
             snapshot = self._look()

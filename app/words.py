@@ -132,7 +132,9 @@ def _cause_of_death(snapshot: RunSnapshot) -> Verdict | None:
     if named is not None:
         signals = set(re.findall(r"SIG[A-Z]+", detail))
         certain = [v for v in dead if int(named[1]) in v.culprits and v.confidence >= _CERTAIN]
-        return next((v for v in certain if all(s in v.cause for s in signals)), None)
+        known = [v for v in certain if all(name in v.cause for name in signals)]
+        reasons = [(v.evidence.get("reasons") or {}).get(named[1]) for v in known]
+        return known[0] if known and not any(r and r in detail for r in reasons) else None
     return dead[0] if dead and not re.search(r"\brank", detail) else None
 
 

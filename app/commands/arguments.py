@@ -167,7 +167,10 @@ def _add_stall(parser: Parser) -> None:
 
 def _add_detach(parser: Parser) -> None:
     parser.add_argument(
-        "--detach", action="store_true", help="start it, say how to watch it, and return at once"
+        "--detach", action="store_true", help="start it, print how to watch it, and return at once"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="print lines instead of opening the dashboard"
     )
 
 

@@ -9,6 +9,7 @@ from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
 from ltui.app.steering import ask, require_live, wait_for
 from ltui.app.summary import checkpoint_text, last_checkpoint, state_line
 from ltui.app.words import state_word
+from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.run.stopping import StopCondition, clock_condition, metric_condition
 from ltui.training.store.home import RunDir, find_run, ltui_home
@@ -25,9 +26,17 @@ LADDER_S = 60.0
 
 def stop(options: Namespace) -> int:
     """``ltui stop RUN``."""
+    later = _conditions(options)
+    if options.cancel and later:
+        raise ProblemError(
+            Problem(
+                where="--cancel",
+                what="it cancels every scheduled stop, so it cannot be combined with a condition.",
+                remedy="Use --cancel alone, then schedule the stops that you still want.",
+            )
+        )
     run_dir = find_run(ltui_home(), options.run)
     before = require_live(run_dir)
-    later = _conditions(options)
     if later or options.cancel:
         return _stop_later(run_dir, before, later)
     if options.kill:

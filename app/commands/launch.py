@@ -40,9 +40,7 @@ def run(options: Namespace) -> int:
         spec, start_from = begun_from(home, spec, options.start_from)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     say(foreseen(spec))
-    return _start(
-        lambda: launch(spec, home, start_from, interpreter_checked=True), detach=options.detach
-    )
+    return _start(lambda: launch(spec, home, start_from, interpreter_checked=True), options)
 
 
 def execute(options: Namespace) -> int:
@@ -52,7 +50,7 @@ def execute(options: Namespace) -> int:
     home = ltui_home()
     spec = _command_spec(options, home)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
-    return _start(lambda: launch(spec, home), detach=options.detach)
+    return _start(lambda: launch(spec, home), options)
 
 
 def _command_spec(options: Namespace, home: Path) -> RunSpec:
@@ -180,11 +178,11 @@ def resume(options: Namespace) -> int:
         resume_run(run_dir, spec=spec, checkpoint=None)
         return run_dir
 
-    return _start(start, detach=options.detach)
+    return _start(start, options)
 
 
-def _start(start: Callable[[], RunDir], *, detach: bool) -> int:
-    if detach:
+def _start(start: Callable[[], RunDir], options: Namespace) -> int:
+    if options.detach:
         run_dir = start()
         print(f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}")
         return EXIT_DONE
@@ -193,4 +191,4 @@ def _start(start: Callable[[], RunDir], *, detach: bool) -> int:
         # Imported here: the run's processes start meanwhile.
         from ltui.app.foreground import watch
 
-        return watch(run_dir, signals)
+        return watch(run_dir, signals, plain=options.plain)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.foreground import Signals, Watch, event_line, failure_lines
+from ltui.app.foreground import Watch, event_line, failure_lines
+from ltui.app.signals import Signals
 from ltui.training.run.snapshot import RunState, Verdict, to_json
 from ltui.training.store.reader import Event
 from ltui.training.store.writer import Batch, StoreWriter

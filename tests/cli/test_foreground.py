@@ -147,7 +147,7 @@ def test_show_and_runs_print_one_document_each(ltui: Ltui) -> None:
 
 @pytest.mark.usefixtures("ends_its_runs")
 def test_the_second_ctrl_c_kills(ltui: Ltui, terminal: Callable[..., Terminal]) -> None:
-    shown = terminal("exec", "--", sys.executable, "-c", SLEEPER)
+    shown = terminal("exec", "--plain", "--", sys.executable, "-c", SLEEPER)
     shown.wait_for("starting")
     shown.press("\x03")
     shown.wait_for("Ctrl-C: stopping")
@@ -184,7 +184,7 @@ def test_ending_the_watcher_leaves_the_run(ltui: Ltui, tmp_path: Path, number: i
 
 @pytest.mark.usefixtures("ends_its_runs")
 def test_a_closed_terminal_leaves_the_run(ltui: Ltui, terminal: Callable[..., Terminal]) -> None:
-    shown = terminal("exec", "--", sys.executable, "-c", SLEEPER)
+    shown = terminal("exec", "--plain", "--", sys.executable, "-c", SLEEPER)
     shown.wait_for("starting")
     shown.hang_up()
     assert shown.wait() != 0
@@ -197,7 +197,7 @@ def test_a_training_from_start_to_resume(
     ltui: Ltui, tmp_path: Path, terminal: Callable[..., Terminal]
 ) -> None:
     (tmp_path / "train.py").write_text(LOOP)
-    shown = terminal("exec", "--name", "loop", "--", sys.executable, "train.py")
+    shown = terminal("exec", "--plain", "--name", "loop", "--", sys.executable, "train.py")
     shown.wait_for("train/loss")
     assert "already" not in ltui("pause", "loop").stdout
     assert show(ltui)["state"] == "paused"

@@ -24,6 +24,8 @@ delete presets check doctor completion""".split()  # noqa: SIM905 - a list of wo
         (["logs", "x", "--rank", "one"], "not a whole number"),
         (["runs", "--jsn"], "--jsn"),
         (["export", "x", "--format", "cvs"], "Did you mean `csv`?"),
+        (["stop", "x", "--when", "val/loss<0.2", "--cancel"], "--cancel: it cancels every"),
+        (["stop", "x", "--at-step", "7", "--cancel"], "--cancel: it cancels every"),
         (["exec"], "there is no command"),
         (["exec", "--"], "there is no command"),
         (["exec", "--", "no-such-program-here"], "no program of that name"),

@@ -92,7 +92,10 @@ DEAD = Verdict(
     culprits=(1,),
     cause="rank 1 was killed by SIGKILL (not the out-of-memory killer)",
     confidence=0.95,
-    evidence={"reasons": {"1": "killed by SIGKILL"}, "consequences": {"0": "raised RuntimeError"}},
+    evidence={
+        "reasons": {"1": "was killed by SIGKILL (not the out-of-memory killer)"},
+        "consequences": {"0": "raised RuntimeError"},
+    },
 )
 
 
@@ -163,6 +166,7 @@ def test_the_headline_of_a_dead_rank_is_what_the_diagnosis_found(detail: str) ->
         ("rank 1 raised ValueError: no", DEAD),
         ("rank 0 was killed by SIGSEGV", DEAD),
         ("rank 1 was killed by SIGSEGV", DEAD),
+        ("rank 1 was killed by SIGKILL (not the out-of-memory killer) at step 7", DEAD),
         ("rank 1 ended without an exception", replace(DEAD, confidence=0.55)),
     ],
 )
