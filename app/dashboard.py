@@ -81,6 +81,13 @@ class LtuiApp(App[None]):
 
         return HomeScreen(self.home, readonly=self.readonly, python=self.python)
 
+    def refresh_css(self, animate: bool = True) -> None:
+        """Apply the theme. Before the first screen, leave the parsing of styles to that screen."""
+        if self.screen_stack:
+            super().refresh_css(animate)
+        else:
+            self.stylesheet.set_variables(self.get_css_variables())
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette offers what the keys do, and whatever the screen can jump to."""
         from ltui.app.screens.palette import commands

@@ -9,10 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from textual.color import Color
+from textual.css.stylesheet import Stylesheet
+from textual.theme import Theme
 
 from ltui.app import cli
 from ltui.app.commands import dashboard
 from ltui.app.commands.arguments import build_parser
+from ltui.app.dashboard import LtuiApp
+from ltui.app.preferences import remember
+from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT
 from tests.cli.terminal import Terminal
 
 HEAVY = frozenset(
@@ -86,3 +92,18 @@ def test_ltui_without_arguments_opens_the_dashboard_as_its_grammar_does(
     assert options.do == "dashboard:open_dashboard"
     assert cli.main([]) == dashboard.open_dashboard(options) == 0
     assert opened == [(None, False), (None, False)]
+
+
+@pytest.mark.parametrize("theme", [LTUI_LIGHT, LTUI_DARK])
+async def test_styles_are_parsed_once_and_in_the_first_theme(
+    private_home: Path, monkeypatch: pytest.MonkeyPatch, theme: Theme
+) -> None:
+    reparsed: list[str] = []
+    monkeypatch.setattr(Stylesheet, "reparse", lambda sheet: reparsed.append("again"))
+    private_home.mkdir(exist_ok=True)
+    remember(private_home, "theme", theme.name)
+    app = LtuiApp(private_home)
+    async with app.run_test(size=(100, 30)):
+        assert app.screen.styles.background == Color.parse(theme.background or "")
+        assert app.has_class(f"-theme-{theme.name}")
+    assert not reparsed
