@@ -1,15 +1,18 @@
-"""From a frame's curves to the charts of loss and throughput. Pure."""
+"""From a frame's curves to the charts of metrics and throughput. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ltui.app.curves import epoch_places, smooth
 from ltui.app.frame import CurveData, FloatArray, Frame
-from ltui.app.history import RANK_CURVES, TRAIN_LOSS
+from ltui.app.history import RANK_CURVES
+from ltui.app.metric_choice import default_choice, groups, is_validation, quantity_of
 from ltui.app.translate import SAMPLES, silence
 from ltui.training.run.snapshot import LIVE, RunState
 from ltui.widgets import formats
@@ -21,6 +24,9 @@ SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 DIFFERENCE = 0.05
 """Ranks whose rates lie closer together than this share are shown by their total alone."""
 WAITING_TOO_LONG = 0.2
+MOST_UNSMOOTHED = 3
+"""Fewer points than this have nothing to smooth."""
+_LR = re.compile(r"(^|[/_.-])(lr|learning_rate)($|[/_.-])", re.IGNORECASE).search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +35,8 @@ class ChartSettings:
 
     axis: str = "step"
     smoothing: float = 0.9
+    metrics: tuple[str, ...] | None = None
+    """Those that a person chose; None for the default choice."""
 
     def next_axis(self) -> str:
         return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
@@ -56,6 +64,19 @@ class Axis:
             return epoch_places(curve.steps, self._reference or curve, self._steps_per_epoch)
         return curve.steps
 
+    def steps_between(self, low: float, high: float) -> tuple[int, int] | None:
+        """The steps of a part of this axis; None where that is not known."""
+        if self._kind == "step":
+            return math.floor(low), math.ceil(high)
+        if self._reference is None:
+            return None
+        places = self.places(self._reference)
+        inside = np.flatnonzero((places >= low) & (places <= high))
+        if not inside.size:
+            return None
+        first, last = max(0, inside[0] - 1), min(len(places) - 1, inside[-1] + 1)
+        return int(self._reference.steps[first]), int(self._reference.steps[last])
+
 
 def reference_curve(frame: Frame) -> CurveData | None:
     """The longest curve: it tells which step lies in which epoch, and when."""
@@ -78,52 +99,63 @@ def _beginning(frame: Frame, reference: CurveData | None) -> float:
     return float(np.nanmin(reference.times))
 
 
-def loss_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
-    """Training loss raw and smoothed, and every validation loss."""
+def shown_metrics(frame: Frame, settings: ChartSettings) -> tuple[str, ...]:
+    """The chosen metrics that this run has, or the default choice if it has none of them."""
+    names = frame.curve_names or tuple(sorted(frame.curves))
+    chosen = tuple(name for name in settings.metrics or () if name in names)
+    return chosen or default_choice(names)
+
+
+def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartShape]:
+    """One chart for each quantity among the shown metrics, at least one."""
     axis = Axis(settings, frame)
+    names = shown_metrics(frame, settings)
+    colours = {name: number for number, name in enumerate(names)}
+    shapes = [
+        _metric_chart(frame, axis, settings, [(name, colours[name]) for name in group])
+        for group in groups(names)
+        if any(name in frame.curves for name in group)
+    ]
+    return shapes or [_metric_chart(frame, axis, settings, [])]
+
+
+def _metric_chart(
+    frame: Frame, axis: Axis, settings: ChartSettings, named: Sequence[tuple[str, int]]
+) -> ChartShape:
     series: list[Series] = []
-    train = train_metric(frame.curves)
-    if train is not None:
-        series += _train_series(train, frame.curves[train], axis, settings.smoothing)
-    for i, name in enumerate(validation_metrics(frame.curves)):
-        curve = frame.curves[name]
-        series.append(_series(clean_name(name), axis.places(curve), curve, colour=i + 1))
+    for name, colour in named:
+        curve = frame.curves.get(name)
+        if curve is not None and len(curve):
+            smoothing = settings.smoothing if is_smoothed(name) else 0.0
+            series += _metric_series(name, curve, axis, smoothing, colour)
+    title = quantity_of(named[0][0]) if named else "metrics"
     return ChartShape(
-        title="loss",
-        subtitle=_loss_subtitle(frame, settings),
+        title=clean_name(title),
         series=tuple(series),
         x_label=axis.label,
         x_time=axis.is_time,
+        x_whole=axis.label == "step",
+        cut_outliers=True,
         note=None if series else _nothing(frame, "no training step yet"),
     )
 
 
-def train_metric(curves: Mapping[str, CurveData]) -> str | None:
-    """The training loss: of every step where it is known, else what the user logged as such."""
-    if TRAIN_LOSS in curves and len(curves[TRAIN_LOSS]):
-        return TRAIN_LOSS
-    losses = [n for n in curves if "loss" in n.lower() and not _of_validation(n)]
-    preferred = [n for n in losses if "train" in n.lower() and "epoch" not in n.lower()]
-    return next(iter(sorted(preferred) or sorted(losses)), None)
+def is_smoothed(name: str) -> bool:
+    """Values of single steps are noisy. Means over a validation, and what is set, are not."""
+    return not is_validation(name) and name not in ("step/lr", "step/samples") and not _LR(name)
 
 
-def validation_metrics(curves: Mapping[str, CurveData]) -> list[str]:
-    return sorted(n for n in curves if "loss" in n.lower() and _of_validation(n))[:4]
-
-
-def _of_validation(name: str) -> bool:
-    return "val" in name.lower() or "test" in name.lower()
-
-
-def _train_series(name: str, curve: CurveData, axis: Axis, smoothing: float) -> list[Series]:
+def _metric_series(
+    name: str, curve: CurveData, axis: Axis, smoothing: float, colour: int
+) -> list[Series]:
     places = axis.places(curve)
     shown = clean_name(name)
-    if smoothing <= 0:
-        return [_series(shown, places, curve, colour=0)]
+    if smoothing <= 0 or len(curve) < MOST_UNSMOOTHED:
+        return [_series(shown, places, curve, colour=colour)]
     smoothed = smooth(curve, smoothing)
     return [
-        _series(f"{shown} raw", places, curve, colour=0, dim=True),
-        Series(name=f"{shown} smoothed", x=places, y=smoothed, colour=0),
+        _series(f"{shown} raw", places, curve, colour=colour, dim=True),
+        Series(name=f"{shown} smoothed", x=places, y=smoothed, colour=colour),
     ]
 
 
@@ -135,17 +167,26 @@ def _series(
     return Series(name=name, x=places, y=curve.mean, colour=colour, dim=dim, low=low, high=high)
 
 
-def _loss_subtitle(frame: Frame, settings: ChartSettings) -> str:
-    quiet = silence(frame) if train_metric(frame.curves) else None
+def metrics_title(shapes: Sequence[ChartShape]) -> str:
+    return shapes[0].title if len(shapes) == 1 else "metrics"
+
+
+def metrics_figures(frame: Frame, settings: ChartSettings) -> str:
+    """Validation scores that no curve shows, and how smooth the curves are."""
+    names = shown_metrics(frame, settings)
+    quiet = silence(frame) if frame.curves else None
+    smoothed = any(is_smoothed(name) for name in names)
     smoothing = f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw"
-    return " · ".join([*([quiet] if quiet else []), *_scores(frame), smoothing])
+    scores = _scores(frame, names)
+    return " · ".join([*([quiet] if quiet else []), *scores, *([smoothing] if smoothed else [])])
 
 
-def _scores(frame: Frame) -> list[str]:
+def _scores(frame: Frame, shown: Collection[str]) -> list[str]:
     """What validation says besides its loss: ``val/acc 0.9870``."""
     metrics = frame.snapshot.metrics
-    names = sorted(n for n in metrics if _of_validation(n) and "loss" not in n.lower())
-    return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in names[:2]]
+    names = sorted(n for n in metrics if is_validation(n) and "loss" not in n.lower())
+    wanted = [n for n in names if n not in shown][:2]
+    return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in wanted]
 
 
 def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
@@ -162,6 +203,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
         series=tuple(series),
         x_label=axis.label,
         x_time=axis.is_time,
+        x_whole=axis.label == "step",
         note=None if series else _nothing(frame, "no throughput yet"),
     )
 

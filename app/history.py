@@ -37,6 +37,13 @@ class CurveRequest:
     """First and last step of the part in view; None where all of it is in view."""
 
 
+class RequestBox:
+    """Holds the newest request of a screen, for its feed's thread to read."""
+
+    def __init__(self) -> None:
+        self.request = CurveRequest()
+
+
 class CurveBook:
     """Metric curves of rank 0: stored history with live points behind it."""
 
@@ -48,6 +55,9 @@ class CurveBook:
         self._live: dict[str, GrowingCurve] = {}
         self._joined: dict[str, CurveData] = {}
         self._given: frozenset[str] = frozenset()
+        self._loss_is_logged = False
+        """Whether the loss comes as a metric. Then it wins over the steps' own, as in the store: a
+        loss on a GPU is not known yet when its step is written."""
 
     def load(self, stored: Mapping[str, CurveData]) -> None:
         """Replace the stored history of these curves; live points stay."""
@@ -69,13 +79,18 @@ class CurveBook:
         self.version += 1
 
     def add(self, name: str, step: float, epoch: float, time: float, value: float) -> None:
+        if name == TRAIN_LOSS and not self._loss_is_logged:
+            self._loss_is_logged = True
+            self._live.pop(name, None)
         self._growing(name).append(step, epoch, time, value)
 
     def add_steps(self, rows: FloatArray) -> None:
         """Rows of ``StepField``: every step's own curves."""
         places = (StepField.GLOBAL_STEP, StepField.EPOCH, StepField.WALL_S)
         for name, column in STEP_CURVES.items():
-            if np.isfinite(rows[:, column]).any() or name in self._live or name == TRAIN_LOSS:
+            if name == TRAIN_LOSS and self._loss_is_logged:
+                continue
+            if name in self._live or np.isfinite(rows[:, column]).any():
                 self._growing(name).extend(rows[:, [*places, column]])
 
     def names(self) -> set[str]:

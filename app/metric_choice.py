@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
 
 from ltui.app.history import STEP_CURVES, TRAIN_LOSS
 
@@ -13,7 +14,7 @@ _PART = re.compile(
     r"(^|[/_.\- ])(train|training|val|valid|validation|test|eval)(?=$|[/_.\- ])", re.IGNORECASE
 )
 _GOALS = (
-    re.compile(r"(^|[/_.\- ])(reward|return|episode_reward|mean_reward|score)", re.IGNORECASE),
+    re.compile(r"(^|[/_.\- ])(reward|return)", re.IGNORECASE),
     re.compile(r"loss", re.IGNORECASE),
     re.compile(r"(acc|accuracy|f1|auc|auroc|iou|dice|bleu|rouge|psnr|ssim)", re.IGNORECASE),
     re.compile(r"(perplexity|ppl|error|mse|mae|rmse|elbo|entropy)", re.IGNORECASE),
@@ -75,3 +76,19 @@ def groups(names: Iterable[str]) -> list[tuple[str, ...]]:
     for name in names:
         by_quantity.setdefault(quantity_of(name), []).append(name)
     return [tuple(group) for group in by_quantity.values()]
+
+
+def matching(names: Iterable[str], pattern: str) -> tuple[str, ...]:
+    """Names that contain ``pattern``, or match it if it holds ``*`` or ``?``; case is ignored."""
+    wanted = pattern.strip().lower()
+    if any(sign in wanted for sign in "*?"):
+        return tuple(name for name in names if fnmatchcase(name.lower(), wanted))
+    return tuple(name for name in names if wanted in name.lower())
+
+
+def remembered_key(preset: str | None, command: Sequence[str] | None) -> str:
+    """Under which a choice is remembered: the preset, or the script that a command runs."""
+    if preset:
+        return preset
+    words = command or ()
+    return next((word for word in words if word.endswith(".py")), words[0] if words else "")

@@ -17,7 +17,7 @@ from typing import Any
 
 from ltui.app.frame import Cleared, Ending, Frame
 from ltui.app.gpu_history import KEPT_S, GpuBook, GpuSample
-from ltui.app.history import STEP_CURVES, TRAIN_LOSS, CurveBook, CurveRequest, RateBook
+from ltui.app.history import STEP_CURVES, TRAIN_LOSS, CurveBook, RateBook, RequestBox
 from ltui.app.logtail import LogTail
 from ltui.app.metric_choice import default_choice
 from ltui.app.stored_curves import stored_curve, stored_part, stored_rates
@@ -59,6 +59,8 @@ TOLD = frozenset(
 """Kinds of events that are worth a line."""
 RELOAD_S = 5.0
 """Least seconds between loads of the stored history."""
+ALWAYS_SHOWN = ("step/lr",)
+"""Curves that a frame holds although no chart shows them: the details give their newest value."""
 POLL_RECORDS = 4000
 POLLS_A_LOOK = 4
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
@@ -94,8 +96,9 @@ class AttemptQueues:
 class RunWatch:
     """All that the dashboard knows of one run. Used by one thread."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, requests: RequestBox | None = None) -> None:
         self.run_dir = run_dir
+        self._requests = requests or RequestBox()
         self._client = ControlClient(run_dir)
         self._snapshot: RunSnapshot | None = None
         self._snapshot_at = 0.0
@@ -104,8 +107,6 @@ class RunWatch:
         self._attempt: int | None = None
         self._queues: AttemptQueues | None = None
         self._fold = Fold()
-        self.request = CurveRequest()
-        """Set by the screen, from its own thread; the next look follows it."""
         self._book = CurveBook()
         self._stored_names: set[str] = set()
         self._loaded: set[str] = set()
@@ -231,14 +232,15 @@ class RunWatch:
         return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) if named else set()
 
     def _wanted(self) -> set[str]:
-        chosen = self.request.names
-        return set(default_choice(self._names()) if chosen is None else chosen)
+        chosen, names = self._requests.request.names, self._names()
+        wanted = {*(default_choice(names) if chosen is None else chosen), *ALWAYS_SHOWN}
+        return wanted & names
 
     def _follow_request(self) -> None:
         """Read what the screen asks for beyond what was loaded: other curves, a part in detail."""
         wanted = frozenset(self._wanted())
         missing = wanted - self._loaded
-        detail = (wanted, self.request.steps)
+        detail = (wanted, self._requests.request.steps)
         if not missing and (detail == self._detailed or detail[1] == self._detailed[1] is None):
             return
         self._detailed = detail
@@ -328,8 +330,7 @@ class RunWatch:
                 continue
             step, epoch, time = (float(v) for v in place)  # type: ignore[arg-type]
             for name, value in zip(label.get("names") or (), record.array.tolist(), strict=False):
-                if name != TRAIN_LOSS:
-                    self._book.add(str(name), step, epoch, time, value)
+                self._book.add(str(name), step, epoch, time, value)
 
     def _follow_end(self, live: bool) -> None:
         if self._was_live and not live:

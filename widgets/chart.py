@@ -20,7 +20,7 @@ from ltui.widgets.palette import Paint, paint_of
 from ltui.widgets.plot import Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.scale import Range
 from ltui.widgets.shapes import ChartShape, Tone
-from ltui.widgets.viewport import Viewport, panned, zoomed
+from ltui.widgets.viewport import Viewport, panned, visible, zoomed
 
 ZOOM = 1.5
 PAN_SHARE = 0.25
@@ -112,6 +112,11 @@ class Chart(Widget, can_focus=True):
         if self.log_y is None:
             return self.shape is not None and self.shape.log_y
         return self.log_y
+
+    def zoomed_range(self) -> Range | None:
+        """The part of the x axis in view; None while all of it is."""
+        data = self._data()
+        return None if self.view is None or data is None else visible(self.view, data)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # Styles are looked up once a repaint: for every line they would cost as much as the curves.

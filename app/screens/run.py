@@ -21,6 +21,7 @@ from ltui.app.arrangement import DETAILS, FRAME_LINES, PANELS, UPPER, Arrangemen
 from ltui.app.feed import Feed, Watch
 from ltui.app.frame import Frame
 from ltui.app.gpu_panel import HEAT_FROM, gpus_title
+from ltui.app.history import RequestBox
 from ltui.app.notices import CONTROLS, farewell, happened, refusal
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.details_view import DetailsView
@@ -49,7 +50,7 @@ from ltui.widgets.sanitise import clean_name
 from ltui.widgets.shapes import LogLine
 
 TITLES = {
-    "loss": "loss",
+    "loss": "metrics",
     "throughput": "throughput",
     "gpus": "GPUs",
     "ranks": "ranks",
@@ -73,15 +74,17 @@ k      | kill                | kill             | Kill every process of the run,
 r      | resume              | resume           | Resume from the last good checkpoint
 d      | diagnose            | diagnose         | Show what is wrong and what each rank does
 [Charts]
+m      | choose_metrics      | metrics          | Choose the metrics that the first panel shows
 x      | axis                | x axis           | Show steps, epochs or time on the x axis
 y      | log_scale           | y scale          | Switch between a linear and a logarithmic y axis
+o      | outliers            | outliers         | Show all values, or cut outliers off the y axis
 +,=    | smooth(1)           | more smoothing   | Smooth the curves more
 -      | smooth(-1)          | less smoothing   | Smooth the curves less
 [Log]
 v      | whose_log           | choose rank      | Show all ranks, one rank, or the launcher
 /      | search              | find             | Find in the log
 [Screen]
-1      | panel('loss')       | loss             | Go to the loss chart
+1      | panel('loss')       | metrics panel    | Go to the charts of metrics
 2      | panel('throughput') | throughput       | Go to the throughput chart
 3      | panel('gpus')       | GPUs             | Go to the GPUs
 4      | panel('ranks')      | ranks            | Go to the ranks
@@ -123,7 +126,8 @@ class RunScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.run_dir, self.readonly, self.alone = run_dir, readonly, alone
-        self._make_watch = make_watch or (lambda: RunWatch(run_dir))
+        self._requests = RequestBox()
+        self._make_watch = make_watch or (lambda: RunWatch(run_dir, self._requests))
         self._feed: Feed | None = None
         self.frame: Frame | None = None
         self.arrangement = Arrangement()
@@ -138,7 +142,7 @@ class RunScreen(Screen[None]):
         yield TabLine(id="tabs")
         with Horizontal(id="columns"):
             with Vertical(id="body"):
-                yield RunCharts(id="charts")
+                yield RunCharts(self.run_dir.home, self._requests, id="charts")
                 with Panel(3, TITLES["gpus"], id="gpus"):
                     yield GpuBoard(id="gpu-board")
                     yield Static(id="gpu-note", markup=False)
@@ -363,6 +367,8 @@ class RunScreen(Screen[None]):
         name = panels[0].id if panels else None
         if name in PANELS and name != self.arrangement.chosen and not self.arrangement.zoomed:
             self.arrangement = self.arrangement.choose(name)
+        if self.frame is not None:
+            self._draw_keys(self.frame)
 
     def action_zoom(self) -> None:
         self._lay_out(replace(self.arrangement, zoomed=not self.arrangement.zoomed))
@@ -386,6 +392,12 @@ class RunScreen(Screen[None]):
 
     def action_log_scale(self) -> None:
         self.query_one(RunCharts).toggle_log()
+
+    def action_outliers(self) -> None:
+        self.query_one(RunCharts).toggle_outliers()
+
+    def action_choose_metrics(self) -> None:
+        self.query_one(RunCharts).choose_metrics()
 
     def action_smooth(self, by: int) -> None:
         self.query_one(RunCharts).smooth(by)
@@ -568,10 +580,11 @@ CHART_HINTS = (
     KeyHint("↑↓", "zoom", "focused.zoom(1)"),
     KeyHint("←→", "crosshair", "focused.move(1)"),
     KeyHint("shift+←→", "pan", "focused.pan(1)"),
-    KeyHint("home", "whole curve", "focused.show_all"),
+    KeyHint("home", "show all", "focused.show_all"),
 )
 """While a chart has the focus."""
 SCALE_HINTS = (
+    KeyHint("m", "metrics", "screen.choose_metrics"),
     KeyHint("x", "x axis", "screen.axis"),
     KeyHint("y", "y scale", "screen.log_scale"),
     KeyHint("+-", "smoothing", "screen.smooth(1)"),

@@ -8,36 +8,38 @@ from frames import NOW, curve, frame, snapshot
 
 from ltui.app.charts import (
     AXES,
+    Axis,
     ChartSettings,
-    loss_chart,
+    metric_charts,
+    metrics_figures,
     phases_line,
     throughput_chart,
-    train_metric,
     waiting_line,
 )
+from ltui.app.metric_choice import default_choice, matching, remembered_key
 from ltui.training.run.snapshot import RunState, Throughput
 
 
 def test_loss_has_raw_smoothed_and_validation() -> None:
-    shape = loss_chart(frame(), ChartSettings())
+    shape = metric_charts(frame(), ChartSettings())[0]
     assert [s.name for s in shape.series] == ["train/loss raw", "train/loss smoothed", "val_loss"]
     assert [s.dim for s in shape.series] == [True, False, False]
     assert shape.note is None
 
 
 def test_without_smoothing_there_is_one_training_curve() -> None:
-    shape = loss_chart(frame(), ChartSettings(smoothing=0.0))
+    shape = metric_charts(frame(), ChartSettings(smoothing=0.0))[0]
     assert [s.name for s in shape.series] == ["train/loss", "val_loss"]
-    assert "raw" in shape.subtitle
+    assert "raw" in metrics_figures(frame(), ChartSettings(smoothing=0.0))
 
 
 def test_axis_by_epoch_is_fractional_and_by_time_in_seconds_since_the_run_was_created() -> None:
-    by_epoch = loss_chart(frame(), ChartSettings(axis="epoch"))
+    by_epoch = metric_charts(frame(), ChartSettings(axis="epoch"))[0]
     x = by_epoch.series[0].x
     assert x[0] == pytest.approx(0.01)
     assert x[-1] == pytest.approx(4.0)
     assert np.all(np.diff(x) > 0)
-    by_time = loss_chart(frame(), ChartSettings(axis="time"))
+    by_time = metric_charts(frame(), ChartSettings(axis="time"))[0]
     assert by_time.x_time
     assert by_time.series[0].x[0] == pytest.approx(0.1, abs=1e-3)
 
@@ -56,19 +58,67 @@ def test_axes_cycle_and_smoothing_stays_in_its_bounds() -> None:
 
 def test_nothing_to_draw_says_why() -> None:
     empty = frame(curves={}, rates={})
-    note = loss_chart(empty, ChartSettings()).note
+    note = metric_charts(empty, ChartSettings())[0].note
     assert note == "no training step yet, 1 m 00 s after the start"
     quiet = frame(curves={}, rates={}, last_record_at=NOW - 60)
-    assert loss_chart(quiet, ChartSettings()).note == "no data for 1 m 00 s"
+    assert metric_charts(quiet, ChartSettings())[0].note == "no data for 1 m 00 s"
     over = frame(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))
     assert throughput_chart(over, ChartSettings()).note == "nothing was recorded"
 
 
-def test_the_loss_of_every_step_wins_over_a_logged_one() -> None:
-    curves = {"train/loss": curve([1.0]), "train_loss": curve([2.0])}
-    assert train_metric(curves) == "train/loss"
-    assert train_metric({"train_loss": curve([2.0]), "val_loss": curve([1.0])}) == "train_loss"
-    assert train_metric({"val_acc": curve([1.0])}) is None
+def test_without_a_choice_the_loss_is_shown_or_what_the_script_improves() -> None:
+    losses = ["train/loss", "train_loss", "val_loss", "val_acc", "step/lr", "epoch"]
+    assert default_choice(losses) == ("train/loss", "val_loss")
+    assert default_choice(["train_loss", "train_loss_epoch", "val_loss"]) == (
+        "train_loss",
+        "val_loss",
+    )
+    rewards = ["train/loss", "reward", "kl", "entropy", "reward_model_loss"]
+    assert default_choice(rewards) == ("reward",)
+    assert default_choice(["train_acc", "val_acc", "lr"]) == ("train_acc", "val_acc")
+    assert default_choice(["foo", "step/lr"]) == ("foo",)
+    assert default_choice([]) == ()
+
+
+def test_chosen_metrics_get_a_chart_for_each_quantity() -> None:
+    curves = {
+        "train/loss": curve(np.linspace(2, 1, 50)),
+        "val/loss": curve([2.0, 1.0]),
+        "step/lr": curve(np.full(50, 1e-3)),
+    }
+    chosen = ChartSettings(metrics=("step/lr", "train/loss", "val/loss", "gone"))
+    shapes = metric_charts(frame(curves=curves, curve_names=tuple(curves)), chosen)
+    assert [shape.title for shape in shapes] == ["step/lr", "loss"]
+    # What is set, and what is a mean already, is not smoothed.
+    assert [s.name for s in shapes[0].series] == ["step/lr"]
+    assert [s.name for s in shapes[1].series] == [
+        "train/loss raw",
+        "train/loss smoothed",
+        "val/loss",
+    ]
+    assert len({s.colour for shape in shapes for s in shape.series}) == 3
+    assert "smoothing 0.9" in metrics_figures(frame(curves=curves), chosen)
+
+
+def test_a_part_of_any_axis_is_a_part_of_the_steps() -> None:
+    shown = frame()
+    assert Axis(ChartSettings(), shown).steps_between(9.5, 20.2) == (9, 21)
+    by_epoch = Axis(ChartSettings(axis="epoch"), shown).steps_between(1.0, 2.0)
+    assert by_epoch is not None
+    assert by_epoch[0] in (99, 100)
+    assert by_epoch[1] in (200, 201)
+    assert Axis(ChartSettings(axis="time"), frame(curves={})).steps_between(0, 1) is None
+
+
+def test_names_are_filtered_by_part_or_pattern_and_choices_kept_by_preset_or_script() -> None:
+    names = ("train/loss", "val/loss", "val/acc")
+    assert matching(names, "VAL") == ("val/loss", "val/acc")
+    assert matching(names, "*/loss") == ("train/loss", "val/loss")
+    assert matching(names, "") == names
+    assert remembered_key("quickstart", None) == "quickstart"
+    assert remembered_key(None, ("python", "-u", "train.py", "--lr", "1")) == "train.py"
+    assert remembered_key(None, ("./go",)) == "./go"
+    assert remembered_key(None, None) == ""
 
 
 def test_ranks_get_lines_only_where_they_differ() -> None:

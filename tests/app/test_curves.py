@@ -20,6 +20,7 @@ from ltui.app.curves import (
 )
 from ltui.app.history import CurveBook, RateBook
 from ltui.training.queue.reader import Record
+from ltui.training.queue.records import StepField
 from ltui.training.run.fold import Fold, fold
 from tests.run.records import step, steps
 
@@ -157,3 +158,22 @@ def test_a_book_keeps_stored_points_up_to_the_first_live_one() -> None:
     assert book.curves(["loss"])["loss"].mean.tolist() == [5, 4, 30]
     book.forget_live()
     assert book.curves(["loss"])["loss"].mean.tolist() == [5, 4, 3, 2]
+
+
+def test_a_loss_that_comes_as_a_metric_wins_over_that_of_the_steps() -> None:
+    """On a GPU the loss is sent once it has been copied; the row of its step says NaN."""
+    rows = np.full((4, len(StepField)), np.nan)
+    rows[:, StepField.GLOBAL_STEP] = [1, 2, 3, 4]
+    rows[:, StepField.LR] = 0.1
+    book = CurveBook()
+    book.add_steps(rows)
+    assert book.names() == {"step/lr"}
+    for number in (1, 2):
+        book.add("train/loss", number, 0, 0.0, 0.5)
+    book.add_steps(rows)
+    assert book.curves(["train/loss"])["train/loss"].mean.tolist() == [0.5, 0.5]
+    # On a processor the row has it, and NaN in it is a loss that is not a number.
+    plain = CurveBook()
+    rows[:2, StepField.LOSS] = 2.0
+    plain.add_steps(rows)
+    assert np.isnan(plain.curves(["train/loss"])["train/loss"].mean).tolist() == [0, 0, 1, 1]

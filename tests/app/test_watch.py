@@ -14,10 +14,14 @@ import pytest
 
 from ltui.app.feed import CPU_SHARE, FASTEST_S, SLOWEST_S, Feed, Pace
 from ltui.app.frame import Frame
+from ltui.app.history import CurveRequest, RequestBox
 from ltui.app.watch import RunWatch
+from ltui.training.queue.records import StepField
 from ltui.training.run.snapshot import LIVE, RunState
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir
+from ltui.training.store.writer import Batch, StoreWriter
+from tests.store.histories import begin, snapshot, step_row
 
 # Writes as a rank does, one command a line: "steps FIRST LAST", "metric STEP VALUE", "pulse STEP".
 RANK = """
@@ -240,6 +244,41 @@ def test_the_dashboard_needs_no_torch() -> None:
         env={**os.environ},
     )  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> None:
+    store = StoreWriter(run_dir.db_path)
+    begin(store)
+    for first in range(1, 30_001, 5000):
+        rows = [(0, s, step_row(s, 1.0 / s, 100.0 + s)) for s in range(first, first + 5000)]
+        for _, _, row in rows:
+            row[StepField.LR] = 0.1
+        store.commit(1, Batch(steps=rows))
+    ended = snapshot(id=run_dir.id, name="calm-fox", state=RunState.FINISHED, attempt=1)
+    store.write_snapshot(ended)
+    store.close()
+    requests = RequestBox()
+    watch = RunWatch(run_dir, requests)
+    try:
+        frame = until(watch, lambda f: "train/loss" in f.curves)
+        assert "step/seconds" in frame.curve_names
+        assert "step/seconds" not in frame.curves
+        coarse = frame.curves["train/loss"]
+        requests.request = CurveRequest(names=frozenset({"train/loss", "step/seconds"}))
+        frame = until(watch, lambda f: "step/seconds" in f.curves)
+        assert frame.curves["step/seconds"].mean[-1] == 0.5
+        requests.request = CurveRequest(names=frozenset({"train/loss"}), steps=(1000, 1999))
+        before = frame.curves_version
+        frame = until(watch, lambda f: f.curves_version != before)
+        fine = frame.curves["train/loss"]
+        inside = (fine.steps >= 1000) & (fine.steps <= 1999)
+        assert fine.steps[inside].tolist() == list(range(1000, 2000))
+        assert np.sum((coarse.steps >= 1000) & (coarse.steps <= 1999)) < 100
+        assert np.all(np.diff(fine.steps) > 0)
+        requests.request = CurveRequest()
+        frame = until(watch, lambda f: len(f.curves["train/loss"]) == len(coarse))
+    finally:
+        watch.close()
 
 
 def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> None:

@@ -1,0 +1,102 @@
+"""The list of every metric of a run, to choose those that the first panel shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, SelectionList, Static
+from textual.widgets.selection_list import Selection
+
+from ltui.app.metric_choice import DESCRIPTIONS, matching
+from ltui.widgets.formats import metric
+from ltui.widgets.sanitise import clean_name
+
+NAME_CELLS = 40
+KEYS = "space select   / filter   ⏎ apply   d default choice   esc cancel"
+
+
+class MetricChooser(ModalScreen[tuple[str, ...] | None]):
+    """Returns the chosen names, an empty tuple for the default choice, or None after Esc."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "apply", "apply", id="metrics.apply", priority=True, tooltip="Show these"),
+        Binding("escape", "cancel", "cancel", id="metrics.cancel", tooltip="Change nothing"),
+        Binding("slash", "filter", "filter", id="metrics.filter", tooltip="Filter the names"),
+        Binding("down", "to_list", "to the list", show=False, id="metrics.list"),
+        Binding("d", "default", "default", id="metrics.default", tooltip="The default choice"),
+    ]
+
+    def __init__(
+        self, names: Sequence[str], values: Mapping[str, float], chosen: Collection[str]
+    ) -> None:
+        super().__init__()
+        self._names, self._values = tuple(names), dict(values)
+        self._chosen = dict.fromkeys(chosen)
+        """In the order in which they were chosen."""
+        self._listed: tuple[str, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -metrics"):
+            yield Input(placeholder="filter: part of a name, or val/*", compact=True)
+            yield SelectionList[str](id="metric-list")
+            yield Static(Text(KEYS), id="answers")
+
+    def on_mount(self) -> None:
+        self.query_one(".dialog").border_title = "metrics"
+        self._fill("")
+        self.query_one(SelectionList).focus()
+
+    def _fill(self, pattern: str) -> None:
+        shown = self.query_one(SelectionList)
+        self._listed = matching(self._names, pattern)
+        with self.prevent(SelectionList.SelectedChanged):
+            shown.clear_options()
+            shown.add_options(
+                Selection(self._row(name), name, name in self._chosen) for name in self._listed
+            )
+        if self._listed:
+            shown.highlighted = 0
+
+    def _row(self, name: str) -> Text:
+        label = clean_name(name)
+        label = label if len(label) <= NAME_CELLS else f"{label[: NAME_CELLS - 1]}…"
+        value = metric(self._values[name]) if name in self._values else ""
+        row = Text(f"{label.ljust(NAME_CELLS)} {value.rjust(10)}")
+        return row.append(f"  {DESCRIPTIONS.get(name, '')}".rstrip(), "dim")
+
+    @on(Input.Changed)
+    def _filter(self, event: Input.Changed) -> None:
+        event.stop()
+        self._fill(event.value)
+
+    @on(SelectionList.SelectedChanged)
+    def _select(self, event: SelectionList.SelectedChanged[str]) -> None:
+        event.stop()
+        selected = set(event.selection_list.selected)
+        for name in self._listed:
+            if name in selected:
+                self._chosen.setdefault(name)
+            else:
+                self._chosen.pop(name, None)
+
+    def action_apply(self) -> None:
+        self.dismiss(tuple(self._chosen))
+
+    def action_default(self) -> None:
+        self.dismiss(())
+
+    def action_filter(self) -> None:
+        self.query_one(Input).focus()
+
+    def action_to_list(self) -> None:
+        self.query_one(SelectionList).focus()
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

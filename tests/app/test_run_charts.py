@@ -1,0 +1,164 @@
+"""The charts of a run screen under keys: choice of metrics, linked zoom, detail on request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from frames import curve, frame, snapshot
+from test_run_screen import OneRun, Script, shown, until
+from textual.widgets import Input, SelectionList
+
+from ltui.app.frame import Frame
+from ltui.app.preferences import read_preferences
+from ltui.app.screens.keyline import KeyLine
+from ltui.app.screens.metric_chooser import MetricChooser
+from ltui.app.screens.panel import Panel
+from ltui.app.screens.run import RunScreen
+from ltui.app.screens.run_charts import RunCharts
+from ltui.training.store.home import RunDir
+from ltui.widgets.chart import Chart
+
+NAMES = ("step/lr", "train/loss", "val/acc", "val/loss")
+
+
+class OneRunAt(OneRun):
+    """The run in a home of its own, where a choice can be remembered."""
+
+    def __init__(self, home: Path, script: Script) -> None:
+        super().__init__(script)
+        self.run_dir = RunDir(home / "runs" / "brave-owl-3f2a")
+
+    def get_default_screen(self) -> RunScreen:
+        return RunScreen(self.run_dir, alone=True, make_watch=lambda: self.script)
+
+
+def many(points: int = 400) -> Frame:
+    curves = {
+        "train/loss": curve(2.3 * np.exp(-np.arange(points) / 150)),
+        "val/loss": curve([2.0, 1.2, 0.7, 0.5], first=100),
+        "val/acc": curve([0.2, 0.5, 0.8, 0.9], first=100),
+        "step/lr": curve(np.full(points, 1e-3)),
+    }
+    return frame(curves=curves, curve_names=NAMES)
+
+
+def titles(screen: RunScreen) -> list[str]:
+    charts = [c for c in screen.query("#metric-grid Chart") if c.display]
+    return [c.shape.title for c in charts if isinstance(c, Chart) and c.shape is not None]
+
+
+async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> None:
+    tmp_path.joinpath("runs").mkdir()
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        assert titles(screen) == ["loss"]
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        listed = app.screen.query_one(SelectionList)
+        assert listed.option_count == len(NAMES)
+        assert set(listed.selected) == {"train/loss", "val/loss"}
+        await pilot.press("space")  # the first: the learning rate
+        await pilot.press("slash", *"acc")
+        await until(pilot, lambda: listed.option_count == 1)
+        await pilot.press("down", "space", "enter")
+        await until(pilot, lambda: app.screen is screen)
+        assert titles(screen) == ["loss", "step/lr", "acc"]
+        requests = screen._requests
+        assert requests.request.names == set(NAMES)
+        assert read_preferences(tmp_path)["metrics"] == {
+            "cifar10-cnn": ["train/loss", "val/loss", "step/lr", "val/acc"]
+        }
+    again = OneRunAt(tmp_path, Script(many()))
+    async with again.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, again)
+        assert titles(screen) == ["loss", "step/lr", "acc"]
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(again.screen, MetricChooser))
+        await pilot.press("d")
+        await until(pilot, lambda: again.screen is screen)
+        assert titles(screen) == ["loss"]
+        assert read_preferences(tmp_path)["metrics"] == {}
+
+
+async def test_a_filter_takes_letters_that_are_keys_elsewhere(tmp_path: Path) -> None:
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(100, 30)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        await pilot.press("slash", *"d q/")
+        assert app.screen.query_one(Input).value == "d q/"
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)
+
+
+async def test_charts_zoom_together_and_say_what_is_in_view(tmp_path: Path) -> None:
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        loss = screen.query_one("#loss-chart", Chart)
+        rates = screen.query_one("#throughput-chart", Chart)
+        loss.focus()
+        await pilot.press("left", "up", "up", "up", "shift+left")
+        await until(pilot, lambda: rates.view is not None)
+        assert rates.view == loss.view
+        for panel in ("#loss", "#throughput"):
+            subtitle = screen.query_one(panel, Panel).border_subtitle or ""
+            assert "zoomed " in subtitle
+            assert "home: all" in subtitle
+        part = loss.zoomed_range()
+        asked = screen._requests.request.steps
+        assert part is not None
+        assert asked is not None
+        assert asked[0] <= part.low
+        assert asked[1] >= part.high
+        rates.focus()
+        await pilot.press("home")
+        await until(pilot, lambda: loss.view is None)
+        assert screen._requests.request.steps is None
+        assert "zoomed" not in (screen.query_one("#loss", Panel).border_subtitle or "")
+
+
+async def test_the_footer_names_the_keys_of_the_chart_that_has_the_focus(tmp_path: Path) -> None:
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+
+        def words() -> set[str]:
+            return {hint.words for hint in screen.query_one(KeyLine)._hints}
+
+        await pilot.press("4")
+        await until(pilot, lambda: "crosshair" not in words())
+        await pilot.press("2")
+        await until(pilot, lambda: {"zoom", "crosshair", "show all", "metrics"} <= words())
+
+
+async def test_outliers_and_scale_are_switched_for_every_metric(tmp_path: Path) -> None:
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        charts = screen.query_one(RunCharts)
+        grid = list(screen.query("#metric-grid Chart").results(Chart))
+        await pilot.press("4", "o", "y")
+        assert all(chart.outliers and chart.is_log for chart in grid)
+        charts.reset()
+        assert not any(chart.outliers or chart.is_log for chart in grid)
+
+
+async def test_charts_without_room_are_counted(tmp_path: Path) -> None:
+    names = [f"metric-{n}" for n in range(9)]
+    curves = {name: curve(np.arange(50.0)) for name in names}
+    shown_frame = frame(curves=curves, curve_names=tuple(names), snapshot=snapshot(metrics={}))
+    app = OneRunAt(tmp_path, Script(shown_frame))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        charts = screen.query_one(RunCharts)
+        charts._use_metrics(tuple(names))
+        await until(pilot, lambda: len(titles(screen)) > 1)
+        left = len(names) - len(titles(screen))
+        assert f"{left} more need room" in (screen.query_one("#loss", Panel).border_subtitle or "")
+        before = len(titles(screen))
+        await pilot.press("1", "z")
+        await until(pilot, lambda: len(titles(screen)) > before)
