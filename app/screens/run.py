@@ -213,7 +213,7 @@ class RunScreen(Screen[None]):
     @on(FrameArrived)
     def _take(self, message: FrameArrived) -> None:
         message.stop()
-        if not self.children:
+        if not self.is_attached:
             return  # The screen is being removed.
         before = self.frame.snapshot if self.frame is not None else None
         self.frame = message.frame
