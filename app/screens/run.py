@@ -213,7 +213,7 @@ class RunScreen(Screen[None]):
     @on(FrameArrived)
     def _take(self, message: FrameArrived) -> None:
         message.stop()
-        if not self.is_attached:
+        if not self.query("#loss"):
             return  # The screen is being removed.
         before = self.frame.snapshot if self.frame is not None else None
         self.frame = message.frame
@@ -567,10 +567,11 @@ def kill_question(snapshot: RunSnapshot) -> str:
     if saved is None:
         lost = "It has no checkpoint. All its progress will be lost."
     else:
-        done = (snapshot.global_step or saved.global_step) - saved.global_step
+        done = max(0, (snapshot.global_step or saved.global_step) - saved.global_step)
+        steps = "step" if done == 1 else "steps"
         lost = (
-            f"Its last checkpoint is from step {formats.count(saved.global_step)}. "
-            f"The {formats.count(max(0, done))} steps since then will be lost."
+            f"Its last checkpoint is from step {formats.count(saved.global_step)}: "
+            f"{formats.count(done)} {steps} will be lost."
         )
     instead = "To stop it with a checkpoint instead, press s on the run's screen."
     return f"Kill {name}? All its processes end at once.\n{lost}\n{instead}"

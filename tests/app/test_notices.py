@@ -68,8 +68,8 @@ def test_without_a_good_checkpoint_there_is_nothing_to_resume() -> None:
 
 
 def test_a_kill_names_what_is_lost() -> None:
-    assert "204 steps since then are lost" in kill_question(snapshot())
-    assert "everything it has learned is lost" in kill_question(snapshot(checkpoints=()))
+    assert "204 steps will be lost" in kill_question(snapshot())
+    assert "All its progress will be lost" in kill_question(snapshot(checkpoints=()))
 
 
 def test_leaving_a_live_run_names_the_way_back() -> None:
