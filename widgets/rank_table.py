@@ -21,13 +21,14 @@ class RankTable(Table[RankRow]):
 
     NOTE: ClassVar[str] = "no rank has reported yet"
     KEEPS_CURSOR: ClassVar[bool] = False
+    CLICK_OPENS: ClassVar[bool] = False
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column(key="rank", title="rank", width=5),
         Column(key="pid", title="pid", width=8, right=True, importance=7),
         Column(key="device", title="device", width=7, importance=3),
         Column(key="step", title="step", width=10, right=True),
         Column(key="phase", title="phase", width=12),
-        Column(key="age", title="since", width=9, right=True),
+        Column(key="age", title="in phase for", width=12, right=True),
         Column(key="strip", title="step times", width=STRIP_WIDTH, importance=4),
         Column(key="rate", title="samples/s", width=11, right=True, importance=5),
         Column(key="cpu", title="CPU", width=7, right=True, importance=6),

@@ -50,6 +50,9 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     KEEPS_CURSOR: ClassVar[bool] = True
     """Mark the row under the cursor also while the focus is elsewhere."""
 
+    CLICK_OPENS: ClassVar[bool] = True
+    """A click opens a row as Enter does; otherwise it only moves the cursor."""
+
     cursor: reactive[int] = reactive(0, repaint=False)
     note: reactive[str | None] = reactive(None)
 
@@ -253,7 +256,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         index = event.y - 1 + self.scroll_offset.y
         if event.y >= 1 and 0 <= index < len(self._rows):
             self.cursor = index
-            self.action_select()
+            if self.CLICK_OPENS:
+                self.action_select()
 
 
 def _under(strip: Strip, style: Style) -> Strip:

@@ -281,6 +281,16 @@ class RunScreen(Screen[None]):
         self.query_one("#ranks", Panel).say(TITLES["ranks"], translate.ranks_title(frame))
         self._fit("ranks", len(rows) + 1)
 
+    @on(RankTable.RowSelected)
+    def _open_rank(self, message: RankTable.RowSelected) -> None:
+        """Enter on a rank: its log."""
+        if isinstance(message.table, RankTable):
+            message.stop()
+            self.log_of = int(message.key.removeprefix("r"))
+            self.action_panel("log")
+            if self.frame is not None:
+                self._draw_log(self.frame)
+
     def _fit(self, name: str, lines: int, most: int = MOST_ROWS) -> None:
         """Make a panel as high as its rows if other panels are seen below the charts."""
         frame_lines = 0 if self.arrangement.room is Room.TABS else FRAME_LINES

@@ -394,6 +394,18 @@ async def test_the_log_is_extended_filtered_and_searched() -> None:
         assert app.asked == []
 
 
+async def test_enter_on_a_rank_opens_its_log() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4", "down", "down", "enter")
+        await pilot.pause()
+        assert screen.log_of == 2
+        assert screen.arrangement.chosen == "log"
+        assert len(screen.query_one(LogView).lines) == 10
+        assert "log, rank 2" in str(screen.query_one("#log").border_title)
+
+
 async def test_markup_from_a_run_is_shown_as_it_is() -> None:
     evil = "[bold red]x[/] [@click=app.bell]y[/]"
     run = snapshot(
