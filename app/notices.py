@@ -23,7 +23,7 @@ def happened(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, st
 
 
 def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
-    step = f"step {formats.count(now.global_step)}"
+    step = f"step {formats.step(now.global_step)}"
     if before.state is RunState.STOPPING and now.state in LIVE:
         return [(clean_line(now.detail or f"not stopped at {step}"), "error")]
     if now.state is RunState.PAUSED:
@@ -41,7 +41,7 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]
 def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
     old = {c.path for c in before.checkpoints}
     return [
-        (f"checkpoint saved at step {formats.count(c.global_step)}{_checked(c.ok)}", "information")
+        (f"checkpoint saved at step {formats.step(c.global_step)}{_checked(c.ok)}", "information")
         for c in now.checkpoints
         if c.path not in old and c.reason == "request"
     ]
@@ -52,7 +52,7 @@ def _checked(ok: bool | None) -> str:
 
 
 def _from(now: RunSnapshot) -> str:
-    return f" from step {formats.count(now.global_step)}" if now.global_step else ""
+    return f" from step {formats.step(now.global_step)}" if now.global_step else ""
 
 
 def farewell(snapshot: RunSnapshot) -> str:

@@ -62,7 +62,7 @@ def run_row(line: RunLine, now: float) -> RunRow:
 def _progress(run: RunSnapshot) -> str:
     if run.global_step is None:
         return ""
-    return f"step {formats.of(run.global_step, run.max_steps)}"
+    return f"step {formats.step(run.global_step, run.max_steps)}"
 
 
 def _metric(run: RunSnapshot) -> str:

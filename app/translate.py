@@ -95,7 +95,7 @@ def header(frame: Frame) -> HeaderShape:
         state_sign=sign,
         tone=tone,
         epoch=f"epoch {_epoch(run)}",
-        step=f"step {formats.of(run.global_step, run.max_steps)}",
+        step=f"step {formats.step(run.global_step, run.max_steps)}",
         share=done_share(run),
         eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
         elapsed=formats.duration(run.elapsed_s),
@@ -248,7 +248,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> Ra
         pid=formats.NA if rank.pid is None else str(rank.pid),
         device=_device(rank.device),
         phase=clean_name(rank.phase or formats.NA),
-        step=formats.count(rank.global_step),
+        step=formats.step(rank.global_step),
         age=formats.age(rank.age_s),
         strip=rank.recent_step_s,
         rate=formats.quantity(rank.samples_per_s, ""),
@@ -363,8 +363,8 @@ def _exception_text(ending: Ending) -> str:
 
 
 def checkpoint_text(checkpoint: CheckpointInfo) -> str:
-    """``step 1 204, verified, 1.2 MiB``."""
-    words = [f"step {formats.count(checkpoint.global_step)}"]
+    """``step 1204, verified, 1.2 MiB``."""
+    words = [f"step {formats.step(checkpoint.global_step)}"]
     words.append({True: "verified", False: "damaged", None: "not verified"}[checkpoint.ok])
     if checkpoint.size_bytes is not None:
         words.append(formats.size(checkpoint.size_bytes))

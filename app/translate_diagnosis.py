@@ -137,7 +137,7 @@ def _about(diagnosis: Diagnosis, context: Context) -> str:
     )
     words = [
         clean_name(run.name), what, run.state.value, f"attempt {diagnosis.attempt}",
-        f"step {formats.of(run.global_step, run.max_steps)}", looked,
+        f"step {formats.step(run.global_step, run.max_steps)}", looked,
     ]  # fmt: skip
     return " · ".join(w for w in words if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
 
@@ -177,7 +177,7 @@ def _kill_and_resume(run: RunSnapshot) -> str:
     if not good:
         return "k kills the run; there is no checkpoint to resume from"
     last: CheckpointInfo = max(good, key=lambda c: (c.global_step, c.saved_at or 0.0))
-    text = f"k kills it, r then resumes from step {formats.count(last.global_step)}"
+    text = f"k kills it, r then resumes from step {formats.step(last.global_step)}"
     lost = (run.global_step or last.global_step) - last.global_step
     return f"{text} ({formats.count(lost)} steps are trained again)" if lost > 0 else text
 

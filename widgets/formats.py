@@ -32,6 +32,13 @@ def count(value: float | None) -> str:
     return f"{round(value):,}".replace(",", THIN)
 
 
+def step(value: float | None, total: float | None = None) -> str:
+    """A step's number as it is typed in a command, without groups: ``1204``, ``1204/2930``."""
+    if value is None or not math.isfinite(value):
+        return NA
+    return f"{round(value)}" if total is None else f"{round(value)}/{step(total)}"
+
+
 def of(done: float | None, total: float | None) -> str:
     """``1 204/2 930``; only the first half where the total is not known."""
     return count(done) if total is None else f"{count(done)}/{count(total)}"

@@ -415,6 +415,12 @@ class RunScreen(Screen[None]):
     def action_follow_log(self) -> None:
         self.query_one(LogView).action_follow()
 
+    def action_wrap_log(self) -> None:
+        self.query_one(LogView).action_wrap()
+
+    def action_log_level(self) -> None:
+        self.query_one(LogView).action_level()
+
     def action_search(self) -> None:
         self.action_panel("log")
         self.query_one(LogView).action_find()
@@ -580,7 +586,7 @@ def kill_question(snapshot: RunSnapshot) -> str:
         done = max(0, (snapshot.global_step or saved.global_step) - saved.global_step)
         steps = "step" if done == 1 else "steps"
         lost = (
-            f"Its last checkpoint is from step {formats.count(saved.global_step)}: "
+            f"Its last checkpoint is from step {formats.step(saved.global_step)}: "
             f"{formats.count(done)} {steps} will be lost."
         )
     instead = "To stop it with a checkpoint instead, press s on the run's screen."
@@ -604,6 +610,8 @@ LOG_HINTS = (
     KeyHint("/", "find", "screen.search"),
     KeyHint("v", "choose rank", "screen.whose_log"),
     KeyHint("f", "follow", "screen.follow_log"),
+    KeyHint("L", "level", "screen.log_level"),
+    KeyHint("w", "wrap", "screen.wrap_log"),
 )
 """While the log has the focus."""
 TYPING_HINTS = (

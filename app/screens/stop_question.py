@@ -30,7 +30,7 @@ class StopScreen(ConfirmScreen):
 def stop_question(snapshot: RunSnapshot) -> str:
     """Say what a stop does, and how to undo it."""
     step = snapshot.global_step
-    now = f" (now at step {formats.count(step)})" if step else ""
+    now = f" (now at step {formats.step(step)})" if step else ""
     return (
         f"Stop {clean_name(snapshot.name)}?\n"
         f"It saves a checkpoint after the current step{now}, then it ends.\n"

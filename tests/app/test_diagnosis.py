@@ -54,7 +54,7 @@ def test_a_stall_says_who_where_and_what_to_do() -> None:
     assert facts["where"].endswith("data/augment.py:88 __call__")
     assert facts["to do"].startswith("Look at data/augment.py:88")
     assert facts["or"].replace("\u2009", " ") == (
-        "k kills it, r then resumes from step 1 000 (204 steps are trained again)"
+        "k kills it, r then resumes from step 1000 (204 steps are trained again)"
     )
     assert dict(verdict.evidence)["still for"] == "8.2 s (ranks 0-3)"
 

@@ -24,14 +24,14 @@ def test_nothing_is_said_of_the_first_look_or_of_no_change() -> None:
 def test_changes_are_said_with_their_step() -> None:
     run = snapshot()
     paused = replace(run, state=RunState.PAUSED)
-    assert sentences(run, paused) == ["paused at step 1 204"]
-    assert sentences(paused, run) == ["continued at step 1 204"]
+    assert sentences(run, paused) == ["paused at step 1204"]
+    assert sentences(paused, run) == ["continued at step 1204"]
     stopped = replace(run, state=RunState.STOPPED, detail=None)
-    assert sentences(run, stopped) == ["stopped at step 1 204"]
+    assert sentences(run, stopped) == ["stopped at step 1204"]
     assert sentences(run, replace(stopped, detail="stopped at step 7, checkpoint verified")) == [
         "stopped at step 7, checkpoint verified"
     ]
-    assert sentences(stopped, replace(run, attempt=3)) == ["attempt 3 started from step 1 204"]
+    assert sentences(stopped, replace(run, attempt=3)) == ["attempt 3 started from step 1204"]
 
 
 def test_a_failure_is_said_as_an_error() -> None:
@@ -44,7 +44,7 @@ def test_only_a_checkpoint_that_was_asked_for_is_said() -> None:
     periodic = CheckpointInfo(path="/c/8", global_step=1200, ok=True, reason="periodic")
     run = snapshot()
     now = replace(run, checkpoints=(*run.checkpoints, periodic, asked))
-    assert sentences(run, now) == ["checkpoint saved at step 1 204, verified"]
+    assert sentences(run, now) == ["checkpoint saved at step 1204, verified"]
 
 
 @pytest.mark.parametrize("state", list(RunState))

@@ -33,7 +33,7 @@ def test_header_of_a_run() -> None:
     shape = translate.header(frame())
     assert (shape.state_sign, shape.state, shape.tone) == ("●", "running", Tone.GOOD)
     assert shape.epoch == "epoch 3/30"
-    assert shape.step.replace("\u2009", " ") == "step 1 204/2 930"
+    assert shape.step.replace("\u2009", " ") == "step 1204/2930"
     assert shape.share == pytest.approx(1204 / 2930)
     assert shape.eta == "12 m 08 s left"
     assert shape.banner is None
@@ -211,7 +211,7 @@ def test_an_ending_names_the_first_rank_that_failed() -> None:
     assert texts[0] == "rank 1 failed at step 1204"
     assert texts[1] == "rank 1 raised RuntimeError: size"
     assert texts[2] == "after it, rank 0 failed too"
-    assert texts[3].replace("\u2009", " ").startswith("last good checkpoint: step 1 000, verified")
+    assert texts[3].replace("\u2009", " ").startswith("last good checkpoint: step 1000, verified")
 
 
 def test_a_damaged_checkpoint_is_not_a_good_one() -> None:
