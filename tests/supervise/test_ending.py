@@ -174,7 +174,10 @@ def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry(
     torchrun = Facts(exit=EngineExit(exit_code=1), foreign=True, stop_requested=True)
     found = ending(torchrun)
     assert (found.state, found.exit_code) == (RunState.STOPPED, 1)
-    assert found.detail.startswith("stopped on request (the command exited with code 1)")
+    assert found.detail == (
+        "stopped on request (the command exited with code 1)"
+        "; ltui saves no checkpoints of a command without telemetry"
+    )
     failed = replace(torchrun, failures=tuple(worker_failures(ELASTIC_LOG)))
     assert ending(failed).state is not RunState.STOPPED, "a rank had failed by itself"
     assert ending(replace(torchrun, stop_requested=False)).state is RunState.FAILED

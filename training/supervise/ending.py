@@ -157,6 +157,8 @@ def _at(facts: Facts) -> str:
 def _saved(facts: Facts) -> str:
     """What can be resumed from, in words."""
     whole = [c for c in facts.checkpoints if c.ok is not False]
+    if not whole and _without_telemetry(facts):
+        return "ltui saves no checkpoints of a command without telemetry"
     if not whole:
         return "no checkpoint was saved"
     last = max(whole, key=lambda c: (c.saved_at or 0.0, c.global_step))
