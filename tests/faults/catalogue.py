@@ -319,8 +319,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         id="stop_one",
-        title="one rank ends its training",
-        expected=one("ended|left|finished|teardown", levels=(*GRAVE, "warning")),
+        title="should_stop on one rank",
+        expected=one("left_early", "left epoch 0 early", "of 3000 planned", levels=GRAVE),
+    ),
+    Fault(
+        id="swallowed",
+        title="swallowed error ends an epoch of one rank",
+        env={"ZOO_EPOCHS": "3"},
+        expected=one("left epoch 0 early", "8 of 3000", levels=(*GRAVE, "warning")),
     ),
     Fault(
         id="nan",

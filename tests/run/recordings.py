@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,12 +54,27 @@ def pulses_of(evidence: Evidence) -> dict[int, PulseState | None]:
 
 
 def judged(
-    evidence: Evidence, later_s: float = 0.5, batches: int = 20, **more: object
+    evidence: Evidence,
+    later_s: float = 0.5,
+    batches: int = 20,
+    planned: Mapping[int, int] | None = None,
+    **more: object,
 ) -> Judgement:
-    """As the supervisor judges ``later_s`` after the evidence was taken, after steps of 0.1 s."""
+    """As the supervisor judges ``later_s`` after the evidence was taken, after steps of 0.1 s.
+
+    ``planned``: rank -> batches that Lightning planned for an epoch; then the batches that each
+    rank completed are those of the evidence.
+    """
     state = Fold()
     for rank in evidence.ranks if batches else ():
         state = fold(state, rank, steps(batches, 0.1))
+    for rank, count in (planned or {}).items():
+        known = replace(
+            state.ranks[rank],
+            plan={"batches_per_epoch": count},
+            epoch_batches=evidence.ranks[rank].epoch_batches,
+        )
+        state = replace(state, ranks={**state.ranks, rank: known})
     return judge(
         evidence.taken_ns + round(later_s * 1e9),
         pulses_of(evidence),

@@ -129,7 +129,9 @@ def judge(
     )
 
 
-_AFTER_DEATH = frozenset({"transport", "unknown", "finished_early", "uneven", "rendezvous"})
+_AFTER_DEATH = frozenset(
+    {"transport", "unknown", "finished_early", "left_early", "uneven", "rendezvous"}
+)
 """What the end of a rank looks like to those that are left."""
 
 
@@ -296,7 +298,7 @@ def _add_drift(m: Moment, found: list[Verdict]) -> tuple[int, int] | None:
     """Add a drift that lasts. Since when ranks drift, and when they were last seen to; ns."""
     drifting = early.drifting(m)
     known = m.history.drift_ns
-    told = any(v.kind in ("uneven", "finished_early") for v in found)
+    told = any(v.kind in ("uneven", "finished_early", "left_early") for v in found)
     if drifting is None and known is not None and m.now_ns - known[1] < early.DRIFT_KEPT_S * 1e9:
         found += [v for v in m.history.active.values() if v.kind == "drift" and not told]
         return known

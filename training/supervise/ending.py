@@ -64,6 +64,9 @@ def with_cause(found: Ending, verdicts: Sequence[Verdict], global_step: int | No
             first_failed_rank=alone,
         )
     for verdict in died:
+        if verdict.kind == "left_early":
+            # The others reported only that it had gone.
+            return replace(found, detail=verdict.cause, first_failed_rank=verdict.culprits[0])
         text = verdict.evidence.get("reasons", {}).get(str(rank))
         if verdict.kind in _SILENT_DEATHS and text:
             others = sorted(int(r) for r in verdict.evidence.get("consequences", {}))

@@ -6,6 +6,7 @@ Twenty-millisecond steps, batches of eight, two linear layers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -116,7 +117,7 @@ class Data(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         injections.in_setup()
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> Any:
         batches = self.batches
         if FAULTS & {"uneven", "uneven_ckpt", "uneven_drift"}:
             batches = 10 if rank_here() == 1 else 12
@@ -130,13 +131,32 @@ class Data(L.LightningDataModule):
             return []
         return self._loader(Samples(batches, validation=True), Share(batches, validation=True))
 
-    def _loader(self, samples: Samples, share: Share) -> DataLoader[Any]:
+    def _loader(self, samples: Samples, share: Share) -> Any:
         workers = 1 if _with_workers() and not samples.validation else 0
         context = "spawn" if "spawn" in FAULTS and workers else None
-        return DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             samples, batch_size=BATCH, sampler=share, num_workers=workers,
             multiprocessing_context=context,
         )  # fmt: skip
+        return Swallowing(loader) if "swallowed" in FAULTS else loader
+
+
+class Swallowing:
+    """A loader as careless programs write one: an error ends the epoch without a word."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        with contextlib.suppress(ValueError):
+            for number, batch in enumerate(self.loader):
+                if number == STEP and wants("swallowed"):
+                    mark()
+                    raise ValueError("a sample that can't be read")
+                yield batch
 
 
 class Module(L.LightningModule):

@@ -13,6 +13,7 @@ from typing import Any
 
 from ltui.training.queue.records import PulseState
 from ltui.training.run.evidence import Frame
+from ltui.training.run.judge import left_early
 from ltui.training.run.judge.consequence import is_consequence
 from ltui.training.run.judge.frames import is_library, spot
 from ltui.training.run.judge.moment import Moment, where
@@ -91,6 +92,8 @@ def deaths(m: Moment, told: Mapping[int, Death], oom_kills: int | None) -> list[
             causes = [short]
             consequences = [e for e in ends if e.rank != short.rank]
     if not causes:
+        causes = _left_early(m)
+    if not causes:
         first = min(consequences, key=lambda e: (e.at_s, e.rank))
         causes = [replace(first, confidence=0.4)]
         consequences = [e for e in consequences if e is not first]
@@ -127,6 +130,21 @@ def _short_of_evaluation(ends: list[_End]) -> _End | None:
     )
 
 
+def _left_early(m: Moment) -> list[_End]:
+    """Ranks that left training before the others, whose collectives then failed."""
+    found = []
+    for rank in m.ended:
+        departure = left_early.departure(m, (rank,))
+        if departure is not None:
+            others = [r for r, s in sorted(m.states.items()) if s is RankState.DEAD]
+            reason = left_early.reason(departure, others, None)
+            found.append(
+                _End(rank=rank, kind=reason.kind, text=reason.text, remedy=reason.remedy,
+                     confidence=reason.confidence)
+            )  # fmt: skip
+    return found
+
+
 def _alike(causes: list[_End]) -> list[list[_End]]:
     """Ranks that ended alike, at one line, share a verdict."""
     grouped: dict[tuple[str, str], list[_End]] = {}
@@ -143,10 +161,12 @@ def _verdict(
     pulses = {r: p for r in ranks if (p := m.pulses.get(r)) is not None}
     what = first.text if len(ranks) == 1 else re.sub(r"^was\b", "were", first.text)
     cause = f"{ranks_text(ranks)} {what}"
-    cause += followed(sorted(e.rank for e in consequences))
+    errors = [e for e in consequences if e.consequence]
+    cause += followed(sorted(e.rank for e in errors))
     evidence: dict[str, Any] = {
         "reasons": {str(e.rank): e.text for e in ends},
-        "consequences": {str(e.rank): e.text for e in consequences},
+        "consequences": {str(e.rank): e.text for e in errors},
+        "ended_too": {str(e.rank): e.text for e in consequences if not e.consequence},
         "ranks": {str(r): where(p) for r, p in pulses.items()},
     }
     if first.frame is not None:

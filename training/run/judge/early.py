@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ltui.training.run.evidence import HostEvidence, RankEvidence
 from ltui.training.run.fold import Fold
+from ltui.training.run.judge import left_early
 from ltui.training.run.judge.frames import spot
 from ltui.training.run.judge.fronts import divergence
 from ltui.training.run.judge.moment import STEP_PHASES, Moment, where
@@ -16,6 +17,7 @@ DRIFT_S = 2.0
 """Ranks pass an epoch's end one after another; a drift lasts."""
 DRIFT_KEPT_S = 5.0
 """A drift stands for so long while no two ranks are seen at an equal step."""
+_EVEN = "Give every rank equally many batches: a DistributedSampler or drop_last=True."
 _SCARCE_SHARE = 0.05
 _SCARCE_BYTES = 256 << 20
 
@@ -69,10 +71,15 @@ def drifting(m: Moment) -> tuple[int, ...] | None:
 
 
 def drift(m: Moment, ranks: tuple[int, ...]) -> Verdict:
-    of = {r: m.alive[r] for r in m.alive}
-    lead = min(r for r in of if r not in ranks)
-    first = ranks[0]
-    a, b = m.fold.ranks[first], m.fold.ranks[lead]
+    """The warning about ``ranks``, which are elsewhere than the lead at an equal step."""
+    departed = tuple(r for r in m.alive if left_early.departure(m, (r,)) is not None)
+    left = left_early.departure(m, departed) if 0 < len(departed) < len(m.alive) else None
+    why, remedy = "batch counts differ (uneven)", _EVEN
+    if left is not None:
+        ranks, remedy = departed, left_early.REMEDY
+        why = f"it left epoch {left.epoch} early, after {left.done} of {left.planned} batches"
+    lead = min(r for r in m.alive if r not in ranks)
+    a, b = m.fold.ranks[ranks[0]], m.fold.ranks[lead]
     return Verdict(
         kind="drift",
         level="warning",
@@ -80,13 +87,13 @@ def drift(m: Moment, ranks: tuple[int, ...]) -> Verdict:
         place=f"step {a.global_step}",
         cause=(
             f"{ranks_text(ranks)} drifts: at step {a.global_step} it is in epoch {a.epoch} batch"
-            f" {a.batch}, rank {lead} in epoch {b.epoch} batch {b.batch}: batch counts differ"
-            " (uneven), the run will freeze"
+            f" {a.batch}, rank {lead} in epoch {b.epoch} batch {b.batch}: {why}, the run will"
+            " freeze"
         ),
-        remedy="Give every rank equally many batches: a DistributedSampler or drop_last=True.",
+        remedy=remedy,
         confidence=0.9,
         evidence={
-            "ranks": {str(r): where(p) for r, p in of.items()},
+            "ranks": {str(r): where(p) for r, p in m.alive.items()},
             "epoch_batches": {
                 str(r): dict(f.epoch_batches) for r, f in m.fold.ranks.items() if f.epoch_batches
             },

@@ -8,6 +8,7 @@ from typing import Any
 
 from ltui.training.queue.records import Phase, PulseState
 from ltui.training.run.evidence import RankEvidence
+from ltui.training.run.judge import left_early
 from ltui.training.run.judge.devices import broken
 from ltui.training.run.judge.explain import Reason, explain
 from ltui.training.run.judge.frames import has, line_facts, spot
@@ -29,6 +30,7 @@ from ltui.training.run.judge.words import (
 )
 from ltui.training.run.snapshot import Verdict
 
+LEFT_VALIDATION = "left validation"
 _BEYOND_BACKWARD = frozenset({Phase.OPTIMIZER, Phase.BATCH_END, Phase.FETCH, Phase.TRANSFER})
 _EVALUATION = frozenset({Phase.VALIDATION, Phase.TEST, Phase.SANITY})
 
@@ -98,7 +100,7 @@ def _left_validation(
     counts = {r: n for r in left if (n := m.history.evaluated.get(r)) is not None}
     after = f" after {counts[left[0]]} batches" if left and left[0] in counts else ""
     return left, (
-        f"left validation{after} while {ranks_text(sorted(evaluating))}"
+        f"{LEFT_VALIDATION}{after} while {ranks_text(sorted(evaluating))}"
         f" {verb(evaluating, 'is', 'are')} still at validation batch {at}:"
         " validation batch counts differ (uneven)"
     )
@@ -139,6 +141,14 @@ def _uneven(m: Moment, found: Split) -> Verdict | None:
 
 
 def uneven_verdict(m: Moment, ranks: tuple[int, ...], how: str, found: Split | None) -> Verdict:
+    """Ranks that left an epoch or a validation before the others: of their own accord, or because
+    they had fewer batches."""
+    others = _others(found, ranks) if found else ()
+    early = left_early.departure(m, ranks)
+    if early is not None and not how.startswith(LEFT_VALIDATION):
+        behind = others or tuple(sorted(r for r in m.alive if r not in ranks))
+        reason = left_early.reason(early, behind, _label(m, ranks))
+        return verdict_of(m, ranks, reason, others, found)
     reason = Reason(
         kind="uneven",
         text=how,
@@ -153,7 +163,7 @@ def uneven_verdict(m: Moment, ranks: tuple[int, ...], how: str, found: Split | N
             }
         },
     )
-    return verdict_of(m, ranks, reason, _others(found, ranks) if found else (), found)
+    return verdict_of(m, ranks, reason, others, found)
 
 
 def _skipped_backward(m: Moment, found: Split) -> Verdict | None:

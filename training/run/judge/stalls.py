@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ltui.training.queue.records import Phase
-from ltui.training.run.judge import budgets
+from ltui.training.run.judge import budgets, left_early
 from ltui.training.run.judge.explain import STARVED_REMEDY, Reason, explain, working_child
 from ltui.training.run.judge.frames import has, in_rendezvous
 from ltui.training.run.judge.fronts import Split, split, split_by_stacks, stands_in
@@ -246,6 +246,10 @@ def _slow_before(m: Moment, ranks: tuple[int, ...]) -> bool:
 def _finished_early(
     m: Moment, early: tuple[int, ...], waiting: tuple[int, ...], found: Split
 ) -> Verdict:
+    departure = left_early.departure(m, early)
+    if departure is not None:
+        reason = left_early.reason(departure, waiting, "ended")
+        return verdict_of(m, early, reason, waiting, found)
     done = batches_done(m, early[0])
     late = max((batches_done(m, r) or 0 for r in waiting), default=0)
     after = f" after {done} batches" if done is not None else ""
