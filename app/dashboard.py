@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from ltui.app.ordered_keys import OrderedKeysApp
 from ltui.app.preferences import remember
 from ltui.app.themes import first_theme, theme_names
 from ltui.training.store.home import RunDir, list_runs
@@ -21,7 +22,7 @@ MOST_RUNS = 50
 """Runs that the palette offers, newest first."""
 
 
-class LtuiApp(App[None]):
+class LtuiApp(OrderedKeysApp):
     """``run`` given: its screen alone; else home, from which runs are opened."""
 
     CSS_PATH = Path(__file__).with_name("ltui.tcss")

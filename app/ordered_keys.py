@@ -1,0 +1,71 @@
+"""Keys take effect in the order in which they were pressed.
+
+Textual hands a printable character to the widget with the focus at once. A key that is bound
+(backspace, arrows, Tab, a command) first travels up to the app. Characters that follow closely
+overtake it: ``backspace 1`` becomes ``1 backspace``, and text after Tab lands in the field before.
+So each key waits here until the one before has been handled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from textual import events
+from textual.app import App
+from textual.message_pump import MessagePump
+
+ROUNDS = 2
+"""Once for the key itself, once for the messages that it caused: a field's Submitted, say."""
+LOST_AFTER_S = 0.5
+"""A key whose widget was removed may never be reported as handled."""
+
+
+class OrderedKeysApp(App[None]):
+    """An app that handles one key at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting_keys: deque[events.Key] = deque()
+        self._key_in_hand: events.Key | None = None
+
+    async def on_event(self, event: events.Event) -> None:
+        if not isinstance(event, events.Key) or event.is_forwarded:
+            await super().on_event(event)
+        elif self._key_in_hand is None:
+            await self._handle(event)
+        else:
+            self._waiting_keys.append(event)
+            if len(self._waiting_keys) == 1:
+                self._expect(self._key_in_hand)
+
+    async def _handle(self, key: events.Key) -> None:
+        self._key_in_hand = key
+        target = self.focused or self.screen
+        await super().on_event(key)
+        self._follow(target, target, key, ROUNDS)
+
+    def _follow(self, target: MessagePump, node: MessagePump, key: events.Key, rounds: int) -> None:
+        """Pass through the queues that the key passes through, behind it, up to the app."""
+        if node is not self:
+            # Queues are first in, first out. One that is closed is passed over.
+            above = node._parent or self
+            if not node.call_later(self._follow, target, above, key, rounds):
+                self._follow(target, above, key, rounds)
+        elif rounds:
+            # What the key's action asked of the app comes before this.
+            self.call_later(self._follow, target, target, key, rounds - 1)
+        else:
+            self.call_later(self._handled, key)
+
+    async def _handled(self, key: events.Key) -> None:
+        if key is not self._key_in_hand:
+            return
+        self._key_in_hand = None
+        if self._waiting_keys:
+            await self._handle(self._waiting_keys.popleft())
+            if self._waiting_keys and self._key_in_hand is not None:
+                self._expect(self._key_in_hand)
+
+    def _expect(self, key: events.Key) -> None:
+        """Go on with the next key even if ``key`` is never reported as handled."""
+        self.set_timer(LOST_AFTER_S, lambda: self.call_later(self._handled, key))
