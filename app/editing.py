@@ -1,14 +1,34 @@
-"""A preset whose configuration was edited on the screen. Pure."""
+"""The configuration of a preset as text that a person edits, with its ``ltui`` section. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.check import check_document
+from ltui.training.run.check import check_document, placed
 from ltui.training.run.devices import Machine
-from ltui.training.run.document import get, read_document
-from ltui.training.run.presets import Preset
+from ltui.training.run.document import Document, read_document, resolve, write_document
+from ltui.training.run.presets import Preset, parse_preset
+from ltui.training.run.section import read_section
+from ltui.training.run.spec import CheckpointPolicy, StallPolicy
+
+
+def editor_text(preset: Preset, document: Mapping[str, Any]) -> str:
+    """The YAML of ``document``, and of the section ``ltui`` with every policy in force."""
+    policies = {
+        "restarts": preset.restarts,
+        "checkpoint": _plain(preset.checkpoint),
+        "stall": _plain(preset.stall),
+    }
+    rest = {key: value for key, value in preset.section.items() if key not in policies}
+    return write_document({**resolve(document)[0], "ltui": {**policies, **rest}})
+
+
+def _plain(policy: CheckpointPolicy | StallPolicy) -> Document:
+    values = asdict(policy)
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
 def faults(preset: Preset, text: str, machine: Machine) -> list[Problem]:
@@ -17,18 +37,17 @@ def faults(preset: Preset, text: str, machine: Machine) -> list[Problem]:
         source = read_document(text, preset.where)
     except ProblemError as error:
         return list(error.problems)
-    return check_document(
+    section, found = read_section(source.values.get("ltui"))
+    problems = [placed(fault, preset.where, source.lines) for fault in found]
+    return problems + check_document(
         source.values,
         preset.where,
         lines=source.lines,
         machine=machine,
-        cpu_ranks=preset.cpu_ranks,
+        cpu_ranks=section.cpu_ranks,
     )
 
 
 def edited(preset: Preset, text: str) -> Preset:
-    """``preset`` with the configuration in ``text``; its fields show what stands there now."""
-    source = read_document(text, preset.where)
-    document = {key: value for key, value in source.values.items() if key != "ltui"}
-    knobs = tuple(knob.with_default(get(document, knob.key)) for knob in preset.knobs)
-    return replace(preset, document=document, knobs=knobs, lines=source.lines)
+    """``preset`` as ``text`` describes it: its configuration, fields and policies."""
+    return parse_preset(text, name=preset.name, path=preset.path, shipped=preset.shipped)

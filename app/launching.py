@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +19,17 @@ from ltui.training.supervise.launch import launch
 
 
 def start_run(
-    home: Path, preset: Preset, overrides: Sequence[str], python: str | None, start_from: str
+    home: Path,
+    preset: Preset,
+    overrides: Sequence[str],
+    python: str | None,
+    start_from: str,
+    on_start: Callable[[], None] = lambda: None,
 ) -> RunDir:
-    """The run of home's form, once its supervisor answers. ``ProblemError``: there is none.
+    """Launch the run of the home screen's form and return once its supervisor answers.
 
-    ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. Blocks; for threads.
+    ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. ``on_start`` is called once everything is
+    checked. Raises ``ProblemError`` if there is no run. Blocks; for threads.
     """
     asked = prepare_preset(preset, overrides, python)
     run_id, name = new_run_id(home, None)
@@ -33,6 +39,7 @@ def start_run(
             spec, checkpoint = begun_from(home, spec, start_from)
         except ProblemError as error:
             raise _in_the_form(error) from error
+    on_start()
     return launch(spec, home, checkpoint, interpreter_checked=True)
 
 

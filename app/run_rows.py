@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ltui.app.run_metric import metric_of
 from ltui.app.runs_list import RunLine, trouble
 from ltui.app.translate import done_share, state_sign, what_runs
 from ltui.app.words import FAILED, bad_loss_sentence, ended_detail
@@ -25,7 +26,10 @@ class RunRow:
     share: float | None
     progress: str
     metric: str
-    age: str
+    """The value of ``metric_name``; both are empty before a metric is logged."""
+    metric_name: str
+    created: str
+    """How long ago the run was launched."""
     note: Cell
 
 
@@ -41,10 +45,12 @@ def run_row(line: RunLine, now: float) -> RunRow:
             share=None,
             progress="",
             metric="",
-            age="",
+            metric_name="",
+            created="",
             note=Cell(text=clean_line(line.problem or ""), tone=Tone.WARN),
         )
     sign, word, tone = state_sign(run)
+    shown = metric_of(run)
     return RunRow(
         id=line.id,
         sign=Cell(text=sign, tone=tone),
@@ -53,8 +59,9 @@ def run_row(line: RunLine, now: float) -> RunRow:
         state=Cell(text=word, tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
         share=done_share(run),
         progress=_progress(run),
-        metric=_metric(run),
-        age=formats.ago(_age_s(run, now)),
+        metric=formats.metric(shown.value) if shown is not None else "",
+        metric_name=clean_name(shown.name) if shown is not None else "",
+        created=formats.ago(_age_s(run, now)),
         note=_note(run),
     )
 
@@ -65,19 +72,8 @@ def _progress(run: RunSnapshot) -> str:
     return f"step {formats.step(run.global_step, run.max_steps)}"
 
 
-def _metric(run: RunSnapshot) -> str:
-    """The loss, under whichever name it goes."""
-    names = sorted(run.metrics, key=lambda n: (n != "train/loss", "loss" not in n.lower(), n))
-    if not names:
-        return ""
-    name = clean_name(names[0]).removeprefix("train/")
-    return f"{name} {formats.metric(run.metrics[names[0]].last)}"
-
-
 def _age_s(run: RunSnapshot, now: float) -> float | None:
-    since = run.started_at if run.state in LIVE else run.ended_at
-    since = since if since is not None else run.created_at
-    return None if since is None else max(0.0, now - since)
+    return None if run.created_at is None else max(0.0, now - run.created_at)
 
 
 def _note(run: RunSnapshot) -> Cell:

@@ -15,23 +15,23 @@ from ltui.app.screens.keys import bindings
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """Gives True for ``y`` or Enter, False for anything else that leaves."""
+    """Return True for ``y`` only, and False for ``n`` or Escape; Enter answers nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "confirm",
         """
-        y,enter    | answer(True)  | yes | Do it
-        n,escape,q | answer(False) | no  | Leave it
+        y          | answer(True)  | yes | Do it
+        n,escape,q | answer(False) | no  | Cancel
         """,
     )
 
-    def __init__(self, question: str, *, yes: str, no: str = "leave it as it is") -> None:
+    def __init__(self, question: str, *, yes: str, no: str = "cancel") -> None:
         super().__init__()
         self._question, self._yes, self._no = question, yes, no
 
     def compose(self) -> ComposeResult:
         keys = Text()
-        for key, words, value in (("y", self._yes, True), ("n", self._no, False)):
+        for key, words, value in (("y", self._yes, True), ("n or Esc", self._no, False)):
             start = len(keys)
             keys.append(key, "bold")
             keys.append(f" {words}")
@@ -64,7 +64,7 @@ class ProblemScreen(ModalScreen[None]):
             yield Static(Text(self._title, "bold"), id="question")
             for line in self._lines:
                 yield Static(Text(f"✗ {line}"), classes="problem")
-            yield Static(Text("esc back"), id="answers")
+            yield Static(Text("Enter or Esc: close"), id="answers")
 
     def action_close(self) -> None:
         self.dismiss(None)

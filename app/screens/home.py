@@ -1,9 +1,8 @@
-"""Home: presets and their form on top, runs below. Everything slow comes after the first paint."""
+"""The home screen: presets and their form on top, runs below. Slow work follows the first frame."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,69 +12,46 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Input, OptionList, Static
-from textual.widgets.option_list import Option
-from textual.worker import get_current_worker
+from textual.widgets import Input, Select, Static
 
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
-from ltui.app.screens.keyline import KeyHint, KeyLine
+from ltui.app.screens.form_panel import READONLY, FormPanel
+from ltui.app.screens.home_keys import KEYS, hints
+from ltui.app.screens.keyline import KeyLine
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.panel import Panel
+from ltui.app.screens.presets_panel import PresetEntry, PresetsPanel
+from ltui.app.screens.runs_panel import RunsPanel
+from ltui.app.screens.threads import call_screen
 from ltui.training.run.preset_names import shipped_names
 
 if TYPE_CHECKING:
-    from textual.timer import Timer
+    from textual.widget import Widget
 
-    from ltui.app.runs_list import RunLine, RunsList
-    from ltui.app.screens.launch_form import LaunchForm
-    from ltui.app.screens.runs_table import RunsTable
+    from ltui.app.runs_list import RunLine
     from ltui.training.gpu.sampler import GpuSampler
-    from ltui.training.problem import Problem
     from ltui.training.run.devices import Machine
     from ltui.training.run.form import FormResult
     from ltui.training.run.presets import Preset
+    from ltui.training.store.home import RunDir
 
 LOOK_S = 1.0
 GPUS_S = 2.0
-PRESET_CELLS = 28
-CHECK_AFTER_S = 0.15
-"""Typing is checked once it rests for so long."""
-READONLY = "this dashboard only watches (--readonly): nothing was started or changed"
-
-KEYS = """
-enter  | launch        | launch    | Launch the chosen preset; on a run: open it
-e      | edit          | edit YAML | Edit the resolved configuration of the chosen preset
-c      | check         | check     | Check with the real classes, where it would train
-/      | filter        | filter    | Filter presets by name and tag
-1      | go('presets') | presets   | Go to the presets
-2      | go('form')    | form      | Go to the form
-3      | go('runs')    | runs      | Go to the runs
-escape | go('presets') | back      | Out of a field, back to the presets
-q      | leave         | leave     | Leave ltui; runs go on
-"""
 
 
 class HomeScreen(Screen[None]):
     """Presets to launch and runs to open."""
 
     SCOPE = "home"
-    ABOUT = "Runs belong to their supervisors: leaving ltui never stops one."
+    ABOUT = "Quitting ltui never stops a run."
     BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)
 
     def __init__(self, home: Path, *, readonly: bool = False, python: str | None = None) -> None:
         super().__init__()
         self.home, self.readonly, self.python = home, readonly, python
-        self.names: tuple[str, ...] = ()
         self.presets: dict[str, Preset] = {}
-        self.preset: Preset | None = None
-        self.result: FormResult | None = None
-        self.lines: dict[str, RunLine] = {}
-        self.machine: Machine
         self._broken: dict[str, str] = {}
-        self._shown_yaml = ""
-        self._check_timer: Timer | None = None
-        self._runs: RunsList | None = None
-        self._looking = False
+        self._opened: str | None = None
         self._gpus: GpuSampler | None = None
 
     # -- building ----------------------------------------------------------------------------------
@@ -83,23 +59,21 @@ class HomeScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Static(Text(" ltui", "bold"), id="title", markup=False)
         with Horizontal(id="upper"):
-            with Panel(1, "presets", id="presets"):
-                yield Input(placeholder="filter by name or tag", id="filter", compact=True)
-                names = [Option(Text(name), id=name) for name in shipped_names()]
-                yield OptionList(*names, id="preset-list", markup=False)
-            yield Panel(2, "reading presets …", id="form")
+            yield PresetsPanel(shipped_names(), id="presets")
+            yield FormPanel(self.home, readonly=self.readonly, python=self.python, id="form")
             with Panel(None, "configuration", id="yaml"):
                 yield Static(id="yaml-text", markup=False)
-        yield Panel(3, "runs", id="runs")
+        yield RunsPanel(self.home, id="runs")
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
         )
-        yield KeyLine(HINTS, id="keys")
+        yield KeyLine(hints(None, in_runs=False), id="keys")
 
     def on_mount(self) -> None:
         self.query_one("#preset-list").focus()
         self._fit(*self.app.size)
-        # What follows imports and reads: the first picture stands before it begins.
+        self.watch(self, "focused", self._focus_moved)
+        # What follows imports and reads: the first frame is drawn before it begins.
         self.call_after_refresh(self._load_presets)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -112,7 +86,40 @@ class HomeScreen(Screen[None]):
         self.query_one("#tiny").display = tiny
         self.query_one("#yaml").display = width >= 140 and height >= 30
         self.set_class(width < 100, "-narrow")
+        self.set_class(width >= 150, "-wide")
         self.set_class(height < 30, "-low")
+
+    def _focus_moved(self, focused: Widget | None) -> None:
+        self.query_one(KeyLine).show(hints(focused, in_runs=self._in_runs()))
+
+    @property
+    def presets_panel(self) -> PresetsPanel:
+        return self.query_one(PresetsPanel)
+
+    @property
+    def form_panel(self) -> FormPanel:
+        return self.query_one(FormPanel)
+
+    @property
+    def runs_panel(self) -> RunsPanel:
+        return self.query_one(RunsPanel)
+
+    @property
+    def lines(self) -> dict[str, RunLine]:
+        """Every run by its id."""
+        return self.runs_panel.lines
+
+    @property
+    def preset(self) -> Preset | None:
+        """The preset in the form, as edited."""
+        return self.form_panel.preset
+
+    @property
+    def result(self) -> FormResult | None:
+        """The form as last checked."""
+        return self.form_panel.result
+
+    # -- loading -----------------------------------------------------------------------------------
 
     @work(thread=True, group="presets", exit_on_error=False)
     def _load_presets(self) -> None:
@@ -122,13 +129,13 @@ class HomeScreen(Screen[None]):
         from ltui.app.screens import launch_form, runs_table  # noqa: F401 - off the UI thread
         from ltui.training.problem import ProblemError
         from ltui.training.run.preset_names import preset_names
-        from ltui.training.run.presets import load_preset
+        from ltui.training.run.presets import damaged_files, load_preset
         from ltui.widgets.sanitise import clean_name
 
         cwd = Path.cwd()
         loaded: dict[str, Preset] = {}
-        broken: dict[str, str] = {}
-        names = preset_names(cwd)
+        broken = {name: str(problem) for name, problem in damaged_files(cwd).items()}
+        names = (*broken, *preset_names(cwd))
         for name in names:
             try:
                 loaded[name] = load_preset(name, cwd)
@@ -139,39 +146,25 @@ class HomeScreen(Screen[None]):
             from ltui.training.gpu.sampler import GpuSampler
 
             self._gpus = GpuSampler(period_s=GPUS_S)
-        where = clean_name(f"{_short(cwd)} · trains with {_trainer(self.python)}")
-        self._from_thread(self._show_presets, names, loaded, broken, machine, where)
+        where = clean_name(f"{_short(cwd)} · {_python_words(self.python)}")
+        self.presets, self._broken = loaded, broken
+        entries = _entries(names, loaded, broken)
+        call_screen(self, self._show_presets, entries, machine, where)
 
-    def _from_thread(self, function: object, *values: object) -> None:
-        if not get_current_worker().is_cancelled and self.app.is_running:
-            self.app.call_from_thread(function, *values)  # type: ignore[arg-type]
-
-    async def _show_presets(
-        self,
-        names: tuple[str, ...],
-        loaded: dict[str, Preset],
-        broken: dict[str, str],
-        machine: Machine,
-        where: str,
-    ) -> None:
+    async def _show_presets(self, entries: list[PresetEntry], machine: Machine, where: str) -> None:
         self.query_one("#title", Static).update(Text.assemble((" ltui", "bold"), f"   {where}"))
-        from ltui.app.screens.launch_form import LaunchForm
-        from ltui.app.screens.runs_table import RunsTable
-
-        self.names, self.presets, self._broken, self.machine = names, loaded, broken, machine
-        await self.query_one("#form").mount(LaunchForm(id="launch-form"))
-        await self.query_one("#runs").mount(RunsTable(id="runs-table"))
-        self._list_presets("")
-        self._look_at_runs()
-        self.set_interval(LOOK_S, self._look_at_runs)
+        await self.form_panel.start(machine)
+        await self.runs_panel.start()
+        self.presets_panel.show(entries)
+        await self._select(self.presets_panel.highlighted_name)
         if self._gpus is not None:
-            self._look_at_gpus()
-            self.set_interval(LOOK_S, self._look_at_gpus)
+            self._show_gpus()
+            self.set_interval(LOOK_S, self._show_gpus)
 
-    def _look_at_gpus(self) -> None:
+    def _show_gpus(self) -> None:
         from ltui.app.gpu_choice import free_text
 
-        form = self._form()
+        form = self.form_panel.form()
         if self._gpus is not None and form is not None:
             form.show_gpus(free_text(self._gpus.latest()))
 
@@ -181,299 +174,119 @@ class HomeScreen(Screen[None]):
 
     # -- presets -----------------------------------------------------------------------------------
 
-    def _list_presets(self, wanted: str) -> None:
-        from ltui.widgets.sanitise import clean_name
+    @on(PresetsPanel.Highlighted)
+    async def _highlighted(self, event: PresetsPanel.Highlighted) -> None:
+        event.stop()
+        await self._select(event.name)
 
-        options = self.query_one("#preset-list", OptionList)
-        options.clear_options()
-        for name in self.names:
-            preset = self.presets.get(name)
-            tags = ", ".join(preset.tags) if preset else "damaged"
-            if preset is not None and not preset.shipped:
-                tags = tags or "./"
-            if wanted.lower() in f"{name} {tags}".lower():
-                text = Text(clean_name(name))
-                if not self.has_class("-narrow"):
-                    first = clean_name(tags.split(",")[0])
-                    if len(text) + len(first) < PRESET_CELLS:
-                        text.append(first.rjust(PRESET_CELLS - len(text)), "dim")
-                options.add_option(Option(text, id=name))
-        if options.option_count:
-            options.highlighted = 0
-        else:
-            options.add_option(Option(Text("none fits", "dim"), disabled=True))
-
-    @on(OptionList.OptionHighlighted, "#preset-list")
-    async def _choose(self, event: OptionList.OptionHighlighted) -> None:
-        name = event.option_id
-        if name is None or (self.preset is not None and self.preset.name == name):
-            return
-        if not self.names:
+    async def _select(self, name: str | None) -> None:
+        """Show the form of a preset, or why there is none."""
+        panel = self.form_panel
+        if not self.presets and not self._broken:
             return  # The presets behind the names are still being read.
-        preset = self.presets.get(name)
-        if preset is None:
-            self.preset = self.result = None
-            self.query_one("#form", Panel).say(name, "damaged")
-            await self.query_one("#launch-form").remove_children()
-            problem = self._broken.get(name, "")
-            await self.query_one("#launch-form").mount(Static(Text(f"✗ {problem}", "bold")))
-            return
-        await self._show_preset(preset)
-
-    async def _show_preset(self, preset: Preset) -> None:
-        from ltui.app.screens.launch_form import LaunchForm
-
-        self.preset, self.result = preset, None
-        edited = preset is not self.presets.get(preset.name)
-        title = f"{preset.title} (edited)" if edited else preset.title
-        self.query_one("#form", Panel).say(title, " ".join(preset.tags))
-        await self.query_one("#launch-form", LaunchForm).show(preset)
-        self._check_form()
-
-    @on(OptionList.OptionSelected, "#preset-list")
-    def _preset_entered(self, event: OptionList.OptionSelected) -> None:
-        event.stop()
-        self.action_launch()
-
-    @on(Input.Changed, "#filter")
-    def _filter_typed(self, event: Input.Changed) -> None:
-        event.stop()
-        self._list_presets(event.value)
-
-    @on(Input.Submitted, "#filter")
-    def _filter_entered(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.query_one("#preset-list").focus()
-
-    def action_filter(self) -> None:
-        self.query_one("#presets").add_class("-filtering")
-        self.query_one("#filter", Input).focus()
-
-    # -- the form ----------------------------------------------------------------------------------
-
-    def _field_changed(self) -> None:
-        self.result = None
-        if self._check_timer is not None:
-            self._check_timer.stop()
-        self._check_timer = self.set_timer(CHECK_AFTER_S, self._check_form)
-
-    def on_launch_form_changed(self) -> None:
-        self._field_changed()
-
-    def on_launch_form_entered(self) -> None:
-        self.action_launch()
-
-    def _form(self) -> LaunchForm | None:
-        from ltui.app.screens.launch_form import LaunchForm
-
-        found = list(self.query(LaunchForm))
-        return found[0] if found else None
-
-    def _check_form(self) -> None:
-        form = self._form()
-        if form is not None and form.preset is not None and form.preset is self.preset:
-            self._check(form.preset, form.texts(), form.start_from)
-
-    @work(thread=True, exclusive=True, group="check", exit_on_error=False)
-    def _check(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
-        from ltui.training.problem import ProblemError
-        from ltui.training.run.document import resolve, write_document
-        from ltui.training.run.form import apply_form
-
-        result = apply_form(preset, texts, self.machine)
-        shown = write_document(resolve(result.document)[0])
-        words, problems = "", list(result.problems)
-        if start_from:
-            # Local: what it takes to launch is loaded once it may be needed.
-            from ltui.app.launching import start_words
-
-            try:
-                words = start_words(self.home, start_from)
-            except ProblemError as error:
-                problems += error.problems
-
-        def checked() -> None:
-            form = self._form()
-            if form is None or form.preset is not preset:
-                return
-            if (form.texts(), form.start_from) == (texts, start_from):
-                form.show_start(words)
-                self._checked(form, replace(result, problems=tuple(problems)), shown)
-
-        self._from_thread(checked)
-
-    def _checked(self, form: LaunchForm, result: FormResult, shown: str) -> None:
-        self.result = result
-        form.show_problems(result.problems)
-        self._shown_yaml = shown
-        self.query_one("#yaml-text", Static).update(Text(shown))
-
-    def action_edit(self) -> None:
-        if self.preset is None or self.result is None:
-            self._refuse("the configuration is not read yet")
-            return
-        from ltui.app.editing import edited, faults
-        from ltui.app.screens.yaml_edit import YamlScreen
-
-        preset, text = self.preset, self._shown_yaml
-
-        async def taken(new: str | None) -> None:
-            if new is not None and new != text:
-                await self._show_preset(edited(preset, new))
-                self.notify("the edited configuration is what Enter launches", timeout=4)
-
-        title = f"{preset.name}: what Lightning is given"
-        self.app.push_screen(
-            YamlScreen(title, text, lambda t: faults(preset, t, self.machine)), taken
-        )
-
-    def action_check(self) -> None:
-        form = self._form()
-        if self.preset is None or form is None:
-            self._refuse("choose a preset that can be read")
-            return
-        self.notify("checking with the real classes; that takes some seconds …", timeout=4)
-        self._deep_check(self.preset, form.texts())
-
-    @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
-    def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
-        from ltui.app.deep_check import check_with_classes
-        from ltui.app.prepare import prepare_preset
-        from ltui.training.problem import ProblemError
-        from ltui.training.run.form import apply_form
-
-        result = apply_form(preset, texts, self.machine)
-        try:
-            if result.problems:
-                raise ProblemError(*result.problems)
-            check_with_classes(prepare_preset(preset, result.overrides, self.python))
-        except ProblemError as error:
-            self._from_thread(self._check_failed, preset, list(error.problems))
-        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            lines = [f"{type(error).__name__}: {error}"]
-            self._from_thread(self._show_problems, "it could not be checked", lines)
+        preset = self.presets.get(name or "")
+        if preset is not None:
+            if panel.preset is None or panel.preset.name != preset.name:
+                await panel.show_preset(preset)
+        elif name is None:
+            text = Text("No preset matches the filter. Esc clears it.", "dim")
+            await panel.show_nothing("no preset selected", text)
+            self._show_yaml("")
         else:
-            said = f"{preset.name}: nothing wrong, the real classes take it"
-            self._from_thread(self._tell, said)
+            problem = self._broken.get(name, "")
+            await panel.show_nothing(f"{name} (damaged)", Text(f"✗ {problem}", "bold"))
+            self._show_yaml("")
 
-    def _check_failed(self, preset: Preset, problems: list[Problem]) -> None:
-        self._beside_fields(preset, problems)
-        self._show_problems(f"{preset.name} would not run", [str(p) for p in problems])
+    @on(PresetsPanel.Launch)
+    def _preset_entered(self, event: PresetsPanel.Launch) -> None:
+        event.stop()
+        self.action_launch()
 
-    def _tell(self, said: str) -> None:
-        self.notify(said, markup=False)
+    @on(FormPanel.Checked)
+    def _form_checked(self, event: FormPanel.Checked) -> None:
+        event.stop()
+        self._show_yaml(event.text)
 
-    def _beside_fields(self, preset: Preset, problems: list[Problem]) -> None:
-        form = self._form()
-        if form is not None and form.preset is preset:
-            form.show_problems(problems)
-
-    # -- launching ---------------------------------------------------------------------------------
+    def _show_yaml(self, text: str) -> None:
+        self.query_one("#yaml-text", Static).update(Text(text))
 
     def action_launch(self) -> None:
-        if self.readonly:
-            self._refuse(READONLY)
-        elif self.preset is None:
-            self._refuse("choose a preset that can be read")
-        else:
-            form = self._form()
-            texts = form.texts() if form is not None else {}
-            start_from = form.start_from if form is not None else ""
-            self.notify(f"launching {self.preset.name} …", timeout=3, markup=False)
-            self._launch(self.preset, texts, start_from)
+        self.form_panel.launch()
 
-    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _launch(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
-        from ltui.app.launching import start_run
-        from ltui.training.problem import ProblemError
-        from ltui.training.run.form import apply_form
+    def action_edit(self) -> None:
+        self.form_panel.edit()
 
-        result = apply_form(preset, texts, self.machine)
-        if result.problems:
-            self._from_thread(self._not_launched, preset, list(result.problems))
-            return
-        try:
-            run_dir = start_run(self.home, preset, result.overrides, self.python, start_from)
-        except ProblemError as error:
-            self._from_thread(self._not_launched, preset, list(error.problems))
-        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            lines = [f"{type(error).__name__}: {error}"]
-            self._from_thread(self._show_problems, "it was not launched", lines)
-        else:
-            self._from_thread(self._open, run_dir)
+    def action_check(self) -> None:
+        self.form_panel.check_with_classes()
 
-    def _not_launched(self, preset: Preset, problems: list[Problem]) -> None:
-        self._beside_fields(preset, problems)
-        self._show_problems(f"{preset.name} was not launched", [str(p) for p in problems])
-
-    def _show_problems(self, title: str, lines: list[str]) -> None:
-        self.app.push_screen(ProblemScreen(title, lines))
-
-    def _refuse(self, why: str) -> None:
-        self.notify(why, severity="warning", markup=False)
+    async def action_reset_form(self) -> None:
+        preset = self.presets.get(self.preset.name) if self.preset is not None else None
+        if preset is not None:
+            await self.form_panel.reset(preset)
 
     # -- runs --------------------------------------------------------------------------------------
 
-    @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
-    def _look_at_runs(self) -> None:
-        from ltui.app.runs_list import RunsList
-        from ltui.training.supervise.adopt import current_snapshot
+    @on(RunsPanel.Opened)
+    def _run_opened(self, event: RunsPanel.Opened) -> None:
+        event.stop()
+        self._open(event.line.run_dir)
 
-        if self._looking:
-            return
-        self._looking = True
-        try:
-            if self._runs is None:
-                self._runs = RunsList(self.home, current_snapshot)
-            lines = self._runs.look()
-        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            self._from_thread(self._runs_failed, f"{type(error).__name__}: {error}")
-        else:
-            self._from_thread(self._show_runs, lines)
-        finally:
-            self._looking = False
+    @on(FormPanel.Launched)
+    def _run_launched(self, event: FormPanel.Launched) -> None:
+        event.stop()
+        self._open(event.run_dir)
 
-    def _runs_failed(self, why: str) -> None:
-        self.query_one("#runs", Panel).say("runs", f"can't be read: {why}")
+    def _open(self, run_dir: RunDir) -> None:
+        from ltui.app.screens.run import RunScreen
 
-    def _show_runs(self, lines: tuple[RunLine, ...]) -> None:
-        from ltui.app.run_rows import run_row
+        self._opened = run_dir.id
+        self.app.push_screen(RunScreen(run_dir, readonly=self.readonly))
 
-        self.lines = {line.id: line for line in lines}
-        table = self._table()
-        now = time.time()
-        table.set_rows([run_row(line, now) for line in lines])
-        live = sum(line.live for line in lines)
-        self.query_one("#runs", Panel).say("runs", f"{live} live of {len(lines)}" if lines else "")
+    def on_screen_resume(self) -> None:
+        # Back from a run: the keys in the footer act on it, so the cursor is on its row.
+        if self._opened is not None:
+            run_id, self._opened = self._opened, None
+            self.runs_panel.focus_run(run_id)
 
-    def _table(self) -> RunsTable:
-        from ltui.app.screens.runs_table import RunsTable
-
-        return self.query_one(RunsTable)
-
-    def on_table_row_selected(self, event: object) -> None:
-        line = self.lines.get(getattr(event, "key", ""))
+    def action_open_run(self) -> None:
+        line = self.runs_panel.selected
         if line is not None:
             self._open(line.run_dir)
 
-    def _open(self, run_dir: object) -> None:
-        from ltui.app.screens.run import RunScreen
+    def action_sort(self) -> None:
+        self.runs_panel.next_order()
 
-        self.app.push_screen(RunScreen(run_dir, readonly=self.readonly))  # type: ignore[arg-type]
+    def on_table_row_highlighted(self) -> None:
+        # What can be done depends on the selected run.
+        self.query_one(KeyLine).refresh()
 
-    def _chosen_run(self) -> RunLine | None:
-        return self.lines.get(self._table().cursor_key or "")
-
-    def action_resume(self) -> None:
-        line = self._chosen_run()
+    def refusal_of(self, action: str) -> str | None:
+        """Return why ``action`` can't be done now."""
+        if action in ("launch", "resume", "delete") and self.readonly:
+            return READONLY
+        if action not in ("resume", "delete"):
+            return None
+        line = self.runs_panel.selected
         if line is None:
-            return
+            return "There is no run."
+        if action == "delete":
+            return f"{line.id} is running. Stop it first." if line.live else None
+        # Imported here: the first frame needs no run's state.
         from ltui.app.notices import refusal
 
-        why = refusal(line.snapshot, "resume", readonly=self.readonly)
+        return refusal(line.snapshot, action, readonly=self.readonly)
+
+    def _allowed(self, action: str) -> RunLine | None:
+        """The selected run if ``action`` can be done; else the reason is shown."""
+        why = self.refusal_of(action)
         if why is not None:
-            self._refuse(why)
-        else:
+            self.notify(why, severity="warning", markup=False)
+            return None
+        return self.runs_panel.selected
+
+    def action_resume(self) -> None:
+        line = self._allowed("resume")
+        if line is not None:
             self._resume(line)
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
@@ -485,26 +298,21 @@ class HomeScreen(Screen[None]):
             resume(line.run_dir, spec=None, checkpoint=None)
         except ProblemError as error:
             lines = [str(p) for p in error.problems]
-            self._from_thread(self._show_problems, f"{line.id} was not resumed", lines)
+            call_screen(self, self._show_problems, f"{line.id} was not resumed", lines)
         else:
-            self._from_thread(self._open, line.run_dir)
+            call_screen(self, self._open, line.run_dir)
 
     def action_delete(self) -> None:
-        line = self._chosen_run()
+        line = self._allowed("delete")
         if line is None:
             return
-        if self.readonly:
-            self._refuse(READONLY)
-        elif line.live:
-            self._refuse(f"{line.id} is alive: stop it first")
-        else:
 
-            def answered(yes: bool | None) -> None:
-                if yes:
-                    self._delete(line)
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._delete(line)
 
-            question = f"Delete {line.id}? Its history, logs and checkpoints are lost."
-            self.app.push_screen(ConfirmScreen(question, yes="delete it", no="keep it"), answered)
+        question = f"Delete {line.id}? Its history, logs and checkpoints are lost."
+        self.app.push_screen(ConfirmScreen(question, yes="delete it", no="keep it"), answered)
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def _delete(self, line: RunLine) -> None:
@@ -515,19 +323,42 @@ class HomeScreen(Screen[None]):
             delete(line.run_dir)
         except ProblemError as error:
             lines = [str(p) for p in error.problems]
-            self._from_thread(self._show_problems, f"{line.id} was not deleted", lines)
+            call_screen(self, self._show_problems, f"{line.id} was not deleted", lines)
         else:
-            self._from_thread(self._deleted, line.id)
+            call_screen(self, self._deleted, line.id)
 
     def _deleted(self, run_id: str) -> None:
         self.notify(f"deleted {run_id}", markup=False)
-        self._look_at_runs()
+        self.runs_panel.refresh_runs()
+
+    def _show_problems(self, title: str, lines: list[str]) -> None:
+        self.app.push_screen(ProblemScreen(title, lines))
 
     # -- moving ------------------------------------------------------------------------------------
 
+    def _in_runs(self) -> bool:
+        return self.focused is not None and self.runs_panel in self.focused.ancestors
+
+    def action_filter(self) -> None:
+        (self.runs_panel if self._in_runs() else self.presets_panel).open_filter()
+
+    def action_back(self) -> None:
+        """Clear the filter of the panel in focus; from a field, go to the presets."""
+        panel = self.runs_panel if self._in_runs() else self.presets_panel
+        in_form = isinstance(self.focused, (Input, Select)) and not self.focused.has_class("filter")
+        if in_form:
+            self.action_go("presets")
+        elif panel.has_class("-filtering"):
+            panel.clear_filter()
+        else:
+            self.action_go("presets")
+
+    def action_keep_filter(self) -> None:
+        self.action_go("runs" if self._in_runs() else "presets")
+
     def action_go(self, where: str) -> None:
         for widget in self.query_one(f"#{where}").query("*"):
-            if widget.focusable and widget.display and widget.id != "filter":
+            if widget.focusable and widget.display and not widget.has_class("filter"):
                 widget.focus()
                 return
 
@@ -535,12 +366,29 @@ class HomeScreen(Screen[None]):
         self.app.exit(message=self.farewell())
 
     def farewell(self) -> str | None:
-        """Names what goes on."""
+        """Name the runs that keep running."""
         live = [line.id for line in self.lines.values() if line.live]
         if not live:
             return None
         names = ", ".join(live[:4]) + (" and others" if len(live) > 4 else "")
-        return f"{names} {'goes' if len(live) == 1 else 'go'} on; to watch: ltui attach"
+        verb = "keeps" if len(live) == 1 else "keep"
+        return f"{names} {verb} running. To watch: ltui attach"
+
+
+def _entries(
+    names: Sequence[str], loaded: dict[str, Preset], broken: dict[str, str]
+) -> list[PresetEntry]:
+    """Files of the user first, then the shipped presets."""
+    entries = [
+        PresetEntry(
+            name=name,
+            tags=loaded[name].tags if name in loaded else (),
+            own=name.startswith("./"),
+            problem=broken.get(name),
+        )
+        for name in names
+    ]
+    return sorted(entries, key=lambda entry: (not entry.own, entry.own and entry.name))
 
 
 def _short(path: Path) -> str:
@@ -549,28 +397,14 @@ def _short(path: Path) -> str:
     return f"~{text[len(home) :]}" if text == home or text.startswith(f"{home}/") else text
 
 
-def _trainer(python: str | None) -> str:
-    """The interpreter that runs started here would use."""
+def _python_words(python: str | None) -> str:
+    """The interpreter of runs that are started here."""
     import os
 
     from ltui.app.interpreter import choose_python
     from ltui.training.problem import ProblemError
 
     try:
-        return _short(Path(choose_python(python, os.environ)))
+        return f"Python: {_short(Path(choose_python(python, os.environ)))}"
     except ProblemError as error:
         return str(error.problems[0])
-
-
-HINTS = (
-    KeyHint("⏎", "launch or open", "screen.launch", keep=True),
-    KeyHint("e", "edit YAML", "screen.edit"),
-    KeyHint("c", "check", "screen.check"),
-    KeyHint("/", "filter", "screen.filter"),
-    KeyHint("tab", "next", "app.focus_next"),
-    KeyHint("r", "resume", "screen.resume"),
-    KeyHint("del", "delete", "screen.delete"),
-    KeyHint("?", "help", "app.help", keep=True),
-    KeyHint("q", "leave", "screen.leave", keep=True),
-    KeyHint("t", "theme", "app.choose_theme"),
-)

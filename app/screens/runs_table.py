@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -21,14 +23,13 @@ BAR_WIDTH = 10
 class RunsTable(Table[RunRow]):
     """Rows keep their place; the cursor stays on its run."""
 
-    NOTE: ClassVar[str] = (
-        "no run yet: Enter on a preset starts one, and quickstart takes about a minute"
-    )
+    NOTE: ClassVar[str] = "No runs yet. Select a preset and press Enter to launch it."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "runs",
         """
-        r        | screen.resume | resume | Resume the run under the cursor
-        delete,D | screen.delete | delete | Delete the run under the cursor; asks first
+        r        | screen.resume | resume | Resume the selected run, with changes if wanted
+        o        | screen.sort   | sort   | Sort runs by age, name, preset, state or metric
+        delete,D | screen.delete | delete | Delete the selected run; asks first
         """,
     )
     COLUMNS: ClassVar[tuple[Column, ...]] = (
@@ -38,10 +39,21 @@ class RunsTable(Table[RunRow]):
         Column(key="bar", title="", width=BAR_WIDTH, importance=7),
         Column(key="share", title="done", width=5, right=True, importance=3),
         Column(key="progress", title="", width=22, importance=8),
-        Column(key="metric", title="loss", width=14, importance=5),
-        Column(key="age", title="since", width=9, right=True, importance=2),
+        Column(key="metric", title="loss", width=14, right=True, importance=5),
+        Column(key="created", title="created", width=9, right=True, importance=2),
         Column(key="note", title="", width=12, grows=True, importance=4),
     )
+
+    common_metric = "loss"
+    """The metric of most rows: it is named in the title, and any other one in its cell."""
+
+    def columns_of(self, rows: Sequence[RunRow]) -> Sequence[Column]:
+        names = Counter(row.metric_name for row in rows if row.metric_name)
+        self.common_metric = max(names, key=lambda n: (names[n], n == "loss"), default="loss")
+        return [
+            replace(column, title=self.common_metric) if column.key == "metric" else column
+            for column in self.COLUMNS
+        ]
 
     def key_of(self, row: RunRow) -> str:
         return row.id
@@ -55,7 +67,12 @@ class RunsTable(Table[RunRow]):
             "bar": bar_cells(row.share, BAR_WIDTH, Tone.DIM),
             "share": (Cell(text=done),),
             "progress": (Cell(text=row.progress, tone=Tone.DIM),),
-            "metric": (Cell(text=row.metric),),
-            "age": (Cell(text=row.age, tone=Tone.DIM),),
+            "metric": self._metric_cells(row),
+            "created": (Cell(text=row.created, tone=Tone.DIM),),
             "note": (row.note,),
         }
+
+    def _metric_cells(self, row: RunRow) -> Cells:
+        if row.metric_name in ("", self.common_metric):
+            return (Cell(text=row.metric),)
+        return (Cell(text=f"{row.metric_name} ", tone=Tone.DIM), Cell(text=row.metric))

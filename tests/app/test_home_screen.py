@@ -12,13 +12,18 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static, TextArea
 
 from ltui.app.dashboard import LtuiApp
+from ltui.app.runs_list import RunLine
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.screens.form_fields import KnobField, StartField
+from ltui.app.screens.form_panel import FormPanel, LaunchLine
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.launch_form import KnobField, LaunchForm, StartField
+from ltui.app.screens.keyline import KeyLine
+from ltui.app.screens.launch_form import LaunchForm
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.runs_table import RunsTable
 from ltui.app.screens.yaml_edit import YamlScreen
 from ltui.training.rank.publish import checkpoint_name, part_of, publish
+from ltui.training.run.presets import build_spec
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir
 
@@ -39,6 +44,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "mine.yaml").write_text(LOCAL)
     (folder / "broken.yaml").write_text("trainer: {\nmodel:\n")
     (folder / "other.yaml").write_text("something: else\n")
+    (folder / "indent.yaml").write_text("trainer:\n  max_epochs: 3\n model:\n  class_path: a.B\n")
+    (folder / "compose.yaml").write_text("services:\n  model: {image: a}\n")
     monkeypatch.chdir(folder)
     return folder
 
@@ -68,7 +75,7 @@ def a_run(home: Path, run_id: str) -> RunDir:
 
 
 async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 40
     while not true():
         assert time.monotonic() < deadline, "it never came"
         await pilot.pause(0.02)
@@ -108,10 +115,13 @@ async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, plac
         assert "Enter" in RunsTable.NOTE
         options = screen.query_one("#preset-list", OptionList)
         ids = [options.get_option_at_index(i).id for i in range(options.option_count)]
-        assert ids[0] == "quickstart"
-        assert "./mine.yaml" in ids
+        # Files of the user stand first, and the cursor is on the quickstart.
+        assert ids[:3] == ["./broken.yaml", "./indent.yaml", "./mine.yaml"]
+        assert options.highlighted == ids.index("quickstart") == 3
+        assert "./compose.yaml" not in ids
         assert "./other.yaml" not in ids
-        assert "class_path" in str(screen.query_one("#yaml-text", Static).content)
+        shown = screen.query_one("#yaml-text", Static)
+        await until(pilot, lambda: "class_path" in str(shown.content))
         # A tag stands apart from the name, or not at all.
         for i in range(options.option_count):
             option = options.get_option_at_index(i)
@@ -176,16 +186,21 @@ async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> N
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         await choose(pilot, screen, "./mine.yaml")
-        title = screen.query_one("#form").border_title
-        assert title is not None
-        assert "mine" in title
-        names = [name for name in screen.names if "broken" in name]
-        if names:
-            options = screen.query_one("#preset-list", OptionList)
-            options.highlighted = options.get_option_index(names[0])
-            await until(pilot, lambda: screen.preset is None)
-            await pilot.press("enter")
-            assert app.screen is screen
+        assert "mine" in str(screen.query_one("#form").border_title)
+        options = screen.query_one("#preset-list", OptionList)
+        options.highlighted = options.get_option_index("./broken.yaml")
+        await until(pilot, lambda: screen.preset is None)
+        assert "damaged" in str(screen.query_one("#form").border_title)
+        form = screen.query_one("#launch-form")
+        await until(
+            pilot, lambda: any("broken.yaml:3" in str(s.content) for s in form.query(Static))
+        )
+        await pilot.press("enter")
+        assert app.screen is screen
+        options.highlighted = options.get_option_index("./indent.yaml")
+        await until(
+            pilot, lambda: any("indent.yaml:3" in str(s.content) for s in form.query(Static))
+        )
 
 
 async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> None:
@@ -311,3 +326,216 @@ async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None
         await choose(pilot, screen, "./mine.yaml")
         assert "[bold]mine[/bold]" in screen.query_one("#form")._border_title.plain  # type: ignore[union-attr]
         assert isinstance(screen.query_one("#launch-form"), LaunchForm)
+
+
+def offset_of(screen: HomeScreen, name: str) -> tuple[int, int]:
+    """Where a click meets a preset's line, from the top left of the list."""
+    options = screen.query_one("#preset-list", OptionList)
+    return (3, options.get_option_index(name))
+
+
+async def test_a_click_selects_and_only_a_double_click_on_the_selected_launches(
+    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        launched: list[str] = []
+        monkeypatch.setattr(FormPanel, "launch", lambda panel: launched.append(panel.preset.name))
+        where = offset_of(screen, "gpt-fsdp")
+        await pilot.click("#preset-list", offset=where)
+        await until(pilot, lambda: screen.preset is not None and screen.preset.name == "gpt-fsdp")
+        assert not launched
+        # Two clicks in a row that begin on another preset only select.
+        await pilot.double_click("#preset-list", offset=offset_of(screen, "cifar10-cnn"))
+        await until(
+            pilot, lambda: screen.preset is not None and screen.preset.name == "cifar10-cnn"
+        )
+        assert not launched
+        await pilot.double_click("#preset-list", offset=offset_of(screen, "cifar10-cnn"))
+        await until(pilot, lambda: launched == ["cifar10-cnn"])
+        await pilot.click("#launch-line")
+        await until(pilot, lambda: launched == ["cifar10-cnn"] * 2)
+        await pilot.press("enter")
+        await until(pilot, lambda: launched == ["cifar10-cnn"] * 3)
+
+
+async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        line = screen.query_one(LaunchLine)
+        await until(pilot, lambda: "2 ranks, 30 epochs, on the CPU" in str(line.content))
+        field(screen, "trainer.max_epochs").value = "3"
+        await until(pilot, lambda: "3 epochs" in str(line.content))
+        field(screen, "trainer.max_epochs").value = "three"
+        await until(pilot, lambda: "1 mistake to correct" in str(line.content))
+
+
+async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        field(screen, "trainer.max_epochs").value = "40"
+        screen.query_one(StartField).query_one(Input).value = "brave-owl"
+        await choose(pilot, screen, "./mine.yaml")
+        assert field(screen, "trainer.max_epochs").value == "3"
+        assert screen.query_one(StartField).text == ""
+        await choose(pilot, screen, "quickstart")
+        assert field(screen, "trainer.max_epochs").value == "40"
+        assert screen.query_one(StartField).text == "brave-owl"
+        # Changed fields say what the preset has; one key sets all back.
+        assert "was 30" in beside(screen, "trainer.max_epochs")
+        screen.query_one("#preset-list").focus()
+        await pilot.press("slash", *"zzz")
+        await until(pilot, lambda: screen.preset is None)
+        await pilot.press("escape")
+        await until(pilot, lambda: screen.preset is not None)
+        assert field(screen, "trainer.max_epochs").value == "40"
+        await pilot.press("0")
+        await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "30")
+
+
+async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(
+    home: Path, place: Path
+) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        options = screen.query_one("#preset-list", OptionList)
+        count = options.option_count
+        await pilot.press("slash", *"zzz")
+        await until(pilot, lambda: screen.preset is None)
+        assert "no match" in str(options.get_option_at_index(0).prompt)
+        screen.action_launch()
+        await pilot.pause()
+        assert app.screen is screen
+        assert not list((home / "runs").iterdir())
+        await pilot.press("escape")
+        await until(pilot, lambda: options.option_count == count)
+        assert app.focused is options
+        await until(pilot, lambda: screen.preset is not None)
+        assert screen.preset is not None
+        assert screen.preset.name == "quickstart"
+
+
+async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
+    home: Path, place: Path
+) -> None:
+    a_run(home, "calm-fox-1a2b")
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
+        footer = screen.query_one(KeyLine)
+
+        def keys() -> set[str]:
+            return {hint.key for hint in footer._hints}
+
+        assert {"⏎", "e", "q"} <= keys()
+        field(screen, "trainer.max_epochs").focus()
+        await until(pilot, lambda: "esc" in keys())
+        assert not [key for key in keys() if len(key) == 1 and key != "⏎"]
+        await pilot.press("escape", "3")
+        await until(pilot, lambda: {"r", "o", "del"} <= keys())
+
+
+async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) -> None:
+    for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
+        a_run(home, run_id)
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table = screen.query_one(RunsTable)
+        await until(pilot, lambda: len(table.rows) == 3)
+        last = table.rows[2].id
+        field(screen, "trainer.max_epochs").focus()
+        screen._open(screen.lines[last].run_dir)
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)
+        await until(pilot, lambda: app.focused is table and table.cursor_key == last)
+
+
+async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
+    for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
+        a_run(home, run_id)
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
+        await until(pilot, lambda: len(table.rows) == 3)
+        await pilot.press("3", "o")
+        await until(pilot, lambda: "sorted by name" in str(panel.border_subtitle))
+        assert [row.name for row in table.rows] == ["brave-owl", "calm-fox", "old-pine"]
+        await pilot.press("slash", *"fox")
+        await until(pilot, lambda: [row.name for row in table.rows] == ["calm-fox"])
+        assert "1 of 3 runs" in str(panel.border_subtitle)
+        await pilot.press("x")
+        await until(pilot, lambda: table.note == "no match")
+        await pilot.press("escape")
+        await until(pilot, lambda: len(table.rows) == 3)
+        assert app.focused is table
+
+
+async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) -> None:
+    run_dir = a_run(home, "calm-fox-1a2b")
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
+        screen.lines["calm-fox-1a2b"] = RunLine(run_dir, None, "unreadable")
+        await pilot.press("3")
+        screen.action_delete()
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until(pilot, lambda: bool(app.screen.query("#answers")))
+        shown = str(app.screen.query_one("#answers", Static).content)
+        assert "y delete it" in shown
+        assert "n or Esc keep it" in shown
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)
+        assert run_dir.path.exists()
+
+
+async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
+    home: Path, place: Path
+) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        await choose(pilot, screen, "./mine.yaml")
+        await pilot.press("e")
+        await until(pilot, lambda: isinstance(app.screen, YamlScreen))
+        editor = app.screen.query_one(TextArea)
+        before = editor.text
+        assert "every_s: 300.0" in before
+        await pilot.press("ctrl+end")
+        assert editor.cursor_location == editor.document.end
+        editor.load_text(before.replace("every_s: 300.0", "every_s: soon"))
+        problems = app.screen.query_one("#yaml-problems", Static)
+        await until(pilot, lambda: "ltui.checkpoint.every_s" in str(problems.content))
+        editor.load_text(
+            before.replace("every_s: 300.0", "every_s: 20").replace("best: null", "best: val/loss")
+        )
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("n")
+        await until(pilot, lambda: isinstance(app.screen, YamlScreen))
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: app.screen is screen)
+        await until(pilot, lambda: screen.preset is not None and screen.result is not None)
+        assert screen.preset is not None
+        assert screen.preset.checkpoint.best == "val/loss"
+        # What a launch writes to spec.yaml.
+        spec = build_spec(
+            screen.preset, (), id="a", name="a", cwd=place, python="python3", created_at=0.0
+        )
+        assert (spec.checkpoint.best, spec.checkpoint.every_s) == ("val/loss", 20)
+        await pilot.press("e")
+        await until(pilot, lambda: isinstance(app.screen, YamlScreen))
+        assert "best: val/loss" in app.screen.query_one(TextArea).text
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)

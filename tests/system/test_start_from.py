@@ -11,9 +11,9 @@ import pytest
 from textual.widgets import Input, Select
 
 from ltui.app.dashboard import LtuiApp
+from ltui.app.screens.form_fields import KnobField, StartField
 from ltui.app.screens.gpu_board import GpuBoard
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.launch_form import KnobField, StartField
 from ltui.app.screens.run import RunScreen
 from tests.system.conftest import Ltui
 

@@ -12,6 +12,7 @@ import ltui.presets
 
 SUFFIXES = (".yaml", ".yml")
 _PRESET_KEYS = (re.compile(r"^trainer\s*:", re.M), re.compile(r"^model\s*:", re.M))
+_ANY_KEY = re.compile(r"^\s*(trainer|model|ltui)\s*:", re.M)
 
 
 def shipped_folder() -> Path:
@@ -30,22 +31,38 @@ def preset_names(cwd: Path | None = None) -> tuple[str, ...]:
 
     A file counts if it has the keys ``trainer`` and ``model``; it may still turn out damaged.
     """
-    local = _local_files(cwd) if cwd is not None else []
+    paths = _yaml_files(cwd) if cwd is not None else []
+    local = [path for path in paths if _has_preset_keys(_head(path))]
     return (*shipped_names(), *(f"./{path.name}" for path in local))
 
 
-def _local_files(cwd: Path) -> list[Path]:
+def doubtful_names(cwd: Path) -> tuple[str, ...]:
+    """Files in ``cwd`` that mention a preset's keys, but not where a preset has them.
+
+    They are other files, or presets that are not valid YAML.
+    """
+    heads = ((path, _head(path)) for path in _yaml_files(cwd))
+    return tuple(
+        f"./{path.name}"
+        for path, head in heads
+        if _ANY_KEY.search(head) and not _has_preset_keys(head)
+    )
+
+
+def _yaml_files(cwd: Path) -> list[Path]:
     try:
-        paths = sorted(p for p in cwd.iterdir() if p.suffix in SUFFIXES and p.is_file())
+        return sorted(p for p in cwd.iterdir() if p.suffix in SUFFIXES and p.is_file())
     except OSError:
         return []
-    return [path for path in paths if _has_preset_keys(path)]
 
 
-def _has_preset_keys(path: Path) -> bool:
+def _has_preset_keys(head: str) -> bool:
+    return all(pattern.search(head) for pattern in _PRESET_KEYS)
+
+
+def _head(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            head = file.read(1 << 16).decode("utf-8", "replace")
+            return file.read(1 << 16).decode("utf-8", "replace")
     except OSError:
-        return False
-    return all(pattern.search(head) for pattern in _PRESET_KEYS)
+        return ""

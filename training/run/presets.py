@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.run.check import find_faults, nearest, placed
@@ -18,11 +19,18 @@ from ltui.training.run.devices import UNSEEN, Machine, choose_devices
 from ltui.training.run.document import Document, get, read_document, resolve
 from ltui.training.run.nodes import choose_nodes
 from ltui.training.run.overrides import apply_overrides, overridden_paths
-from ltui.training.run.preset_names import SUFFIXES, preset_names, shipped_folder, shipped_names
+from ltui.training.run.preset_names import (
+    SUFFIXES,
+    doubtful_names,
+    preset_names,
+    shipped_folder,
+    shipped_names,
+)
 from ltui.training.run.section import Knob, Section, read_section
 from ltui.training.run.spec import CheckpointPolicy, RunSpec, StallPolicy
 
 _MOST_BYTES = 4 << 20
+_MOST_DOUBTFUL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +59,8 @@ class Preset:
     """Ranks where devices are ``auto`` and there is no GPU."""
     restarts: int = 0
     """So often at most the run goes back to its last good checkpoint after a crash."""
+    section: Mapping[str, Any] = field(default_factory=dict)
+    """The ``ltui`` section as written."""
 
     @property
     def where(self) -> str:
@@ -72,6 +82,23 @@ def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
     if not path.is_file():
         raise ProblemError(_no_such_preset(name_or_path, path, preset_names(cwd)))
     return parse_preset(_read(path, name_or_path), name=name_or_path, path=path.resolve())
+
+
+def damaged_files(cwd: Path) -> dict[str, Problem]:
+    """The files in ``cwd`` that are meant as presets and are not valid YAML, with the mistake.
+
+    A large file is left out: to read it would take longer than its line in a list is worth.
+    """
+    found: dict[str, Problem] = {}
+    for name in doubtful_names(cwd):
+        try:
+            if (cwd / name).stat().st_size <= _MOST_DOUBTFUL_BYTES:
+                read_document(_read(cwd / name, name), name)
+        except ProblemError as error:
+            found[name] = error.problems[0]
+        except OSError:
+            continue
+    return found
 
 
 def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
@@ -118,7 +145,8 @@ def parse_preset(
         document = document["fit"]
         lines = {k.removeprefix("fit."): v for k, v in lines.items()}
     knobs = tuple(k.with_default(get(document, k.key)) for k in section.knobs)
-    return _preset(section, name, path, shipped, document, lines, knobs)
+    preset = _preset(section, name, path, shipped, document, lines, knobs)
+    return replace(preset, section=source.values.get("ltui") or {})
 
 
 def _preset(
