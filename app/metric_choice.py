@@ -22,10 +22,10 @@ _GOALS = (
 """What a script wants to improve, the most telling first. Only a script that learns from a reward
 has one, and its loss says little then."""
 DESCRIPTIONS = {
-    TRAIN_LOSS: "loss that training_step returned, each step",
-    "step/lr": "learning rate, each step",
-    "step/seconds": "time of a step, seconds",
-    "step/fetch_seconds": "time that a step waited for data, seconds",
+    TRAIN_LOSS: "loss of each step",
+    "step/lr": "learning rate",
+    "step/seconds": "seconds of a step",
+    "step/fetch_seconds": "seconds waiting for data",
     "step/samples": "samples of a batch",
 }
 

@@ -55,16 +55,17 @@ def draw_legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
 def _fitting(entries: Sequence[_Entry], room: int, *, names: bool) -> list[_Entry]:
     """As much as fits: without faint curves, then with short names, then without the last curves.
 
-    Values stay: what a loss is now is what one looks for. Without ``names``, under a crosshair,
-    the signs have to do for them.
+    Values stay: what a loss is now is what one looks for. Under a crosshair (not ``names``) no
+    value is left out, so the signs may have to do for the names.
     """
-    if _width(entries) <= room:
-        return list(entries)
-    if not names:
-        entries = [replace(e, name="") for e in entries]
-    for shown in (entries, bold := [e for e in entries if not e.series.dim] or entries):
+    bold = [e for e in entries if not e.series.dim] or list(entries)
+    for shown in (list(entries), bold):
         if _width(shown) <= room:
-            return list(shown)
+            return shown
+    if not names and (short := _shortened(bold, room)) is not None:
+        return short
+    if not names:
+        bold = [replace(e, name="") for e in bold]
     for count in range(len(bold), 0, -1):
         short = _shortened(bold[:count], room - (0 if count == len(bold) else len(_GAP) + 3))
         if short is not None:

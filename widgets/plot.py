@@ -23,8 +23,9 @@ from ltui.widgets.viewport import visible
 
 MARGIN, MOST_MARGIN = 7, 13
 """Cells for the labels of the y axis: as a rule, and where they need more digits."""
-CUT_SHARE = 0.05
-"""Share of a curve's width whose values may be cut at either end of the y axis."""
+CUT_SHARE, CUT_SHARE_FAINT = 0.05, 0.15
+"""Share of a curve's width whose values may be cut at either end of the y axis; more of a faint
+one, which lies behind its own smoothed curve."""
 FLATTENED = 2.5
 """Outliers are cut where the axis would have to be so many times as long to hold them."""
 _LEAST_COLUMNS = 20
@@ -193,12 +194,12 @@ class _Curve:
 
     @property
     def usual(self) -> tuple[float, float] | None:
-        """The range without ``CUT_SHARE`` of the columns at either end, with the newest value."""
+        """The range without a share of the columns at either end, with the newest value."""
         lows, highs = self._bounds()
         if lows.size < _LEAST_COLUMNS:
             return self.extremes
-        low = float(np.quantile(lows, CUT_SHARE))
-        high = float(np.quantile(highs, 1 - CUT_SHARE))
+        share = CUT_SHARE_FAINT if self.series.dim else CUT_SHARE
+        low, high = float(np.quantile(lows, share)), float(np.quantile(highs, 1 - share))
         newest = _inside(self.line, self.line.last, self._dots)
         if newest.size and not self.series.dim:
             low, high = min(low, float(newest[-1])), max(high, float(newest[-1]))

@@ -11,8 +11,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input, SelectionList, Static
-from textual.widgets.selection_list import Selection
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
 
 from ltui.app.metric_choice import DESCRIPTIONS, matching
 from ltui.widgets.formats import metric
@@ -26,6 +26,7 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
     """Returns the chosen names, an empty tuple for the default choice, or None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "select", "select", id="metrics.select", tooltip="Select, or deselect"),
         Binding("enter", "apply", "apply", id="metrics.apply", priority=True, tooltip="Show these"),
         Binding("escape", "cancel", "cancel", id="metrics.cancel", tooltip="Change nothing"),
         Binding("slash", "filter", "filter", id="metrics.filter", tooltip="Filter the names"),
@@ -45,30 +46,29 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -metrics"):
             yield Input(placeholder="filter: part of a name, or val/*", compact=True)
-            yield SelectionList[str](id="metric-list")
+            yield OptionList(id="metric-list", markup=False)
             yield Static(Text(KEYS), id="answers")
 
     def on_mount(self) -> None:
         self.query_one(".dialog").border_title = "metrics"
         self._fill("")
-        self.query_one(SelectionList).focus()
+        self.query_one(OptionList).focus()
 
     def _fill(self, pattern: str) -> None:
-        shown = self.query_one(SelectionList)
+        shown = self.query_one(OptionList)
         self._listed = matching(self._names, pattern)
-        with self.prevent(SelectionList.SelectedChanged):
-            shown.clear_options()
-            shown.add_options(
-                Selection(self._row(name), name, name in self._chosen) for name in self._listed
-            )
+        shown.clear_options()
+        shown.add_options(Option(self._row(name)) for name in self._listed)
         if self._listed:
             shown.highlighted = 0
 
     def _row(self, name: str) -> Text:
+        # A sign of its own form: the choice can be read without colour.
+        sign = "[x]" if name in self._chosen else "[ ]"
         label = clean_name(name)
         label = label if len(label) <= NAME_CELLS else f"{label[: NAME_CELLS - 1]}…"
         value = metric(self._values[name]) if name in self._values else ""
-        row = Text(f"{label.ljust(NAME_CELLS)} {value.rjust(10)}")
+        row = Text(f"{sign} {label.ljust(NAME_CELLS)} {value.rjust(10)}", no_wrap=True)
         return row.append(f"  {DESCRIPTIONS.get(name, '')}".rstrip(), "dim")
 
     @on(Input.Changed)
@@ -76,15 +76,21 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
         event.stop()
         self._fill(event.value)
 
-    @on(SelectionList.SelectedChanged)
-    def _select(self, event: SelectionList.SelectedChanged[str]) -> None:
+    def action_select(self) -> None:
+        shown = self.query_one(OptionList)
+        if shown.highlighted is None:
+            return
+        name = self._listed[shown.highlighted]
+        if name in self._chosen:
+            del self._chosen[name]
+        else:
+            self._chosen[name] = None
+        shown.replace_option_prompt_at_index(shown.highlighted, self._row(name))
+
+    @on(OptionList.OptionSelected)
+    def _clicked(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        selected = set(event.selection_list.selected)
-        for name in self._listed:
-            if name in selected:
-                self._chosen.setdefault(name)
-            else:
-                self._chosen.pop(name, None)
+        self.action_select()
 
     def action_apply(self) -> None:
         self.dismiss(tuple(self._chosen))
@@ -96,7 +102,7 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
         self.query_one(Input).focus()
 
     def action_to_list(self) -> None:
-        self.query_one(SelectionList).focus()
+        self.query_one(OptionList).focus()
 
     def action_cancel(self) -> None:
         self.dismiss(None)

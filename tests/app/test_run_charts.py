@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from frames import curve, frame, snapshot
 from test_run_screen import OneRun, Script, shown, until
-from textual.widgets import Input, SelectionList
+from textual.widgets import Input, OptionList
 
 from ltui.app.frame import Frame
 from ltui.app.preferences import read_preferences
@@ -56,9 +56,10 @@ async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> Non
         assert titles(screen) == ["loss"]
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
-        listed = app.screen.query_one(SelectionList)
+        listed = app.screen.query_one(OptionList)
         assert listed.option_count == len(NAMES)
-        assert set(listed.selected) == {"train/loss", "val/loss"}
+        rows = [str(option.prompt).split() for option in listed.options]
+        assert [row[1] for row in rows if row[0] == "[x]"] == ["train/loss", "val/loss"]
         await pilot.press("space")  # the first: the learning rate
         await pilot.press("slash", *"acc")
         await until(pilot, lambda: listed.option_count == 1)
