@@ -14,7 +14,8 @@ from ltui.app.frame import CurveData, FloatArray, Frame
 from ltui.app.history import RANK_CURVES
 from ltui.app.metric_choice import default_choice, groups, is_validation, quantity_of
 from ltui.app.translate import SAMPLES, silence
-from ltui.training.run.snapshot import LIVE, RunState
+from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.run.standing import GRAVE
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.shapes import ChartShape, Series
@@ -224,18 +225,25 @@ def _differ(curves: list[CurveData]) -> bool:
 
 
 def throughput_figures(frame: Frame) -> str:
-    """``31.4 k samples/s · best 32.0 k``."""
-    throughput = frame.snapshot.throughput
+    """``31.4 k samples/s · best 32.0 k``; ``paused`` or ``stalled`` instead of a rate."""
     best = best_throughput(frame)
     words = []
     if frame.snapshot.state in LIVE:
-        words.append(formats.quantity(throughput.samples_per_s, SAMPLES))
+        words.append(_rate_now(frame.snapshot))
     if best is not None:
         words.append(f"best {formats.quantity(best, '')}")
     share = frame.snapshot.model_flop_utilisation
     if share is not None and frame.snapshot.state in LIVE:
         words.append(f"MFU {formats.percent(share)}")
     return " · ".join(words)
+
+
+def _rate_now(run: RunSnapshot) -> str:
+    if run.state is RunState.PAUSED:
+        return "paused"
+    if any(v.level in GRAVE and v.ended is None for v in run.verdicts):
+        return "stalled"
+    return formats.quantity(run.throughput.samples_per_s, SAMPLES)
 
 
 def best_throughput(frame: Frame) -> float | None:

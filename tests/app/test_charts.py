@@ -17,7 +17,7 @@ from ltui.app.charts import (
     waiting_line,
 )
 from ltui.app.metric_choice import default_choice, matching, remembered_key
-from ltui.training.run.snapshot import RunState, Throughput
+from ltui.training.run.snapshot import RunState, Throughput, Verdict
 
 
 def test_loss_has_raw_smoothed_and_validation() -> None:
@@ -138,6 +138,16 @@ def test_figures_of_throughput() -> None:
     unknown = frame(snapshot=snapshot(throughput=Throughput()), rates={})
     assert throughput_chart(unknown, ChartSettings()).subtitle == "n/a"
     assert phases_line(frame()) == "fetch 4 % · forward 31 % · backward 58 % · optimizer 7 %"
+
+
+def test_a_run_at_rest_has_no_rate_but_says_why() -> None:
+    stall = Verdict(kind="stall", level="stalled", culprits=(2,), cause="rank 2 waits")
+    for run, word in (
+        (snapshot(state=RunState.PAUSED), "paused"),
+        (snapshot(verdicts=(stall,)), "stalled"),
+    ):
+        subtitle = throughput_chart(frame(snapshot=run), ChartSettings()).subtitle
+        assert subtitle.replace("\u2009", " ") == f"{word} · best 32.0 k"
 
 
 def test_the_best_throughput_is_never_below_what_the_chart_shows() -> None:
