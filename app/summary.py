@@ -190,6 +190,8 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
     if speed.data_wait_share is not None:
         data_wait = f", {percent(speed.data_wait_share)} waiting for data"
     pace = quantity(speed.samples_per_s, "samples/s")
+    if speed.best_samples_per_s is not None:
+        pace += f", best {quantity(speed.best_samples_per_s, '')}"
     rows = [
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),

@@ -13,6 +13,7 @@ NA = "n/a"
 THIN = "\N{THIN SPACE}"
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SYMBOLS = frozenset({"B", "B/s", "FLOP"})
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -64,13 +65,15 @@ def metric(value: float | None) -> str:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """Three digits with a decimal prefix: ``31.4 k img/s``."""
+    """Three digits with a decimal prefix: ``31.4 k img/s``, ``1.20 MB/s``."""
     if value is None or not math.isfinite(value):
         return NA
     for scale, prefix in _SI:
         # 999.6 would print as "1 000": it is already 1.00 k.
         if abs(value) >= scale * 0.9995:
-            return f"{significant(value / scale)}{THIN}{prefix} {unit}".rstrip()
+            # A unit's symbol takes the prefix itself; before a word it stands alone.
+            gap = "" if unit in _SYMBOLS else " "
+            return f"{significant(value / scale)}{THIN}{prefix}{gap}{unit}".rstrip()
     text = f"{value:.0f}" if float(value).is_integer() else significant(value)
     return f"{text} {unit}".rstrip()
 
