@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from textual import events, on, work
@@ -74,7 +75,7 @@ k      | kill                | kill             | Kill every process of the run,
 r      | resume              | resume           | Resume from the last good checkpoint
 d      | diagnose            | diagnose         | Show what is wrong and what each rank does
 [Charts]
-m      | choose_metrics      | metrics          | Choose the metrics that the first panel shows
+m      | choose_metrics      | choose metrics   | Choose the metrics that the first panel shows
 x      | axis                | x axis           | Show steps, epochs or time on the x axis
 y      | log_scale           | y scale          | Switch between a linear and a logarithmic y axis
 o      | outliers            | outliers         | Show all values, or cut outliers off the y axis
@@ -84,7 +85,7 @@ o      | outliers            | outliers         | Show all values, or cut outlie
 v      | whose_log           | choose rank      | Show all ranks, one rank, or the launcher
 /      | search              | find             | Find in the log
 [Screen]
-1      | panel('loss')       | metrics panel    | Go to the charts of metrics
+1      | panel('loss')       | metrics          | Go to the charts of metrics
 2      | panel('throughput') | throughput       | Go to the throughput chart
 3      | panel('gpus')       | GPUs             | Go to the GPUs
 4      | panel('ranks')      | ranks            | Go to the ranks
@@ -435,6 +436,16 @@ class RunScreen(Screen[None]):
         """Return why ``action`` can't be done now."""
         action = "stop" if action == "stop_when" else action
         return refusal(self.snapshot, action, readonly=self.readonly)
+
+    def jumps(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """Yield what the palette can show of this run: title, help, and what to do."""
+        for name in self.frame.curve_names if self.frame is not None else ():
+            show = partial(self._show_metric, name)
+            yield f"Show metric {clean_name(name)}", "Add this metric to the charts", show
+
+    def _show_metric(self, name: str) -> None:
+        self.query_one(RunCharts).show_metric(name)
+        self.action_panel("loss")
 
     def _refused(self, action: str) -> bool:
         """Says why ``action`` can't be done, if it can't."""

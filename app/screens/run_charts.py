@@ -172,6 +172,14 @@ class RunCharts(Horizontal):
         chosen = charts.shown_metrics(frame, self.settings)
         self.app.push_screen(MetricChooser(frame.curve_names, values, chosen), self._use_metrics)
 
+    def show_metric(self, name: str) -> None:
+        """Show one more metric until the screen is closed."""
+        frame = self._frame
+        shown = charts.shown_metrics(frame, self.settings) if frame is not None else ()
+        if name not in shown:
+            self.settings = replace(self.settings, metrics=(*shown, name))
+            self._redraw()
+
     def _use_metrics(self, chosen: tuple[str, ...] | None) -> None:
         if chosen is None:
             return

@@ -10,12 +10,14 @@ from test_run_screen import OneRun, Script, shown, until
 from textual.screen import Screen
 from textual.widget import Widget
 
+from ltui.app.charts import shown_metrics
 from ltui.app.dashboard import LtuiApp
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.keyline import READONLY_BADGE, KeyLine
 from ltui.app.screens.listed_keys import GROUPS, SCREEN, listed_keys
 from ltui.app.screens.run import RunScreen
+from ltui.app.screens.run_charts import RunCharts
 from ltui.app.screens.stop_question import StopScreen
 from ltui.training.run.snapshot import RunState
 
@@ -63,11 +65,24 @@ async def test_the_palette_offers_each_thing_once_and_nothing_that_is_refused() 
         titles = [command.title for command in app.get_system_commands(screen)]
         assert len(titles) == len({title.lower() for title in titles})
         assert {"Stop", "Kill", "Checkpoint", "Log", "Theme", "Quit"} <= set(titles)
-        assert not [title for title in titles if "rosshair" in title or "panel" in title]
+        assert not [title for title in titles if "rosshair" in title]
         script.frame = frame(snapshot=snapshot(state=RunState.FINISHED))
         await until(pilot, lambda: screen.snapshot.state is RunState.FINISHED)  # type: ignore[union-attr]
         titles = [command.title for command in app.get_system_commands(screen)]
         assert not {"Stop", "Kill", "Checkpoint", "Pause"} & set(titles)
+
+
+async def test_the_palette_shows_a_metric() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        assert screen.frame is not None
+        charts = screen.query_one(RunCharts)
+        before = shown_metrics(screen.frame, charts.settings)
+        other = next(name for name in screen.frame.curve_names if name not in before)
+        commands = {c.title: c.callback for c in app.get_system_commands(screen)}
+        commands[f"Show metric {other}"]()
+        assert shown_metrics(screen.frame, charts.settings) == (*before, other)
 
 
 def opened(app: LtuiApp) -> str | None:
