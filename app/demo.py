@@ -78,6 +78,12 @@ class SimulatedGpus:
         self._gpus.stop()
 
 
+class DemoBoard(GpuBoard):
+    """Without a diagnosis to read more in."""
+
+    MORE: ClassVar[str] = ": ⏎ one GPU"
+
+
 class DemoScreen(Screen[None]):
     """Heat strip, rows and findings over the whole screen."""
 
@@ -99,7 +105,7 @@ class DemoScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Static(Text.assemble((" ltui demo", "bold"), f"   {LABEL}"), id="title", markup=False)
         with Panel(None, LABEL, id="gpus"):
-            yield GpuBoard(id="gpu-board")
+            yield DemoBoard(id="gpu-board")
         yield KeyLine(HINTS, id="keys")
 
     def on_mount(self) -> None:

@@ -13,7 +13,7 @@ from ltui.widgets.shapes import ChartShape, Series
 
 NAMES = ("activity", "power", "temperature", "memory")
 GIB = float(1 << 30)
-_NOTHING = "not offered by this GPU, or not read yet"
+_NOTHING = "not available on this GPU, or not sampled yet"
 
 
 def gpu_charts(gpu: GpuSnapshot, past: GpuPast) -> dict[str, ChartShape]:
@@ -39,7 +39,7 @@ def gpu_charts(gpu: GpuSnapshot, past: GpuPast) -> dict[str, ChartShape]:
 
     return {
         "activity": chart(
-            "activity, % of the time",
+            "activity, % of time",
             formats.percent(_of_hundred(gpu.utilisation_percent)),
             [
                 line("utilisation", [100 * s.utilisation for s in samples], 0),

@@ -130,8 +130,11 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def findings_text(frame: Frame, most: int) -> Text:
-    """The findings below the rows, one a line; the driver's own trouble first."""
+def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Text:
+    """The findings below the rows, one a line; the driver's own trouble first.
+
+    ``more`` says where to read the others if there are more than ``most``.
+    """
     lines: list[tuple[str, str]] = []
     if frame.snapshot.gpu_note and frame.snapshot.gpus:
         lines.append((f"! {clean_line(frame.snapshot.gpu_note)}", "bold"))
@@ -145,7 +148,7 @@ def findings_text(frame: Frame, most: int) -> Text:
         out.append("\n" if i else "")
         out.append(line, style)
     if len(shown) < len(lines):
-        out.append(f"\nand {len(lines) - len(shown)} more: d diagnose", "dim")
+        out.append(f"\nand {len(lines) - len(shown)} more{more}", "dim")
     return out
 
 
@@ -209,13 +212,13 @@ def _identity(gpu: GpuSnapshot, now: float) -> Lines:
         ("model", clean_name(gpu.name or formats.NA)),
         ("UUID", clean_name(gpu.uuid or formats.NA)),
         ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none known"),
-        ("read", formats.ago(age)),
+        ("sampled", formats.ago(age)),
     ]
 
 
 def _work(gpu: GpuSnapshot) -> Lines:
     return [
-        ("utilisation", _said(gpu.utilisation_percent, "some kernel ran")),
+        ("utilisation", _utilisation(gpu.utilisation_percent)),
         ("SM activity", formats.percent(gpu.sm_activity)),
         ("SM occupancy", formats.percent(gpu.sm_occupancy)),
         ("tensor-core activity", formats.percent(gpu.tensor_activity)),
@@ -225,9 +228,9 @@ def _work(gpu: GpuSnapshot) -> Lines:
     ]
 
 
-def _said(percent: float | None, meaning: str) -> str:
+def _utilisation(percent: float | None) -> str:
     text = formats.percent(_share(percent))
-    return text if percent is None else f"{text} of the time {meaning}"
+    return text if percent is None else f"a kernel was running {text} of the time"
 
 
 def _heat(gpu: GpuSnapshot) -> Lines:
@@ -242,7 +245,7 @@ def _heat(gpu: GpuSnapshot) -> Lines:
         ("fan", formats.percent(_share(gpu.fan_percent))),
         ("SM clock", _of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
         ("memory clock", formats.clock(gpu.memory_clock_mhz)),
-        ("held down by", clean_name(held)),
+        ("throttled by", clean_name(held)),
         ("performance state", formats.NA if state is None else f"P{state} (P0 is fastest)"),
     ]
 
@@ -276,7 +279,7 @@ def _rates(out: float | None, into: float | None) -> str:
 
 
 def _health(gpu: GpuSnapshot) -> Lines:
-    repair = {None: formats.NA, False: "none waiting", True: "waits for a reset"}
+    repair = {None: formats.NA, False: "none", True: "yes, at the next reset"}
     failed = " (a repair failed)" if gpu.repair_failed else ""
     xid = formats.NA if gpu.xid_code is None else f"XID {gpu.xid_code}"
     return [
@@ -284,7 +287,7 @@ def _health(gpu: GpuSnapshot) -> Lines:
         ("ECC uncorrected", formats.count(gpu.ecc_uncorrected)),
         ("retired pages", formats.count(gpu.retired_pages)),
         ("remapped rows", formats.count(gpu.remapped_rows)),
-        ("repair", f"{repair[gpu.repair_pending]}{failed}"),
+        ("repair pending", f"{repair[gpu.repair_pending]}{failed}"),
         ("last driver error", xid if gpu.xid_code is not None else "none seen"),
     ]
 

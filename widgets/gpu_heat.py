@@ -12,6 +12,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ltui.widgets.bars import strip
+from ltui.widgets.formats import duration
 from ltui.widgets.gpu_table import SIGNS
 from ltui.widgets.palette import Paint, paint_of
 from ltui.widgets.shapes import GpuRow, Tone
@@ -24,7 +25,7 @@ _LOW, _HIGH = 0.34, 0.67
 
 
 class GpuHeat(Widget):
-    """Tall blocks are busy times, and so are bright ones. GPUs stand below each other first."""
+    """A legend, then a strip for each GPU: tall and bright blocks are times of high utilisation."""
 
     DEFAULT_CSS = """
     GpuHeat { height: auto; width: 1fr; }
@@ -33,11 +34,14 @@ class GpuHeat(Widget):
 
     rows: reactive[tuple[GpuRow, ...]] = reactive((), repaint=False)
     most_lines: reactive[int] = reactive(8, repaint=False)
-    """Where one line a GPU would be more, GPUs stand beside each other."""
+    """Lines of strips, without the legend; GPUs stand beside each other if they are more."""
+    block_s: reactive[float] = reactive(0.0, repaint=False)
+    """Seconds that a block stands for."""
 
-    def show(self, rows: Sequence[GpuRow], most_lines: int) -> None:
-        """Draw ``rows`` in at most so many lines, as far as the width allows."""
+    def show(self, rows: Sequence[GpuRow], most_lines: int, block_s: float) -> None:
+        """Draw ``rows`` in at most so many lines below the legend, as far as the width allows."""
         rows = tuple(rows)
+        self.block_s = block_s
         layout = len(rows) != len(self.rows) or most_lines != self.most_lines
         if layout or rows != self.rows:
             self.most_lines = most_lines
@@ -54,7 +58,11 @@ class GpuHeat(Widget):
         return columns, math.ceil(count / columns)
 
     def get_content_height(self, container: object, viewport: object, width: int) -> int:  # noqa: ARG002
-        return self.grid(width)[1]
+        return self.lines(width)
+
+    def lines(self, width: int) -> int:
+        """Lines in all, the legend included."""
+        return self.grid(width)[1] + 1 if self.rows else 0
 
     def render_lines(self, crop: Region) -> list[Strip]:
         self._paint = paint_of(self.app)
@@ -64,9 +72,13 @@ class GpuHeat(Widget):
         width = self.size.width
         base, paint = self.rich_style, self._paint
         columns, lines = self.grid(width)
-        if y >= lines:
+        if y > lines or not lines:
             return Strip.blank(width, base)
         room = (width - GAP * (columns - 1)) // columns
+        if y == 0:
+            text = self._legend(room)
+            return Strip([Segment(text, base + paint.title)]).adjust_cell_length(width, base)
+        y -= 1
         segments: list[Segment] = []
         for column in range(columns):
             index = column * lines + y
@@ -77,6 +89,14 @@ class GpuHeat(Widget):
             segments += _place(self.rows[index], room, self._label_width(), paint)
         drawn = [Segment(s.text, base + s.style if s.style else base) for s in segments]
         return Strip(drawn).adjust_cell_length(width, base)
+
+    def _legend(self, room: int) -> str:
+        """What the blocks mean, and the time that a strip covers."""
+        cells = max(1, room - self._label_width() - 3 - _TEXT)
+        points = max((len(row.heat) for row in self.rows), default=0)
+        covered = min(cells, points) * self.block_s
+        span = f"utilisation, last {duration(round(covered))}" if covered else "utilisation"
+        return f"  {span}   ▁ 0 %  ▇ 100 %"
 
     def _label_width(self) -> int:
         return max((len(row.index) for row in self.rows), default=1)

@@ -23,10 +23,8 @@ _TEXTS = {
     "dram": "dram_text",
     "power": "power_text",
     "clock": "clock_text",
-    "throttle": "throttle",
-    "note": "note",
 }
-"""Columns that are left out where no GPU has a value for them."""
+"""Columns that are left out if no GPU has a value for them."""
 
 
 class GpuTable(Table[GpuRow]):
@@ -49,8 +47,8 @@ class GpuTable(Table[GpuRow]):
         Column(key="power", title="power", width=11, right=True, importance=2),
         Column(key="temperature", title="temp", width=7, right=True, importance=3),
         Column(key="clock", title="clock", width=9, right=True, importance=10),
-        Column(key="throttle", title="held down by", width=18, importance=11),
-        Column(key="note", title="", width=8, grows=True, importance=7),
+        # Always there, so that the others stay in place while something is noted.
+        Column(key="note", title="", width=12, grows=True, importance=7),
     )
 
     def key_of(self, row: GpuRow) -> str:
@@ -83,6 +81,10 @@ class GpuTable(Table[GpuRow]):
             "power": (Cell(text=row.power_text),),
             "temperature": (row.temperature,),
             "clock": (Cell(text=row.clock_text, tone=Tone.DIM),),
-            "throttle": (Cell(text=row.throttle, tone=Tone.WARN),),
-            "note": (Cell(text=row.note, tone=loud),),
+            "note": (Cell(text=_note(row), tone=loud),),
         }
+
+
+def _note(row: GpuRow) -> str:
+    """What is wrong with the reading, else what lowers the clocks."""
+    return row.note or (f"throttled: {row.throttle}" if row.throttle else "")

@@ -133,7 +133,7 @@ class GpuRow:
     tensor_text: str = ""
     dram_text: str = ""
     throttle: str = ""
-    """What holds the clocks down, in words."""
+    """What lowers the clocks, in words."""
     tone: Tone = Tone.PLAIN
     """WARN or BAD where something is wrong with this GPU; a sign says the same."""
 

@@ -8,6 +8,7 @@ path when a program starts: so the command starts itself anew in the stand-in's 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from argparse import Namespace
 
@@ -17,6 +18,8 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.home import ltui_home
 
 MARK = "LTUI_DEMO_INSIDE"
+OTHER_NAME = "simulated-job"
+"""At most 15 characters: Linux keeps no more of a process's name."""
 SCRIPT = """\
 # Eight GPUs that train, and what can go wrong with them.
 gpus 8 h100
@@ -50,11 +53,25 @@ def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
     folder = ltui_home() / "demo"
     library = stand_in.build(folder)
     script = folder / "gpus.txt"
-    stand_in.write_script(script, SCRIPT.format(pid=os.getppid()))
+    stand_in.write_script(script, SCRIPT.format(pid=_other_process().pid))
     env = {**stand_in.environment(library.parent, script), MARK: "1"}
     sys.stdout.flush()
     argv = [sys.executable, "-m", "ltui.app", "demo", "gpus"]
     return os.execve(argv[0], argv, env)  # noqa: S606
+
+
+def _other_process() -> subprocess.Popen[bytes]:
+    """A process that stands for somebody else's: it sleeps until the demo ends, and says its name.
+
+    It is a child of this process, which becomes the demo.
+    """
+    program = (
+        "import os, time\n"
+        f"with open('/proc/self/comm', 'w') as file: file.write({OTHER_NAME!r})\n"
+        f"while os.getppid() == {os.getpid()}: time.sleep(1)\n"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _inside() -> int:

@@ -62,7 +62,7 @@ EVERYONE, ENGINE = -1, -2
 """Whose log is shown, besides the number of a rank."""
 MOST_ROWS = 9
 """Lines that GPUs and ranks get where panels stand above each other; the rest is scrolled to."""
-MOST_GPU_LINES = 15
+MOST_GPU_LINES = 17
 """With the heat strip of many GPUs above their rows, and what is wrong below."""
 
 KEYS = """
@@ -573,7 +573,7 @@ def needs_of(snapshot: RunSnapshot) -> Needs:
     gpus = len(snapshot.gpus)
     lines = 0
     if gpus:
-        heat = HEAT_LINES if gpus >= HEAT_FROM else 0
+        heat = HEAT_LINES + 1 if gpus >= HEAT_FROM else 0
         lines = heat + min(gpus + 1, TABLE_LINES) + FINDINGS
     elif any((rank.device or "").startswith("cuda") for rank in snapshot.ranks):
         # GPUs that can't be read: why is said in their place, above the ranks' processes.

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from frames import NOW, frame, gpu, snapshot
 from test_run_screen import OneRun, Script, shown, until
+from textual.app import App, ComposeResult
 
 from ltui.app import gpu_panel
 from ltui.app.gpu_history import GpuBook, GpuSample, in_windows
 from ltui.app.screens.gpu import GpuScreen
+from ltui.app.screens.gpu_board import GpuBoard
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.run.snapshot import GpuProcessSnapshot, RunState
 from ltui.widgets.gpu_heat import GpuHeat
@@ -38,9 +40,9 @@ def with_findings(*findings: Finding, count: int = 4) -> gpu_panel.Frame:
 
 
 def test_the_same_on_several_gpus_is_said_once() -> None:
-    shown = with_findings(*(finding(i, "thermal slowdown since 40 s") for i in (0, 1, 2)))
+    shown = with_findings(*(finding(i, "thermal slowdown for 40 s") for i in (0, 1, 2)))
     text = gpu_panel.findings_text(shown, 3).plain
-    assert text == "▲ GPUs 0-2: thermal slowdown since 40 s (ranks 0-2)"
+    assert text == "▲ GPUs 0-2: thermal slowdown for 40 s (ranks 0-2)"
     tones = [row.tone for row in gpu_panel.gpu_rows(shown)]
     assert tones == [Tone.WARN, Tone.WARN, Tone.WARN, Tone.PLAIN]
 
@@ -48,7 +50,7 @@ def test_the_same_on_several_gpus_is_said_once() -> None:
 def test_other_figures_are_said_to_be_of_one() -> None:
     shown = with_findings(finding(0, "memory at 97 %"), finding(2, "memory at 98 %"))
     text = gpu_panel.findings_text(shown, 3).plain
-    assert text.startswith("▲ GPUs 0, 2: memory at 97 % (GPU 0; the others alike)")
+    assert text.startswith("▲ GPUs 0, 2: memory at 97 % (figures of GPU 0; similar on the others)")
 
 
 def test_the_serious_come_first_and_what_does_not_fit_is_counted() -> None:
@@ -60,7 +62,7 @@ def test_the_serious_come_first_and_what_does_not_fit_is_counted() -> None:
 
 
 def test_of_an_ended_run_nothing_stands() -> None:
-    shown = with_findings(finding(0, "thermal slowdown since 40 s"))
+    shown = with_findings(finding(0, "thermal slowdown for 40 s"))
     over = replace(shown, snapshot=replace(shown.snapshot, state=RunState.FINISHED))
     assert not gpu_panel.findings_text(over, 3)
 
@@ -126,3 +128,55 @@ async def test_enter_opens_a_gpu(count: int, heat: bool) -> None:
         await until(pilot, lambda: opened.gpu == "2")
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is screen)
+
+
+class BoardApp(App[None]):
+    """The board alone, as ``ltui demo gpus`` shows it."""
+
+    def compose(self) -> ComposeResult:
+        yield GpuBoard()
+
+
+def board_lines(app: App[None]) -> list[str]:
+    return [strip.text.rstrip() for strip in app.screen._compositor.render_strips()]
+
+
+@pytest.mark.parametrize("size", [(56, 11), (76, 20), (156, 46)])
+async def test_the_rows_of_eight_gpus_come_before_their_heat_strip(size: tuple[int, int]) -> None:
+    many = [finding(i, f"wrong in way {'abcdefgh'[i]}", kind=f"k{i}") for i in range(8)]
+    app = BoardApp()
+    async with app.run_test(size=size) as pilot:
+        board = app.query_one(GpuBoard)
+        for shown_frame in (with_findings(count=8), with_findings(*many, count=8)):
+            board.show(shown_frame, alone=True)
+            await pilot.pause()
+            lines = board_lines(app)
+            title = next(i for i, line in enumerate(lines) if " GPU " in line)
+            assert [("°C" in line) for line in lines[title + 1 : title + 9]] == [True] * 8
+
+
+async def test_columns_stay_while_something_is_noted() -> None:
+    app = BoardApp()
+    async with app.run_test(size=(160, 30)) as pilot:
+        board = app.query_one(GpuBoard)
+        titles = []
+        for changes in ({}, {"error": "fell off the bus"}, {"throttle_reasons": ("power cap",)}):
+            gpus = (gpu(0), gpu(1, **changes))
+            board.show(frame(snapshot=snapshot(gpus=gpus)), alone=True)
+            await pilot.pause()
+            titles.append(next(line for line in board_lines(app) if " GPU " in line))
+        assert len(set(titles)) == 1
+        assert any("throttled: power cap" in line for line in board_lines(app))
+
+
+async def test_the_heat_strip_says_what_its_blocks_mean() -> None:
+    app = BoardApp()
+    async with app.run_test(size=(160, 46)) as pilot:
+        board = app.query_one(GpuBoard)
+        board.show(with_findings(count=8), alone=True)
+        await pilot.pause()
+        board.show(with_findings(count=8), alone=True)
+        await pilot.pause()
+        legend = board_lines(app)[0]
+        assert "▁ 0 %  ▇ 100 %" in legend
+        assert "utilisation" in legend

@@ -71,7 +71,7 @@ def test_nothing_is_claimed_of_a_rank_that_tells_nothing():
     waiting = replace(HEALTHY, power_w=71.0, utilisation_percent=100.0)
     silent = tuple(RankSnapshot(rank=rank) for rank in range(2))
     (text,) = Clock(silent).see(waiting, seconds=30)
-    assert text.endswith("kernels wait, or do little work")
+    assert text.endswith("kernels wait or do little work")
 
 
 def test_a_single_rank_waits_in_no_collective():
@@ -105,10 +105,10 @@ def test_thermal_slowdown():
     hot = replace(HEALTHY, throttle_reasons=("hardware thermal slowdown",), temperature_c=91.0)
     assert clock.see(hot, seconds=2) == []
     clock.see(hot, seconds=38)
-    assert clock.see(hot) == ["thermal slowdown since 40 s (91 °C, limit 89 °C)"]
+    assert clock.see(hot) == ["thermal slowdown for 40 s (91 °C, limit 89 °C)"]
     clock.see(HEALTHY, seconds=3)
     # Back within the grace: it is the same slowdown.
-    assert clock.see(hot)[0].startswith("thermal slowdown since 44 s")
+    assert clock.see(hot)[0].startswith("thermal slowdown for 44 s")
 
 
 def test_a_power_cap_is_no_finding():
@@ -129,7 +129,7 @@ def test_one_rank_below_the_others_clock():
     gpus[3] = replace(gpus[3], throttle_reasons=("power cap",))
     assert clock.see(*gpus, seconds=10) == []
     assert clock.see(*gpus) == [
-        "rank 3 runs at 0.8 of the others' clock (1580 of 1980 MHz): power cap"
+        "the GPU clock of rank 3 is 20 % lower than the others' (1580 of 1980 MHz): power cap"
     ]
     assert verdict(clock.state.findings[0]).culprits == (3,)
 
@@ -159,7 +159,7 @@ def test_processes_that_can_not_be_seen_may_be_our_own():
     ours = GpuProcessSnapshot(pid=1, owner="rank", rank=0)
     assert Clock().see(replace(HEALTHY, processes=(ghost,)), seconds=30) == []
     (text,) = Clock().see(replace(HEALTHY, processes=(ghost, ours)), seconds=30)
-    assert "can't be seen" in text
+    assert "not visible" in text
 
 
 def test_memory_errors_count_from_the_beginning_of_the_run():
@@ -179,7 +179,10 @@ def test_memory_errors_count_from_the_beginning_of_the_run():
 
 def test_faulty_memory_and_links():
     assert "reset" in Clock().see(replace(HEALTHY, repair_pending=True))[0]
-    assert "replaced" in Clock().see(replace(HEALTHY, repair_pending=True, repair_failed=True))[0]
+    assert (
+        "replace the GPU"
+        in Clock().see(replace(HEALTHY, repair_pending=True, repair_failed=True))[0]
+    )
     clock = Clock()
     clock.see(HEALTHY)
     assert clock.see(replace(HEALTHY, nvlinks_up=16)) == ["2 of 18 NVLinks went down"]
@@ -212,7 +215,7 @@ def test_a_second_xid_counts_from_its_own_time():
     clock = Clock()
     clock.see(replace(HEALTHY, xid_code=13, xid_at=clock.now), seconds=60)
     assert clock.see(replace(HEALTHY, xid_code=31, xid_at=clock.now)) == [
-        "XID 31: a kernel touched memory that isn't its own (page fault) (0 s ago)"
+        "XID 31: a kernel accessed memory that it does not own (page fault) (0 s ago)"
     ]
 
 
@@ -253,3 +256,12 @@ def test_over_a_history():
     assert [f.text for f in findings(history, RANKS, 9.0)] == ["memory at 99 %"]
     assert findings(history, RANKS, 60.0) == ()
     assert findings([], RANKS, 60.0) == ()
+
+
+def test_a_lost_gpu_is_one_finding():
+    clock = Clock()
+    lost = replace(HEALTHY, error="fell off the bus", xid_code=79, xid_at=clock.now)
+    (text,) = clock.see(lost)
+    assert text.startswith("XID 79: the GPU fell off the bus")
+    # Another XID does not say why the GPU can't be read.
+    assert clock.see(replace(lost, xid_code=13))[0] == "fell off the bus"

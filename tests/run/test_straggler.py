@@ -171,14 +171,14 @@ def _gpu(kind: str, cause: str, *ranks: int, place: str = "GPU 1") -> Verdict:
 
 
 def test_a_straggler_in_computing_is_told_with_what_its_gpu_suffers_from() -> None:
-    hot = _gpu("thermal", "thermal slowdown since 9 s (93 °C)", 1)
+    hot = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 1)
     full = _gpu("memory_full", "memory at 98 %", 1)
-    elsewhere = _gpu("thermal", "thermal slowdown since 9 s (93 °C)", 0, place="GPU 0")
+    elsewhere = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 0, place="GPU 0")
     both = _gpu("thermal", "GPUs 0, 1: thermal slowdown", 0, 1, place="GPUs 0, 1")
     assert "its compute is slow" in _computing(()).cause
     assert "GPU" not in _computing((full, elsewhere)).cause
     told = _computing((full, hot))
-    assert "in forward: GPU 1: thermal slowdown since 9 s (93 °C)" in told.cause
+    assert "in forward: GPU 1: thermal slowdown for 9 s (93 °C)" in told.cause
     assert "cooling" in (told.remedy or "")
     assert _computing((both,)).cause.count("GPUs 0, 1") == 1
 

@@ -145,7 +145,7 @@ def _joint(group: Sequence[Finding]) -> Verdict:
     first = min(group, key=lambda f: f.gpu)
     place = _places([f.place.removeprefix("GPU ") for f in sorted(group, key=lambda f: f.gpu)])
     same = all(f.text == first.text for f in group)
-    text = first.text if same else f"{first.text} ({first.place}; the others alike)"
+    text = first.text if same else f"{first.text} (figures of {first.place}; similar on the others)"
     return replace(
         verdict(first),
         culprits=tuple(sorted({rank for f in group for rank in f.ranks})),

@@ -145,8 +145,9 @@ class GpuSampler:
         try:
             handle = self._door.call("DeviceGetHandleByIndex", str(index), find, index)
         except pynvml.NVMLError as error:
-            refused = f"the driver refuses this GPU: {error}"
-            self._publish([GpuReading(index=index, label=str(index), error=refused)])
+            lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+            why = "the driver lost this GPU" if lost else f"the driver can't open this GPU: {error}"
+            self._publish([GpuReading(index=index, label=str(index), error=why)])
             return
         device = Device(self._door, self._directory, handle, index)
         self._without_handle.remove(index)

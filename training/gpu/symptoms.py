@@ -68,7 +68,8 @@ def symptoms(
     """Everything that this sample shows. ``now`` is unix time."""
     for gpu in gpus:
         if gpu.error is not None:
-            yield from _unreadable(gpu)
+            if not _explained(gpu, now):
+                yield from _unreadable(gpu)
             continue
         yield from _damaged(gpu, baselines.get(gpu.index, Baseline()))
         if gpu.ranks:
@@ -91,6 +92,12 @@ def _unreadable(gpu: GpuSnapshot) -> Iterator[Symptom]:
         yield Symptom(
             kind="unreadable", gpu=gpu.index, text=gpu.error, level=ERROR, ranks=gpu.ranks
         )
+
+
+def _explained(gpu: GpuSnapshot, now: float) -> bool:
+    """Whether an XID that is shown says already why the GPU can't be read."""
+    recent = gpu.xid_at is not None and now - gpu.xid_at <= XID_SHOWN_S
+    return recent and gpu.xid_code is not None and meaning(gpu.xid_code).unusable
 
 
 def _waiting(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[Symptom]:
@@ -118,7 +125,7 @@ def _why(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> str:
     if not states & {RankState.STALLED, RankState.WAITING}:
         if RankState.OK in states:
             return "little work: small kernels, or short waits between them"
-        return "kernels wait, or do little work"
+        return "kernels wait or do little work"
     if len(ranks) > 1:
         return "kernels wait in a collective"
     return "a kernel runs that does next to nothing"
@@ -130,7 +137,7 @@ def _held_down(gpu: GpuSnapshot) -> Iterator[Symptom]:
         yield Symptom(
             kind="thermal",
             gpu=gpu.index,
-            text=f"thermal slowdown since {{age}}{_heat(gpu)}",
+            text=f"thermal slowdown for {{age}}{_heat(gpu)}",
             ranks=gpu.ranks,
             evidence={"temperature_c": gpu.temperature_c, "sm_clock_mhz": gpu.sm_clock_mhz},
         )
@@ -138,7 +145,7 @@ def _held_down(gpu: GpuSnapshot) -> Iterator[Symptom]:
         yield Symptom(
             kind="power_brake",
             gpu=gpu.index,
-            text="slowed down since {age} because the machine's power supply asks for it",
+            text="slowed down for {age}: the power supply of the machine limits it (power brake)",
             ranks=gpu.ranks,
         )
 
@@ -181,7 +188,7 @@ def _shared(gpu: GpuSnapshot) -> Iterator[Symptom]:
         yield Symptom(
             kind="unseen",
             gpu=gpu.index,
-            text="used by a process that can't be seen from here, perhaps in another container",
+            text="used by a process that is not visible from here, perhaps in another container",
             ranks=gpu.ranks,
             evidence={"pids": [p.pid for p in unseen]},
         )
@@ -240,8 +247,8 @@ def _slow_clocks(gpus: Sequence[GpuSnapshot]) -> Iterator[Symptom]:
         yield Symptom(
             kind="slow_clock",
             gpu=gpu.index,
-            text=f"rank {who} runs at {ratio:.2g} of the others' clock "
-            f"({gpu.sm_clock_mhz:.0f} of {usual:.0f} MHz){cause}",
+            text=f"the GPU clock of rank {who} is {100 * (1 - ratio):.0f} % lower than the"
+            f" others' ({gpu.sm_clock_mhz:.0f} of {usual:.0f} MHz){cause}",
             noticed=ratio <= SLOW_CLOCK,
             ranks=gpu.ranks,
             evidence={"sm_clock_mhz": gpu.sm_clock_mhz, "others_mhz": usual},
@@ -263,7 +270,7 @@ def _damaged(gpu: GpuSnapshot, before: Baseline) -> Iterator[Symptom]:
         yield Symptom(
             kind="repair",
             gpu=gpu.index,
-            text="faulty memory could not be put out of use: the GPU should be replaced",
+            text="faulty memory could not be retired: replace the GPU",
             level=ERROR,
             ranks=gpu.ranks,
         )
@@ -271,7 +278,7 @@ def _damaged(gpu: GpuSnapshot, before: Baseline) -> Iterator[Symptom]:
         yield Symptom(
             kind="repair",
             gpu=gpu.index,
-            text="faulty memory waits for a reset of the GPU to be put out of use",
+            text="faulty memory is retired only after a reset of the GPU",
             ranks=gpu.ranks,
         )
     up, usual = gpu.nvlinks_up, before.nvlinks_up

@@ -33,7 +33,7 @@ class Trouble:
     """Of the GPU of one rank."""
 
     text: str
-    """``GPU 1: thermal slowdown since 20 s (92 °C)``."""
+    """``GPU 1: thermal slowdown for 20 s (92 °C)``."""
     remedy: str
 
 
