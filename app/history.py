@@ -18,7 +18,11 @@ STEP_CURVES = {
     "step/lr": StepField.LR,
     "step/seconds": StepField.STEP_S,
     "step/fetch_seconds": StepField.FETCH_S,
+    "step/forward_seconds": StepField.FORWARD_S,
+    "step/backward_seconds": StepField.BACKWARD_S,
+    "step/optimizer_seconds": StepField.OPTIMIZER_S,
     "step/samples": StepField.SAMPLES,
+    "step/memory_bytes": StepField.MEMORY_BYTES,
 }
 """Curves that every step has, by the names that the store gives them."""
 POINT_S = 0.5
@@ -130,6 +134,7 @@ class RateBook:
         self.version = 0
         self._rates: dict[int | None, GrowingCurve] = {}
         self._stored: dict[int | None, CurveData] = {}
+        self._detail: dict[int | None, CurveData] = {}
         self._timed_s = 0.0
         """Seconds of the lead rank's steps at the last point."""
         self._copied: tuple[int, dict[int | None, CurveData]] = (0, {})
@@ -139,9 +144,15 @@ class RateBook:
         self._stored = dict(rates)
         self.version += 1
 
+    def load_detail(self, detail: Mapping[int | None, CurveData]) -> None:
+        """Show a part in more detail; an empty mapping ends that."""
+        self._detail = dict(detail)
+        self.version += 1
+
     def forget_live(self) -> None:
         """A new attempt."""
         self._rates.clear()
+        self._detail.clear()
         self._timed_s = 0.0
         self.version += 1
 
@@ -165,13 +176,14 @@ class RateBook:
 
     def rates(self) -> dict[int | None, CurveData]:
         if self._copied[0] != self.version:
-            rates = {
-                rank: join(self._stored.get(rank), live.curve() if live else None)
-                for rank in self._stored.keys() | self._rates.keys()
-                for live in (self._rates.get(rank),)
-            }
-            self._copied = (self.version, rates)
+            ranks = self._stored.keys() | self._rates.keys()
+            self._copied = (self.version, {rank: self._joined(rank) for rank in ranks})
         return self._copied[1]
+
+    def _joined(self, rank: int | None) -> CurveData:
+        live = self._rates.get(rank)
+        joined = join(self._stored.get(rank), live.curve() if live else None)
+        return splice(joined, self._detail.get(rank, empty_curve()))
 
     def _curve(self, rank: int | None) -> GrowingCurve:
         return self._rates.setdefault(rank, GrowingCurve())

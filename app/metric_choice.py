@@ -26,7 +26,11 @@ DESCRIPTIONS = {
     "step/lr": "learning rate",
     "step/seconds": "seconds of a step",
     "step/fetch_seconds": "seconds waiting for data",
+    "step/forward_seconds": "seconds in forward",
+    "step/backward_seconds": "seconds in backward",
+    "step/optimizer_seconds": "seconds in the optimizer",
     "step/samples": "samples of a batch",
+    "step/memory_bytes": "memory allocated on the GPU",
 }
 
 

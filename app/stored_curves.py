@@ -35,26 +35,30 @@ def stored_part(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData
     return _read(store, name, first_step=steps[0], last_step=steps[1])
 
 
-def stored_rates(store: RunStore) -> dict[int | None, CurveData]:
-    """Throughput in total (``None``) and per rank, attempt by attempt.
+def stored_rates(
+    store: RunStore, steps: tuple[int, int] | None = None
+) -> dict[int | None, CurveData]:
+    """Throughput in total (``None``) and per rank, attempt by attempt; between two steps or all.
 
     Each attempt counts with the ranks that it had itself: a run may be resumed on another number.
     """
     parts: dict[int | None, list[CurveData]] = {}
     for attempt, ranks in store.attempt_ranks().items():
-        for rank, curve in _attempt_rates(store, attempt, ranks).items():
+        for rank, curve in _attempt_rates(store, attempt, ranks, steps).items():
             if len(curve):
                 parts.setdefault(rank, []).append(curve)
     return {rank: concatenated(curves) for rank, curves in parts.items()}
 
 
 def _attempt_rates(
-    store: RunStore, attempt: int, ranks: tuple[int, ...]
+    store: RunStore, attempt: int, ranks: tuple[int, ...], steps: tuple[int, int] | None
 ) -> dict[int | None, CurveData]:
+    first, last = steps or (None, None)
+
     def of(rank: int | None) -> tuple[CurveData, CurveData]:
         samples, seconds = (
-            _read(store, f"step/{name}", rank=rank, attempt=attempt)
-            for name in ("samples", "seconds")
+            _read(store, name, rank=rank, attempt=attempt, first_step=first, last_step=last)
+            for name in ("step/samples", "step/seconds")
         )
         return samples, seconds
 

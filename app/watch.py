@@ -250,6 +250,7 @@ class RunWatch:
                 steps = detail[1]
                 parts = {n: stored_part(store, n, steps) for n in wanted} if steps else {}
                 self._book.load_detail(parts)
+                self._rate_book.load_detail(stored_rates(store, steps) if steps else {})
         except (StoreError, OSError, sqlite3.Error):
             # Live points are shown without it; the history's own load says what is wrong.
             return

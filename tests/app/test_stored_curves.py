@@ -20,6 +20,7 @@ def steps_of(rank: int, first: int, last: int) -> Batch:
     rows = []
     for step in range(first, last + 1):
         row = step_row(step, 1.0, 100.0 + step)
+        row[StepField.FORWARD_S] = step / 1000
         row[StepField.SAMPLES] = 16
         rows.append((rank, step, row))
     return Batch(steps=rows, cursors={rank: Cursor(last + 1)})
@@ -67,3 +68,34 @@ def test_the_smoothed_loss_ends_the_same_however_long_the_history_is(tmp_path: P
     # A part in view is read in the detail that the store has.
     assert part.steps.tolist() == list(range(4000, 5000))
     assert np.array_equal(part.mean, losses[3999:4999])
+
+
+def test_a_part_of_the_throughput_is_read_in_detail(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    for first in range(1, 30_001, 5000):
+        store.commit(1, steps_of(0, first, first + 4999))
+    store.close()
+    with RunStore(run) as history:
+        coarse = stored_rates(history)[None]
+        fine = stored_rates(history, (4000, 4999))[None]
+    assert np.sum((coarse.steps >= 4000) & (coarse.steps <= 4999)) < 100
+    assert len(fine) > 900
+    assert fine.mean == pytest.approx(np.full(len(fine), 32.0))
+
+
+def test_what_each_step_records_without_windows_is_a_curve_too(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    for first in range(1, 30_001, 5000):
+        store.commit(1, steps_of(0, first, first + 4999))
+    store.close()
+    with RunStore(run) as history:
+        whole = stored_curve(history, "step/forward_seconds")
+        part = stored_part(history, "step/forward_seconds", (10, 19))
+        assert len(stored_curve(history, "step/memory_bytes").mean) > 0
+    assert whole.mean == pytest.approx(whole.steps / 1000)
+    assert whole.count.sum() > 29_000
+    assert part.steps.tolist() == list(range(10, 20))

@@ -44,6 +44,14 @@ STEP_SERIES = {
 }
 """Series that every step has, whatever the user logs: name -> column of ``steps``."""
 
+ROW_SERIES = {
+    "step/forward_seconds": "forward_s",
+    "step/backward_seconds": "backward_s",
+    "step/optimizer_seconds": "optimizer_s",
+    "step/memory_bytes": "memory_bytes",
+}
+"""The same, for columns of which no windows are kept: only the newest steps have them."""
+
 _ROWS_READ = 20_000
 """A curve is read at the finest resolution that has at most this many points."""
 
@@ -214,7 +222,7 @@ class RunStore:
             return _Source(SAMPLES, "value", (int(row[0]),))
         if metric in STEP_SERIES:
             return _Source(STEPS, STEP_SERIES[metric], ())
-        return None
+        return _Source(STEPS, ROW_SERIES[metric], ()) if metric in ROW_SERIES else None
 
     @_says_what_is_wrong
     def attempt_ranks(self) -> dict[int, tuple[int, ...]]:
@@ -362,6 +370,8 @@ class _Source:
     ) -> list[tuple[float, ...]]:
         """(step, epoch, time, mean, low, high, n) of ``lo`` to ``hi``, coarse where it is long."""
         key, where = self._where(span.attempt, rank)
+        if self.column not in self.family.values:
+            return self._binned(db, where, key, lo, hi)
         bounds = self._bounds(db, where, key, hi)
         if bounds is None:
             return []
@@ -382,6 +392,24 @@ class _Source:
                 rows += part[0]
                 start = max(start, part[1])
         return rows + self._rows(db, where, key, start, hi, rank is None)
+
+    def _binned(
+        self, db: sqlite3.Connection, where: str, key: tuple[int, ...], lo: int, hi: int
+    ) -> list[tuple[float, ...]]:
+        """Rows of a column without windows, merged as windows would be."""
+        c, rows = self.column, self.family.rows
+        inside = f"{where} AND step >= ? AND step <= ?"
+        first, last = db.execute(
+            f"SELECT min(step), max(step) FROM {rows} WHERE {inside}",  # noqa: S608
+            (*key, lo, hi),
+        ).fetchone()
+        if first is None:
+            return []
+        return db.execute(
+            f"SELECT avg(step), avg(epoch), avg({self.family.time}), avg({c}), min({c}), max({c}), "  # noqa: S608
+            f"count({c}) FROM {rows} WHERE {inside} GROUP BY step / ? ORDER BY step / ?",
+            (*key, lo, hi, level := _level(first, last), level),
+        ).fetchall()
 
     def _where(self, attempt: int, rank: int | None) -> tuple[tuple[int, ...], str]:
         key: tuple[int, ...] = (attempt,)
