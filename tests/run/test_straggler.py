@@ -213,3 +213,32 @@ def _stuck(devices: tuple[Verdict, ...]) -> Verdict:
     """Rank 1 is stuck in its dataset, which has nothing to do with its GPU as far as is known."""
     (verdict,) = judged(load("data_sleep"), devices=devices).verdicts
     return verdict
+
+
+def _contended(delays: dict[int, float], *, length_s: float = 1.3) -> tuple[Fold, list[Verdict]]:
+    """Three steps of which rank 1 works ``length_s`` and the others wait for it."""
+    state = _folded(*[(length_s, 0.05, length_s - 0.1)] * 3)
+    last_s = _end_s(state)
+    pulses = {
+        r: pulse(r, Phase.FORWARD if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
+        for r in state.ranks
+    }
+    found = judge(
+        round((last_s + 0.3) * SECOND), pulses, StallPolicy(), _straggling_since(last_s - 3),
+        fold=state, evidence=_seen(state, 0.2, delay=delays[1]), closer=True, now_s=1000 + last_s,
+        delays=delays,
+    )  # fmt: skip
+    return state, list(found.verdicts)
+
+
+def test_a_rank_that_others_crowd_out_is_named_after_two_long_steps() -> None:
+    """Steps of more than half a second are too few for the windows of steps alone."""
+    _, (verdict,) = _contended({0: 0.05, 1: 0.9})
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
+    assert "other processes take its processor" in verdict.cause
+
+
+def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() -> None:
+    assert _contended({0: 0.7, 1: 0.9})[1] == []
+    assert _contended({0: 0.0, 1: 0.3})[1] == []
+    assert _contended({0: 0.9, 1: 0.05})[1] == [], "it is not the rank that the others wait for"

@@ -51,6 +51,39 @@ def test_a_rank_costs_what_its_children_cost() -> None:
         process.wait()
 
 
+_CROWDED = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+if os.fork() == 0:
+    os.nice(-5) if os.geteuid() == 0 else None
+parent = os.getppid()
+while os.getppid() == parent:
+    sum(range(1000))
+"""
+
+
+def test_how_long_a_rank_waits_for_a_processor() -> None:
+    crowded = subprocess.Popen([sys.executable, "-c", _CROWDED], start_new_session=True)
+    idle = subprocess.Popen(["sleep", "600"])
+    try:
+        marks = {r: m for r, p in enumerate((crowded, idle)) if (m := mark_of(p.pid)) is not None}
+        readings = ProcessReadings()
+        assert readings.look(ProcessTable(), marks, 0.0)[0].delay_share is None
+        deadline = time.monotonic() + 90
+        while True:
+            time.sleep(0.3)
+            found = readings.look(ProcessTable(), marks, time.monotonic())
+            crowded_share, idle_share = (found[r].delay_share or 0.0 for r in marks)
+            if crowded_share > 0.3 and idle_share < 0.1:
+                break
+            assert time.monotonic() < deadline, found
+    finally:
+        os.killpg(crowded.pid, 9)
+        for process in (crowded, idle):
+            process.kill()
+            process.wait()
+
+
 _WORKER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
 _RANK_0 = f"""
 import subprocess, sys

@@ -74,6 +74,7 @@ def judge(
     evidence: Evidence | None = None,
     host: HostEvidence | None = None,
     devices: Sequence[Verdict] = (),
+    delays: Mapping[int, float] | None = None,
     closer: bool = False,
     now_s: float | None = None,
 ) -> Judgement:
@@ -85,13 +86,15 @@ def judge(
     whose process is stopped: no budget need pass for them; ``held_workers`` the stopped DataLoader
     workers of ranks. ``silent``: ranks that have a process and no pulse, for how many seconds.
     ``oom_kills``: processes that the kernel killed for want of memory in the last moments.
-    ``host``: the machine as it is now; ``devices``: what is wrong with GPUs now. ``evidence``
-    is the last closer look; ``closer`` says that there will be one for suspects.
+    ``host``: the machine as it is now; ``devices``: what is wrong with GPUs now. ``delays``:
+    the share of the last seconds in which each rank waited for a processor. ``evidence`` is the
+    last closer look; ``closer`` says that there will be one for suspects.
     """
     m = _moment(
         now_ns, pulses, policy, history, fold or Fold(), dead or {}, held or {},
         held_workers or {}, silent or {}, evidence, devices, now_s,
     )  # fmt: skip
+    m = replace(m, delays=delays or {})
     found: list[Verdict] = deaths(m, deaths_told or {}, oom_kills)
     stopped = _stopped(m)
     paused = RankState.PAUSED in m.states.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,10 +39,15 @@ class JudgeSeat:
         told_to_end: bool,
         failures: Sequence[WorkerFailure] = (),
         devices: Sequence[Verdict] = (),
+        delays: Mapping[int, float] | None = None,
     ) -> Judgement:
         """``told_to_end``: ranks that die now, and had not before, died of nothing. ``devices``:
-        what is wrong with the run's GPUs."""
-        told = {**self._evidence.judging(sight, failures=failures), "devices": devices}
+        what is wrong with the run's GPUs. ``delays``: how much ranks wait for a processor."""
+        told = {
+            **self._evidence.judging(sight, failures=failures),
+            "devices": devices,
+            "delays": delays,
+        }
         try:
             judgement = self._judged(sight, fold, told)
         except Exception:

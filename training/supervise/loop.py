@@ -400,6 +400,7 @@ class Supervisor:
             told_to_end=told_to_end,
             failures=failures,
             devices=self._machine.verdicts,
+            delays=self._machine.delays(),
         )
 
     def _live_state(self, now_s: float) -> RunState:

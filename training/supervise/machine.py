@@ -112,6 +112,11 @@ class MachineWatch:
             self._gpus_at = sampled_at
             batch.gpus = [g for g in view.gpus if g.error is None]
 
+    def delays(self) -> dict[int, float]:
+        """rank -> share of the last seconds in which it waited for a processor."""
+        found = {rank: reading.delay_share for rank, reading in self.processes.items()}
+        return {rank: share for rank, share in found.items() if share is not None}
+
     def take_ended(self) -> list[Verdict]:
         """The GPUs' verdicts that are over since this was last asked."""
         over, self._over = self._over, []

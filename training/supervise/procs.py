@@ -7,6 +7,7 @@ Lightning's own launcher does, does not count towards the rank that started it.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from ltui.training.supervise.alive import ProcessMark, environment, stat_fields
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_DELAY_S = 2.0
+"""Seconds over which the wait for a processor is averaged."""
 _PARENT, _USER, _SYSTEM, _STARTED, _RESIDENT = 1, 11, 12, 19, 21
 """Places in ``stat_fields``."""
 
@@ -23,6 +26,9 @@ class Reading:
     cpu_percent: float | None
     """100 is one core; None at the first look."""
     rss_bytes: int
+    delay_share: float | None = None
+    """Share of the last seconds in which the main thread was ready and had no processor; None
+    before two readings, and where the kernel does not count it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class ProcessReadings:
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, dict[tuple[int, int], int]]] = {}
+        self._delays: dict[ProcessMark, deque[tuple[float, int]]] = {}
 
     def look(
         self, table: ProcessTable, ranks: Mapping[int, ProcessMark], now_s: float
@@ -87,9 +94,25 @@ class ProcessReadings:
                 self._before.pop(rank, None)
                 continue
             ticks, rss_bytes = table.cost(mark.pid, pids)
-            readings[rank] = Reading(self._percent(rank, ticks, now_s), rss_bytes)
+            delay_share = self._delay_share(mark, now_s)
+            readings[rank] = Reading(self._percent(rank, ticks, now_s), rss_bytes, delay_share)
             self._before[rank] = (now_s, ticks)
+        self._delays = {m: d for m, d in self._delays.items() if m in ranks.values()}
         return readings
+
+    def _delay_share(self, mark: ProcessMark, now_s: float) -> float | None:
+        """Over the readings of the last ``_DELAY_S`` seconds."""
+        delay_ns = _run_delay_ns(mark.pid)
+        if delay_ns is None:
+            return None
+        earlier = self._delays.setdefault(mark, deque())
+        while len(earlier) > 1 and now_s - earlier[1][0] >= _DELAY_S:
+            earlier.popleft()
+        share = None
+        if earlier and now_s > earlier[0][0]:
+            share = (delay_ns - earlier[0][1]) / 1e9 / (now_s - earlier[0][0])
+        earlier.append((now_s, delay_ns))
+        return share
 
     def _percent(self, rank: int, ticks: dict[tuple[int, int], int], now_s: float) -> float | None:
         before = self._before.get(rank)
@@ -122,6 +145,15 @@ class RankFinder:
         if not self._ranks and (mark := table.mark(engine.pid)) is not None:
             return {0: mark}
         return dict(sorted(found.items()))
+
+
+def _run_delay_ns(pid: int) -> int | None:
+    """How long the main thread has waited for a processor so far."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _rank(pid: int) -> int | None:

@@ -68,6 +68,8 @@ class Moment:
     """Of ``evidence``: the ranks that have not moved since."""
     devices: Sequence[Verdict] = ()
     """What is wrong with GPUs now."""
+    delays: Mapping[int, float] = field(default_factory=dict)
+    """rank -> share of the last seconds in which its main thread waited for a processor."""
 
     @property
     def alive(self) -> dict[int, PulseState]:

@@ -25,6 +25,10 @@ glaring is said sooner."""
 _LEAST_STEPS = 8
 _LONG_STEPS, _LONG_SHARE, _EACH_SHARE = 6, 0.6, 0.35
 """Steps of a second and more, too few for a window: so many, of all and of each of them."""
+_DELAYED, _DELAYED_MORE = 0.5, 0.35
+"""Share of the time that a rank waits for a processor, and by how much more than the others."""
+_DELAYED_STEPS, _DELAYED_SHARE = 2, 0.35
+_DELAY_WINDOWS = (3_000_000_000, 10_000_000_000)
 _LEAST_S = 0.02
 """A step in which less is lost is not worth a word."""
 
@@ -46,7 +50,29 @@ def find(m: Moment) -> Straggler | None:
     for window_ns, least in _WINDOWS:
         if (found := _within(m, window_ns, least)) is not None:
             return found
-    return _of_steps(m, _LONG_STEPS, _LONG_SHARE)
+    return _of_steps(m, _LONG_STEPS, _LONG_SHARE) or _starved(m)
+
+
+def _starved(m: Moment) -> Straggler | None:
+    """The rank that waits for a processor far more than the others, which wait for it.
+
+    What the kernel says of the processor is as good as more steps: two of them are enough.
+    """
+    if len(m.delays) < 2 or m.alive.keys() - m.delays.keys():
+        return None
+    rank = max(m.alive, key=lambda r: m.delays[r], default=None)
+    others = sorted(m.delays[r] for r in m.alive if r != rank)
+    if rank is None or not others:
+        return None
+    if m.delays[rank] < _DELAYED or m.delays[rank] - others[len(others) // 2] < _DELAYED_MORE:
+        return None
+    for window_ns in _DELAY_WINDOWS:
+        spans = {r: _span(m.fold.ranks.get(r), window_ns, _DELAYED_STEPS) for r in m.alive}
+        work = {r: _work(s[0], s[2]) if s is not None else None for r, s in spans.items()}
+        found = _compare(work)
+        if found is not None and found.rank == rank and found.share >= _DELAYED_SHARE:
+            return found
+    return None
 
 
 def still(m: Moment, rank: int) -> bool:
@@ -122,14 +148,16 @@ def _compare(work: dict[int, tuple[float, float, float, float] | None]) -> Strag
     )
 
 
-def _span(folded: RankFold | None, window_ns: int) -> tuple[Mark, Mark, Mark] | None:
+def _span(
+    folded: RankFold | None, window_ns: int, least_steps: int = _LEAST_STEPS
+) -> tuple[Mark, Mark, Mark] | None:
     """Where the last full window begins, about its middle, and its end, in enough steps."""
     if folded is None or folded.total is None:
         return None
     end = folded.total
     begin = _mark(folded.marks, end.t_ns - window_ns)
     middle = _mark(folded.marks, end.t_ns - window_ns // 2)
-    if begin is None or middle is None or end.batches - begin.batches < _LEAST_STEPS:
+    if begin is None or middle is None or end.batches - begin.batches < least_steps:
         return None
     return begin, middle, end
 
