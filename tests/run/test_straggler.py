@@ -8,7 +8,7 @@ from ltui.training.queue.records import Phase
 from ltui.training.run.evidence import Evidence, Frame, ProcessSight, RankEvidence, ThreadStack
 from ltui.training.run.fold import Fold, fold
 from ltui.training.run.health import Judgement, judge
-from ltui.training.run.judge.moment import HealthHistory
+from ltui.training.run.judge.moment import HealthHistory, key_of
 from ltui.training.run.snapshot import Verdict
 from ltui.training.run.spec import StallPolicy
 from tests.run.recordings import judged, load
@@ -242,3 +242,17 @@ def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() 
     assert _contended({0: 0.7, 1: 0.9})[1] == []
     assert _contended({0: 0.0, 1: 0.3})[1] == []
     assert _contended({0: 0.9, 1: 0.05})[1] == [], "it is not the rank that the others wait for"
+
+
+def test_a_crowded_rank_stays_named_while_the_difference_shrinks() -> None:
+    state, told = _contended({0: 0.05, 1: 0.9})
+    level = _folded(*[(1.3, 0.05, 1.2)] * 3, (1.3, 1.2, 1.2))
+    active = HealthHistory(active={key_of(v): v for v in told})
+    last_s = _end_s(level)
+    pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
+    for delays, kept in (({0: 0.3, 1: 0.6}, True), ({0: 0.5, 1: 0.6}, False)):
+        found = judge(
+            round((last_s + 0.3) * SECOND), pulses, StallPolicy(), active, fold=level,
+            closer=True, now_s=1000 + last_s, delays=delays,
+        )  # fmt: skip
+        assert [v.kind for v in found.verdicts] == (["straggler"] if kept else [])

@@ -58,13 +58,8 @@ def _starved(m: Moment) -> Straggler | None:
 
     What the kernel says of the processor is as good as more steps: two of them are enough.
     """
-    if len(m.delays) < 2 or m.alive.keys() - m.delays.keys():
-        return None
-    rank = max(m.alive, key=lambda r: m.delays[r], default=None)
-    others = sorted(m.delays[r] for r in m.alive if r != rank)
-    if rank is None or not others:
-        return None
-    if m.delays[rank] < _DELAYED or m.delays[rank] - others[len(others) // 2] < _DELAYED_MORE:
+    rank = _crowded(m)
+    if rank is None:
         return None
     for window_ns in _DELAY_WINDOWS:
         spans = {r: _span(m.fold.ranks.get(r), window_ns, _DELAYED_STEPS) for r in m.alive}
@@ -75,10 +70,24 @@ def _starved(m: Moment) -> Straggler | None:
     return None
 
 
+def _crowded(m: Moment) -> int | None:
+    """The rank that waits for a processor far more than the others; for one that has been told of,
+    half the difference is enough."""
+    if len(m.alive) < 2 or m.alive.keys() - m.delays.keys():
+        return None
+    rank = max(m.alive, key=lambda r: m.delays[r])
+    others = sorted(m.delays[r] for r in m.alive if r != rank)
+    known = any(v.kind == "straggler" and v.culprits == (rank,) for v in m.history.active.values())
+    share, more = (s / 2 if known else s for s in (_DELAYED, _DELAYED_MORE))
+    delay = m.delays[rank]
+    return rank if delay >= share and delay - others[len(others) // 2] >= more else None
+
+
 def still(m: Moment, rank: int) -> bool:
-    """Whether the last step, too, was the longer for this rank."""
+    """Whether the last step, too, was the longer for this rank, or other processes still take its
+    processor."""
     last = _of_steps(m, 1, _EACH_SHARE)
-    return last is not None and last.rank == rank
+    return (last is not None and last.rank == rank) or _crowded(m) == rank
 
 
 def _of_steps(m: Moment, count: int, least: float) -> Straggler | None:
