@@ -246,7 +246,7 @@ def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() 
 
 def test_a_crowded_rank_stays_named_while_the_difference_shrinks() -> None:
     state, told = _contended({0: 0.05, 1: 0.9})
-    level = _folded(*[(1.3, 0.05, 1.2)] * 3, (1.3, 1.2, 1.2))
+    level = _folded(*[(1.3, 0.05, 1.2)] * 3, *[(1.3, 1.2, 1.2)] * 9)
     active = HealthHistory(active={key_of(v): v for v in told})
     last_s = _end_s(level)
     pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
