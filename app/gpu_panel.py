@@ -211,7 +211,7 @@ def _identity(gpu: GpuSnapshot, now: float) -> Lines:
     return [
         ("model", clean_name(gpu.name or formats.NA)),
         ("UUID", clean_name(gpu.uuid or formats.NA)),
-        ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none known"),
+        ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none"),
         ("sampled", formats.ago(age)),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from ltui.widgets.bars import step_strip
@@ -12,6 +13,8 @@ from ltui.widgets.shapes import Cell, RankRow, Tone
 from ltui.widgets.table import Table
 
 STRIP_WIDTH = 12
+NOTE_CELLS = 42
+"""A longer note is cut where there is no room for more."""
 _SIGNS = {Tone.BAD: "! ", Tone.WARN: "… "}
 """Before the state's word: culprits, and ranks that wait or lag behind."""
 
@@ -44,7 +47,7 @@ class RankTable(Table[RankRow]):
         """All columns but those of which no rank has a value."""
         maybe = ("cpu", "memory", "note")
         silent = {k for k in maybe if all(getattr(r, k) in ("", NA) for r in rows)}
-        return [c for c in self.COLUMNS if c.key not in silent]
+        return [_for_notes(c, rows) for c in self.COLUMNS if c.key not in silent]
 
     def cells_of(self, row: RankRow) -> Mapping[str, Cells]:
         loud = Tone.BAD if row.state.tone is Tone.BAD else Tone.PLAIN
@@ -64,3 +67,11 @@ class RankTable(Table[RankRow]):
             "state": (Cell(text=sign + row.state.text, tone=row.state.tone),),
             "note": (Cell(text=row.note, tone=loud),),
         }
+
+
+def _for_notes(column: Column, rows: Sequence[RankRow]) -> Column:
+    """The column of notes as wide as they are, at the cost of columns that matter less."""
+    if column.key != "note":
+        return column
+    longest = max((len(row.note) for row in rows), default=0)
+    return replace(column, width=min(max(column.width, longest), NOTE_CELLS))

@@ -33,9 +33,9 @@ class GpuScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "gpu",
         """
-        escape,q,enter | close    | close    | Back
-        [,left         | other(-1) | previous | The GPU before
-        ],right        | other(1)  | next     | The GPU after
+        escape,q,enter | close    | close    | Close
+        [,left         | other(-1) | previous | Previous GPU
+        ],right        | other(1)  | next     | Next GPU
         """,
     )
 
@@ -55,7 +55,7 @@ class GpuScreen(ModalScreen[None]):
                     for name in NAMES:
                         with Panel(None, name, id=f"gpu-{name}"):
                             yield Chart(id=f"gpu-{name}-chart")
-            yield Static(Text("esc back   [ ] the GPU before, after   ↑↓ scroll"), id="answers")
+            yield Static(Text("Esc: close   [ ]: previous, next GPU   ↑↓: scroll"), id="answers")
 
     def on_mount(self) -> None:
         self.query_one("#readings-scroll").focus()
@@ -77,7 +77,7 @@ class GpuScreen(ModalScreen[None]):
         dialog = self.query_one(".dialog")
         dialog.border_title = f"{self._label} {self.gpu}"
         if frame is None or gpu is None:
-            self._say(Text("there are no readings of this GPU now"))
+            self._say(Text("no readings of this GPU at present"))
             return
         self._say(readings_text(gpu, frame))
         for name, shape in gpu_charts(gpu, frame.gpu_pasts.get(gpu.index, GpuPast())).items():

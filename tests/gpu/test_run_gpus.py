@@ -106,7 +106,7 @@ def test_xids_become_events_with_their_rank(under, two_ranks):
         ("GPU 1 (rank 0): XID 79: the GPU fell off the bus", (0,), 79)
     ]
     assert view.gpus[1].xid_code == 79
-    assert {f.kind for f in view.findings} == {"unreadable", "xid"}
+    assert {f.kind for f in view.findings} == {"xid"}
 
 
 def test_a_hang_is_told_in_note_gpu_and_finding(under, two_ranks):

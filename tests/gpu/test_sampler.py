@@ -168,7 +168,7 @@ def test_a_gpu_that_is_lost_before_it_was_ever_read(under):
     gpus = under("gpus 2 h100\nlost 1\n", sampling=True)
     view = gpus.view_when(lambda v: len(v.readings) == 2)
     assert view.readings[0].error is None
-    assert "GPU is lost" in view.readings[1].error
+    assert "the driver lost this GPU" in view.readings[1].error
     gpus.steer("gpus 2 h100\n")
     gpus.view_when(lambda v: v.readings[1].power_w == 540)
 

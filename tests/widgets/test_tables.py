@@ -227,3 +227,13 @@ def test_letters_are_left_to_the_screens() -> None:
     for table in (RankTable, GpuTable):
         keys = {key.strip() for b in table.BINDINGS for key in b.key.split(",")}  # type: ignore[union-attr]
         assert not any(len(key) == 1 for key in keys)
+
+
+async def test_a_note_is_read_whole_at_the_cost_of_lesser_columns() -> None:
+    app = Tables()
+    note = "waiting for the script to start Lightning"
+    async with app.run_test(size=(120, 24)) as pilot:
+        app.ranks.set_rows([rank_row(0, note=note)])
+        await pilot.pause()
+        assert note in text_of(app.ranks)[1]
+        assert "pid" not in text_of(app.ranks)[0]
