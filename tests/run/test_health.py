@@ -137,7 +137,7 @@ def test_a_stopped_process_is_named_long_before_the_budget() -> None:
     (verdict,) = found.verdicts
     assert (verdict.culprits, verdict.waiting) == ((1,), (0,))
     assert "rank 1 is stopped" in verdict.cause
-    assert verdict.remedy == "Let it go on with: kill -CONT 4711"
+    assert verdict.remedy == "To continue it: kill -CONT 4711"
     assert not at(10.5, pulses, held={1: 4711}).verdicts
     assert not at(12, pulses, held={}).verdicts
 

@@ -226,7 +226,7 @@ def _held(m: Moment, stopped: list[int], at_fault: set[int]) -> Verdict:
         waiting=tuple(waiting),
         place=next((p.phase.label for p in alive.values()), None),
         cause=cause,
-        remedy=f"Let it go on with: kill -CONT {' '.join(str(m.held[r]) for r in stopped)}",
+        remedy=f"To continue it: kill -CONT {' '.join(str(m.held[r]) for r in stopped)}",
         confidence=1.0,
         began=min((p.changed_wall_s for p in alive.values()), default=None),
         evidence={

@@ -74,7 +74,7 @@ def _stopped_worker(of_rank: RankEvidence, pulse: PulseState | None) -> Reason |
         text=f"waits for its DataLoader worker {pid}, which is stopped (SIGSTOP or a debugger)",
         motion="fault",
         place=_phase(pulse, "fetch data"),
-        remedy=f"Let it go on with: kill -CONT {pid}",
+        remedy=f"To continue it: kill -CONT {pid}",
         confidence=0.95,
         facts={"worker": pid},
     )
