@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
-from rich.text import Text
+from rich.segment import Segment
 from textual.geometry import Size
 from textual.reactive import reactive
+from textual.strip import Strip
 from textual.widget import Widget
 
 from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells
 from ltui.widgets.formats import NA, percent
-from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.palette import paint_of
 from ltui.widgets.shapes import Cell, HeaderShape, Tone
 
 BAR_WIDTH = 12
@@ -127,6 +128,7 @@ class RunHeader(Widget):
         classes: str | None = None,
     ) -> None:
         super().__init__(id=id, classes=classes)
+        self._laid: tuple[HeaderShape | None, int, tuple[Cells, ...]] = (None, 0, ())
         self.set_reactive(RunHeader.shape, shape)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002
@@ -139,17 +141,20 @@ class RunHeader(Widget):
         if count_before != count_now:
             self.refresh(layout=True)
 
-    def render(self) -> Text:
-        if self.shape is None:
-            return Text("")
-        paint, width = paint_of(self.app), self.size.width
-        lines = [_text(head_line(self.shape, width), paint)]
-        lines += [_text((cell,), paint) for cell in lines_under(self.shape, width)]
-        return Text("\n", no_wrap=True, overflow="crop", end="").join(lines)
+    def lines(self) -> tuple[Cells, ...]:
+        """What is drawn at the present width, line by line."""
+        shape, width = self.shape, self.size.width
+        if shape is None:
+            return ()
+        if self._laid[0] is not shape or self._laid[1] != width:
+            below = tuple((cell,) for cell in lines_under(shape, width))
+            self._laid = (shape, width, (head_line(shape, width), *below))
+        return self._laid[2]
 
-
-def _text(cells: Cells, paint: Paint) -> Text:
-    text = Text(no_wrap=True, overflow="crop", end="")
-    for cell in cells:
-        text.append(cell.text, paint.of(cell.tone))
-    return text
+    def render_line(self, y: int) -> Strip:
+        lines, base, width = self.lines(), self.rich_style, self.size.width
+        if y >= len(lines):
+            return Strip.blank(width, base)
+        paint = paint_of(self.app)
+        segments = [Segment(cell.text, base + paint.of(cell.tone)) for cell in lines[y]]
+        return Strip(segments).adjust_cell_length(width, base)

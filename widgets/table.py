@@ -92,6 +92,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._placed: tuple[Placed, ...] = ()
         self._pen: tuple[Style, Paint] | None = None
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
+        self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
 
     # What a subclass says
 
@@ -130,6 +131,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self._repaint_changes(old)
             return
         self._placed = placed
+        self._cells.clear()
         self._resize()
         self.refresh()
         kept = keys.index(old_key) if old_key in keys else min(self.cursor, len(keys) - 1)
@@ -143,8 +145,19 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             before, now = old[index], self._rows[index]
             if before is now or before == now:
                 continue
-            for place in changed(self.cells_of(before), self.cells_of(now), self._placed):
-                self.refresh(Region(len(_SIGN) + place.x, index - top + 1, place.width, 1))
+            places = changed(self._cells_of(before), self._cells_of(now), self._placed)
+            if places:
+                # One region: Textual spends more on many small ones than on what lies between.
+                left, right = places[0].x, places[-1].x + places[-1].width
+                self.refresh(Region(len(_SIGN) + left, index - top + 1, right - left, 1))
+
+    def _cells_of(self, row: Row) -> Mapping[str, Cells]:
+        """The cells of the row shown last under its key are kept: drawing asks for them again."""
+        key = self.key_of(row)
+        kept = self._cells.get(key)
+        if kept is None or kept[0] is not row:
+            kept = self._cells[key] = (row, self.cells_of(row))
+        return kept[1]
 
     def _place(self) -> tuple[Placed, ...]:
         width = self.scrollable_content_region.width - len(_SIGN)
@@ -181,7 +194,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         if y == 0:
             cells, sign = titles(self._placed), " " * len(_SIGN)
         elif index < len(self._rows):
-            cells = line(self.cells_of(self._rows[index]), self._placed)
+            cells = line(self._cells_of(self._rows[index]), self._placed)
             sign = _SIGN if self._is_current(index) else " " * len(_SIGN)
         else:
             return Strip.blank(width, base)

@@ -416,7 +416,7 @@ async def test_markup_from_a_run_is_shown_as_it_is() -> None:
     async with app.run_test(size=(200, 60)) as pilot:
         screen = await shown(pilot, app)
         assert screen.query_one(RunHeader).shape.name == evil  # type: ignore[union-attr]
-        assert "[bold red]" in screen.query_one(RunHeader).render().plain
+        assert "[bold red]" in screen.query_one(RunHeader).render_line(0).text
         await pilot.press("d")
         await until(pilot, lambda: isinstance(app.screen, DiagnoseScreen))
         await pilot.press("escape", "k")

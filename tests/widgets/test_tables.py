@@ -122,6 +122,35 @@ async def test_only_changed_cells_are_repainted(monkeypatch: pytest.MonkeyPatch)
         assert painted[0].width == 10
 
 
+async def test_a_new_row_is_laid_out_once_and_repainted_in_one_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = Tables()
+    async with app.run_test(size=(160, 24)) as pilot:
+        await pilot.pause()
+        table = app.ranks
+        asked: list[str] = []
+        painted: list[Region] = []
+        make, refresh = table.cells_of, table.refresh
+
+        def noted(row: RankRow) -> object:
+            asked.append(row.rank)
+            return make(row)
+
+        def refreshed(*regions: Region, **more: bool) -> object:
+            painted.extend(regions)
+            return refresh(*regions, **more)
+
+        monkeypatch.setattr(table, "cells_of", noted)
+        monkeypatch.setattr(table, "refresh", refreshed)
+        rows = [rank_row(n) for n in range(4)]
+        table.set_rows([*rows[:2], rank_row(2, step="1 205", age="1 s"), rows[3]])
+        await pilot.pause()
+        assert "1 205" in text_of(table)[3]
+        assert asked.count("r2") == 1
+        assert len(painted) == 1
+
+
 async def test_a_part_repainted_shows_what_the_whole_would() -> None:
     app = Tables()
     async with app.run_test(size=(120, 24)) as pilot:
