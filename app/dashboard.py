@@ -27,6 +27,7 @@ class LtuiApp(OrderedKeysApp):
 
     CSS_PATH = Path(__file__).with_name("ltui.tcss")
     TITLE = "ltui"
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
             "t",

@@ -314,7 +314,14 @@ class LogView(Vertical):
         Binding("w", "wrap", "wrap", show=False, id="log.wrap", tooltip=WRAP_TIP),
         Binding("L", "level", "level", show=False, id="log.level", tooltip=LEVEL_TIP),
         Binding("T", "times", "times", show=False, id="log.times", tooltip=TIMES_TIP),
-        Binding("escape", "leave", "leave search", show=False, id="log.leave"),
+        Binding(
+            "escape",
+            "leave",
+            "close search",
+            show=False,
+            id="log.leave",
+            tooltip="Close the search",
+        ),
     ]
 
     def __init__(

@@ -42,7 +42,14 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         Binding("pagedown", "page(1)", "page down", show=False, id="table.page_down"),
         Binding("home", "end(-1)", "first", show=False, id="table.first"),
         Binding("end", "end(1)", "last", show=False, id="table.last"),
-        Binding("enter", "select", "open", show=False, id="table.select"),
+        Binding(
+            "enter",
+            "select",
+            "open",
+            show=False,
+            id="table.select",
+            tooltip="Open the row under the cursor",
+        ),
     ]
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     NOTE: ClassVar[str] = "nothing yet"

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import textwrap
+from itertools import zip_longest
 from typing import ClassVar
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
 from ltui.app.screens.keys import bindings
 from ltui.app.screens.listed_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
+from ltui.widgets.columns import Cells
+from ltui.widgets.shapes import Cell, Tone
+from ltui.widgets.sheet import Sheet
 
-TWO_COLUMNS_FROM = 130
+TWO_COLUMNS_FROM = 100
 """Cells of width from which the groups stand in two columns."""
-LONGEST_KEYS = 12
+KEYS_WIDTH = 11
 """Cells for the keys; longer ones stand in a line of their own."""
+GAP = 3
+"""Cells between two columns."""
 
 Group = tuple[str, list[tuple[str, str, bool]]]
 """Heading, and for each line the keys, what they do, and whether they can be used now."""
@@ -51,50 +57,64 @@ class HelpScreen(ModalScreen[None]):
         return cls(groups, str(getattr(screen, "ABOUT", "")))
 
     def compose(self) -> ComposeResult:
-        left, right = _halves(self._groups)
         with Vertical(classes="dialog -help"):
-            if self._about:
-                yield Static(Text(self._about), classes="about")
-            with VerticalScroll(id="help-scroll"), Horizontal(id="help-columns"):
-                yield Static(left, id="help-left")
-                yield Static(right, id="help-right")
+            with VerticalScroll(id="help-scroll"):
+                yield Sheet(id="help-sheet")
             yield Static(Text("esc close   ↑↓ scroll   Dim keys can't be used now."), id="answers")
 
     def on_mount(self) -> None:
+        self.query_one(".dialog").border_title = "keys"
         self.query_one("#help-scroll").focus()
-        self._fit(self.app.size.width)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self._fit(event.size.width)
-
-    def _fit(self, width: int) -> None:
-        self.set_class(width >= TWO_COLUMNS_FROM, "-two-columns")
+        groups, about = self._groups, self._about
+        self.query_one(Sheet).show(lambda width: help_lines(groups, about, width))
 
     def action_close(self) -> None:
         self.dismiss(None)
 
 
-def _halves(groups: list[Group]) -> tuple[Text, Text]:
-    """Return the groups in two columns, of which the left one is not the shorter."""
-    total = sum(len(lines) + 2 for _, lines in groups)
-    left: list[Group] = []
-    height = 0
-    for group in groups:
-        if height * 2 < total:
-            left.append(group)
-            height += len(group[1]) + 2
-    return _column(left), _column(groups[len(left) :])
+def help_lines(groups: list[Group], about: str, width: int) -> list[Cells]:
+    """Return the lines of the help: in two columns of groups if ``width`` allows it."""
+    lines: list[Cells] = [(Cell(text=row),) for row in textwrap.wrap(about, max(10, width))]
+    if lines:
+        lines.append((Cell(text=""),))
+    if width < TWO_COLUMNS_FROM:
+        return [*lines, *_column(groups, width)]
+    room = (width - GAP) // 2
+    left, right = _halves(groups)
+    for one, other in zip_longest(_column(left, room), _column(right, room), fillvalue=()):
+        used = sum(cell_len(cell.text) for cell in one)
+        lines.append((*one, Cell(text=" " * (room - used + GAP)), *other))
+    return lines
 
 
-def _column(groups: list[Group]) -> Text:
-    text = Text()
+def _halves(groups: list[Group]) -> tuple[list[Group], list[Group]]:
+    """Split the groups into two columns of about the same height."""
+    heights = [len(lines) + 2 for _, lines in groups]
+    cut = min(range(len(groups) + 1), key=lambda n: abs(sum(heights[:n]) - sum(heights[n:])))
+    return groups[:cut], groups[cut:]
+
+
+def _column(groups: list[Group], width: int) -> list[Cells]:
+    found: list[Cells] = []
     for heading, lines in groups:
-        text.append(f"{heading}\n", "bold underline")
+        found += [(Cell(text=""),)] if found else []
+        found.append((Cell(text=heading, tone=Tone.DIM),))
         for keys, words, usable in lines:
-            weight = "" if usable else "dim"
-            text.append(" " * max(0, LONGEST_KEYS - cell_len(keys)))
-            text.append(keys, f"bold {weight}".strip())
-            text.append(f"\n{' ' * LONGEST_KEYS}" if cell_len(keys) > LONGEST_KEYS else "")
-            text.append(f"  {words}\n", weight)
-        text.append("\n")
-    return text
+            found += _key_lines(keys, words, usable, width)
+    return found
+
+
+def _key_lines(keys: str, words: str, usable: bool, width: int) -> list[Cells]:
+    ink, weight = (Tone.ACCENT, Tone.PLAIN) if usable else (Tone.DIM, Tone.DIM)
+    rows = textwrap.wrap(words, max(10, width - KEYS_WIDTH - 2)) or [""]
+    indent = " " * (KEYS_WIDTH + 2)
+    found: list[Cells] = []
+    if cell_len(keys) > KEYS_WIDTH:
+        found.append((Cell(text=f"  {set_cell_size(keys, width - 2).rstrip()}", tone=ink),))
+        first = (Cell(text=indent), Cell(text=rows[0], tone=weight))
+    else:
+        pad = " " * (KEYS_WIDTH - cell_len(keys))
+        first = (Cell(text=f"{pad}{keys}  ", tone=ink), Cell(text=rows[0], tone=weight))
+    found.append(first)
+    found += [(Cell(text=f"{indent}{row}", tone=weight),) for row in rows[1:]]
+    return found

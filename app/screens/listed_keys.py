@@ -13,7 +13,6 @@ from textual.widget import Widget
 GROUPS = {
     "chart": "Charts",
     "log": "Log",
-    "table": "Tables",
     "runs": "Runs",
 }
 """The help's headings for bindings of widgets, by the first part of their ids."""
@@ -23,11 +22,14 @@ MOTION = frozenset(
     "up down left right shift+left shift+right home end pageup pagedown tab shift+tab".split()  # noqa: SIM905
 )
 """Keys that move something: they make no sense as commands of the palette."""
+SHARED = frozenset({"escape", "enter"})
+"""Keys that do something else where the focus is, and are listed with both meanings."""
 EVERYWHERE = (
-    ("tab shift+tab", "Move the focus to the next or the previous part"),
-    ("↑ ↓ PgUp PgDn Home End", "Move in a list or a table; scroll"),
-    ("ctrl+p", "Command palette: find a command by its name"),
-    ("mouse", "Click to select; wheel to scroll, and to zoom a chart"),
+    ("tab", "Move the focus on; shift+tab moves it back"),
+    ("↑ ↓", "Move in a list or a table, or scroll; also PgUp, PgDn, Home, End"),
+    ("ctrl+p", "Find a command by its name"),
+    ("mouse", "Click to select; wheel to scroll, or to zoom a chart"),
+    ("shift+drag", "Select text to copy it, in most terminals"),
 )
 """Keys that Textual binds on every screen."""
 NAMES = {
@@ -89,17 +91,27 @@ class ListedKey:
 def listed_keys(screen: Screen[object]) -> list[ListedKey]:
     """Return the keys of the screen, of each kind of widget on it, and of the app.
 
-    Textual's own widgets are left out: their bindings have no ids (see ``EVERYWHERE``).
+    Textual's own widgets are left out: their bindings have no ids (see ``EVERYWHERE``). So are
+    keys that the screen binds to the same thing wherever the focus is.
     """
     found: dict[str, ListedKey] = {}
+    own = {binding.key for binding in _bindings_of(screen)}
     for node in (screen, *screen.query(Widget), screen.app):
         for binding in _bindings_of(node):
+            widget = node not in (screen, screen.app)
+            if widget and (binding.key in own - SHARED or _is_told_everywhere(binding)):
+                continue
             known = found.get(binding.id or "")
             if known is None:
                 found[binding.id or ""] = ListedKey(node, (binding,))
             elif known.node is node:
                 found[binding.id or ""] = ListedKey(node, (*known.bindings, binding))
     return list(found.values())
+
+
+def _is_told_everywhere(binding: Binding) -> bool:
+    """Whether the line about lists and tables of ``EVERYWHERE`` covers it."""
+    return (binding.id or "").startswith("table.") and binding.key in MOTION
 
 
 def _bindings_of(node: DOMNode) -> Iterator[Binding]:

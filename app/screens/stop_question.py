@@ -24,7 +24,7 @@ class StopScreen(ConfirmScreen):
     )
 
     def __init__(self, question: str) -> None:
-        super().__init__(question, yes="or s: stop it", no="keep it running")
+        super().__init__(question, yes="(or s) stop it", no="keep it running")
 
 
 def stop_question(snapshot: RunSnapshot) -> str:

@@ -1,4 +1,4 @@
-"""Asks when a run is to stop by itself: a step, an epoch's end, a metric's value, a time."""
+"""The dialog that schedules a stop: at a step, an epoch's end, a metric's value or a time."""
 
 from __future__ import annotations
 
@@ -20,60 +20,62 @@ from ltui.training.run.stopping import condition_of
 from ltui.widgets.sanitise import clean_line
 
 ABOUT = """\
-500            exactly at that step
-epoch          once the epoch that runs is over
+500            at that step
+epoch          at the end of the current epoch
 val/loss<0.2   when a metric passes a value (< <= > >=)
-18:30  +2h     at that time, or after that long"""
+18:30, +2h     at that time, or after that long"""
 
 
 class StopWhenScreen(ModalScreen[dict[str, Any]]):
-    """Gives the request for the supervisor, or None."""
+    """Returns the request for the supervisor, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "stop_when",
         """
-        escape | leave | leave | Change nothing
+        escape | cancel | cancel | Change nothing
         """,
     )
 
-    def __init__(self, stands: Sequence[str]) -> None:
+    def __init__(self, scheduled: Sequence[str]) -> None:
+        """``scheduled``: the stops that are scheduled now, ``at step 500``."""
         super().__init__()
-        self._stands = tuple(clean_line(words) for words in stands)
+        self._scheduled = tuple(clean_line(words) for words in scheduled)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            if self._stands:
-                yield Static(f"It stops {', or '.join(self._stands)}.", markup=False)
-            yield Static("Stop with a checkpoint, by itself:", markup=False)
+            if self._scheduled:
+                yield Static(f"Scheduled: {', or '.join(self._scheduled)}.", markup=False)
+            yield Static("Stop automatically, with a checkpoint:", markup=False)
             yield Static(Text(ABOUT, "dim"), classes="about")
             yield Input(placeholder="when", id="when", compact=True)
             yield Static(Text(""), id="answers")
 
     def on_mount(self) -> None:
-        self._say("")
+        self.query_one(".dialog").border_title = "schedule a stop"
+        self._explain("")
         self.query_one(Input).focus()
 
-    def _say(self, problem: str) -> None:
-        keys = "enter takes it     escape leaves"
-        keys += "     - forgets what stands" if self._stands else ""
+    def _explain(self, problem: str) -> None:
+        keys = "⏎ apply   esc cancel"
+        keys += "   - and ⏎ remove the schedule" if self._scheduled else ""
         text = Text(f"{problem}\n", "bold red") if problem else Text()
         self.query_one("#answers", Static).update(text.append(keys, "not bold default"))
 
     @on(Input.Submitted)
-    def _take(self, event: Input.Submitted) -> None:
+    def _apply(self, event: Input.Submitted) -> None:
         event.stop()
         text = event.value.strip()
         if not text:
             self.dismiss(None)
-        elif text == "-" and self._stands:
+        elif text == "-" and self._scheduled:
             self.dismiss({"cmd": "stop_when", "cancel": True})
         else:
             try:
                 condition = condition_of(text, time.time())
             except ProblemError as error:
-                self._say(str(error.problems[0]))
+                self._explain(str(error.problems[0]))
             else:
                 self.dismiss({"cmd": "stop_when", "conditions": [condition.to_document()]})
 
-    def action_leave(self) -> None:
+    def action_cancel(self) -> None:
         self.dismiss(None)

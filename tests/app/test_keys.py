@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from frames import frame, snapshot
 from test_run_screen import OneRun, Script, shown, until
+from textual.binding import Binding
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -15,11 +16,14 @@ from ltui.app.dashboard import LtuiApp
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.keyline import READONLY_BADGE, KeyLine
-from ltui.app.screens.listed_keys import GROUPS, SCREEN, listed_keys
+from ltui.app.screens.listed_keys import SCREEN, listed_keys
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.run_charts import RunCharts
 from ltui.app.screens.stop_question import StopScreen
 from ltui.training.run.snapshot import RunState
+from ltui.widgets.chart import Chart
+from ltui.widgets.log_view import LogView
+from ltui.widgets.table import Table
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
 PAIRS = {"⏎", "↑↓", "←→", "shift+←→", "tab", "1-5", "1-6", "+-", "esc"}
@@ -194,14 +198,25 @@ async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:
         assert READONLY_BADGE in str(home.screen.query_one(KeyLine).render())
 
 
-def test_every_binding_of_ltui_s_widgets_says_what_it_does() -> None:
-    from ltui.widgets.chart import Chart
-    from ltui.widgets.log_view import LogView
-    from ltui.widgets.table import Table
-
+def test_every_binding_of_a_widget_says_what_it_does() -> None:
     kinds: tuple[type[Widget], ...] = (Chart, LogView, Table)
     for kind in kinds:
-        for binding in kind.BINDINGS:
-            assert binding.id, binding  # type: ignore[union-attr]
-            assert binding.description, binding  # type: ignore[union-attr]
-            assert (binding.id or "").partition(".")[0] in GROUPS  # type: ignore[union-attr]
+        for binding in Binding.make_bindings(kind.BINDINGS):
+            assert binding.id, binding
+            assert binding.tooltip or "move" in binding.action or "table" in binding.id, binding
+
+
+@pytest.mark.parametrize("size", [(160, 50), (80, 24), (60, 15)])
+@pytest.mark.parametrize("key", ["question_mark", "s", "S", "k"])
+async def test_dialogs_are_whole_at_every_size(size: tuple[int, int], key: str) -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=size) as pilot:
+        await shown(pilot, app)
+        await pilot.press(key)
+        await until(pilot, lambda: not isinstance(app.screen, RunScreen))
+        await pilot.pause()
+        answers = app.screen.query_one("#answers")
+        dialog = app.screen.query_one(".dialog")
+        assert dialog.content_region.contains_region(answers.region)
+        assert answers.region.height >= 1
+        assert dialog.max_scroll_y == 0
