@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ltui.app.curves import epoch_places, smooth
+from ltui.app.curves import epoch_places, part, smooth
 from ltui.app.frame import CurveData, FloatArray, Frame
 from ltui.app.history import RANK_CURVES
 from ltui.app.metric_choice import default_choice, groups, is_validation, quantity_of
@@ -57,6 +57,15 @@ class Axis:
         self._origin = _beginning(frame, self._reference)
         self.label = self._kind
         self.is_time = self._kind == "time"
+        self.ends = self._ends([*frame.curves.values(), *frame.rates.values()])
+        """Where the axis begins and ends, for every chart alike."""
+
+    def _ends(self, curves: Sequence[CurveData]) -> tuple[float, float] | None:
+        found = [self.places(part(c, [0, -1])) for c in curves if len(c)]
+        known = [ends for ends in found if np.isfinite(ends).all()]
+        if not known:
+            return None
+        return min(float(e[0]) for e in known), max(float(e[1]) for e in known)
 
     def places(self, curve: CurveData) -> FloatArray:
         if self._kind == "time":
@@ -136,6 +145,7 @@ def _metric_chart(
         x_label=axis.label,
         x_time=axis.is_time,
         x_whole=axis.label == "step",
+        x_ends=axis.ends,
         cut_outliers=True,
         note=None if series else _nothing(frame, "no training step yet"),
     )
@@ -205,6 +215,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
         x_label=axis.label,
         x_time=axis.is_time,
         x_whole=axis.label == "step",
+        x_ends=axis.ends,
         note=None if series else _nothing(frame, "no throughput yet"),
     )
 

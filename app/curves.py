@@ -114,7 +114,7 @@ def halve(curve: CurveData) -> CurveData:
     return concatenated([merged, part(curve, slice(even, None))]) if even < len(curve) else merged
 
 
-def part(curve: CurveData, chosen: slice | BoolArray) -> CurveData:
+def part(curve: CurveData, chosen: slice | list[int] | BoolArray) -> CurveData:
     return CurveData(**{n: getattr(curve, n)[chosen] for n in COLUMNS})
 
 

@@ -311,7 +311,7 @@ class Chart(Widget, can_focus=True):
         return min(1.0, max(0.0, (self.crosshair - x.low) / x.span))
 
     def _data(self) -> Range | None:
-        return data_range(self.shape.series) if self.shape else None
+        return data_range(self.shape)
 
     def _look_at(self, view: Viewport | None) -> None:
         if view != self.view:

@@ -63,13 +63,15 @@ class Area:
         )
 
 
-def data_range(series: Sequence[Series]) -> Range | None:
-    """From the first to the last ``x`` of any series; None where there is no point."""
-    ends = [(s.x[0], s.x[-1]) for s in series if s.x.size]
-    ends = [(a, b) for a, b in ends if np.isfinite(a) and np.isfinite(b)]
-    if not ends:
+def data_range(shape: ChartShape | None) -> Range | None:
+    """From the first to the last ``x`` of any series, and ``x_ends``; None without a point."""
+    if shape is None:
         return None
-    return Range(float(min(a for a, _ in ends)), float(max(b for _, b in ends)))
+    ends = [(float(s.x[0]), float(s.x[-1])) for s in shape.series if s.x.size]
+    if ends and shape.x_ends is not None:
+        ends.append(shape.x_ends)
+    ends = [(a, b) for a, b in ends if np.isfinite(a) and np.isfinite(b)]
+    return Range(min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
 
 
 def plot(
@@ -77,23 +79,23 @@ def plot(
 ) -> Plot:
     """Draw ``shape`` on ``width`` x ``height`` cells."""
     canvas = Canvas(max(1, width), max(1, height))
-    data = data_range(shape.series) if shape else None
+    data = data_range(shape)
     if shape is None or data is None:
         _note(canvas, shape.note if shape and shape.note else "no data yet")
         return Plot(canvas=canvas, area=None, x=None, y=before)
     x = visible(look.view, data)
     layout = _lay_out(canvas, shape, look, x, before)
     area, y = layout.area, layout.y
-    if layout.extremes is None:
-        note = "nothing in this part" if look.view else shape.note or "no values yet"
-        _note(canvas, f"{note}, on a log scale" if look.log_y else note)
     _axes(canvas, shape, look, layout, x)
     _curves(canvas, area, layout.curves, y, look)
     if look.cursor is not None and x.low <= look.cursor <= x.high:
         _crosshair(canvas, area, x, look.cursor)
     if area.top:
         draw_legend(canvas, shape, look)
-    if layout.extremes is not None and not look.log_y:
+    if layout.extremes is None:
+        note = "no values in this part" if look.view else shape.note or "no values yet"
+        _note(canvas, f"{note}, on a log scale" if look.log_y else note)
+    elif not look.log_y:
         _say_what_is_cut(canvas, area, layout.extremes, y)
     return Plot(canvas=canvas, area=area, x=x, y=y)
 

@@ -58,6 +58,8 @@ class ChartShape:
     """``x`` is in seconds: ticks read ``5 m 00 s``."""
     x_whole: bool = False
     """``x`` counts something: ticks are whole numbers."""
+    x_ends: tuple[float, float] | None = None
+    """Least extent of the x axis, the same for charts that stand side by side."""
     cut_outliers: bool = False
     """Fit the y axis to nearly all values, where a few would flatten the rest; it says so."""
     note: str | None = None

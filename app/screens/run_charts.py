@@ -95,15 +95,15 @@ class RunCharts(Horizontal):
     def _name_metrics(self, frame: Frame, shapes: Sequence[ChartShape]) -> None:
         left_out = self.query_one(MetricGrid).left_out
         more = [f"{left_out} more need room (z: maximise)"] if left_out > 0 else []
-        figures = " · ".join([*more, charts.metrics_figures(frame, self.settings)])
-        self._caption("loss", charts.metrics_title(shapes), figures)
+        figures = charts.metrics_figures(frame, self.settings)
+        self._caption("loss", charts.metrics_title(shapes), figures, *more)
 
-    def _caption(self, name: str, title: str, figures: str) -> None:
-        zoom = self._zoom_text()
-        self.query_one(f"#{name}", Panel).say(title, " · ".join(t for t in (zoom, figures) if t))
+    def _caption(self, name: str, title: str, figures: str, *more: str) -> None:
+        words = (figures, self._zoom_text(), *more)
+        self.query_one(f"#{name}", Panel).say(title, " · ".join(word for word in words if word))
 
     def _zoom_text(self) -> str:
-        """``zoomed 4 500-5 000, home: all``; empty if the whole axis is in view."""
+        """``zoomed 4 500-5 000 · home: all``; empty if the whole axis is in view."""
         part = self._range()
         if part is None:
             return ""

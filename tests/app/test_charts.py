@@ -100,6 +100,15 @@ def test_chosen_metrics_get_a_chart_for_each_quantity() -> None:
     assert "smoothing 0.9" in metrics_figures(frame(curves=curves), chosen)
 
 
+def test_charts_side_by_side_have_the_same_axis() -> None:
+    shown = frame(rates={None: curve(np.full(50, 1e4), first=17)})
+    for kind in AXES:
+        settings = ChartSettings(axis=kind)
+        axes = [*metric_charts(shown, settings), throughput_chart(shown, settings)]
+        assert len({(chart.x_ends) for chart in axes}) == 1
+    assert throughput_chart(shown, ChartSettings()).x_ends == (1.0, 400.0)
+
+
 def test_a_part_of_any_axis_is_a_part_of_the_steps() -> None:
     shown = frame()
     assert Axis(ChartSettings(), shown).steps_between(9.5, 20.2) == (9, 21)
