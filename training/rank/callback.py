@@ -31,6 +31,7 @@ from ltui.training.rank.signals import StopSignals, replace_lightning_handlers
 from ltui.training.rank.steering import Steering
 from ltui.training.rank.stopped import RunStopped
 from ltui.training.rank.telemetry import Telemetry
+from ltui.training.rank.tuning import finder_of, is_temporary
 from ltui.training.rank.worker_words import own_words
 
 _MARKS = (
@@ -85,6 +86,10 @@ class RankHooks:
         self._batch_ends_later = False
         self._end_saved = False
         self._ended: BaseException | None = None
+        self._finder: str | None = None
+        """The Tuner's finder that has begun."""
+        self._trained = False
+        """Whether this fit came to the user's own training."""
 
     def open_early(self) -> None:
         """Show the process as starting, where its rank is known before Lightning says it."""
@@ -126,7 +131,7 @@ class RankHooks:
         channel = self.channel = open_channel(self.environment, trainer.global_rank)
         channel.fits += 1
         self._fit, self._stage, self._part, self._ended = channel.fits, stage, 0, None
-        self._end_saved = False
+        self._end_saved = self._trained = False
         channel.pulse.set(phase=Phase.SETUP, outcome=Outcome.RUNNING)
         if self.telemetry is None:
             self.telemetry = Telemetry(channel, self.telemetry_failed)
@@ -161,7 +166,8 @@ class RankHooks:
         self.steering = channel.steering
         if not self._patched:
             replace_lightning_handlers(trainer, StopSignals(channel.steering.raise_flag))
-            channel.steering.watch_epochs(trainer, self.steering_failed)
+            tunes = functools.partial(finder_of, trainer, self)
+            channel.steering.watch_epochs(trainer, self.steering_failed, tunes)
 
     def _keep_exact(self, trainer: Any, channel: Channel) -> None:
         tell = channel.event if channel.rank == 0 else _tell_nothing
@@ -185,11 +191,15 @@ class RankHooks:
 
         def on_batch_end() -> None:
             batch_ended()
-            self._training_boundary(trainer)
+            if (finder := finder_of(trainer, self)) is not None:
+                self._finder_batch(trainer, finder)
+            else:
+                self._training_boundary(trainer)
 
         def on_run_end() -> None:
             try:
-                if self.steering is not None and not self._end_saved:
+                tunes = finder_of(trainer, self) is not None
+                if self.steering is not None and not self._end_saved and not tunes:
                     self.steering.save_at_end(trainer, self._fit, Place.END)
             except Exception as error:  # noqa: BLE001
                 self.steering_failed(error)
@@ -198,6 +208,23 @@ class RankHooks:
         connector.on_batch_end, loop.on_run_end = on_batch_end, on_run_end
         self._batch_ends_later = True
 
+    @guarded
+    def _finder_batch(self, trainer: Any, finder: str) -> None:
+        """A batch of a trial of the Tuner, to which no other hook is called."""
+        if self.channel is None:
+            return
+        batch = trainer.fit_loop.epoch_loop.batch_idx
+        self.channel.pulse.set(phase=Phase.SETUP, batch=batch)
+        if finder != self._finder:
+            self._finder_ended()
+            self._finder = finder
+            self._tell_phase(f"The {finder} began: it trains on trial.")
+
+    def _finder_ended(self) -> None:
+        if self._finder is not None:
+            self._tell_phase(f"The {self._finder} ended.")
+            self._finder = None
+
     def _watch_saving(self, trainer: Any) -> None:
         """Show a ModelCheckpoint's saving as the phase that it is, and report the file."""
         save, channel = trainer.save_checkpoint, self.channel
@@ -205,6 +232,8 @@ class RankHooks:
 
         @functools.wraps(save)
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_temporary(filepath):
+                return save(filepath, *args, **kwargs)
             before = pulse.current_phase if pulse else Phase.UNKNOWN
             if pulse:
                 pulse.set(phase=Phase.CHECKPOINT)
@@ -241,6 +270,8 @@ class RankHooks:
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._finder_ended()
+        self._trained = True
         if self.telemetry is not None and self.channel is not None:
             self.telemetry.attach(trainer)
             self.channel.plan(trainer)
@@ -371,10 +402,12 @@ class RankHooks:
             self.steering.fit_ended(self._fit)
         if self._exact is not None:
             self._exact.let_go()
+        tuned = self._finder is not None and not self._trained
+        self._finder_ended()
         channel.queue.flush_staged()
         # After every stage, because any may be the last; the next one's setup takes it back.
         channel.pulse.set(phase=Phase.TEARDOWN, outcome=Outcome.FINISHED)
-        if self._stage == "fit" and channel.rank == 0:
+        if self._stage == "fit" and channel.rank == 0 and not tuned:
             step = trainer.global_step
             channel.event("finished", f"Finished at step {step}.", global_step=step)
 

@@ -171,14 +171,22 @@ class Steering:
                     return False
         return False
 
-    def watch_epochs(self, trainer: Any, failed: Callable[[BaseException], None]) -> None:
+    def watch_epochs(
+        self,
+        trainer: Any,
+        failed: Callable[[BaseException], None],
+        tunes: Callable[[], object] = lambda: None,
+    ) -> None:
         """Pass a boundary after the last hook of each epoch: a checkpoint of that moment resumes
-        with the next epoch. ``failed`` hears of what goes wrong here."""
+        with the next epoch. ``failed`` hears of what goes wrong here. ``tunes`` answers whether the
+        epoch is a trial of Lightning's Tuner: those have no boundaries."""
         loop, validation = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         ended, validate = loop.on_advance_end, validation.run
 
         def on_advance_end() -> None:
             ended()
+            if tunes():
+                return
             try:
                 self._look_at_metrics(trainer)
                 last = _fit_is_over(trainer)
@@ -189,6 +197,8 @@ class Steering:
 
         def run() -> Any:
             found = validate()
+            if tunes():
+                return found
             try:
                 self._look_at_metrics(trainer)
             except Exception as error:  # noqa: BLE001
