@@ -1,4 +1,4 @@
-"""What may freeze a run, told before it is started. Nothing is refused for it."""
+"""Warnings about configurations that may freeze a run, given before it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (asked for its size alone)
 
 
 def foreseen(spec: RunSpec) -> list[Problem]:
-    """With the place in the configuration; nothing for a command of the user's."""
+    """Return the warnings with their place in the configuration; none for a user's command."""
     if spec.config is None:
         return []
     found = foresee(
@@ -38,6 +38,6 @@ def shared_memory_bytes() -> int | None:
 
 
 def say(cautions: list[Problem]) -> None:
-    """On standard error, one a line."""
+    """Print the warnings on standard error, one per line."""
     for caution in cautions:
-        sys.stderr.write(f"caution: {clean_line(str(caution), 1000)}\n")
+        sys.stderr.write(f"warning: {clean_line(str(caution), 1000)}\n")

@@ -55,17 +55,17 @@ def class_faults(uses: Sequence[ClassUse], findings: Findings) -> list[Fault]:
 
 def _missing_class(use: ClassUse, known: Mapping[str, Any]) -> Fault:
     because = {
-        "module": f"there is no module `{known['name']}`",
+        "module": f"no module named `{known['name']}`",
         "source": str(known["name"]),
         "class": f"{known.get('file')} has no `{known['name']}`",
     }[known["missing"]]
     near = difflib.get_close_matches(known["name"], known.get("known", ()), n=1)
     remedy = {
-        "module": "Correct the path, or start ltui where that module can be imported from.",
-        "source": "Correct that file.",
+        "module": "Correct the path, or start ltui in the folder that contains the module.",
+        "source": "Correct the file.",
         "class": f"Did you mean `{near[0]}`?" if near else "Correct the name.",
     }[known["missing"]]
-    what = f"`{use.class_path}` can't be imported: {because}."
+    what = f"`{use.class_path}` cannot be imported: {because}."
     return Fault(path=f"{use.place}.class_path", what=what, remedy=remedy)
 
 
@@ -75,14 +75,14 @@ def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault
         path = f"{use.place}.init_args.{name}"
         if name not in parameters:
             near = difflib.get_close_matches(str(name), parameters, n=1)
-            takes = f"It takes: {', '.join(parameters)}." if parameters else "It takes none."
-            what = f"`{use.class_path}` takes no such argument."
+            takes = (
+                f"Its arguments: {', '.join(parameters)}." if parameters else "It has no arguments."
+            )
+            what = f"`{use.class_path}` has no argument of that name."
             remedy = f"Did you mean `{near[0]}`?" if near else takes
             faults.append(Fault(path=path, what=what, remedy=remedy))
         elif not fits(value, parameters[name]):
-            what = (
-                f"it must be {_TYPE_WORDS.get(parameters[name], parameters[name])}, not {value!r}."
-            )
+            what = f"must be {_TYPE_WORDS.get(parameters[name], parameters[name])} (got {value!r})."
             faults.append(Fault(path=path, what=what))
     return faults
 

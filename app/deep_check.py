@@ -72,7 +72,7 @@ def _run(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedPr
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        what = f"its classes were not loaded within {CHECK_S:.0f} s."
+        what = f"the classes were not loaded within {CHECK_S:.0f} s."
         raise ProblemError(Problem(where=spec.python, what=what)) from error
 
 
@@ -87,7 +87,7 @@ def _problems(done: subprocess.CompletedProcess[str], asked: Asked) -> list[Prob
     if found:
         return found
     lines = [clean_line(line, 500) for line in done.stderr.splitlines() if line.strip()]
-    last = lines[-1] if lines else f"the check ended with exit code {done.returncode}."
+    last = lines[-1] if lines else f"the check failed with exit code {done.returncode}."
     return [Problem(where=asked.preset.where, what=last)]
 
 

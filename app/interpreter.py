@@ -60,7 +60,7 @@ def _named(text: str) -> str:
         raise ProblemError(
             Problem(
                 where=f"--python {text}",
-                what="there is no program that can be run.",
+                what="no executable program was found there.",
                 remedy="Give the path of a Python interpreter, such as .venv/bin/python.",
             )
         )
@@ -74,7 +74,7 @@ def _of_environment(active: str) -> str:
             Problem(
                 where=f"VIRTUAL_ENV={active}",
                 what="this virtual environment has no bin/python.",
-                remedy="Activate another one, or name the interpreter with --python.",
+                remedy="Activate another one, or give the interpreter with --python.",
             )
         )
     return str(path.absolute())
@@ -117,8 +117,8 @@ def look(
         raise ProblemError(
             Problem(
                 where=python,
-                what=f"it does not work as a Python of 3.10 or newer ({why}).",
-                remedy="Name another one with --python.",
+                what=f"this is not a working Python 3.10 or newer ({why}).",
+                remedy="Give another interpreter with --python.",
             )
         ) from error
 
@@ -129,8 +129,8 @@ def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
         return [
             Problem(
                 where=findings.python,
-                what=f"it is Python {findings.version}; training needs 3.10 or newer.",
-                remedy="Name another one with --python.",
+                what=f"this is Python {findings.version}; training needs Python 3.10 or newer.",
+                remedy="Give another interpreter with --python.",
             )
         ]
     # What was not asked about is in ``needed`` because a class lacks it.
@@ -141,8 +141,8 @@ def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
     return [
         Problem(
             where=findings.python,
-            what=f"this interpreter, which would train, lacks {_enumerated(missing)}.",
-            remedy=f"Activate the environment that has them, or install with: {command}",
+            what=f"this interpreter is to train the run, but lacks {_enumerated(missing)}.",
+            remedy=f"Activate the environment that has them, or install them with: {command}",
         )
     ]
 

@@ -39,8 +39,8 @@ def _unwritable(path: str, error: OSError) -> ProblemError:
     return ProblemError(
         Problem(
             where=f"-o {path}",
-            what=f"it can't be written ({error.strerror or error}).",
-            remedy="Name a file in a directory that you can write.",
+            what=f"the file cannot be written ({error.strerror or error}).",
+            remedy="Choose a directory that you can write to.",
         )
     )
 

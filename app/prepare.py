@@ -56,7 +56,7 @@ class Asked:
 
 
 def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> Asked:
-    """``ProblemError`` with all that is wrong: file, overrides, devices, interpreter, classes."""
+    """Load and check a preset; ``ProblemError`` with every problem that is found."""
     return prepare_preset(load_preset(name, Path.cwd()), overrides, named_python)
 
 
@@ -107,8 +107,8 @@ def _refuse_section(overrides: Sequence[str]) -> None:
             raise ProblemError(
                 Problem(
                     where=f"--set {key}",
-                    what="the section `ltui` can't be overridden.",
-                    remedy="Change it in a copy of the file.",
+                    what="keys of the section `ltui` cannot be set on the command line.",
+                    remedy="Change them in the file, or in a copy of it.",
                 )
             )
 
@@ -125,8 +125,8 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
         raise ProblemError(
             Problem(
                 where="--set",
-                what="this run is a command of yours, which has no configuration to change.",
-                remedy="Resume it without --set, or start the changed command with ltui exec.",
+                what="this run was started with `ltui exec`, so it has no configuration to change.",
+                remedy="Resume it without --set, or start the changed command with `ltui exec`.",
             )
         )
     _refuse_section(overrides)

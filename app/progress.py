@@ -186,9 +186,9 @@ def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
 
 
 def caution_line(caution: Caution) -> str:
-    """``CAUTION: ranks have different batch counts ... Give every rank as many.``"""
+    """``WARNING: ranks have different batch counts ... Give every rank as many.``"""
     remedy = f" {clean_line(caution.remedy, 300)}" if caution.remedy else ""
-    return f"CAUTION: {clean_line(caution.what, 500)}{remedy}"
+    return f"WARNING: {clean_line(caution.what, 500)}{remedy}"
 
 
 def verdict_line(verdict: Verdict) -> str:

@@ -63,7 +63,7 @@ def run_program(
     if problems:
         raise ProblemError(*problems)
     if result is None:
-        what = last or f"it ended with exit code {process.returncode}."
+        what = last or f"the program failed with exit code {process.returncode}."
         raise ProblemError(Problem(where=python, what=clean_line(what, 500)))
     return result
 

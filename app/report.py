@@ -9,16 +9,16 @@ WIDTH = 100
 
 
 def report(shape: DiagnosisShape, width: int = WIDTH) -> str:
-    """Every part that says something, each under its title."""
+    """Return every part that is not empty, each under its title."""
     named: list[tuple[str, parts.Lines]] = []
     if shape.verdicts or shape.earlier:
-        named.append(("what is wrong, and what to do", parts.verdicts_lines(shape, width)))
+        named.append(("problems and remedies", parts.verdicts_lines(shape, width)))
     if shape.fronts:
         named.append(("collectives", parts.fronts_lines(shape, width)))
     if shape.last_words:
-        named.append(("last words", parts.last_words_lines(shape, width)))
+        named.append(("last log lines", parts.last_words_lines(shape, width)))
     if shape.stacks:
-        named.append(("stacks, the innermost call first", parts.stacks_lines(shape, width)))
+        named.append(("stacks (innermost call first)", parts.stacks_lines(shape, width)))
     if shape.processes or shape.machine or shape.missing:
         named.append(("processes", parts.processes_lines(shape, width)))
     text = [parts.plain(parts.headline_lines(shape, width))]

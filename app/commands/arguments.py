@@ -14,17 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ltui.app.commands.data_arguments import add_bench, add_data
+from ltui.training.run.digits import ungrouped
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 3
 
-RUN_HELP = "a run's id, a unique beginning of it, its name, or `last`"
+RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
 EXIT_CODES = """\
 exit codes:
-  0  done, or the run finished
-  1  the run failed, or what was asked did not happen
+  0  success, or the run finished
+  1  the run failed, or the request was not carried out
   2  bad input: nothing was started or changed
   3  the run stopped and can be resumed
 """
@@ -49,8 +50,8 @@ def _in_words(message: str) -> str:
         return message.rstrip(".") + "."
     word, known = choice[1], re.findall(r"[\w-]+", choice[2])
     near = difflib.get_close_matches(word, known, n=1)
-    hint = f"Did you mean `{near[0]}`?" if near else f"Known are: {', '.join(known)}."
-    return f"`{word}` is not known here. {hint}"
+    hint = f"Did you mean `{near[0]}`?" if near else f"Choose from: {', '.join(known)}."
+    return f"`{word}` is not a valid choice. {hint}"
 
 
 def seconds(text: str) -> float:
@@ -65,10 +66,11 @@ def seconds(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """A number that counts from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 0 up.")
-    return int(text)
+    """A whole number of 0 or more, also as the dashboard prints it: ``3 157``."""
+    plain = ungrouped(text)
+    if not plain.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 0 or more.")
+    return int(plain)
 
 
 Add = Callable[..., Parser]
@@ -125,16 +127,18 @@ def _add_run(parser: Parser) -> None:
 
 
 def _add_json(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
 
 
 def _add_launching(parser: Parser) -> None:
-    parser.add_argument("--name", help="a name for the run; two words are chosen otherwise")
+    parser.add_argument("--name", help="a name for the run (default: two random words)")
     _add_detach(parser)
     parser.add_argument(
         "--python",
         metavar="PATH",
-        help="the interpreter that trains; by default that of the active virtual environment",
+        help="the Python interpreter that trains (default: that of the active virtual environment)",
     )
 
 
@@ -145,8 +149,10 @@ def on_stall(text: str) -> tuple[str, int | None]:
     if word in ("nothing", "stop", "restart") and (not colon or counted):
         return word, int(count) if counted else None
     near = difflib.get_close_matches(word, ("nothing", "stop", "restart"), n=1)
-    hint = f"Did you mean `{near[0]}`?" if near else "Known are: nothing, stop, restart, restart:N."
-    raise argparse.ArgumentTypeError(f"`{text}` is not known here. {hint}")
+    hint = (
+        f"Did you mean `{near[0]}`?" if near else "Choose from: nothing, stop, restart, restart:N."
+    )
+    raise argparse.ArgumentTypeError(f"`{text}` is not a valid choice. {hint}")
 
 
 def _add_stall(parser: Parser) -> None:
@@ -154,20 +160,22 @@ def _add_stall(parser: Parser) -> None:
         "--on-stall",
         type=on_stall,
         metavar="WHAT",
-        help="once a stall has stood for half a minute: nothing (the default), stop, restart or "
-        "restart:N (kill, go on from the last good checkpoint, at most N times)",
+        help="what to do when a stall has lasted for 30 s: nothing (default), stop, restart or "
+        "restart:N (kill the run and resume from the last good checkpoint, at most N times)",
     )
     parser.add_argument(
         "--on-verdict",
         metavar="COMMAND|URL",
-        help="called when a rank stalls or dies: a command, which gets the verdict as JSON on its "
-        "standard input, or a webhook, which gets it by POST",
+        help="what to call when a rank stalls or dies: a command, which gets the verdict as JSON "
+        "on standard input, or a webhook, which gets it by POST",
     )
 
 
 def _add_detach(parser: Parser) -> None:
     parser.add_argument(
-        "--detach", action="store_true", help="start it, print how to watch it, and return at once"
+        "--detach",
+        action="store_true",
+        help="start the run, print how to watch it, and return at once",
     )
     parser.add_argument(
         "--plain", action="store_true", help="print lines instead of opening the dashboard"
@@ -181,25 +189,27 @@ def _add_set(parser: Parser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="change a key of the configuration, such as trainer.max_epochs=3; may be repeated",
+        help="set a key of the configuration, such as trainer.max_epochs=3; can be repeated",
     )
 
 
 def _add_restarts(parser: Parser, default: int | None, otherwise: str) -> None:
-    """``otherwise``: what holds without the option, in words."""
+    """``otherwise`` describes the default in words."""
     parser.add_argument(
         "--restarts",
         type=whole,
         default=default,
         metavar="N",
-        help="after a crash, go on from the last good checkpoint, at most N times "
+        help="after a crash, resume from the last good checkpoint, at most N times "
         f"(default: {otherwise})",
     )
 
 
 def _add_preset(parser: Parser) -> None:
     parser.add_argument(
-        "preset", metavar="PRESET|FILE", help="a preset's name or a LightningCLI configuration file"
+        "preset",
+        metavar="PRESET|FILE",
+        help="the name of a preset, or a LightningCLI configuration file",
     )
 
 
@@ -208,36 +218,36 @@ def _add_starting(add: Add) -> None:
     _add_preset(run)
     _add_set(run)
     _add_launching(run)
-    _add_restarts(run, None, "what the file says, or 0")
+    _add_restarts(run, None, "the value in the file, or 0")
     run.add_argument(
         "--from",
         dest="start_from",
         metavar="RUN[:STEP]",
-        help="begin with another run's checkpoint: its last whole one, or that of a step",
+        help="start from a checkpoint of another run: its last good one, or that of a step",
     )
     _add_stall(run)
-    execute = add("exec", "launch:execute", "run a command of yours as a run", _EXEC)
+    execute = add("exec", "launch:execute", "run your own command as a run", _EXEC)
     _add_launching(execute)
     _add_restarts(execute, 0, "0")
     execute.add_argument(
         "--keep-best",
         metavar="METRIC[:max][:N]",
-        help="keep the N (1) best checkpoints by a metric, such as val/acc:max:3; lower is better "
-        "without `max`",
+        help="keep the N best checkpoints by a metric, such as val/acc:max:3 (default: 1 "
+        "checkpoint; lower is better unless `max` is given)",
     )
     _add_stall(execute)
     execute.add_argument(
         "--gpus",
         metavar="free:N",
-        help="wait until N GPUs are free, and give the command these alone",
+        help="wait until N GPUs are free, and let the command see only these",
     )
     execute.add_argument(
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
     )
-    resume = add("resume", "launch:resume", "go on with an ended run, from its checkpoint", _RESUME)
+    resume = add("resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME)
     _add_run(resume)
     _add_set(resume)
-    _add_restarts(resume, None, "what the run had")
+    _add_restarts(resume, None, "that of the run")
     _add_detach(resume)
     attach = add("attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH)
     attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
@@ -250,62 +260,82 @@ def _add_looking(add: Add) -> None:
     _add_run(show)
     _add_json(show)
     diagnose = add(
-        "diagnose", "diagnose:diagnose", "say who stalls, where, why and what to do", _DIAGNOSE
+        "diagnose",
+        "diagnose:diagnose",
+        "find out which rank stalls, where, why and what to do",
+        _DIAGNOSE,
     )
     _add_run(diagnose)
     _add_json(diagnose)
     diagnose.add_argument(
-        "-o", dest="output", metavar="FILE", help="write to a file, fit to attach to a report"
+        "-o",
+        dest="output",
+        metavar="FILE",
+        help="write the report to a file, for example for a bug report",
     )
-    logs = add("logs", "logs:print_logs", "print what the ranks of a run wrote", _LOGS)
+    logs = add("logs", "logs:print_logs", "print the logs of a run", _LOGS)
     _add_run(logs)
     logs.add_argument("--rank", type=whole, metavar="N", help="only this rank")
-    logs.add_argument("--attempt", type=whole, metavar="N", help="that attempt, not the latest")
-    logs.add_argument("--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument(
+        "--attempt",
+        type=whole,
+        metavar="N",
+        help="the logs of attempt N (default: the latest attempt)",
+    )
+    logs.add_argument("--follow", action="store_true", help="keep printing until the run ends")
     export = add("export", "export:export", "write a run's metrics as a table", _EXPORT)
     _add_run(export)
-    export.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
+    export.add_argument(
+        "--format", choices=("csv", "json"), default="csv", help="the format (default: csv)"
+    )
     export.add_argument(
         "--metric",
         metavar="GLOB",
         action="append",
         default=[],
-        help="only metrics whose name fits, such as 'val/*'; may be repeated",
+        help="only metrics whose name matches, such as 'val/*'; can be repeated",
     )
     export.add_argument(
-        "-o", dest="output", metavar="FILE", help="write to a file, which appears only once whole"
+        "-o",
+        dest="output",
+        metavar="FILE",
+        help="write to a file, which appears when it is complete",
     )
 
 
 def _add_steering(add: Add) -> None:
-    stop = add("stop", "control:stop", "stop a run, with a checkpoint to resume from", _STOP)
+    stop = add("stop", "control:stop", "stop a run with a checkpoint to resume from", _STOP)
     _add_run(stop)
     stop.add_argument(
         "--timeout",
         type=seconds,
         default=60.0,
         metavar="S",
-        help="seconds that the ranks have to agree and save before they are interrupted, then "
-        "killed (default: 60)",
+        help="seconds for the ranks to save a checkpoint and exit; after that they are "
+        "interrupted, then killed (default: 60)",
     )
     stop.add_argument("--kill", action="store_true", help="kill at once, without a checkpoint")
-    later = stop.add_argument_group("stop later, and return at once (any of them may come first)")
-    later.add_argument("--at-step", type=whole, metavar="N", help="exactly at step N")
+    later = stop.add_argument_group(
+        "schedule a stop and return at once (the first condition that is met stops the run)"
+    )
+    later.add_argument("--at-step", type=whole, metavar="N", help="at exactly step N")
     later.add_argument(
-        "--at-epoch-end", action="store_true", help="once the epoch that runs is over"
+        "--at-epoch-end", action="store_true", help="at the end of the current epoch"
     )
     later.add_argument(
         "--when",
         metavar="METRIC<VALUE",
         action="append",
         default=[],
-        help="when a metric passes a value (<, <=, >, >=); may be repeated",
+        help="when a metric passes a value (<, <=, >, >=); can be repeated",
     )
-    later.add_argument("--at", metavar="TIME", help="at 18:30, or after +90s, +20min, +2h, +1d")
-    later.add_argument("--cancel", action="store_true", help="forget what it was to stop at")
-    _add_run(add("pause", "control:pause", "hold a run between two steps"))
-    _add_run(add("continue", "control:continue_run", "let a paused run go on"))
-    _add_run(add("checkpoint", "control:checkpoint", "save a checkpoint now and go on"))
+    later.add_argument(
+        "--at", metavar="TIME", help="at a time such as 18:30, or after +90s, +20min, +2h, +1d"
+    )
+    later.add_argument("--cancel", action="store_true", help="cancel every scheduled stop")
+    _add_run(add("pause", "control:pause", "pause a run between two steps"))
+    _add_run(add("continue", "control:continue_run", "continue a paused run"))
+    _add_run(add("checkpoint", "control:checkpoint", "save a checkpoint now and keep training"))
     _add_run(add("delete", "runs:delete", "delete a run with its history, logs and checkpoints"))
 
 
@@ -315,47 +345,58 @@ def _add_preparing(add: Add) -> None:
     _add_preset(check)
     _add_set(check)
     check.add_argument(
-        "--python", metavar="PATH", help="the interpreter whose classes the check asks"
+        "--python",
+        metavar="PATH",
+        help="the Python interpreter that loads the model and data classes",
     )
     check.add_argument(
-        "--quick", action="store_true", help="only what can be told without importing torch"
+        "--quick", action="store_true", help="only the checks that do not import torch"
     )
-    _add_json(add("doctor", "doctor:examine", "look at this machine, say what is missing", _DOCTOR))
-    demo = add("demo", "demo:show", "show the GPU panels on simulated GPUs", _DEMO)
-    demo.add_argument("what", choices=("gpus",), metavar="gpus", help="the only demo there is")
+    _add_json(
+        add("doctor", "doctor:examine", "check this machine and name what is missing", _DOCTOR)
+    )
+    demo = add("demo", "demo:show", "show the GPU panels with simulated GPUs", _DEMO)
+    demo.add_argument(
+        "what", choices=("gpus",), metavar="gpus", help="the GPU panels (the only demo)"
+    )
     completion = add(
-        "completion", "completion:print_script", "print the completion script of a shell", _COMPLETE
+        "completion",
+        "completion:print_script",
+        "print the completion script for a shell",
+        _COMPLETE,
     )
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
 
 
 _ABOUT = """\
-A terminal dashboard that trains: launch, watch, stop and resume distributed
-PyTorch Lightning runs. Without a command it opens the dashboard.
+A terminal dashboard for training: launch, watch, stop and resume distributed
+PyTorch Lightning runs. Without a command, ltui opens the dashboard.
 
-RUN is a run's id, a unique beginning of it, its name, or `last`."""
+RUN is the id of a run, a unique prefix of it, its name, or `last`."""
 
 _EPILOG = (
     """\
 examples:
-  ltui run quickstart                         train the handwritten digits, two ranks
+  ltui run quickstart                         train on handwritten digits with two ranks
   ltui run my.yaml --set trainer.devices=4    your own LightningCLI configuration
   ltui exec -- torchrun --nproc-per-node 2 train.py
-  ltui attach last                            the dashboard at the latest run
+  ltui attach last                            open the dashboard at the latest run
   ltui stop last && ltui resume last
 
 """
     + EXIT_CODES
     + """
-Runs are kept in $LTUI_HOME, by default the user's data directory.
+Runs are stored in $LTUI_HOME (default: the user's data directory).
 Shell completion: ltui completion bash|zsh|tcsh (`ltui completion --help`)."""
 )
 
 _RUN = (
     """\
-On a terminal the first Ctrl-C stops the run with a checkpoint and the second
-kills it. Closing the terminal, or ending this process with SIGTERM, leaves the
-run running (exit code 129 or 143). Without a terminal it prints plain lines.
+On a terminal this opens the dashboard; without one, or with --plain, it prints
+lines. The first Ctrl-C stops the run with a checkpoint, the second kills it.
+The command ends when the run ends. The run keeps running if you leave the
+dashboard with q (exit code 0), close the terminal (129), or end this process
+with SIGTERM (143); `ltui attach RUN` opens the dashboard again.
 
 examples:
   ltui run quickstart
@@ -364,19 +405,22 @@ examples:
   ltui run conf/my.yaml --set trainer.devices=free:2
   ltui run quickstart --from brave-owl:1204 --restarts 3
 
-trainer.devices is a count (2), a list (0,2), auto, or free:2: the two GPUs with
-the most free memory that nobody uses. Such a run waits, in the state `queued`,
-until there are so many; `ltui stop` ends the wait.
+trainer.devices is a count (2), a list (0,2), auto, or free:2. With free:2 the run
+waits in the state `queued` until two GPUs are unused, and takes those with the
+most free memory. `ltui stop` ends the wait.
 
 """
     + EXIT_CODES
 )
 
 _EXEC = """\
-The command runs unchanged, found as your shell would find it. A Lightning
+The command runs unchanged and is looked up on PATH, as in a shell. A Lightning
 script, also under torchrun, shows its ranks, steps and loss; any other command
-gets state, logs and process readings. With --python, the folder of that
+shows its state, logs and process readings. With --python, the folder of that
 interpreter comes first on the command's PATH.
+
+On a terminal this opens the dashboard; without one, or with --plain, it prints
+lines. Ctrl-C and the exit codes are those of `ltui run`.
 
 examples:
   ltui exec -- python train.py --lr 0.1
@@ -384,7 +428,8 @@ examples:
 """
 
 _RESUME = """\
-A resume is a new attempt of the same run: the curves go on.
+A resume is a new attempt of the same run: its curves continue. On a terminal this
+opens the dashboard, as `ltui run` does.
 
 examples:
   ltui resume last
@@ -394,14 +439,14 @@ examples:
 
 _ATTACH = """\
 examples:
-  ltui attach                 the latest run
+  ltui attach                 open the latest run
   ltui attach brave-owl --readonly
 """
 
 _LOGS = """\
-Without --rank, lines of several ranks begin with the rank's number. On a
-terminal, control sequences are taken out; into a pipe or file, bytes go as
-they were written.
+Without --rank, the lines of all ranks are merged and each begins with its rank
+(r0, r1, ...). On a terminal, control sequences are removed; into a pipe or a
+file, the bytes are copied unchanged.
 
 examples:
   ltui logs last --follow
@@ -409,10 +454,10 @@ examples:
 """
 
 _DIAGNOSE = """\
-At any time. Of a run that lives the ranks are looked at closely, which takes a
-few seconds and does not disturb them: what stalls, who waits, at which
-collective and in which line of code each rank is, and what to do. Of a run that
-has ended: who died first, of what, from the evidence that was kept then.
+Works at any time. For a live run, ltui examines every rank, which takes a few
+seconds and does not disturb training: which rank stalls, which ranks wait, the
+collective and the line of code where each rank is, and what to do. For a run
+that has ended: which rank died first and why, from the evidence kept then.
 
 examples:
   ltui diagnose last
@@ -421,8 +466,21 @@ examples:
 """
 
 _EXPORT = """\
-One row for each metric and step: metric,step,epoch,time,rank,value. The time is
-in unix seconds. A step that was redone after a resume stands there once.
+One row for each metric, step and rank:
+
+  metric,step,epoch,time,rank,value,first_step,min,max,count
+
+The time is in unix seconds. A step that was repeated after a resume appears once.
+A value that was logged as NaN is empty.
+
+The export holds every step that is stored. Of a long run (more than 200,000
+steps) ltui stores the oldest steps as windows of 64 steps or more. Such a row
+holds the mean of a window as its value, at its last step, and also first_step,
+min, max and count; in all other rows count is 1 and these are empty. The range
+of these steps is printed on standard error.
+
+Without --metric, every logged metric and the loss are exported. The learning
+rate and the times of each step are exported with --metric 'step/*'.
 
 examples:
   ltui export last -o run.csv
@@ -430,11 +488,12 @@ examples:
 """
 
 _STOP = """\
-All ranks agree on a step, save a checkpoint there and leave. Where they do not
-within the timeout they are interrupted, then killed, and that is said.
+All ranks agree on a step, save a checkpoint there and exit. If they do not do so
+within the timeout, they are interrupted, then killed, and ltui reports it.
 
-A stop for later stands until it comes or is cancelled, whoever watches; a new
-one replaces the one about the same (the step, the epoch, the time, that metric).
+A scheduled stop stays in force until it happens or is cancelled, even if nobody
+watches the run. A new one replaces one of the same kind (step, epoch, time, or
+the same metric).
 
 examples:
   ltui stop last
@@ -445,8 +504,8 @@ examples:
 """
 
 _CHECK = """\
-At once: structure, keys, types and ranges. Then the real classes, in the
-interpreter that would train, which takes some seconds.
+First the structure, keys, types and ranges are checked. Then the model and data
+classes are loaded in the interpreter that would train, which takes some seconds.
 
 examples:
   ltui check my.yaml
@@ -454,14 +513,14 @@ examples:
 """
 
 _DOCTOR = """\
-Looks at the interpreter that would train (packages, GPU), at this process's
-terminal and at the disk, and gives the command that installs what is missing.
+Checks the interpreter that would train (packages, malicious releases), the GPUs,
+the terminal and the disk, and prints the command that installs what is missing.
 """
 
 _DEMO = """\
-Eight simulated GPUs, none of them this machine's: they grow hot, wait in a
-collective, run out of memory, report errors. For a look at the panels where
-there is no GPU. Needs a C compiler, to build the stand-in for the driver.
+Shows the GPU panels on a machine without a GPU. Eight simulated GPUs overheat,
+wait in a collective, run out of memory and report errors. Needs a C compiler to
+build a replacement for the driver's library.
 
 example:
   ltui demo gpus

@@ -77,7 +77,7 @@ def name_of(variant: Mapping[str, Any]) -> str:
 
 def table(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     """Median and spread of each."""
-    head = ("loader", "workers", "samples/s", "least to most", "first batch", "memory added")
+    head = ("loader", "workers", "samples/s", "lowest to highest", "first batch", "added memory")
     rows = [head]
     for variant in variants:
         rates, workers = variant["samples_per_s"], variant["workers"]
@@ -114,5 +114,5 @@ def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
 def advice(best: Mapping[str, Any]) -> str:
     """How to choose the recommended setting."""
     words = " ".join(f"--set {key}={value}" for key, value in best["settings"].items())
-    chosen = f"Recommended here: {name_of(best)}"
+    chosen = f"Recommended on this machine: {name_of(best)}"
     return f"{chosen} ({words})" if words else f"{chosen}."

@@ -48,20 +48,20 @@ def build(options: Namespace) -> int:
         return EXIT_DONE
     took = duration(result["seconds"])
     print(f"{output}: {count(result['samples'])} samples, {size(result['bytes'])}, in {took}.")
-    _list("left out:", result["left_out"])
+    _list("left out (damaged):", result["left_out"])
     return EXIT_DONE
 
 
 def _output(options: Namespace) -> Path:
     output = Path(options.output).expanduser().absolute()
     if output.is_dir() or (output.exists() and not options.force):
-        what = "it is a folder." if output.is_dir() else "it exists already."
-        remedy = None if output.is_dir() else "Write it anew with --force."
+        what = "this is a folder." if output.is_dir() else "the file exists already."
+        remedy = None if output.is_dir() else "Replace it with --force."
         raise ProblemError(Problem(where=str(output), what=what, remedy=remedy))
     if not output.parent.is_dir():
-        raise ProblemError(Problem(where=str(output.parent), what="there is no such folder."))
+        raise ProblemError(Problem(where=str(output.parent), what="the folder does not exist."))
     if options.page_size & (options.page_size - 1) or not 2 <= options.page_size <= 2048:
-        what = "pages are of 2, 4, 8, ... 2048 MiB."
+        what = "the page size must be 2, 4, 8, ... or 2048 MiB."
         raise ProblemError(Problem(where=f"--page-size {options.page_size}", what=what))
     return output
 
@@ -152,7 +152,7 @@ def _field_words(field: Mapping[str, Any]) -> str:
     if field.get("low") is not None:
         words.append(f"{field['low']:g} to {field['high']:g}")
     if field.get("different") is not None:
-        words.append(f"{count(field['different'])} different")
+        words.append(f"{count(field['different'])} distinct values")
     return ", ".join(words)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 def positive(text: str) -> int:
     """A number that counts from 1."""
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1 up.")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 1 or more.")
     return int(text)
 
 
@@ -23,69 +23,90 @@ def worker_counts(text: str) -> list[int]:
 
 def add_data(commands: Any) -> None:
     """``ltui data build|info|verify``."""
-    about = "build .beton files, which FFCV reads, look into them, verify them"
+    about = "build, inspect and verify .beton files, which FFCV reads"
     add = _group(commands, "data", about, _DATA)
     build = add("build", "data:build", "write a dataset as a .beton file", _BUILD)
     build.add_argument(
         "source", metavar="SOURCE", help="an image folder, torchvision:NAME, or a class path"
     )
-    build.add_argument("-o", dest="output", metavar="FILE.beton", required=True, help="the file")
-    build.add_argument("--force", action="store_true", help="write it anew where it exists")
+    build.add_argument(
+        "-o", dest="output", metavar="FILE.beton", required=True, help="the file to write"
+    )
+    build.add_argument("--force", action="store_true", help="replace the file if it exists")
     build.add_argument(
         "--images",
         choices=("jpeg", "raw", "mixed"),
         default="jpeg",
-        help="how images are stored; mixed: every other one raw (default: jpeg)",
+        help="how images are stored; mixed stores every other image raw (default: jpeg)",
     )
     build.add_argument(
-        "--max-side", type=positive, metavar="N", help="make larger images smaller: N pixels"
+        "--max-side", type=positive, metavar="N", help="shrink larger images to N pixels"
     )
     build.add_argument(
-        "--quality", type=positive, metavar="N", default=90, help="of JPEGs made here (default: 90)"
+        "--quality",
+        type=positive,
+        metavar="N",
+        default=90,
+        help="JPEG quality of images that are encoded again (default: 90)",
     )
     build.add_argument(
-        "--page-size", type=positive, metavar="MIB", default=8, help="a sample fits into one page"
+        "--page-size",
+        type=positive,
+        metavar="MIB",
+        default=8,
+        help="page size in MiB; a sample must fit into one page (default: 8)",
     )
     build.add_argument(
-        "--skip-bad", action="store_true", help="leave out samples that can't be read"
+        "--skip-bad", action="store_true", help="leave out samples that cannot be read"
     )
     _add_common(build)
-    info = add("info", "data:info", "say what a .beton file holds")
+    info = add("info", "data:info", "show what a .beton file contains")
     info.add_argument("file", metavar="FILE")
-    info.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
-    verify = add("verify", "data:verify", "decode every sample, name those that can't be")
+    info.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
+    verify = add("verify", "data:verify", "decode every sample and name the damaged ones")
     verify.add_argument("file", metavar="FILE")
     _add_common(verify)
 
 
 def add_bench(commands: Any) -> Any:
     """``ltui bench data PRESET``; gives the parser, to which the preset's arguments are added."""
-    add = _group(commands, "bench", "measure a preset's data loader alone", "")
-    bench = add("data", "bench:data", "measure a preset's loader, and torch's DataLoader", _BENCH)
+    add = _group(commands, "bench", "measure the data loader of a preset alone", "")
+    bench = add(
+        "data", "bench:data", "measure the loader of a preset and torch's DataLoader", _BENCH
+    )
     bench.add_argument(
-        "--workers", type=worker_counts, metavar="N,N,...", help="worker counts to try"
+        "--workers", type=worker_counts, metavar="N,N,...", help="the worker counts to try"
     )
     bench.add_argument(
         "--seconds",
         type=positive,
         metavar="S",
         default=4,
-        help="how long each is read in each round (default: 4)",
+        help="seconds to read each loader in each round (default: 4)",
     )
     bench.add_argument(
-        "--rounds", type=positive, metavar="N", default=3, help="how often in turn (default: 3)"
+        "--rounds", type=positive, metavar="N", default=3, help="the number of rounds (default: 3)"
     )
-    bench.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
-    bench.add_argument("--python", metavar="PATH", help="the interpreter that trains")
+    bench.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
+    bench.add_argument("--python", metavar="PATH", help="the Python interpreter that trains")
     return bench
 
 
 def _add_common(parser: Any) -> None:
     parser.add_argument(
-        "--workers", type=positive, metavar="N", help="by default as many as there are cores"
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="the number of workers (default: one per core)",
     )
-    parser.add_argument("--python", metavar="PATH", help="the interpreter that trains")
-    parser.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
+    parser.add_argument("--python", metavar="PATH", help="the Python interpreter that trains")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
 
 
 def _group(commands: Any, name: str, about: str, epilog: str) -> Callable[..., Any]:
@@ -111,18 +132,18 @@ examples:
 
 _BUILD = """\
 SOURCE is one of
-  photos/                           folder/class/image, classes in alphabetical order
-  torchvision:CIFAR10?train=true    downloaded where it has to be
-  my_data.Scans?split=train         a class (or function) that gives an indexed dataset
+  photos/                           folder/class/image, with classes in alphabetical order
+  torchvision:CIFAR10?train=true    a torchvision dataset, downloaded if necessary
+  my_data.Scans?split=train         a class or function that returns an indexed dataset
 
-A JPEG that need not be made smaller is kept byte for byte. The file appears once
-it is whole. A sample that can't be read is named and nothing is written, unless
---skip-bad leaves it out. Exit code 2 then, and for every other bad input.
+JPEGs that are small enough are copied byte for byte. The file appears when it is
+complete. If a sample cannot be read, it is named, nothing is written and the
+exit code is 2; --skip-bad leaves such samples out instead.
 """
 
 _BENCH = """\
-The loader is read alone, and the same work through torch's DataLoader, in turn,
-so that all meet the same load of the machine.
+Reads the loader alone, and the same data through torch's DataLoader. They take
+turns, so that all are measured under the same load of the machine.
 
 examples:
   ltui bench data cifar10-ffcv-resnet18

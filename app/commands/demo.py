@@ -47,7 +47,7 @@ lost 7 from 90
 def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
     """``ltui demo gpus``."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ProblemError(Problem(where="ltui demo gpus", what="it needs a terminal."))
+        raise ProblemError(Problem(where="ltui demo gpus", what="the demo needs a terminal."))
     if os.environ.get(MARK):
         return _inside()
     folder = ltui_home() / "demo"

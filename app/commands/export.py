@@ -48,7 +48,7 @@ def _chosen(store: RunStore, globs: Sequence[str]) -> list[str]:
 
 def _unknown(glob: str, names: Sequence[str]) -> Problem:
     near = difflib.get_close_matches(glob, names, n=1)
-    known = f"It has: {', '.join(names)}." if names else "It has none yet."
+    known = f"Logged metrics: {', '.join(names)}." if names else "It has not logged any metric yet."
     return Problem(
         where=f"--metric {glob}",
         what="the run has no such metric.",

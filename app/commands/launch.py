@@ -59,7 +59,7 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         raise ProblemError(
             Problem(
                 where="ltui exec",
-                what="there is no command.",
+                what="the command is missing.",
                 remedy="Put it after two dashes: ltui exec -- python train.py",
             )
         )
@@ -74,8 +74,8 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         raise ProblemError(
             Problem(
                 where=f"ltui exec -- {command[0]}",
-                what="there is no program of that name that can be run.",
-                remedy="Give its path, or activate the environment that holds it.",
+                what="no executable program of that name was found.",
+                remedy="Give its path, or activate the environment that contains it.",
             )
         )
     gpus = None if options.gpus is None else _free_gpus(options.gpus)
@@ -121,10 +121,10 @@ def _called(text: str) -> tuple[str, ...] | str:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        what = f"it can't be split into words ({error})."
+        what = f"the command cannot be split into words ({error})."
         raise ProblemError(Problem(where=where, what=what)) from error
     if not words:
-        raise ProblemError(Problem(where="--on-verdict", what="it names no command."))
+        raise ProblemError(Problem(where="--on-verdict", what="the command is empty."))
     return words
 
 
@@ -139,8 +139,8 @@ def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
         raise ProblemError(
             Problem(
                 where=f"--keep-best {text}",
-                what="it can't be read.",
-                remedy="Give a metric, and where needed max and a number: val/acc:max:3",
+                what="invalid value.",
+                remedy="Use METRIC[:max][:N], such as val/acc:max:3",
             )
         )
     return CheckpointPolicy(best=metric, mode=mode, keep_best=int(number))
@@ -155,8 +155,8 @@ def _free_gpus(text: str) -> str:
         raise ProblemError(
             Problem(
                 where=f"--gpus {text}",
-                what="it must be free:N, such as free:2.",
-                remedy="For GPUs by number, set CUDA_VISIBLE_DEVICES.",
+                what="the value must be free:N, such as free:2.",
+                remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
             )
         )
     return f"free:{count}"

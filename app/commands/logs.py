@@ -1,4 +1,4 @@
-"""``ltui logs``: what the ranks wrote. Safe text on a terminal, the very bytes into a pipe."""
+"""``ltui logs``: the logs of a run. Safe text on a terminal, unchanged bytes into a pipe."""
 
 from __future__ import annotations
 
@@ -50,8 +50,12 @@ def _attempt(run_dir: RunDir, wanted: int | None) -> int:
     if wanted in known:
         return wanted
     which = f"--attempt {wanted}" if wanted is not None else run_dir.id
-    there = f"There are: {', '.join(map(str, known))}." if known else "Nothing was started yet."
-    raise ProblemError(Problem(where=which, what="there are no logs of it.", remedy=there))
+    there = (
+        f"Known attempts: {', '.join(map(str, known))}." if known else "Nothing was started yet."
+    )
+    raise ProblemError(
+        Problem(where=which, what="there are no logs of this attempt.", remedy=there)
+    )
 
 
 def _require_rank(folder: Path, rank: int | None) -> None:
@@ -59,11 +63,13 @@ def _require_rank(folder: Path, rank: int | None) -> None:
     if rank is None or rank in ranks:
         return
     there = (
-        f"There are: {', '.join(map(str, ranks))}."
+        f"Known ranks: {', '.join(map(str, ranks))}."
         if ranks
-        else "It has no logs by rank; leave --rank out."
+        else "The run has no logs per rank: omit --rank."
     )
-    raise ProblemError(Problem(where=f"--rank {rank}", what="there is no such log.", remedy=there))
+    raise ProblemError(
+        Problem(where=f"--rank {rank}", what="there is no log of this rank.", remedy=there)
+    )
 
 
 def _goes_on(run_dir: RunDir, attempt: int) -> bool:

@@ -55,9 +55,9 @@ def check(options: Namespace) -> int:
     name = clean_name(asked.preset.name)
     if options.quick:
         say(foreseen(asked.spec("check", "check", time.time())))
-        print(f"{name}: nothing wrong at first sight. The real classes were not asked.")
+        print(f"{name}: OK so far. The model and data classes were not loaded (--quick).")
         return EXIT_DONE
     cautions = check_with_classes(asked)
     say([*foreseen(asked.spec("check", "check", time.time())), *cautions])
-    print(f"{name}: nothing wrong; the real classes in {asked.python} take it.")
+    print(f"{name}: OK. The configuration loads in {asked.python}.")
     return EXIT_DONE

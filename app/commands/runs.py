@@ -30,7 +30,7 @@ def list_all(options: Namespace) -> int:
     elif snapshots:
         print("\n".join(runs_lines(snapshots, time.time())))
     else:
-        print("There is no run yet. Start one: ltui run quickstart")
+        print("No runs yet. Start one with: ltui run quickstart")
     return EXIT_DONE
 
 
@@ -48,7 +48,7 @@ def delete(options: Namespace) -> int:
     """``ltui delete RUN``."""
     run_dir = find_run(ltui_home(), options.run)
     delete_run(run_dir)
-    print(f"{run_dir.id} was deleted, with its history, logs and checkpoints.")
+    print(f"{run_dir.id} was deleted with its history, logs and checkpoints.")
     return EXIT_DONE
 
 

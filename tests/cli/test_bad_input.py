@@ -45,9 +45,9 @@ def refused(ltui: Ltui, *words: str, env: dict[str, str] | None = None) -> str:
         (["trainer.max_epoch=3"], "Did you mean `trainer.max_epochs`?"),
         (["trainer.max_epochs=many"], "--set trainer.max_epochs"),
         (["max_epochs"], "KEY=VALUE"),
-        (["ltui.checkpoint.every_s=5"], "can't be overridden"),
-        (["data.init_args.batch_size=many"], "it must be a whole number"),
-        (["model.class_path=nowhere.Model"], "there is no module `nowhere`"),
+        (["ltui.checkpoint.every_s=5"], "cannot be set on the command line"),
+        (["data.init_args.batch_size=many"], "must be a whole number"),
+        (["model.class_path=nowhere.Model"], "no module named `nowhere`"),
         (["model.class_path=lightning.pytorch.demos.boring_classes.Boring"], "BoringModel"),
         (["trainer.accelerator=gpu", "trainer.devices=64"], "--set trainer."),
         (["trainer.devices=4000"], "--set trainer.devices"),
@@ -75,12 +75,12 @@ def test_all_mistakes_are_said_at_once(ltui: Ltui, tmp_path: Path, runs_left: Ru
     ("name", "said"),
     [
         ("quikstart", "Did you mean `quickstart`?"),
-        ("conf/my.yaml", "there is no such file"),
-        ("folder", "it is a folder"),
-        ("broken.yaml", "broken.yaml:3: this is not YAML"),
-        ("binary.yaml", "it is not text"),
-        ("list.yaml", "A preset has the keys"),
-        ("empty.yaml", "A preset has the keys"),
+        ("conf/my.yaml", "no such file"),
+        ("folder", "this is a folder"),
+        ("broken.yaml", "broken.yaml:3: invalid YAML"),
+        ("binary.yaml", "not UTF-8 text"),
+        ("list.yaml", "A configuration has the keys"),
+        ("empty.yaml", "A configuration has the keys"),
     ],
 )
 def test_a_preset_that_cannot_be_read(
@@ -250,7 +250,7 @@ def test_the_deep_check_asks_the_real_classes(
     )
     quick = ltui("check", "my.yaml", "--quick")
     assert quick.returncode == 0, quick.stderr
-    assert "The real classes were not asked" in quick.stdout
+    assert "The model and data classes were not loaded" in quick.stdout
     error = refused(ltui, "check", "my.yaml")
     assert error.startswith("my.yaml:12 optimizer.init_args.lr: ")
     assert runs_left() == []

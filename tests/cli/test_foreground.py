@@ -124,8 +124,8 @@ def test_logs_follow_until_the_run_ends(ltui: Ltui) -> None:
     assert followed.stdout == "line 1\nline 2\nline 3\nend\n"
     assert show(ltui)["state"] == "finished"
     for words, said in (
-        (["--attempt", "9"], "--attempt 9: there are no logs of it. There are: 1."),
-        (["--rank", "4"], "--rank 4: there is no such log."),
+        (["--attempt", "9"], "--attempt 9: no logs of this attempt. Known attempts: 1."),
+        (["--rank", "4"], "--rank 4: no log of this rank."),
     ):
         done = ltui("logs", "last", *words)
         assert done.returncode == 2
@@ -221,7 +221,7 @@ def test_a_training_from_start_to_resume(
     written = ltui("export", "last", "--metric", "train/*", "-o", "out.csv")
     assert written.returncode == 0
     lines = (tmp_path / "out.csv").read_text().splitlines()
-    assert lines[0] == "metric,step,epoch,time,rank,value"
+    assert lines[0] == "metric,step,epoch,time,rank,value,first_step,min,max,count"
     assert len(lines) > stopped["global_step"]
     rows = json.loads(ltui("export", "last", "--format", "json").stdout)
     assert set(rows[0]) == set(lines[0].split(","))

@@ -53,7 +53,7 @@ def test_the_demo_without_a_compiler_says_so(private_home: Path, tmp_path: Path)
 def test_the_demo_without_a_terminal_is_refused(ltui: Ltui) -> None:
     done = ltui("demo", "gpus")
     assert done.returncode == 2
-    assert "it needs a terminal" in done.stderr
+    assert "the demo needs a terminal" in done.stderr
 
 
 @needs_compiler
@@ -92,5 +92,5 @@ def test_a_queued_run_is_shown_and_stopped(ltui: Ltui, tmp_path: Path) -> None:
 def test_bad_gpus_are_refused(ltui: Ltui, runs_left: Callable[[], list[str]], gpus: str) -> None:
     done = ltui("exec", "--gpus", gpus, "--", "sleep", "1")
     assert done.returncode == 2
-    assert "it must be free:N" in done.stderr
+    assert "the value must be free:N" in done.stderr
     assert runs_left() == []

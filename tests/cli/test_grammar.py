@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ltui.app.commands.arguments import whole
+from ltui.training.run.stopping import condition_of
 from tests.cli.conftest import Ltui
 
 COMMANDS = """run exec resume attach runs show diagnose logs export stop pause continue checkpoint
@@ -26,13 +29,13 @@ delete presets check doctor completion""".split()  # noqa: SIM905 - a list of wo
         (["export", "x", "--format", "cvs"], "Did you mean `csv`?"),
         (["stop", "x", "--when", "val/loss<0.2", "--cancel"], "--cancel: it cancels every"),
         (["stop", "x", "--at-step", "7", "--cancel"], "--cancel: it cancels every"),
-        (["exec"], "there is no command"),
-        (["exec", "--"], "there is no command"),
-        (["exec", "--", "no-such-program-here"], "no program of that name"),
+        (["exec"], "the command is missing"),
+        (["exec", "--"], "the command is missing"),
+        (["exec", "--", "no-such-program-here"], "no executable program of that name"),
         (["exec", "--python", "/nowhere", "--", "true"], "--python /nowhere"),
         (["exec", "--name", "a/b", "--", "true"], "can't name a run"),
         (["exec", "--on-stall", "restrat:2", "--", "true"], "Did you mean `restart`?"),
-        (["exec", "--on-stall", "stop:2", "--", "true"], "is not known here"),
+        (["exec", "--on-stall", "stop:2", "--", "true"], "is not a valid choice"),
         (["exec", "--on-verdict", "http://", "--", "true"], "a webhook's URL"),
         (["exec", "--on-verdict", "no-such-program-here", "--", "true"], "no program of that name"),
     ],
@@ -43,6 +46,20 @@ def test_a_mistake_is_one_line_and_exit_code_2(ltui: Ltui, words: list[str], sai
     assert done.stdout == ""
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["3157", "3 157", "3,157", "3_157", "3\N{THIN SPACE}157", "3\N{NO-BREAK SPACE}157"]
+)
+def test_a_step_can_be_pasted_from_the_screen(text: str) -> None:
+    assert whole(text) == 3157
+    assert condition_of(text, 0.0).step == 3157
+
+
+@pytest.mark.parametrize("text", ["31 57", "3 1570", "1,5", "-3", "3 157.0", ""])
+def test_what_is_no_grouped_number_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        whole(text)
 
 
 def test_the_dashboard_needs_a_terminal_and_says_so(ltui: Ltui) -> None:

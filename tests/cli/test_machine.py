@@ -64,8 +64,8 @@ def test_a_driver_that_hangs_holds_nobody_up(ltui: Ltui, simulate: Simulate) -> 
 @pytest.mark.parametrize(
     ("overrides", "visible", "said"),
     [
-        (["trainer.devices=4"], None, "4 GPUs are more than exist: this machine has 2"),
-        (["trainer.devices=2"], "1", "2 GPUs are more than exist: this machine has 1"),
+        (["trainer.devices=4"], None, "4 GPUs requested, but this machine has 2"),
+        (["trainer.devices=2"], "1", "2 GPUs requested, but this machine has 1"),
         (["trainer.devices=[0, 5]"], None, "there is no GPU 5: this machine has 2"),
     ],
 )

@@ -16,8 +16,8 @@ pytestmark = needs_ffcv
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("build", "x", "-o", "x.beton", "--page-size", "3"), "pages are of 2, 4, 8"),
-        (("build", "x", "-o", "nowhere/x.beton"), "there is no such folder"),
+        (("build", "x", "-o", "x.beton", "--page-size", "3"), "the page size must be 2, 4, 8"),
+        (("build", "x", "-o", "nowhere/x.beton"), "the folder does not exist"),
         (("info", "absent.beton"), "absent.beton: it can't be read"),
         (("build", "json.JSONDecoder", "-o", "x.beton"), "has no __len__ and __getitem__"),
         (("build", "no_such_module.Data", "-o", "x.beton"), "'no_such_module' can't be imported"),

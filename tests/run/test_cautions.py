@@ -28,7 +28,7 @@ def _foreseen(ranks: int, cores: int | None, shared: int | None, **arguments: An
 @pytest.mark.parametrize("key", ["num_workers", "workers"])
 def test_workers_far_beyond_the_cores(key: str) -> None:
     (line,) = _foreseen(8, 16, None, **{key: 16})
-    assert line.startswith(f"data.init_args.{key}: 8 ranks with 16 loader workers each are 128")
+    assert line.startswith(f"data.init_args.{key}: 8 ranks with 16 loader workers each start 128")
     assert _foreseen(8, 16, None, **{key: 4}) == []
     assert _foreseen(8, None, None, **{key: 16}) == []
 

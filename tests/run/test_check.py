@@ -85,7 +85,7 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
     assert len(found) == 7
     for line, path, words in (
         (3, "trainer.max_epoch", "Did you mean `trainer.max_epochs`?"),
-        (4, "trainer.accumulate_grad_batches", "from 1 up, not `0`"),
+        (4, "trainer.accumulate_grad_batches", "1 or more (got `0`)"),
         (5, "trainer.precision", "Did you mean `16-mixed`?"),
         (6, "trainer.strategy", "Use `ddp`."),
         (7, "modle", "Did you mean `model`?"),
@@ -103,21 +103,21 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
         ("max_epochs=2", "Did you mean `trainer.max_epochs`?"),
         ("learning_rate=2", "Did you mean `model.init_args.learning_rate`?"),
         ("model.learning_rate=2", "Did you mean `model.init_args.learning_rate`?"),
-        ("trainer.max_epochs=many", "must be a whole number from -1 up, not `many`"),
-        ("trainer.max_epochs=1.5", "must be a whole number from -1 up, not `1.5`"),
-        ("trainer.limit_val_batches=1.5", "share from 0.0 to 1.0"),
+        ("trainer.max_epochs=many", "must be a whole number, -1 or more (got `many`)"),
+        ("trainer.max_epochs=1.5", "must be a whole number, -1 or more (got `1.5`)"),
+        ("trainer.limit_val_batches=1.5", "a fraction from 0.0 to 1.0"),
         ("trainer.deterministic=perhaps", "true or false"),
         ("trainer.devices=soon", "must be auto, a number of devices, a list"),
         ("trainer.devices=0", "at least 1"),
         ("trainer.devices=[0,0]", "twice"),
-        ("trainer.devices=64", "more than exist"),
-        ("trainer.num_nodes=0", "must be a whole number from 1 up"),
+        ("trainer.devices=64", "requested, but this machine has"),
+        ("trainer.num_nodes=0", "must be a whole number, 1 or more"),
         ("trainer.max_epochs.x=2", "not a mapping"),
-        ("model.class_path=MyModel", "a module and a class with dots between"),
+        ("model.class_path=MyModel", "a dotted path to a class"),
         ("trainer.max_epochs", "KEY=VALUE"),
         ("trainer..max_epochs=1", "KEY=VALUE"),
-        ("model.init_args.x=[1", "not YAML"),
-        ("model.init_args.x=${nowhere.y}", "can't be resolved"),
+        ("model.init_args.x=[1", "invalid YAML"),
+        ("model.init_args.x=${nowhere.y}", "cannot be resolved"),
     ],
 )
 def test_overrides_are_refused_where_they_were_made(override: str, words: str) -> None:
@@ -211,28 +211,28 @@ def test_what_is_done_about_a_stall_survives_the_file(called: tuple[str, ...] | 
         ("a: [1", "my.yaml:"),
         ("", "empty"),
         ("- 1", "not a mapping"),
-        ("model: {}\nmodel: {}\n", "my.yaml:2 model: it is given twice"),
+        ("model: {}\nmodel: {}\n", "my.yaml:2 model: duplicate key"),
         ("model: &m\n  x: *m\n", "contains itself"),
-        ("model: !!python/object:os.system {}\n", "not YAML"),
+        ("model: !!python/object:os.system {}\n", "invalid YAML"),
         ("model: {class_path: a.B}\nltui: {knob: []}", "Did you mean `knobs`?"),
-        ("ltui: {knobs: [{label: x}]}", "it has no key"),
-        ("ltui: {knobs: [{key: a.b, type: choice}]}", "needs choices"),
+        ("ltui: {knobs: [{label: x}]}", "the key `key` is missing"),
+        ("ltui: {knobs: [{key: a.b, type: choice}]}", "needs a list of choices"),
         ("ltui: {knobs: [{key: a.b, type: integer}]}", "must be one of int"),
         ("ltui: {after_fit: [tests]}", "one of validate, test"),
         ("ltui: {stall: {floor: 3}}", "Did you mean `floor_s`?"),
         ("ltui: {stall: {than: stop}}", "Did you mean `then`?"),
-        ("ltui: {stall: {then: restrat}}", "one of nothing, stop, restart, not"),
+        ("ltui: {stall: {then: restrat}}", "one of nothing, stop, restart (got"),
         ("ltui: {stall: {then: restrat}}", "Did you mean `restart`?"),
         ("ltui: {stall: {then: null}}", "one of nothing, stop, restart"),
-        ("ltui: {stall: {restarts: -1}}", "a whole number from 0 up"),
+        ("ltui: {stall: {restarts: -1}}", "a whole number, 0 or more"),
         ("ltui: {stall: {restart: 2}}", "Did you mean `restarts`?"),
-        ("ltui: {stall: {on_verdict: notify-send}}", "a command is a list of texts"),
+        ("ltui: {stall: {on_verdict: notify-send}}", "a command as a list of strings"),
         ("ltui: {stall: {on_verdict: 'http://'}}", "a webhook's URL"),
         ("ltui: {stall: {on_verdict: []}}", "the program, then its arguments"),
         ("ltui: {stall: {on_verdict: [say, 1]}}", "the program, then its arguments"),
-        ("ltui: {stall: {on_verdict: 3}}", "it must be a text or a list"),
+        ("ltui: {stall: {on_verdict: 3}}", "must be text or a list"),
         ("ltui: {stall: {on_verdict_level: stuck}}", "one of dead, stalled, slow, warning"),
-        ("ltui: {cpu_ranks: 0}", "from 1 up"),
+        ("ltui: {cpu_ranks: 0}", "1 or more"),
     ],
 )
 def test_files_that_are_refused(text: str, words: str) -> None:
@@ -309,5 +309,5 @@ def test_what_is_missing_is_named_with_its_command() -> None:
     quickstart = load_preset("quickstart")
     (problem,) = missing_requirements(quickstart, lambda module: module != "sklearn", "/env/python")
     assert "scikit-learn" in problem.what
-    assert problem.remedy == "Install with `/env/python -m pip install scikit-learn`."
+    assert problem.remedy == "Install with: /env/python -m pip install scikit-learn"
     assert missing_requirements(quickstart, lambda _: True, "p") == []

@@ -38,7 +38,7 @@ def test_where_it_stands(environ: dict[str, str], nodes: Nodes) -> None:
         ({}, "NODE_RANK is not set"),
         ({"NODE_RANK": "1"}, "MASTER_ADDR is not set"),
         ({**BY_HAND, "NODE_RANK": "2"}, "2 nodes are numbered 0 to 1"),
-        ({**BY_SRUN, "SLURM_JOB_NUM_NODES": "3"}, "SLURM has given 3 nodes, not 2"),
+        ({**BY_SRUN, "SLURM_JOB_NUM_NODES": "3"}, "SLURM allocated 3 nodes, not 2"),
         ({**BY_SRUN, "SLURM_LOCALID": "1"}, "more than one ltui on this node"),
     ],
 )

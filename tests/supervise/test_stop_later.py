@@ -68,7 +68,7 @@ def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
     assert ended.state is RunState.STOPPED
     with RunStore(run) as store:
         (said,) = [e.text for e in store.events() if e.kind == "stop_when"]
-    assert said.startswith("Stopping as train/loss is 0.0")
+    assert said.startswith("Stopping because train/loss is 0.0")
     run = runs.training()
     ask(run, clock_condition("+1s", time.time()))
     assert runs.ended(run).state is RunState.STOPPED
@@ -78,13 +78,13 @@ def test_what_is_cancelled_replaced_or_refused(runs: Runs) -> None:
     run = runs.training()
     far = StopCondition(kind="step", step=90000)
     ask(run, far, StopCondition(kind="epoch"), clock_condition("+2h", time.time()))
-    stands = ("at step 90000", "at the end of epoch 1", "2 h after it was asked for")
+    stands = ("at step 90000", "at the end of epoch 1", "2 h after the request")
     runs.until(run, lambda s: s.stops == stands)
     ask(run, StopCondition(kind="step", step=80000))
     runs.until(run, lambda s: "at step 80000" in s.stops and "at step 90000" not in s.stops)
     for condition, why in (
-        (StopCondition(kind="step", step=1), "is past"),
-        (StopCondition(kind="step", step=100000), "ends at step 100000 anyway"),
+        (StopCondition(kind="step", step=1), "has passed"),
+        (StopCondition(kind="step", step=100000), "already ends at step 100000"),
     ):
         with pytest.raises(ProblemError, match=why):
             ask(run, condition)
@@ -159,15 +159,15 @@ def test_only_new_values_and_no_clock_for_a_wait() -> None:
     assert due(below, seen, 0.0, 100.0) is None
     assert due(below, {"loss": MetricValue(last=0.3, step=6)}, 0.0, 101.0) is None
     said = due(below, {"loss": MetricValue(last=0.15, step=7)}, 0.0, 102.0)
-    assert said == "as loss is 0.15, < 0.2, at step 7"
+    assert said == "because loss is 0.15 (< 0.2) at step 7"
     wait = settled(clock_condition("+60s", 0.0), {}, 0, 100.0)
     # A clock that is set, by years, changes nothing.
     assert due(wait, {}, 1e12, 159.0) is None
-    assert due(wait, {}, -1e12, 160.0) == "1 min after it was asked for"
+    assert due(wait, {}, -1e12, 160.0) == "1 min after the request"
 
 
 def test_one_line_for_all_of_them() -> None:
     found = [condition_of(text, 0.0).kind for text in ("500", "epoch", "a/b>=2", "18:30", "+2h")]
     assert found == ["step", "epoch", "metric", "clock", "wait"]
-    with pytest.raises(ProblemError, match="Give a step, `epoch`, a metric's value or a time"):
+    with pytest.raises(ProblemError, match="Give a step, `epoch`, a condition on a metric"):
         condition_of("soon", 0.0)

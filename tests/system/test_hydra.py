@@ -45,4 +45,4 @@ def _the_caution_is_everywhere(ltui: Ltui, snapshot: dict[str, object], printed:
     assert "val/error is logged in validation without sync_dist=True" in caution["what"]
     assert "sync_dist=True" in caution["remedy"]
     for text in (printed, ltui("show", "last").stdout):
-        assert "CAUTION: val/error is logged in validation without sync_dist" in text
+        assert "WARNING: val/error is logged in validation without sync_dist" in text

@@ -53,10 +53,10 @@ def uneven_batches(plans: Mapping[int, Mapping[str, Any]]) -> Caution | None:
     return Caution(
         what=(
             f"Ranks have different batch counts: rank {fewest} {counts[fewest]}, rank {most} "
-            f"{counts[most]} in an epoch. When the first runs out, the others wait for ever."
+            f"{counts[most]} per epoch. When one rank runs out of batches, the others wait forever."
         ),
         remedy=(
-            "Give every rank as many: DistributedSampler, drop_last=True, or "
+            "Give every rank the same number of batches: DistributedSampler, drop_last=True, or "
             "trainer.limit_train_batches."
         ),
     )
@@ -78,16 +78,16 @@ def foresee(
         all_workers = workers * ranks
         if cores is not None and all_workers > WORKERS_PER_CORE * cores:
             what = (
-                f"{ranks} ranks with {workers} loader workers each are {all_workers} processes "
-                f"for {cores} cores: they slow each other down."
+                f"{ranks} ranks with {workers} loader workers each start {all_workers} processes "
+                f"on {cores} cores, which slow each other down."
             )
             remedy = f"Set it to about {max(1, cores // ranks)}."
             found.append((path, Caution(what=what, remedy=remedy)))
         needed = all_workers * SHARED_BYTES_PER_WORKER
         if shared_memory_bytes is not None and workers and shared_memory_bytes < needed:
             what = (
-                f"{all_workers} loader workers hand over batches in /dev/shm, which has "
-                f"{shared_memory_bytes >> 20} MiB: with large batches one is killed by a bus error."
+                f"{all_workers} loader workers pass batches through /dev/shm, which has "
+                f"{shared_memory_bytes >> 20} MiB: with large batches, workers die of a bus error."
             )
             remedy = "Make it larger (docker run --shm-size or --ipc=host), or use fewer workers."
             found.append((path, Caution(what=what, remedy=remedy)))

@@ -66,7 +66,7 @@ def find_faults(
             faults += choose_devices(trainer, machine, cpu_ranks)[1]
         faults += choose_nodes(trainer, machine.place)[1]
     elif trainer is not None:
-        faults.append(Fault(path="trainer", what="it must be a mapping of Trainer's arguments."))
+        faults.append(Fault(path="trainer", what="must be a mapping of the Trainer's arguments."))
     for key in ("model", "data"):
         if key in resolved and (key == "model" or resolved[key] is not None):
             faults += class_faults(resolved[key], key, dotted=True)
@@ -113,8 +113,8 @@ def unknown_key(path: str, known: Iterable[str]) -> Fault:
     remedy = f"Did you mean `{parent + '.' if parent else ''}{near}`?" if near else None
     if remedy is None and not parent:
         inner = nearest(name, TRAINER_ARGUMENTS, cutoff=0.8)
-        remedy = f"Did you mean `trainer.{inner}`?" if inner else f"Known: {', '.join(known)}."
-    return Fault(path=path, what=f"there is no key `{name}` here.", remedy=remedy)
+        remedy = f"Did you mean `trainer.{inner}`?" if inner else f"Known keys: {', '.join(known)}."
+    return Fault(path=path, what=f"unknown key `{name}`.", remedy=remedy)
 
 
 def key_fault(path: str) -> Fault | None:
@@ -130,7 +130,7 @@ def key_fault(path: str) -> Fault | None:
         meant = f"{parts[0]}.{near}{'.' + rest if rest else ''}" if near else (
             f"{parts[0]}.init_args.{'.'.join(parts[1:])}"
         )  # fmt: skip
-        what = f"there is no key `{parts[1]}` here."
+        what = f"unknown key `{parts[1]}`."
         return Fault(path=path, what=what, remedy=f"Did you mean `{meant}`?")
     return None
 
@@ -143,10 +143,10 @@ def _top_level(document: Mapping[str, Any]) -> list[Fault]:
     ]
     if "model" not in document:
         remedy = "Name your LightningModule: `class_path: my_package.MyModel`."
-        faults.append(Fault(path="model", what="it is missing.", remedy=remedy))
+        faults.append(Fault(path="model", what="required key is missing.", remedy=remedy))
     seed = document.get("seed_everything", True)
     if not isinstance(seed, (bool, int)) and seed is not None:
-        what = f"it must be a whole number or true or false, not {shown(seed)}."
+        what = f"must be a whole number, true or false (got {shown(seed)})."
         faults.append(Fault(path="seed_everything", what=what))
     return faults
 
@@ -158,9 +158,9 @@ def _odd_values(document: Mapping[str, Any]) -> list[Fault]:
         if isinstance(value, Mapping):
             odd = [k for k in value if not isinstance(k, str)]
             if odd and path.split(".")[0] == "trainer":
-                faults.append(Fault(path=path, what=f"its key {shown(odd[0])} is not a word."))
+                faults.append(Fault(path=path, what=f"the key {shown(odd[0])} is not a string."))
         elif not isinstance(value, (*_PLAIN, list)):
-            what = f"a configuration can't hold a value of type {type(value).__name__}."
+            what = f"a value of type {type(value).__name__} is not allowed in a configuration."
             faults.append(Fault(path=path, what=what))
     return faults
 
@@ -189,7 +189,7 @@ def value_fault(path: str, value: Any, argument: Argument) -> Fault | None:
     if isinstance(value, str) and argument.choices:
         near = nearest(value, [str(c) for c in argument.choices])
         remedy = f"Did you mean `{near}`?" if near else None
-    return Fault(path=path, what=f"it must be {expected}, not {shown(value)}.", remedy=remedy)
+    return Fault(path=path, what=f"must be {expected} (got {shown(value)}).", remedy=remedy)
 
 
 def _devices_form(trainer: Mapping[str, Any]) -> list[Fault]:
@@ -200,16 +200,16 @@ def _devices_form(trainer: Mapping[str, Any]) -> list[Fault]:
             devices
         ):
             what = (
-                "it must be auto, a number of devices, a list of them, or free:2 for two free "
-                f"GPUs, not {shown(devices)}."
+                "must be auto, a number of devices, a list of devices, or free:2 for two free "
+                f"GPUs (got {shown(devices)})."
             )
     elif isinstance(devices, list):
         if not devices or not all(type(d) is int and d >= 0 for d in devices):
-            what = f"it must list device numbers from 0 up, not {shown(devices)}."
+            what = f"must be a list of device numbers, 0 or more (got {shown(devices)})."
         elif len(set(devices)) < len(devices):
-            what = "it names a device twice."
+            what = "the list contains a device twice."
     if devices == 0 or devices == "0":
-        what = "it must be at least 1: a run needs a device."
+        what = "must be at least 1: a run needs a device."
     return [] if what is None else [Fault(path="trainer.devices", what=what)]
 
 
@@ -219,7 +219,7 @@ def _not_here(trainer: Mapping[str, Any]) -> list[Fault]:
     strategy = trainer.get("strategy")
     if isinstance(strategy, str) and re.search(r"_(spawn|fork|notebook)", strategy):
         plain = re.sub(r"_(spawn|fork|notebook)", "", strategy)
-        what = f"`{strategy}` starts processes of its own, and ltui starts the ranks."
+        what = f"`{strategy}` starts its own processes, but ltui starts the ranks."
         faults.append(Fault(path="trainer.strategy", what=what, remedy=f"Use `{plain}`."))
     return faults
 
@@ -240,20 +240,18 @@ def class_faults(value: Any, path: str, *, dotted: bool) -> list[Fault]:
     if isinstance(value, str):
         return _class_path(value, path, dotted)
     if not isinstance(value, Mapping):
-        return [
-            Fault(path=path, what=f"it must be a class_path with init_args, not {shown(value)}.")
-        ]
+        return [Fault(path=path, what=f"must be a class_path with init_args (got {shown(value)}).")]
     if "class_path" not in value:
         near = nearest("class_path", [str(k) for k in value], cutoff=0.7)
         if near is not None:
             return [unknown_key(f"{path}.{near}", _CLASS_KEYS)]
         remedy = f"Name the class: `{path}: {{class_path: my_package.MyClass, init_args: ...}}`."
-        return [Fault(path=path, what="it has no class_path.", remedy=remedy)]
+        return [Fault(path=path, what="the class_path is missing.", remedy=remedy)]
     faults = _class_path(value["class_path"], f"{path}.class_path", dotted)
     faults += [unknown_key(f"{path}.{k}", _CLASS_KEYS) for k in value if k not in _CLASS_KEYS]
     arguments = value.get("init_args")
     if arguments is not None and not isinstance(arguments, Mapping):
-        what = f"it must be a mapping of the class's arguments, not {shown(arguments)}."
+        what = f"must be a mapping of the class's arguments (got {shown(arguments)})."
         faults.append(Fault(path=f"{path}.init_args", what=what))
     return faults
 
@@ -263,8 +261,8 @@ def _class_path(value: Any, path: str, dotted: bool) -> list[Fault]:
         return []
     if isinstance(value, str) and not dotted and value.isidentifier():
         return []
-    what = f"it must be a module and a class with dots between, not {shown(value)}."
-    remedy = "Such as `my_package.models.MyModel`."
+    what = f"must be a dotted path to a class (got {shown(value)})."
+    remedy = "For example: `my_package.models.MyModel`."
     if isinstance(value, str) and value.endswith(".py"):
         remedy = f"Name the class: `{value.removesuffix('.py').replace('/', '.')}.MyClass`."
     return [Fault(path=path, what=what, remedy=remedy)]

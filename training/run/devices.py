@@ -70,7 +70,7 @@ def free_count(devices: Any) -> int | None:
 def _on_free(count: int, asked: str, machine: Machine) -> tuple[Devices, list[Fault]]:
     chosen = Devices(accelerator="gpu", devices=count, nproc=count, gpus=f"free:{count}")
     if asked not in ("auto", *_GPU):
-        what = f"free:{count} asks for GPUs, and trainer.accelerator is {asked}."
+        what = f"free:{count} requests GPUs, but trainer.accelerator is {asked}."
         remedy = f"Set trainer.devices={count}, or trainer.accelerator=gpu."
         return chosen, [Fault(path="trainer.devices", what=what, remedy=remedy)]
     faults = _on_gpu(count, machine)[1]
@@ -100,19 +100,20 @@ def _on_cpu(
     faults: list[Fault] = []
     if isinstance(wanted, list):
         if asked == "auto":
-            what = "it names GPUs, and this machine has none."
+            what = "GPUs are listed, but this machine has none."
         else:
-            what = "it is a list, but CPU ranks are only counted."
+            what = "CPU ranks are given as a number, not as a list."
         remedy = f"Set trainer.devices={max(1, len(wanted))}."
         faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
         wanted = max(1, len(wanted))
     count = wanted or max(1, cpu_ranks)
     most = RANKS_PER_CORE * machine.cores if machine.cores else None
     if most is not None and count > most:
-        what = f"{count} ranks on {machine.cores} CPU cores are too many."
+        what = f"{count} ranks are too many for {machine.cores} CPU cores."
         remedy = f"Use at most {most}."
         if asked == "auto" and machine.gpus == 0:
-            what = f"{count} devices are more than exist: no GPU, {machine.cores} CPU cores."
+            has = f"no GPU and {machine.cores} CPU cores"
+            what = f"{count} devices requested, but this machine has {has}."
             remedy = f"Use at most {most} ranks on the CPU."
         faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
     return Devices(accelerator="cpu", devices=count, nproc=count), faults
@@ -121,18 +122,18 @@ def _on_cpu(
 def _on_gpu(wanted: int | list[int] | None, machine: Machine) -> tuple[Devices, list[Fault]]:
     have, faults = machine.gpus, []
     if have == 0:
-        what = "it asks for a GPU, and this machine has none."
+        what = "a GPU is requested, but this machine has none."
         remedy = "Set trainer.accelerator=auto or cpu."
         faults.append(Fault(path="trainer.accelerator", what=what, remedy=remedy))
     elif have is not None and isinstance(wanted, int) and wanted > have:
-        what = f"{wanted} GPUs are more than exist: this machine has {have}."
+        what = f"{wanted} GPUs requested, but this machine has {have}."
         remedy = f"Use at most {have}, or set trainer.accelerator=cpu."
         faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
     elif have is not None and isinstance(wanted, list):
         beyond = [d for d in wanted if not 0 <= d < have]
         if beyond:
             what = f"there is no GPU {beyond[0]}: this machine has {have}."
-            remedy = f"They are numbered 0 to {have - 1}."
+            remedy = f"GPUs are numbered 0 to {have - 1}."
             faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
     devices = wanted or have or 1
     nproc = len(devices) if isinstance(devices, list) else devices

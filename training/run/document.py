@@ -69,8 +69,10 @@ def read_document(text: str, where: str) -> Source:
             raise ProblemError(
                 Problem(
                     where=where,
-                    what="it is empty." if node is None else "it is not a mapping of settings.",
-                    remedy="A preset has the keys trainer, model and data.",
+                    what="the file is empty."
+                    if node is None
+                    else "the file is not a mapping of keys.",
+                    remedy="A configuration has the keys trainer, model and data.",
                 )
             )
         _note_lines(node, "", lines, faults, where, frozenset())
@@ -78,12 +80,12 @@ def read_document(text: str, where: str) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{where}:{mark.line + 1}" if mark else where
-        what = f"this is not YAML: {error.problem or error.context}."
+        what = f"invalid YAML: {error.problem or error.context}."
         raise ProblemError(Problem(where=place, what=what)) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         if isinstance(error, ProblemError):
             raise
-        raise ProblemError(Problem(where=where, what=f"this is not YAML: {error}.")) from error
+        raise ProblemError(Problem(where=where, what=f"invalid YAML: {error}.")) from error
     finally:
         loader.dispose()
     if faults:
@@ -102,7 +104,7 @@ def _note_lines(
 ) -> None:
     if id(node) in above:
         line = node.start_mark.line + 1
-        faults.append(Problem(where=f"{where}:{line} {path}", what="it contains itself."))
+        faults.append(Problem(where=f"{where}:{line} {path}", what="the value contains itself."))
         return
     above = above | {id(node)}
     if isinstance(node, yaml.MappingNode):
@@ -111,7 +113,7 @@ def _note_lines(
             name, line = str(key.value), key.start_mark.line + 1
             below = f"{path}.{name}" if path else name
             if name in seen and name != "<<":
-                faults.append(Problem(where=f"{where}:{line} {below}", what="it is given twice."))
+                faults.append(Problem(where=f"{where}:{line} {below}", what="duplicate key."))
             seen.add(name)
             lines[below] = line
             _note_lines(value, below, lines, faults, where, above)
@@ -215,6 +217,6 @@ def resolve(document: Mapping[str, Any]) -> tuple[Document, list[Fault]]:
         key = str(getattr(error, "full_key", None) or "")
         reason = str(error).splitlines()[0].rstrip(".")
         path = key.replace("[", ".").replace("]", "")
-        return plain, [Fault(path=path, what=f"it can't be resolved: {reason}.")]
+        return plain, [Fault(path=path, what=f"the reference cannot be resolved: {reason}.")]
     assert isinstance(resolved, dict)
     return {str(k): v for k, v in resolved.items()}, []

@@ -83,7 +83,7 @@ def parse_field(knob: Knob, text: str) -> Any:
     if not text:
         if knob.default is None or knob.type in ("str", "path"):
             return None if knob.default is None else ""
-        raise ValueError("it is empty.")
+        raise ValueError("required")
     if knob.type in ("str", "path"):
         return text
     if knob.type == "devices":
@@ -95,13 +95,13 @@ def parse_field(knob: Knob, text: str) -> Any:
     if knob.type == "bool":
         if isinstance(value, bool):
             return value
-        raise ValueError(f"it must be true or false, not `{text}`.")
+        raise ValueError(f"must be true or false (got `{text}`)")
     return _number(knob, value, text)
 
 
 def _choice(knob: Knob, text: str) -> Any:
     if text not in knob.choices:
-        raise ValueError(f"it must be one of {', '.join(knob.choices)}, not `{text}`.")
+        raise ValueError(f"must be one of {', '.join(knob.choices)} (got `{text}`)")
     value = parse_value(text)
     # A choice keeps the type that the preset gives it: `16-mixed` is a text, `32` may be either.
     return text if isinstance(knob.default, str) or isinstance(value, (dict, list)) else value
@@ -116,8 +116,8 @@ def _devices(text: str) -> Any:
     if parts and all(p.isdecimal() for p in parts):
         return [int(p) for p in parts]
     raise ValueError(
-        "it must be auto, a number of devices, a list such as 0,1, or free:2 for two free GPUs, "
-        f"not `{text}`."
+        "must be auto, a number of devices, a list such as 0,1, or free:2 for two free GPUs "
+        f"(got `{text}`)"
     )
 
 
@@ -131,7 +131,7 @@ def _number(knob: Knob, value: Any, text: str) -> int | float:
         if low <= value <= high:
             number: int | float = value
             return number
-    raise ValueError(f"it must be {kind}{bounds(knob.min, knob.max)}, not `{text}`.")
+    raise ValueError(f"must be {kind}{bounds(knob.min, knob.max)} (got `{text}`)")
 
 
 def _flow(value: Any) -> str:

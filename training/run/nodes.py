@@ -84,11 +84,11 @@ def _fault(count: int, place: Place) -> str | None:
         return "srun has started more than one ltui on this node."
     if place.rank is None or place.address is None:
         missing = "NODE_RANK" if place.rank is None else "MASTER_ADDR"
-        return f"which of the {count} nodes this is can't be told: {missing} is not set."
+        return f"the number of this node among {count} nodes is unknown: {missing} is not set."
     if place.count is not None and place.count != count:
-        return f"SLURM has given {place.count} nodes, not {count}."
+        return f"SLURM allocated {place.count} nodes, not {count}."
     if place.rank >= count:
-        return f"NODE_RANK is {place.rank}, and {count} nodes are numbered 0 to {count - 1}."
+        return f"NODE_RANK is {place.rank}, but {count} nodes are numbered 0 to {count - 1}."
     return None
 
 

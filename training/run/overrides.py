@@ -19,16 +19,16 @@ def split_override(override: str) -> tuple[str, Any]:
         raise ProblemError(
             Problem(
                 where=f"--set {override}",
-                what="it must have the form KEY=VALUE.",
-                remedy="Such as `--set trainer.max_epochs=3`.",
+                what="must have the form KEY=VALUE.",
+                remedy="For example: --set trainer.max_epochs=3",
             )
         )
     try:
         return key, parse_value(text)
     except ValueError as error:
-        what = f"its value is not YAML: {error}."
+        what = f"the value is invalid YAML: {error}."
         raise ProblemError(
-            Problem(where=f"--set {key}", what=what, remedy="Quote it: `--set 'a.b=\"text\"'`.")
+            Problem(where=f"--set {key}", what=what, remedy="Quote the value: --set 'a.b=\"text\"'")
         ) from error
 
 
@@ -58,7 +58,7 @@ def apply_overrides(document: Mapping[str, Any], overrides: Iterable[str]) -> Do
         try:
             result = with_value(result, key, value)
         except KeyError as error:
-            what = f"`{error.args[0]}` is not a mapping, so nothing can be set inside it."
+            what = f"`{error.args[0]}` is not a mapping, so it has no keys that can be set."
             problems.append(Problem(where=f"--set {key}", what=what))
     if problems:
         raise ProblemError(*problems)

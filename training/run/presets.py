@@ -103,30 +103,30 @@ def damaged_files(cwd: Path) -> dict[str, Problem]:
 
 def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
     if path.is_dir():
-        return Problem(where=name, what="it is a folder.", remedy="Name a preset or a YAML file.")
+        return Problem(where=name, what="this is a folder.", remedy="Give a preset or a YAML file.")
     short = {n.removeprefix("./").rsplit(".", 1)[0]: n for n in known}
     near = nearest(name, [*known, *short], cutoff=0.5)
     remedy = f"Did you mean `{short.get(near, near)}`?" if near else None
     if path.suffix in SUFFIXES or "/" in name:
-        return Problem(where=name, what="there is no such file.", remedy=remedy)
+        return Problem(where=name, what="no such file.", remedy=remedy)
     names = ", ".join(known)
     return Problem(
         where=name,
-        what="there is no preset or file of that name.",
-        remedy=remedy or f"Known: {names}.",
+        what="no preset or file of that name.",
+        remedy=remedy or f"Known presets: {names}.",
     )
 
 
 def _read(path: Path, where: str) -> str:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise ProblemError(Problem(where=where, what="it is too large for a configuration."))
+            raise ProblemError(Problem(where=where, what="too large for a configuration."))
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        what = f"it can't be read: {error.strerror}."
+        what = f"the file cannot be read: {error.strerror}."
         raise ProblemError(Problem(where=where, what=what)) from error
     except UnicodeDecodeError as error:
-        raise ProblemError(Problem(where=where, what="it is not text in UTF-8.")) from error
+        raise ProblemError(Problem(where=where, what="the file is not UTF-8 text.")) from error
 
 
 def parse_preset(
@@ -257,5 +257,5 @@ def missing_requirements(
         return []
     command = f"{python} -m pip install {' '.join(lacking)}"
     names = ", ".join(lacking)
-    what = f"it needs {names}, which {python} does not have."
-    return [Problem(where=preset.name, what=what, remedy=f"Install with `{command}`.")]
+    what = f"{python} lacks {names}, which this preset needs."
+    return [Problem(where=preset.name, what=what, remedy=f"Install with: {command}")]

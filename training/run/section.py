@@ -96,7 +96,7 @@ def read_section(value: Any) -> tuple[Section, list[Fault]]:
     if value is None:
         return Section(), []
     if not isinstance(value, Mapping):
-        return Section(), [Fault(path="ltui", what="it must be a mapping.")]
+        return Section(), [Fault(path="ltui", what="must be a mapping.")]
     known = [f.name for f in fields(Section)]
     faults = [_unknown(f"ltui.{key}", known) for key in value if key not in known]
     section = Section(
@@ -117,15 +117,15 @@ def read_section(value: Any) -> tuple[Section, list[Fault]]:
 def _unknown(path: str, known: list[str]) -> Fault:
     name = path.rpartition(".")[2]
     near = nearest(name, known)
-    remedy = f"Did you mean `{near}`?" if near else f"Known: {', '.join(known)}."
-    return Fault(path=path, what=f"there is no key `{name}` here.", remedy=remedy)
+    remedy = f"Did you mean `{near}`?" if near else f"Known keys: {', '.join(known)}."
+    return Fault(path=path, what=f"unknown key `{name}`.", remedy=remedy)
 
 
 def _text(value: Mapping[str, Any], key: str, faults: list[Fault]) -> str:
     text = value.get(key, "")
     if isinstance(text, str):
         return text
-    faults.append(Fault(path=f"ltui.{key}", what=f"it must be a text, not {shown(text)}."))
+    faults.append(Fault(path=f"ltui.{key}", what=f"must be text (got {shown(text)})."))
     return ""
 
 
@@ -134,11 +134,11 @@ def _texts(
 ) -> tuple[str, ...]:
     items = value.get(key, [])
     if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
-        faults.append(Fault(path=f"ltui.{key}", what="it must be a list of texts."))
+        faults.append(Fault(path=f"ltui.{key}", what="must be a list of strings."))
         return ()
     for index, item in enumerate(items):
         if choices and item not in choices:
-            what = f"it must be one of {', '.join(choices)}, not {shown(item)}."
+            what = f"must be one of {', '.join(choices)} (got {shown(item)})."
             faults.append(Fault(path=f"ltui.{key}.{index}", what=what))
     return tuple(items)
 
@@ -148,7 +148,7 @@ def _whole(value: Mapping[str, Any], key: str, low: int, faults: list[Fault]) ->
     number = value.get(key, low)
     if type(number) is int and number >= low:
         return number
-    what = f"it must be a whole number from {low} up, not {shown(number)}."
+    what = f"must be a whole number, {low} or more (got {shown(number)})."
     faults.append(Fault(path=f"ltui.{key}", what=what))
     return low
 
@@ -158,7 +158,7 @@ def _policy(value: Mapping[str, Any], key: str, default: Policy, faults: list[Fa
     if given is None:
         return default
     if not isinstance(given, Mapping):
-        faults.append(Fault(path=f"ltui.{key}", what="it must be a mapping."))
+        faults.append(Fault(path=f"ltui.{key}", what="must be a mapping."))
         return default
     found = _checked(given, _POLICY[key], f"ltui.{key}")
     if (what := on_verdict_fault(given.get("on_verdict"))) is not None:
@@ -176,13 +176,13 @@ def on_verdict_fault(value: Any) -> str | None:
         texts = all(isinstance(item, str) for item in value)
         if value and texts and value[0]:
             return None
-        return "a command must be a list of texts: the program, then its arguments."
+        return "a command must be a list of strings: the program, then its arguments."
     if isinstance(value, str):
         if re.fullmatch(r"https?://[^\s/?#]+\S*", value):
             return None
         return (
-            f"a webhook's URL begins with http:// or https://, {shown(value)} does not; "
-            "a command is a list of texts."
+            f"must be a webhook's URL (http:// or https://) or a command as a list of strings "
+            f"(got {shown(value)})."
         )
     return None
 
@@ -202,19 +202,19 @@ def _knobs(items: Any, faults: list[Fault]) -> tuple[Knob, ...]:
     if items is None:
         return ()
     if not isinstance(items, list):
-        faults.append(Fault(path="ltui.knobs", what="it must be a list."))
+        faults.append(Fault(path="ltui.knobs", what="must be a list."))
         return ()
     knobs = []
     for index, item in enumerate(items):
         path = f"ltui.knobs.{index}"
         if not isinstance(item, Mapping):
-            faults.append(Fault(path=path, what="it must be a mapping with a key."))
+            faults.append(Fault(path=path, what="must be a mapping with the key `key`."))
             continue
         found = _checked(item, _KNOB, path)
         if "key" not in item:
-            found.append(Fault(path=path, what="it has no key."))
+            found.append(Fault(path=path, what="the key `key` is missing."))
         elif item.get("type") == "choice" and not item.get("choices"):
-            found.append(Fault(path=path, what="a choice needs choices."))
+            found.append(Fault(path=path, what="a knob of type choice needs a list of choices."))
         faults += found
         if not found:
             knobs.append(_knob(item))

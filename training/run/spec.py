@@ -126,13 +126,13 @@ class RunSpec:
         """The inverse of ``to_document``. Raises ``ProblemError`` naming ``where``."""
         version = document.get("version")
         if not isinstance(version, int):
-            raise ProblemError(Problem(where=where, what="this is not a run's specification."))
+            raise ProblemError(Problem(where=where, what="not the specification of a run."))
         if version > SPEC_VERSION:
             raise ProblemError(
                 Problem(
                     where=where,
                     what=(
-                        f"it was written by a newer ltui (layout {version}, "
+                        f"the file was written by a newer ltui (layout {version}, "
                         f"this one reads {SPEC_VERSION})."
                     ),
                     remedy="Upgrade ltui to open this run.",
@@ -154,7 +154,7 @@ class RunSpec:
             raise ProblemError(
                 Problem(
                     where=where,
-                    what=f"it is damaged ({error}).",
+                    what=f"the file is damaged ({error}).",
                     remedy="Restore it or delete the run.",
                 )
             ) from error

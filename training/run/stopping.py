@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.digits import ungrouped
 from ltui.training.run.snapshot import MetricValue, RunSnapshot
 
 KINDS = ("step", "epoch", "metric", "clock", "wait")
@@ -57,7 +58,7 @@ class StopCondition:
             return f"when {self.metric} {self.compare} {self.value:g}"
         if self.kind == "clock":
             return f"at {_clock_words(self.at_s or 0.0)}"
-        return f"{_wait_words(self.wait_s or 0.0)} after it was asked for"
+        return f"{_wait_words(self.wait_s or 0.0)} after the request"
 
     def subject(self) -> tuple[str, str]:
         """A condition replaces the one about the same."""
@@ -74,7 +75,7 @@ def from_document(document: Mapping[str, Any]) -> StopCondition:
     try:
         condition = StopCondition(**document)
     except TypeError as error:
-        raise ValueError("this is not a condition to stop.") from error
+        raise ValueError("this is not a stop condition.") from error
     needed = {
         "step": type(condition.step) is int,
         "epoch": condition.epochs is None or type(condition.epochs) is int,
@@ -86,7 +87,7 @@ def from_document(document: Mapping[str, Any]) -> StopCondition:
         "wait": isinstance(condition.wait_s, (int, float)),
     }
     if not needed.get(condition.kind, False):
-        raise ValueError("this is not a condition to stop.")
+        raise ValueError("this is not a stop condition.")
     return condition
 
 
@@ -103,7 +104,7 @@ def metric_condition(text: str) -> StopCondition:
         except ValueError:
             value = math.nan
     if found is None or not math.isfinite(value):
-        raise _problem("--when", text, "Compare a metric with a number: 'val/loss<0.2'.")
+        raise _problem("--when", text, "Compare a metric with a number, such as 'val/loss<0.2'.")
     return StopCondition(kind="metric", metric=found["name"], compare=found["op"], value=value)
 
 
@@ -121,7 +122,7 @@ def clock_condition(text: str, now_s: float) -> StopCondition:
         parts = [int(clock[name] or 0) for name in ("hour", "minute", "second")]
         at = now.replace(hour=parts[0], minute=parts[1], second=parts[2], microsecond=0)
     except ValueError:
-        raise _problem("--at", text, "Give a time such as 18:30, or a wait such as +2h.") from None
+        raise _problem("--at", text, "Give a time such as 18:30, or a delay such as +2h.") from None
     return StopCondition(
         kind="clock", at_s=(at if at > now else at + timedelta(days=1)).timestamp()
     )
@@ -129,7 +130,7 @@ def clock_condition(text: str, now_s: float) -> StopCondition:
 
 def condition_of(text: str, now_s: float) -> StopCondition:
     """``500``, ``epoch``, ``val/loss<0.2``, ``18:30``, ``+2h``. ``ProblemError``: none of them."""
-    text = text.strip()
+    text = ungrouped(text)
     if text.isdecimal():
         return StopCondition(kind="step", step=int(text))
     if text.lower() in ("epoch", "epoch end", "end of epoch"):
@@ -139,12 +140,12 @@ def condition_of(text: str, now_s: float) -> StopCondition:
     try:
         return clock_condition(text, now_s)
     except ProblemError:
-        remedy = "Give a step, `epoch`, a metric's value or a time, as above."
+        remedy = "Give a step, `epoch`, a condition on a metric, or a time, as shown above."
         raise _problem("stop when", text, remedy) from None
 
 
 def _problem(where: str, text: str, remedy: str) -> ProblemError:
-    return ProblemError(Problem(where=f"{where} {text}", what="it can't be read.", remedy=remedy))
+    return ProblemError(Problem(where=f"{where} {text}", what="invalid condition.", remedy=remedy))
 
 
 # -- in the supervisor -----------------------------------------------------------------------------
@@ -156,9 +157,9 @@ def refusal(condition: StopCondition, snapshot: RunSnapshot) -> str | None:
         return None
     now, end = snapshot.global_step or 0, snapshot.max_steps
     if condition.step <= now:
-        return f"step {condition.step} is past: the run is at step {now}."
+        return f"step {condition.step} has passed; the run is at step {now}."
     if end is not None and condition.step >= end:
-        return f"the run ends at step {end} anyway."
+        return f"the run already ends at step {end}."
     return None
 
 
@@ -196,7 +197,7 @@ def due(
     if not _COMPARE[condition.compare](found.last, condition.value):
         return None
     limit = f"{condition.compare} {condition.value:g}"
-    return f"as {condition.metric} is {found.last:g}, {limit}, at step {found.step}"
+    return f"because {condition.metric} is {found.last:g} ({limit}) at step {found.step}"
 
 
 def _clock_words(at_s: float) -> str:

@@ -25,7 +25,7 @@ class Argument:
     """Whether null is accepted."""
 
     def fault(self, value: Any) -> str | None:
-        """What is wrong with ``value``, as the end of ``it must be ...``; None where nothing is."""
+        """What is wrong with ``value``, as the end of ``must be ...``; None where nothing is."""
         if value is None:
             return None if self.optional else self.expected
         if any(self._fits(kind, value) for kind in self.kinds):
@@ -56,9 +56,9 @@ class Argument:
 
     @property
     def expected(self) -> str:
-        """``a whole number from 1 up or true or false``."""
+        """``a whole number, 1 or more, or true or false``."""
         words = [self._words(kind) for kind in self.kinds if kind != "mapping"]
-        return " or ".join(words)
+        return (", or " if any("," in word for word in words) else " or ").join(words)
 
     def _words(self, kind: str) -> str:
         if kind == "text" and self.choices:
@@ -71,21 +71,21 @@ class Argument:
 
 
 _WORDS = {
-    "share": "a whole number from 0 up or a share from 0.0 to 1.0",
+    "share": "a whole number, 0 or more, or a fraction from 0.0 to 1.0",
     "truth": "true or false",
-    "text": "a text",
+    "text": "text",
     "list": "a list",
     "class": "a class_path with init_args",
 }
 
 
 def bounds(low: float | None, high: float | None) -> str:
-    """`` from 1 up``, `` from 0 to 1``, or nothing."""
+    """``, 1 or more``, `` from 0 to 1``, or nothing."""
     if low is None and high is None:
         return ""
     if high is None:
-        return f" from {low:g} up"
-    return f" up to {high:g}" if low is None else f" from {low:g} to {high:g}"
+        return f", {low:g} or more"
+    return f", at most {high:g}" if low is None else f" from {low:g} to {high:g}"
 
 
 def _number(value: Any) -> int | float | None:
