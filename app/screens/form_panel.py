@@ -80,6 +80,7 @@ class FormPanel(Panel):
         self.result: FormResult | None = None
         """The form as last checked; None while it is being checked."""
         self.machine: Machine
+        self._machine_known = False
         self._edited: dict[str, Preset] = {}
         self._check_timer: Timer | None = None
         self._launching = False
@@ -90,13 +91,19 @@ class FormPanel(Panel):
     def on_mount(self) -> None:
         self.query_one(LaunchLine).display = False
 
-    async def start(self, machine: Machine) -> None:
-        """Put the form in place, for a machine with these devices."""
+    async def start(self) -> None:
+        """Put the form in place; it is checked once ``use_machine`` was called."""
         # Imported here: the first frame has no form.
         from ltui.app.screens.launch_form import LaunchForm
+        from ltui.training.run.devices import UNSEEN
 
-        self.machine = machine
+        self.machine = UNSEEN
         await self.mount(LaunchForm(id="launch-form"), before="#launch-line")
+
+    def use_machine(self, machine: Machine) -> None:
+        """Check the form for a machine with these devices."""
+        self.machine, self._machine_known = machine, True
+        self._check_form()
 
     def form(self) -> LaunchForm | None:
         """The form, once it is in place."""
@@ -150,7 +157,9 @@ class FormPanel(Panel):
 
     def _check_form(self) -> None:
         form = self.form()
-        if form is not None and form.preset is not None and form.preset is self.preset:
+        if form is None or not self._machine_known:
+            return
+        if form.preset is not None and form.preset is self.preset:
             self._check(form.preset, form.texts(), form.start_from)
 
     @work(thread=True, exclusive=True, group="check", exit_on_error=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 GPUS_S = 2.0
+PAINTED_S = 1.0
+"""Most seconds to wait until the form is painted, before more is read and imported."""
 
 
 class HomeScreen(Screen[None]):
@@ -74,7 +78,7 @@ class HomeScreen(Screen[None]):
         self._fit(*self.app.size)
         self.watch(self, "focused", self._focus_moved)
         # What follows imports and reads: the first frame is drawn before it begins.
-        self.call_after_refresh(self._load_presets)
+        self.call_after_refresh(self._begin_loading)
 
     def on_resize(self, event: events.Resize) -> None:
         self._fit(event.size.width, event.size.height)
@@ -121,42 +125,76 @@ class HomeScreen(Screen[None]):
 
     # -- loading -----------------------------------------------------------------------------------
 
-    @work(thread=True, group="presets", exit_on_error=False)
-    def _load_presets(self) -> None:
-        import os
+    def _begin_loading(self) -> None:
+        self._load(self.presets_panel.highlighted_name)
 
-        from ltui.app.machine import this_machine
-        from ltui.app.screens import launch_form, runs_table  # noqa: F401 - off the UI thread
+    @work(thread=True, group="presets", exit_on_error=False)
+    def _load(self, first: str | None) -> None:
+        """Show the form of the preset ``first``, then what takes longer to read, part by part."""
+        from ltui.app.screens import launch_form  # noqa: F401 - imported off the UI thread
         from ltui.training.problem import ProblemError
-        from ltui.training.run.preset_names import preset_names
-        from ltui.training.run.presets import damaged_files, load_preset
-        from ltui.widgets.sanitise import clean_name
+        from ltui.training.run.presets import load_preset
 
         cwd = Path.cwd()
         loaded: dict[str, Preset] = {}
+        # The other preset files, whose problems are shown in the list, are read later.
+        with contextlib.suppress(ProblemError):
+            if first is not None:
+                loaded[first] = load_preset(first, cwd)
+        painted = threading.Event()
+        call_screen(self, self._show_first, loaded.get(first or ""), painted)
+        painted.wait(PAINTED_S)
+        self._load_presets(cwd, loaded)
+        self._load_machine(cwd)
+        from ltui.app.screens import runs_table  # noqa: F401 - imported off the UI thread
+
+        call_screen(self, self.runs_panel.start)
+
+    async def _show_first(self, preset: Preset | None, painted: threading.Event) -> None:
+        await self.form_panel.start()
+        if preset is not None and self.presets_panel.highlighted_name == preset.name:
+            await self.form_panel.show_preset(preset)
+        self.call_after_refresh(painted.set)
+
+    def _load_presets(self, cwd: Path, loaded: dict[str, Preset]) -> None:
+        """In the worker's thread: read the presets that are not in ``loaded`` yet."""
+        from ltui.training.problem import ProblemError
+        from ltui.training.run.preset_names import preset_names
+        from ltui.training.run.presets import damaged_files, load_preset
+
         broken = {name: str(problem) for name, problem in damaged_files(cwd).items()}
         names = (*broken, *preset_names(cwd))
         for name in names:
             try:
-                loaded[name] = load_preset(name, cwd)
+                if name not in loaded:
+                    loaded[name] = load_preset(name, cwd)
             except ProblemError as error:
                 broken[name] = str(error.problems[0])
+        self.presets, self._broken = loaded, broken
+        call_screen(self, self._show_presets, _entries(names, loaded, broken))
+
+    async def _show_presets(self, entries: list[PresetEntry]) -> None:
+        self.presets_panel.show(entries)
+        await self._select(self.presets_panel.highlighted_name)
+
+    def _load_machine(self, cwd: Path) -> None:
+        """In the worker's thread: ask for GPUs and for the interpreter of runs."""
+        import os
+
+        from ltui.app.machine import this_machine
+        from ltui.widgets.sanitise import clean_name
+
         machine = this_machine(os.environ)
         if machine.gpus != 0 and self._gpus is None:
             from ltui.training.gpu.sampler import GpuSampler
 
             self._gpus = GpuSampler(period_s=GPUS_S)
         where = clean_name(f"{_short(cwd)} · {_python_words(self.python)}")
-        self.presets, self._broken = loaded, broken
-        entries = _entries(names, loaded, broken)
-        call_screen(self, self._show_presets, entries, machine, where)
+        call_screen(self, self._show_machine, machine, where)
 
-    async def _show_presets(self, entries: list[PresetEntry], machine: Machine, where: str) -> None:
+    def _show_machine(self, machine: Machine, where: str) -> None:
         self.query_one("#title", Static).update(Text.assemble((" ltui", "bold"), f"   {where}"))
-        await self.form_panel.start(machine)
-        await self.runs_panel.start()
-        self.presets_panel.show(entries)
-        await self._select(self.presets_panel.highlighted_name)
+        self.form_panel.use_machine(machine)
         if self._gpus is not None:
             self._show_gpus()
             self.set_interval(LOOK_S, self._show_gpus)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static, TextArea
 
+from ltui.app import machine
 from ltui.app.dashboard import LtuiApp
 from ltui.app.runs_list import RunLine
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
@@ -23,6 +25,7 @@ from ltui.app.screens.run import RunScreen
 from ltui.app.screens.runs_table import RunsTable
 from ltui.app.screens.yaml_edit import YamlScreen
 from ltui.training.rank.publish import checkpoint_name, part_of, publish
+from ltui.training.run.devices import Machine
 from ltui.training.run.presets import build_spec
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.home import RunDir
@@ -539,3 +542,31 @@ async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
         assert "best: val/loss" in app.screen.query_one(TextArea).text
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is screen)
+
+
+async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
+    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, real = threading.Event(), machine.this_machine
+
+    def slow(environment: Mapping[str, str]) -> Machine:
+        asked.wait(60)
+        return real(environment)
+
+    monkeypatch.setattr(machine, "this_machine", slow)
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, HomeScreen)
+        try:
+            await until(pilot, lambda: bool(screen.query(KnobField)))
+            assert screen.result is None
+            await pilot.press("down")
+            await until(pilot, lambda: screen.preset is not None)
+            first = screen.presets_panel.highlighted_name
+            assert first != "quickstart"
+            await until(pilot, lambda: screen.preset is not None and screen.preset.name == first)
+        finally:
+            asked.set()
+        await ready(pilot, app)
+        assert screen.presets_panel.highlighted_name == first

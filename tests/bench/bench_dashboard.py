@@ -1,4 +1,4 @@
-"""The dashboard as a process on a terminal: first paint, memory, processor time."""
+"""The dashboard as a process on a terminal: how it starts, its memory and its processor time."""
 
 from __future__ import annotations
 
@@ -13,23 +13,32 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ltui.training.run.preset_names import shipped_names
 from tests.bench.bench_run import _ltui, torchrun
+from tests.bench.terminal_screen import TerminalScreen
 
+COLUMNS, LINES = 160, 50
 COLOURS = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+STARTS = 7
+FORM_FIELD = "learning rate"
+"""A field of the form of the quickstart preset."""
+DOWN = b"\x1b[B"
+WARM_S, MEASURED_S = 10.0, 20.0
+"""Seconds before processor time is measured, and seconds for which it is."""
 
 
 @contextmanager
 def _on_terminal(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """``ltui`` on a terminal of 160 by 50 cells."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("ltui")), *arguments],
         stdin=slave,
@@ -47,53 +56,97 @@ def _on_terminal(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
         os.close(master)
 
 
-def _drain(master: int, seconds: float, wanted: bytes = b"\0never") -> bool:
-    """Reads what is painted for so long, or until ``wanted`` was painted."""
-    seen, until = b"", time.monotonic() + seconds
+def _read(
+    master: int,
+    seconds: float,
+    screen: TerminalScreen,
+    done: Callable[[TerminalScreen], object] = lambda _: False,
+) -> bool:
+    """Read what is painted for so long, or until ``done``."""
+    until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if select.select([master], [], [], left)[0]:
-            seen = (seen + os.read(master, 65536))[-200_000:]
-            if wanted in seen:
+            screen.feed(os.read(master, 65536))
+            if done(screen):
                 return True
     return False
 
 
-def _first_paint() -> float:
+def _start(key: bool) -> tuple[float, float]:
+    """Seconds to the first screen, and to the answer of the first key or to the whole form."""
+    first, second, *_ = shipped_names()
+    screen = TerminalScreen(COLUMNS, LINES)
     with tempfile.TemporaryDirectory() as folder:
-        times = []
-        for _ in range(5):
-            began = time.monotonic()
-            with _on_terminal(Path(folder)) as (_, master):
-                # The name of the shipped preset stands on the first screen.
-                assert _drain(master, 10, b"quickstart"), "the first screen never came"
-                times.append(time.monotonic() - began)
-        return statistics.median(times)
+        began = time.monotonic()
+        with _on_terminal(Path(folder)) as (_, master):
+            shown = _read(master, 20, screen, lambda s: first in s.text() and second in s.text())
+            assert shown, "the first screen never came"
+            first_screen_s = time.monotonic() - began
+            selected, plain = screen.background(first), screen.background(second)
+            assert selected != plain, "no preset is selected on the first screen"
+            if key:
+                os.write(master, DOWN)
+                done = _read(master, 20, screen, lambda s: s.background(second) == selected)
+            else:
+                done = _read(master, 20, screen, lambda s: FORM_FIELD in s.text())
+            assert done, "the key was never answered" if key else "the form never came"
+            return first_screen_s, time.monotonic() - began
 
 
-def _watching() -> tuple[float, float]:
-    """Processor share (%) and resident memory (MB) of a dashboard on a run of eight ranks."""
+def _starting() -> list[dict[str, Any]]:
+    keyed = [_start(key=True) for _ in range(STARTS)]
+    whole = [_start(key=False) for _ in range(STARTS)]
+    figures = {
+        "ltui to the first screen": ([t[0] for t in keyed + whole], 0.5),
+        "ltui to the answer of the first key": ([t[1] for t in keyed], 0.5),
+        "ltui to the whole home screen": ([t[1] for t in whole], 0.8),
+    }
+    return [
+        {
+            "what": f"{what} (median of {len(times)})",
+            "value": statistics.median(times),
+            "unit": "s",
+            "bound": bound,
+        }
+        for what, (times, bound) in figures.items()
+    ]
+
+
+def _cost(home: Path, *arguments: str, shows: str) -> tuple[float, float]:
+    """Processor share (%) and resident memory (MB) of a dashboard that ``shows`` a text."""
+    screen = TerminalScreen(COLUMNS, LINES)
+    with _on_terminal(home, *arguments) as (process, master):
+        assert _read(master, 60, screen, lambda s: shows in s.text()), f"never drawn: {shows}"
+        _read(master, WARM_S, screen)
+        watched = psutil.Process(process.pid)
+        before = watched.cpu_times()
+        _read(master, MEASURED_S, screen)
+        after = watched.cpu_times()
+        used = after.user + after.system - before.user - before.system
+        return used / MEASURED_S * 100, watched.memory_info().rss / 1e6
+
+
+def _watching(ranks: int) -> tuple[float, float, float]:
+    """The cost of a run's screen with charts, and the processor share of home meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        _ltui(home, "exec", "--detach", "--", *torchrun(8), "100000", "0.1")
+        _ltui(home, "exec", "--detach", "--", *torchrun(ranks), "100000", "0.1")
         try:
-            with _on_terminal(home, "attach", "last") as (process, master):
-                _drain(master, 60, b"r7")
-                _drain(master, 8)
-                watched = psutil.Process(process.pid)
-                before = watched.cpu_times()
-                _drain(master, 15)
-                after = watched.cpu_times()
-                used = after.user + after.system - before.user - before.system
-                return used / 15 * 100, watched.memory_info().rss / 1e6
+            cpu, memory = _cost(home, "attach", "last", shows=f"r{ranks - 1}")
+            at_home, _ = _cost(home, shows="running")
+            return cpu, memory, at_home
         finally:
             _ltui(home, "stop", "last", "--kill")
 
 
 def measure() -> list[dict[str, Any]]:
-    paint = _first_paint()
-    cpu, memory = _watching()
+    two, _, at_home = _watching(2)
+    eight, memory, _ = _watching(8)
+    core = "% of a core"
     return [
-        {"what": "ltui to first paint (median of 5)", "value": paint, "unit": "s", "bound": 0.5},
-        {"what": "dashboard CPU at 4 Hz, 8 ranks", "value": cpu, "unit": "% of a core", "bound": 5},
+        *_starting(),
+        {"what": "dashboard CPU, live run, 2 ranks", "value": two, "unit": core, "bound": 3},
+        {"what": "dashboard CPU, live run, 8 ranks", "value": eight, "unit": core, "bound": 3},
+        {"what": "dashboard CPU, home", "value": at_home, "unit": core, "bound": 1},
         {"what": "dashboard resident memory, 8 ranks", "value": memory, "unit": "MB", "bound": 120},
     ]
