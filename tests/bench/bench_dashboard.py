@@ -82,11 +82,17 @@ def _start(key: bool) -> tuple[float, float]:
             shown = _read(master, 20, screen, lambda s: first in s.text() and second in s.text())
             assert shown, "the first screen never came"
             first_screen_s = time.monotonic() - began
-            selected, plain = screen.background(first), screen.background(second)
-            assert selected != plain, "no preset is selected on the first screen"
+            plain = screen.background(second)
+            assert screen.background(first) != plain, "no preset is selected on the first screen"
             if key:
                 os.write(master, DOWN)
-                done = _read(master, 20, screen, lambda s: s.background(second) == selected)
+                # Colours differ once the list has the focus: compare with the row left behind.
+                done = _read(
+                    master,
+                    20,
+                    screen,
+                    lambda s: s.background(first) == plain != s.background(second),
+                )
             else:
                 done = _read(master, 20, screen, lambda s: FORM_FIELD in s.text())
             assert done, "the key was never answered" if key else "the form never came"
