@@ -23,6 +23,7 @@ from ltui.training.run.spec import RunSpec
 from ltui.training.store.writer import StoreWriter
 from ltui.training.supervise.picture import Picture, compose, refold, start_of
 from ltui.training.supervise.plan import Plan
+from ltui.training.supervise.program import Program
 from tests.run.records import SECOND, labelled, pulse, steps
 from tests.store.histories import begin, run_dir, snapshot
 
@@ -52,6 +53,7 @@ def picture(folder: Path, **changes: Any) -> Picture:
         "checkpoints": (),
         "history_note": None,
         "supervisor_pid": 1,
+        "program": Program(),
     }
     return Picture(**{**values, **changes})
 
