@@ -59,8 +59,15 @@ def farewell(snapshot: RunSnapshot) -> str:
     """What leaving the dashboard says."""
     name = clean_name(snapshot.name)
     if snapshot.state in LIVE:
-        return f"{name} goes on; to watch it again: ltui attach {clean_name(snapshot.id)}"
+        return f"{name} keeps running. To watch it: ltui attach {clean_name(snapshot.id)}"
     return f"{name}: {ended_sentence(snapshot)}"
+
+
+def resume_hint(snapshot: RunSnapshot, *, readonly: bool) -> str:
+    """What the line about an ended run offers."""
+    if refusal(snapshot, "resume", readonly=readonly) is None:
+        return "r resume" if snapshot.state is not RunState.FINISHED else "r train on"
+    return "R run again" if refusal(snapshot, "rerun", readonly=readonly) is None else ""
 
 
 def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str | None:
@@ -73,13 +80,13 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
         return "the state of the run is not known yet"
     live = snapshot.state in LIVE
     name = clean_name(snapshot.name)
+    if action == "rerun":
+        return None
     if action == "resume":
         if live:
             return f"{name} is {snapshot.state.value}: there is nothing to resume"
-        if snapshot.state is RunState.FINISHED:
-            return f"{name} has finished: there is nothing to resume"
         if all(checkpoint.ok is False for checkpoint in snapshot.checkpoints):
-            return f"{name} left no good checkpoint: start it again as a new run"
+            return f"{name} has no good checkpoint. Press R to run it again from the beginning."
         return None
     if not live:
         return f"{name} has ended: there is nothing to {WORDS[action]}"
@@ -90,6 +97,13 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     return None
 
 
-WORDS = {"stop": "stop", "pause": "pause", "checkpoint": "save", "kill": "kill", "resume": "resume"}
+WORDS = {
+    "stop": "stop",
+    "pause": "pause",
+    "checkpoint": "save",
+    "kill": "kill",
+    "resume": "resume",
+    "rerun": "run again",
+}
 CONTROLS = frozenset(WORDS)
 BEFORE_TRAINING = frozenset({RunState.QUEUED, RunState.STARTING})

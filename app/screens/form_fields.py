@@ -127,6 +127,17 @@ class StartField(FormField):
         return [self._words or "another run's checkpoint: RUN or RUN:STEP"]
 
 
+class TextField(FormField):
+    """Free text."""
+
+    def __init__(self, key: str, meaning: str) -> None:
+        super().__init__(key, key, "")
+        self._meaning = meaning
+
+    def meaning(self) -> list[str]:
+        return [self._meaning]
+
+
 class ChoiceField(FormField):
     """One of several possibilities, each with its value."""
 

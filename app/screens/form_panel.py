@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import Static
 
 from ltui.app.screens.confirm import ProblemScreen
+from ltui.app.screens.launch_line import LaunchLine
 from ltui.app.screens.panel import Panel
 from ltui.app.screens.threads import call_screen
 
@@ -32,28 +31,6 @@ CHECK_AFTER_S = 0.15
 """Seconds without typing after which the form is checked."""
 READONLY = "This dashboard only watches (--readonly). Nothing was started or changed."
 NOTHING_SELECTED = "Select a preset that can be read."
-
-
-class LaunchLine(Static, can_focus=True):
-    """The line that launches, and says what a launch would start."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "press", "launch", show=False, id="launch_line.press"),
-    ]
-
-    class Pressed(Message):
-        """A click, or Enter while the line has the focus."""
-
-    def show(self, words: str, *, ready: bool) -> None:
-        style = "bold reverse" if ready else "dim"
-        self.update(Text.assemble((" ⏎ Launch ", style), "  ", words))
-
-    def on_click(self, event: events.Click) -> None:
-        event.stop()
-        self.action_press()
-
-    def action_press(self) -> None:
-        self.post_message(self.Pressed())
 
 
 class FormPanel(Panel):

@@ -300,9 +300,9 @@ class HomeScreen(Screen[None]):
 
     def refusal_of(self, action: str) -> str | None:
         """Return why ``action`` can't be done now."""
-        if action in ("launch", "resume", "delete") and self.readonly:
+        if action in ("launch", "resume", "rerun", "delete") and self.readonly:
             return READONLY
-        if action not in ("resume", "delete"):
+        if action not in ("resume", "rerun", "delete"):
             return None
         line = self.runs_panel.selected
         if line is None:
@@ -325,20 +325,22 @@ class HomeScreen(Screen[None]):
     def action_resume(self) -> None:
         line = self._allowed("resume")
         if line is not None:
-            self._resume(line)
+            self._rerun(line, new_run=False)
 
-    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _resume(self, line: RunLine) -> None:
-        from ltui.training.problem import ProblemError
-        from ltui.training.supervise.resume import resume
+    def action_rerun(self) -> None:
+        line = self._allowed("rerun")
+        if line is not None:
+            self._rerun(line, new_run=True)
 
-        try:
-            resume(line.run_dir, spec=None, checkpoint=None)
-        except ProblemError as error:
-            lines = [str(p) for p in error.problems]
-            call_screen(self, self._show_problems, f"{line.id} was not resumed", lines)
-        else:
-            call_screen(self, self._open, line.run_dir)
+    def _rerun(self, line: RunLine, *, new_run: bool) -> None:
+        # Imported here: the first frame starts nothing.
+        from ltui.app.screens.rerun import RerunScreen
+
+        def started(run_dir: RunDir | None) -> None:
+            if run_dir is not None:
+                self._open(run_dir)
+
+        self.app.push_screen(RerunScreen(line.run_dir, new_run=new_run), started)
 
     def action_delete(self) -> None:
         line = self._allowed("delete")

@@ -40,6 +40,7 @@ _PRESETS = (
 _RUNS = (
     KeyHint("⏎", "open", "screen.open_run", keep=True),
     KeyHint("r", "resume", "screen.resume"),
+    KeyHint("R", "run again", "screen.rerun"),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("o", "sort", "screen.sort"),
     KeyHint("del", "delete", "screen.delete"),

@@ -23,7 +23,7 @@ from ltui.app.feed import Feed, Watch
 from ltui.app.frame import Frame
 from ltui.app.gpu_panel import HEAT_FROM, gpus_title
 from ltui.app.history import RequestBox
-from ltui.app.notices import CONTROLS, farewell, happened, refusal
+from ltui.app.notices import CONTROLS, farewell, happened, refusal, resume_hint
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.details_view import DetailsView
 from ltui.app.screens.gpu import GpuScreen
@@ -72,7 +72,8 @@ S      | stop_when           | schedule stop    | Stop at a step, epoch, metric 
 p      | pause               | pause            | Pause, or continue a paused run
 c      | checkpoint          | checkpoint       | Save a checkpoint and keep running
 k      | kill                | kill             | Kill every process of the run, after a question
-r      | resume              | resume           | Resume from the last good checkpoint
+r      | resume              | resume           | Resume from a checkpoint, with changes if wanted
+R      | rerun               | run again        | Start a new run with the settings of this one
 d      | diagnose            | diagnose         | Show what is wrong and what each rank does
 [Charts]
 m      | choose_metrics      | choose metrics   | Choose the metrics that the first panel shows
@@ -344,7 +345,7 @@ class RunScreen(Screen[None]):
         lines = translate.ending_lines(frame)
         self.query_one("#ending").display = bool(lines)
         if lines:
-            hint = "" if refusal(frame.snapshot, "resume", readonly=self.readonly) else "r resume"
+            hint = resume_hint(frame.snapshot, readonly=self.readonly)
             self._say("#ending", translate.cells_text(lines, hint))
 
     def _draw_keys(self, frame: Frame) -> None:
@@ -499,8 +500,21 @@ class RunScreen(Screen[None]):
 
     def action_resume(self) -> None:
         if not self._refused("resume"):
-            self.notify("resuming from the last good checkpoint", timeout=3)
-            self._resume()
+            self._rerun(new_run=False)
+
+    def action_rerun(self) -> None:
+        if not self._refused("rerun"):
+            self._rerun(new_run=True)
+
+    def _rerun(self, *, new_run: bool) -> None:
+        # Imported here: what starts runs is not needed for the first picture.
+        from ltui.app.screens.rerun import RerunScreen
+
+        def started(run_dir: RunDir | None) -> None:
+            if run_dir is not None and run_dir != self.run_dir:
+                self.app.push_screen(RunScreen(run_dir, readonly=self.readonly))
+
+        self.app.push_screen(RerunScreen(self.run_dir, new_run=new_run), started)
 
     @work(thread=True, exclusive=True, group="command", exit_on_error=False)
     def _ask(self, request: dict[str, Any], said: str | None) -> None:
@@ -508,12 +522,6 @@ class RunScreen(Screen[None]):
         from ltui.app.steering import ask
 
         self._report(lambda: ask(self.run_dir, request), said)
-
-    @work(thread=True, exclusive=True, group="command", exit_on_error=False)
-    def _resume(self) -> None:
-        from ltui.training.supervise.resume import resume
-
-        self._report(lambda: resume(self.run_dir, spec=None, checkpoint=None), None)
 
     def _report(self, do: Callable[[], object], said: str | None) -> None:
         """In a worker's thread: do it, and say what came of it."""
@@ -662,6 +670,7 @@ def key_hints(
         KeyHint("t", "theme", "app.choose_theme"),
         KeyHint("?", "help", "app.help", keep=True),
         KeyHint("q", leave, "screen.back", keep=True),
+        KeyHint("R", "run again", "screen.rerun"),
     ]
     refused = {c for c in CONTROLS if refusal(snapshot, c, readonly=readonly)}
     return [h for h in wanted if h.action.removeprefix("screen.") not in refused]

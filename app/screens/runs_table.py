@@ -28,6 +28,7 @@ class RunsTable(Table[RunRow]):
         "runs",
         """
         r        | screen.resume | resume | Resume the selected run, with changes if wanted
+        R        | screen.rerun  | run again | Start a new run with the settings of the selected run
         o        | screen.sort   | sort   | Sort runs by age, name, preset, state or metric
         delete,D | screen.delete | delete | Delete the selected run; asks first
         """,

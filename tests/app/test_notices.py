@@ -55,9 +55,8 @@ def test_every_control_is_either_offered_or_refused_with_a_sentence(state: RunSt
         offered = any(h.action == f"screen.{action}" for h in key_hints(run, readonly=False))
         assert offered == (why is None)
         assert refusal(run, action, readonly=True) is not None
-    assert (refusal(run, "resume", readonly=False) is None) == (
-        state not in LIVE and state is not RunState.FINISHED
-    )
+    assert (refusal(run, "resume", readonly=False) is None) == (state not in LIVE)
+    assert refusal(run, "rerun", readonly=False) is None
 
 
 def test_without_a_good_checkpoint_there_is_nothing_to_resume() -> None:

@@ -429,7 +429,7 @@ async def test_leaving_says_that_the_run_goes_on_and_ends_the_feed() -> None:
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await shown(pilot, app)
         assert screen.farewell() == (
-            "brave-owl goes on; to watch it again: ltui attach brave-owl-3f2a"
+            "brave-owl keeps running. To watch it: ltui attach brave-owl-3f2a"
         )
         await pilot.press("q")
         await pilot.pause()

@@ -1,0 +1,231 @@
+"""The form to resume a run or to start a new one with its settings, filled in from the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ltui.app.machine import this_machine
+from ltui.app.rerun import (
+    FROM_CHECKPOINT,
+    FROM_START,
+    NEWEST,
+    OTHER,
+    RESUME,
+    Checked,
+    Choice,
+    PastRun,
+    check_choice,
+    read_past_run,
+    start_choice,
+)
+from ltui.app.screens.confirm import ProblemScreen
+from ltui.app.screens.form_fields import (
+    ChoiceField,
+    FormField,
+    KnobField,
+    TextField,
+    named,
+    show_problems,
+)
+from ltui.app.screens.keys import bindings
+from ltui.app.screens.launch_line import LaunchLine
+from ltui.app.screens.threads import call_screen
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.run.devices import Machine
+from ltui.training.run.form import field_text
+from ltui.training.run.snapshot import CheckpointInfo
+from ltui.training.store.home import RunDir
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+
+CHECK_AFTER_S = 0.15
+START, CHECKPOINT = "start", "checkpoint"
+OTHER_MEANING = "KEY=VALUE ..., such as trainer.precision=16-mixed"
+
+
+class RerunScreen(ModalScreen[RunDir]):
+    """Return the run that was started, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "rerun",
+        """
+        enter  | submit | start  | Start what the last line describes
+        escape | cancel | cancel | Close the form and start nothing
+        """,
+    )
+
+    def __init__(self, run_dir: RunDir, *, new_run: bool) -> None:
+        """``new_run``: propose a new run rather than another attempt."""
+        super().__init__()
+        self.run_dir, self.new_run = run_dir, new_run
+        self.past: PastRun | None = None
+        self.checked: Checked | None = None
+        self._machine = Machine()
+        self._submitted = False
+        self._starting = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -wide"):
+            title = "Run again" if self.new_run else "Resume"
+            yield Static(Text(f"{title}: {clean_name(self.run_dir.id)}", "bold"), id="question")
+            yield VerticalScroll(Static("reading the run …"), id="fields", can_focus=False)
+            yield LaunchLine(id="launch-line", markup=False)
+            yield Static("Enter: start   Tab: next field   Esc: cancel", id="answers")
+
+    def on_mount(self) -> None:
+        self._timer = self.set_timer(CHECK_AFTER_S, self._check)
+        self._timer.pause()
+        self._read()
+
+    # -- the form ----------------------------------------------------------------------------------
+
+    @work(thread=True, exit_on_error=False)
+    def _read(self) -> None:
+        try:
+            past = read_past_run(self.run_dir)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            call_screen(self, self._unreadable, str(error))
+        else:
+            call_screen(self, self._show, past, this_machine(os.environ))
+
+    def _unreadable(self, why: str) -> None:
+        self.dismiss(None)
+        self.app.push_screen(ProblemScreen(f"{self.run_dir.id} can't be started", [why]))
+
+    async def _show(self, past: PastRun, machine: Machine) -> None:
+        self.past, self._machine = past, machine
+        fields = self.query_one("#fields")
+        await fields.remove_children()
+        await fields.mount_all([*self._fields(past), Static(id="form-problems", markup=False)])
+        self._check()
+        first = self.query("#fields Input") or self.query(LaunchLine)
+        first.first().focus()
+        if self._submitted:
+            self.action_submit()
+
+    def _fields(self, past: PastRun) -> list[FormField]:
+        modes = [mode for mode in past.modes if mode != RESUME or not self.new_run]
+        if self.new_run:
+            # The settings are wanted again; from which weights is the second question.
+            modes.sort(key=lambda mode: mode != FROM_START)
+        fields: list[FormField] = [ChoiceField(START, [(_mode(m, past), m) for m in modes])]
+        if past.checkpoints:
+            fields.append(ChoiceField(CHECKPOINT, _checkpoint_options(past.checkpoints)))
+        fields += [KnobField(k, field_text(k.default)) for k in past.preset.knobs]
+        if past.spec.config is not None:
+            fields.append(TextField(OTHER, OTHER_MEANING))
+        return fields
+
+    def _choice(self) -> Choice:
+        texts = {field.key: field.text for field in self.query(FormField)}
+        knobs = {field.key: field.text for field in self.query(KnobField)}
+        return Choice(
+            mode=texts[START],
+            checkpoint=texts.get(CHECKPOINT, NEWEST),
+            texts=knobs,
+            other=texts.get(OTHER, ""),
+        )
+
+    def _check(self) -> None:
+        if self.past is None:
+            return
+        choice = self._choice()
+        for field in self.query(FormField):
+            if field.key == CHECKPOINT:
+                field.display = choice.mode != FROM_START
+        self.checked = check_choice(self.past, choice, self._machine)
+        self._show_problems(self.checked.problems)
+        name = "Resume" if choice.mode == RESUME else "Launch"
+        count = len(self.checked.problems)
+        words = "1 mistake to correct" if count == 1 else f"{count} mistakes to correct"
+        line = self.query_one(LaunchLine)
+        line.show(
+            clean_line(self.checked.words) if not count else words, ready=not count, name=name
+        )
+
+    def _show_problems(self, problems: Sequence[Problem]) -> None:
+        rest = self.query("#form-problems").results(Static)
+        show_problems(self.query(FormField), rest, problems)
+
+    def on_form_field_changed(self, event: Message) -> None:
+        event.stop()
+        self.checked = None
+        self._timer.stop()
+        self._timer = self.set_timer(CHECK_AFTER_S, self._check)
+
+    # -- starting ----------------------------------------------------------------------------------
+
+    def on_form_field_entered(self, event: Message) -> None:
+        event.stop()
+        self.action_submit()
+
+    @on(LaunchLine.Pressed)
+    def _pressed(self, event: LaunchLine.Pressed) -> None:
+        event.stop()
+        self.action_submit()
+
+    def action_submit(self) -> None:
+        """Start the run, or as soon as the form is there."""
+        self._submitted = True
+        if self.past is None or self._starting:
+            return
+        self._check()
+        if self.checked is None or self.checked.problems:
+            return
+        self._starting = True
+        self.query_one(LaunchLine).show("starting …", ready=False)
+        self._start(self.past, self._choice(), self.checked.overrides)
+
+    @work(thread=True, group="launch", exit_on_error=False)
+    def _start(self, past: PastRun, choice: Choice, overrides: tuple[str, ...]) -> None:
+        try:
+            run_dir = start_choice(self.run_dir.home, past, choice, overrides)
+        except ProblemError as error:
+            call_screen(self, self._not_started, error.problems)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            problem = Problem(where=self.run_dir.id, what=f"{type(error).__name__}: {error}")
+            call_screen(self, self._not_started, [problem])
+        else:
+            call_screen(self, self.dismiss, run_dir)
+
+    def _not_started(self, problems: Sequence[Problem]) -> None:
+        self._starting = False
+        self._check()
+        self._show_problems(problems)
+        lines = named(problems, self.query(FormField))
+        self.app.push_screen(ProblemScreen("nothing was started", lines))
+
+    def action_cancel(self) -> None:
+        if not self._starting:
+            self.dismiss(None)
+
+
+def _mode(mode: str, past: PastRun) -> str:
+    return {
+        RESUME: f"resume this run, attempt {past.attempt + 1}",
+        FROM_CHECKPOINT: "new run from the checkpoint",
+        FROM_START: "new run from the beginning",
+    }[mode]
+
+
+def _checkpoint_options(found: Sequence[CheckpointInfo]) -> list[tuple[str, str]]:
+    first, *others = found
+    newest = (f"newest: step {formats.count(first.global_step)}", NEWEST)
+    return [newest, *((_checkpoint(info), Path(info.path).name) for info in others)]
+
+
+def _checkpoint(info: CheckpointInfo) -> str:
+    reason = f" ({info.reason})" if info.reason else ""
+    return f"step {formats.count(info.global_step)}{reason}"

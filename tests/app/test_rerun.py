@@ -1,0 +1,245 @@
+"""Resuming a run with changes, and running it again, in the form that is filled in from the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, Select
+
+from ltui.app.dashboard import LtuiApp
+from ltui.app.rerun import (
+    FROM_CHECKPOINT,
+    FROM_START,
+    OTHER,
+    RESUME,
+    Choice,
+    check_choice,
+    read_past_run,
+)
+from ltui.app.screens.form_fields import FormField
+from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.launch_line import LaunchLine
+from ltui.app.screens.rerun import CHECKPOINT, START, RerunScreen
+from ltui.app.screens.runs_table import RunsTable
+from ltui.training.rank.publish import checkpoint_name, part_of, publish
+from ltui.training.run.devices import Machine
+from ltui.training.run.document import resolve
+from ltui.training.run.presets import build_spec, load_preset
+from ltui.training.run.snapshot import RunState
+from ltui.training.run.spec import RunSpec
+from ltui.training.store.home import RunDir
+from ltui.training.supervise import launch as launching
+from ltui.training.supervise import resume as resuming
+
+MACHINE = Machine(gpus=0, cores=8)
+EPOCHS = "trainer.max_epochs"
+
+
+@pytest.fixture
+def home(private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (private_home / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return private_home
+
+
+def a_run(home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (12, 40)) -> RunDir:
+    """A run of the quickstart that ended, with a checkpoint of each of ``steps``."""
+    run_dir = RunDir(home / "runs" / run_id)
+    for folder in (run_dir.path, run_dir.logs_dir(1), run_dir.checkpoints_dir):
+        folder.mkdir(parents=True)
+    spec = build_spec(
+        load_preset("quickstart"),
+        ("trainer.max_epochs=7",),
+        id=run_id,
+        name=run_id[:-5],
+        cwd=Path.cwd(),
+        python="python3",
+        created_at=time.time(),
+        machine=MACHINE,
+    )
+    run_dir.write_spec(spec)
+    for step in steps:
+        path = run_dir.checkpoints_dir / checkpoint_name(step, "request")
+        part_of(path).write_bytes(b"weights")
+        publish(part_of(path), path, 0, global_step=step, epoch=0, reason="request", attempt=1,
+                fit=1)  # fmt: skip
+    return run_dir
+
+
+class Started:
+    """What was asked of the supervisor's side, which starts nothing here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.resumed: list[tuple[RunDir, RunSpec | None, Path | None]] = []
+        self.launched: list[tuple[RunSpec, Any]] = []
+        monkeypatch.setattr(resuming, "resume", self._resume)
+        monkeypatch.setattr(launching, "launch", self._launch)
+
+    def _resume(self, run_dir: RunDir, *, spec: RunSpec | None, checkpoint: Path | None) -> None:
+        self.resumed.append((run_dir, spec, checkpoint))
+
+    def _launch(self, spec: RunSpec, home: Path, start_from: Any = None, **_: Any) -> RunDir:
+        self.launched.append((spec, start_from))
+        return RunDir(home / "runs" / spec.id)
+
+
+async def until(pilot: Pilot[Any], true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 40
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        await pilot.pause(0.02)
+
+
+async def opened(pilot: Pilot[Any], app: LtuiApp, key: str) -> RerunScreen:
+    home = app.screen
+    assert isinstance(home, HomeScreen)
+    # The form is opened over the run's line; the run itself is not shown here.
+    home._open = lambda run_dir: None  # type: ignore[method-assign]
+    await until(pilot, lambda: home.query(RunsTable) and home.query_one(RunsTable).rows)
+    await pilot.press("3", key)
+    await until(pilot, lambda: isinstance(app.screen, RerunScreen))
+    screen = app.screen
+    assert isinstance(screen, RerunScreen)
+    return screen
+
+
+def field(screen: RerunScreen, key: str) -> FormField:
+    (found,) = [f for f in screen.query(FormField) if f.key == key]
+    return found
+
+
+async def filled(pilot: Pilot[Any], screen: RerunScreen) -> None:
+    await until(pilot, lambda: screen.checked is not None)
+
+
+async def test_r_and_enter_resume_as_the_run_was(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, started = a_run(home), Started(monkeypatch)
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await opened(pilot, app, "r")
+        # Enter is kept, should it come before the run is read.
+        await pilot.press("enter")
+        await until(pilot, lambda: started.resumed)
+        assert started.resumed == [(run_dir, None, None)]
+        await until(pilot, lambda: app.screen is not screen)
+
+
+async def test_a_resume_with_changes_from_an_earlier_checkpoint(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, started = a_run(home), Started(monkeypatch)
+    monkeypatch.setattr("ltui.app.prepare._problems_in", lambda *_: [])
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await opened(pilot, app, "r")
+        await filled(pilot, screen)
+        assert field(screen, EPOCHS).text == "7"
+        field(screen, EPOCHS).query_one(Input).value = "9"
+        field(screen, OTHER).query_one(Input).value = "trainer.precision=bf16-mixed"
+        earlier = checkpoint_name(12, "request")
+        field(screen, CHECKPOINT).query_one(Select).value = earlier
+        line = screen.query_one(LaunchLine)
+        await until(pilot, lambda: "from step 12: 2 ranks, 9 epochs" in str(line.content))
+        assert field(screen, EPOCHS).has_class("-changed")
+        await pilot.press("enter")
+        await until(pilot, lambda: started.resumed)
+        ((resumed, spec, checkpoint),) = started.resumed
+        assert resumed == run_dir
+        assert checkpoint == run_dir.checkpoints_dir / earlier
+        assert spec is not None
+        assert spec.config is not None
+        assert spec.config["trainer"]["max_epochs"] == 9
+        assert spec.overrides[-2:] == ("trainer.max_epochs=9", "trainer.precision=bf16-mixed")
+
+
+async def test_a_wrong_change_is_shown_beside_its_field_and_nothing_starts(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(home)
+    started = Started(monkeypatch)
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await opened(pilot, app, "r")
+        await filled(pilot, screen)
+        field(screen, OTHER).query_one(Input).value = "trainer.max_epoch=9"
+        await until(pilot, lambda: field(screen, OTHER).has_class("-wrong"))
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.screen is screen
+        assert not started.resumed
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is not screen)
+
+
+async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, started = a_run(home), Started(monkeypatch)
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await opened(pilot, app, "R")
+        await filled(pilot, screen)
+        assert field(screen, START).text == FROM_START
+        assert not field(screen, CHECKPOINT).display
+        await pilot.press("enter")
+        await until(pilot, lambda: started.launched)
+        (spec, start_from) = started.launched[0]
+        assert spec.id != run_dir.id
+        assert spec.config == run_dir.read_spec().config
+        assert start_from is None
+        await until(pilot, lambda: app.screen is not screen)
+        screen = await opened(pilot, app, "R")
+        await filled(pilot, screen)
+        field(screen, START).query_one(Select).value = FROM_CHECKPOINT
+        await until(pilot, lambda: field(screen, CHECKPOINT).display)
+        await pilot.press("enter")
+        await until(pilot, lambda: len(started.launched) == 2)
+        (spec, start_from) = started.launched[1]
+        assert start_from.global_step == 40
+        assert spec.start_from == f"{run_dir.id}:40"
+
+
+def test_a_finished_run_is_resumed_once_its_end_is_raised(home: Path) -> None:
+    past = replace(read_past_run(a_run(home)), state=RunState.FINISHED)
+    choice = Choice(mode=RESUME, texts={})
+    (problem,) = check_choice(past, choice, MACHINE).problems
+    assert problem.where == EPOCHS
+    assert "finished" in problem.what
+    checked = check_choice(past, replace(choice, texts={EPOCHS: "9"}), MACHINE)
+    assert checked.problems == ()
+    assert checked.overrides == ("trainer.max_epochs=9",)
+    assert check_choice(past, replace(choice, mode=FROM_START), MACHINE).problems == ()
+
+
+def test_a_run_whose_preset_is_gone_still_has_fields(home: Path) -> None:
+    run_dir = a_run(home)
+    run_dir.write_spec(run_dir.read_spec().with_changes(preset="./gone.yaml"))
+    knobs = {knob.key: knob.default for knob in read_past_run(run_dir).preset.knobs}
+    assert knobs == {"trainer.devices": 2, EPOCHS: 7}
+
+
+def test_a_run_on_free_gpus_asks_for_free_ones_again(home: Path) -> None:
+    run_dir = a_run(home)
+    run_dir.write_spec(run_dir.read_spec().with_changes(gpus="free:2"))
+    past = read_past_run(run_dir)
+    (devices,) = [k.default for k in past.preset.knobs if k.key == "trainer.devices"]
+    assert devices == "free:2"
+    assert resolve(past.preset.document)[1] == []
+
+
+def test_a_command_can_be_resumed_and_run_again_without_changes(home: Path) -> None:
+    run_dir = a_run(home)
+    spec = run_dir.read_spec().with_changes(preset=None, config=None, command=("python", "a.py"))
+    run_dir.write_spec(spec)
+    past = read_past_run(run_dir)
+    assert past.modes == (RESUME, FROM_START)
+    assert past.preset.knobs == ()
+    assert check_choice(past, Choice(mode=RESUME, texts={}), MACHINE).problems == ()
