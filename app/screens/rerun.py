@@ -77,7 +77,7 @@ class RerunScreen(ModalScreen[RunDir]):
         self._starting = False
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog -wide"):
+        with Vertical(classes="dialog"):
             title = "Run again" if self.new_run else "Resume"
             yield Static(Text(f"{title}: {clean_name(self.run_dir.id)}", "bold"), id="question")
             yield VerticalScroll(Static("reading the run …"), id="fields", can_focus=False)
@@ -110,8 +110,8 @@ class RerunScreen(ModalScreen[RunDir]):
         await fields.remove_children()
         await fields.mount_all([*self._fields(past), Static(id="form-problems", markup=False)])
         self._check()
-        first = self.query("#fields Input") or self.query(LaunchLine)
-        first.first().focus()
+        wanted = self.query("#fields .-wrong Input") or self.query("#fields Input")
+        (wanted or self.query(LaunchLine)).first().focus()
         if self._submitted:
             self.action_submit()
 

@@ -160,6 +160,21 @@ async def test_a_resume_with_changes_from_an_earlier_checkpoint(
         assert spec.overrides[-2:] == ("trainer.max_epochs=9", "trainer.precision=bf16-mixed")
 
 
+async def test_the_form_of_a_finished_run_begins_at_the_field_to_raise(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(home)
+    past = read_past_run(RunDir(home / "runs" / "calm-fox-1a2b"))
+    monkeypatch.setattr(
+        "ltui.app.screens.rerun.read_past_run", lambda _: replace(past, state=RunState.FINISHED)
+    )
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await opened(pilot, app, "r")
+        await filled(pilot, screen)
+        await until(pilot, lambda: screen.focused in field(screen, EPOCHS).query(Input))
+
+
 async def test_a_wrong_change_is_shown_beside_its_field_and_nothing_starts(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

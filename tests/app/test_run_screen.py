@@ -63,7 +63,9 @@ class OneRun(LtuiApp):
             run_dir, readonly=self.readonly, alone=True, make_watch=lambda: self.script
         )
         screen._ask = lambda request, said: self.asked.append(request["cmd"])  # type: ignore[method-assign]
-        screen._resume = lambda: self.asked.append("resume")  # type: ignore[method-assign]
+        screen._rerun = lambda *, new_run: self.asked.append(  # type: ignore[method-assign]
+            "rerun" if new_run else "resume"
+        )
         return screen
 
     @property
@@ -299,8 +301,8 @@ async def test_paused_continues_and_ended_resumes() -> None:
         assert app.asked == ["continue"]
         script.frame = frame(snapshot=snapshot(state=RunState.STOPPED, detail="stopped at step 9"))
         await until(pilot, lambda: screen.snapshot.state is RunState.STOPPED)  # type: ignore[union-attr]
-        await pilot.press("p", "s", "r")
-        assert app.asked == ["continue", "resume"]
+        await pilot.press("p", "s", "r", "R")
+        assert app.asked == ["continue", "resume", "rerun"]
         await until(pilot, lambda: screen.query_one("#ending").display)
 
 
