@@ -177,6 +177,8 @@ def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
     """``2 ranks ok`` or ``3 ok, 1 STALLED``."""
     if not ranks:
         return ""
+    if all(rank.state is RankState.UNKNOWN and rank.phase is None for rank in ranks):
+        return "no telemetry from the script yet"
     states: dict[str, int] = {}
     for rank in ranks:
         states[rank_word(rank.state)] = states.get(rank_word(rank.state), 0) + 1

@@ -444,9 +444,10 @@ examples:
 """
 
 _LOGS = """\
-Without --rank, the lines of all ranks are merged and each begins with its rank
-(r0, r1, ...). On a terminal, control sequences are removed; into a pipe or a
-file, the bytes are copied unchanged.
+Without --rank, each line of a rank begins with the rank (r0, r1, ...). Lines that
+begin with a date and a time are merged by it; a line without one stays behind the
+line before it, and a log without any is printed whole. On a terminal, control
+sequences are removed; into a pipe or a file, the bytes are copied unchanged.
 
 examples:
   ltui logs last --follow

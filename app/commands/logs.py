@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+import re
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
@@ -19,6 +23,7 @@ LOOK_EVERY_S = 0.25
 CHUNK_BYTES = 1 << 20
 LINE_BYTES = 1 << 20
 """A longer line is printed in parts."""
+_TIMESTAMP = re.compile(rb"\W{0,2}(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 
 
 def print_logs(options: Namespace) -> int:
@@ -78,58 +83,72 @@ def _goes_on(run_dir: RunDir, attempt: int) -> bool:
 
 
 class _Printer:
-    """Prints what is new in an attempt's files; ranks' lines begin with the rank."""
+    """Prints what is new in an attempt's files; a rank's lines begin with the rank: ``r0``."""
 
     def __init__(self, folder: Path, rank: int | None) -> None:
         self._folder = folder
         self._rank = rank
-        self._done: dict[str, int] = {}
-        self._rest: dict[str, bytes] = {}
+        self._files: dict[str, _LogFile] = {}
         self._safe = sys.stdout.isatty()
 
     def print_new(self, *, last: bool) -> bool:
-        """True where something was printed. ``last``: also lines without an end."""
+        """True if something was printed. ``last``: also lines without a line end."""
         printed = False
-        for path in self._files():
-            printed |= self._print_file(path, last=last)
+        new = [file.new_lines(last=last) for file in self._find_files()]
+        for _, prefix, line in heapq.merge(*new, key=itemgetter(0)):
+            self._write(prefix, line)
+            printed = True
         sys.stdout.buffer.flush()
         return printed
 
-    def _files(self) -> list[Path]:
-        found = sorted(
+    def _find_files(self) -> list[_LogFile]:
+        paths = sorted(
             self._folder.glob("*.log"), key=lambda p: (rank_of_log(p.name) is None, p.name)
         )
-        if self._rank is not None:
-            return [p for p in found if rank_of_log(p.name) == self._rank]
-        return found
+        for path in paths:
+            rank = rank_of_log(path.name)
+            if path.name not in self._files and self._rank in (None, rank):
+                alone = self._rank is not None or rank is None
+                self._files[path.name] = _LogFile(path, b"" if alone else f"r{rank} ".encode())
+        return [self._files[path.name] for path in paths if path.name in self._files]
 
-    def _print_file(self, path: Path, *, last: bool) -> bool:
-        printed = False
-        sign = self._sign(path)
-        with path.open("rb") as file:
-            file.seek(self._done.get(path.name, 0))
+    def _write(self, prefix: bytes, line: bytes) -> None:
+        if self._safe:
+            line = clean_line(line.decode("utf-8", "replace")).encode()
+        sys.stdout.buffer.write(prefix + line + b"\n")
+
+
+class _LogFile:
+    """One log, read from where the last reading ended.
+
+    Logs hold no times of their own. A line that begins with a date and a time, as most loggers
+    write it, has that time, and the lines after it have it too.
+    """
+
+    def __init__(self, path: Path, prefix: bytes) -> None:
+        self._path, self._prefix = path, prefix
+        self._done = 0
+        self._rest = b""
+        self._time = ""
+
+    def new_lines(self, *, last: bool) -> Iterator[tuple[str, bytes, bytes]]:
+        """Yield time, prefix and text of each new line; the time never goes back."""
+        for line in self._lines(last=last):
+            found = _TIMESTAMP.match(line)
+            if found is not None:
+                day, clock, fraction = (part or b"" for part in found.groups())
+                self._time = max(self._time, f"{day.decode()} {clock.decode()}.{fraction.decode()}")
+            yield self._time, self._prefix, line
+
+    def _lines(self, *, last: bool) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            file.seek(self._done)
             while data := file.read(CHUNK_BYTES):
-                *lines, rest = (self._rest.pop(path.name, b"") + data).split(b"\n")
-                if len(rest) > LINE_BYTES:
-                    lines, rest = [*lines, rest], b""
-                self._rest[path.name] = rest
-                self._write(sign, lines)
-                printed = printed or bool(lines)
-            self._done[path.name] = file.tell()
-        if last and self._rest.get(path.name):
-            self._write(sign, [self._rest.pop(path.name)])
-            printed = True
-        return printed
-
-    def _sign(self, path: Path) -> bytes:
-        if self._rank is not None:
-            return b""
-        rank = rank_of_log(path.name)
-        return b"" if rank is None else f"{rank}: ".encode()
-
-    def _write(self, sign: bytes, lines: list[bytes]) -> None:
-        out = sys.stdout.buffer
-        for line in lines:
-            if self._safe:
-                line = clean_line(line.decode("utf-8", "replace")).encode()
-            out.write(sign + line + b"\n")
+                self._done += len(data)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if len(self._rest) > LINE_BYTES:
+                    lines, self._rest = [*lines, self._rest], b""
+                yield from lines
+        if last and self._rest:
+            rest, self._rest = self._rest, b""
+            yield rest

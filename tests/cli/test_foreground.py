@@ -124,8 +124,8 @@ def test_logs_follow_until_the_run_ends(ltui: Ltui) -> None:
     assert followed.stdout == "line 1\nline 2\nline 3\nend\n"
     assert show(ltui)["state"] == "finished"
     for words, said in (
-        (["--attempt", "9"], "--attempt 9: no logs of this attempt. Known attempts: 1."),
-        (["--rank", "4"], "--rank 4: no log of this rank."),
+        (["--attempt", "9"], "--attempt 9: there are no logs of this attempt. Known attempts: 1."),
+        (["--rank", "4"], "--rank 4: there is no log of this rank."),
     ):
         done = ltui("logs", "last", *words)
         assert done.returncode == 2

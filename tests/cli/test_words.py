@@ -303,3 +303,9 @@ def test_a_pipe_and_a_dumb_terminal_get_plain_lines() -> None:
 def test_columns_line_up() -> None:
     assert columns([("a", "1"), ("bbb", "22")], frozenset({1})) == ["a     1", "bbb  22"]
     assert columns([]) == []
+
+
+def test_a_script_that_has_not_started_lightning_is_no_unknown_rank() -> None:
+    run = replace(WELL, ranks=(RankSnapshot(rank=0, state=RankState.UNKNOWN),))
+    assert "no telemetry from the script yet" in plain_line(run)
+    assert "unknown" not in plain_line(run)

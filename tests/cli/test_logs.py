@@ -1,0 +1,64 @@
+"""``ltui logs`` over the log files of several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ltui.app.commands.logs import _Printer
+
+
+def printed(capfdbinary: pytest.CaptureFixture[bytes]) -> list[str]:
+    return capfdbinary.readouterr().out.decode().splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rank-00000.log").write_text(
+        "plain start\n2026-11-22 10:00:01,500 a\n  more of a\n2026-11-22 10:00:03 c\n"
+    )
+    (tmp_path / "rank-00001.log").write_text("[2026-11-22T10:00:02.25] b\nno time\n")
+    (tmp_path / "engine.log").write_text("2026-11-22 10:00:02.900000 engine\nwithout end")
+    return tmp_path
+
+
+def test_lines_with_times_are_merged_and_name_their_rank(
+    folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert _Printer(folder, None).print_new(last=True)
+    assert printed(capfdbinary) == [
+        "r0 plain start",
+        "r0 2026-11-22 10:00:01,500 a",
+        "r0   more of a",
+        "r1 [2026-11-22T10:00:02.25] b",
+        "r1 no time",
+        "2026-11-22 10:00:02.900000 engine",
+        "without end",
+        "r0 2026-11-22 10:00:03 c",
+    ]
+
+
+def test_logs_without_times_are_printed_whole(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"rank-0000{rank}.log").write_text("one\ntwo\n")
+    _Printer(tmp_path, None).print_new(last=True)
+    assert printed(capfdbinary) == ["r0 one", "r0 two", "r1 one", "r1 two"]
+
+
+def test_only_new_lines_follow_and_one_rank_has_no_prefix(
+    folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    printer = _Printer(folder, 1)
+    assert printer.print_new(last=False)
+    assert printed(capfdbinary) == ["[2026-11-22T10:00:02.25] b", "no time"]
+    assert not printer.print_new(last=False)
+    with (folder / "rank-00001.log").open("a") as file:
+        file.write("half")
+    assert not printer.print_new(last=False)
+    with (folder / "rank-00001.log").open("a") as file:
+        file.write(" line\nrest")
+    assert printer.print_new(last=True)
+    assert printed(capfdbinary) == ["half line", "rest"]
