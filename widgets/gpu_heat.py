@@ -19,6 +19,8 @@ from ltui.widgets.shapes import GpuRow, Tone
 
 LEAST_WIDTH = 22
 """Of one GPU's place: sign, number, a strip worth reading, a percentage."""
+NARROW_WIDTH = 12
+"""The same where GPUs are so many that they would take more lines than there are."""
 GAP = 2
 _TEXT = 5
 _LOW, _HIGH = 0.34, 0.67
@@ -54,6 +56,8 @@ class GpuHeat(Widget):
         if not count:
             return 1, 0
         fitting = max(1, (width + GAP) // (LEAST_WIDTH + GAP))
+        if math.ceil(count / fitting) > self.most_lines:
+            fitting = max(1, (width + GAP) // (NARROW_WIDTH + GAP))
         columns = min(fitting, max(1, math.ceil(count / max(1, self.most_lines))))
         return columns, math.ceil(count / columns)
 

@@ -180,3 +180,14 @@ async def test_the_heat_strip_says_what_its_blocks_mean() -> None:
         legend = board_lines(app)[0]
         assert "▁ 0 %  ▇ 100 %" in legend
         assert "utilisation" in legend
+
+
+async def test_the_strips_of_many_gpus_leave_room_for_rows() -> None:
+    app = BoardApp()
+    async with app.run_test(size=(78, 21)) as pilot:
+        board = app.query_one(GpuBoard)
+        board.show(with_findings(count=64), alone=True)
+        await pilot.pause()
+        lines = board_lines(app)
+        title = next(i for i, line in enumerate(lines) if " GPU " in line)
+        assert sum("°C" in line for line in lines[title + 1 :]) >= 5
