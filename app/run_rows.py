@@ -55,7 +55,7 @@ def run_row(line: RunLine, now: float) -> RunRow:
         id=line.id,
         sign=Cell(text=sign, tone=tone),
         name=clean_name(run.name),
-        preset=clean_name(what_runs(run)),
+        preset=clean_name(_program(run)),
         state=Cell(text=word, tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
         share=done_share(run),
         progress=_progress(run),
@@ -64,6 +64,15 @@ def run_row(line: RunLine, now: float) -> RunRow:
         created=formats.ago(_age_s(run, now)),
         note=_note(run),
     )
+
+
+def _program(run: RunSnapshot) -> str:
+    """The preset, or the script of a command without the interpreter and the folders before it."""
+    if run.preset or not run.command:
+        return what_runs(run)
+    scripts = [n for n, word in enumerate(run.command) if word.endswith((".py", ".sh"))]
+    program, *rest = run.command[scripts[0] if scripts else 0 :]
+    return " ".join([program.rpartition("/")[2], *rest])
 
 
 def _progress(run: RunSnapshot) -> str:

@@ -1,0 +1,86 @@
+"""The rows of home's list of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from frames import NOW, snapshot
+
+from ltui.app.run_metric import metric_of
+from ltui.app.run_order import ordered
+from ltui.app.run_rows import RunRow, run_row
+from ltui.app.runs_list import RunLine
+from ltui.app.screens.runs_table import RunsTable
+from ltui.training.run.form import apply_form
+from ltui.training.run.preset_names import shipped_names
+from ltui.training.run.presets import load_preset
+from ltui.training.run.snapshot import MetricValue
+from ltui.training.store.home import RunDir
+
+
+def logged(**values: float) -> dict[str, MetricValue]:
+    names = {key.replace("__", "/"): value for key, value in values.items()}
+    return {name: MetricValue(last=value, step=9) for name, value in names.items()}
+
+
+def line(name: str, **values: float) -> RunLine:
+    run = snapshot(id=name, name=name, metrics=logged(**values))
+    return RunLine(RunDir(Path("/runs") / name), run)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"train__loss": 0.5, "val__loss": 0.4}, "loss"),
+        ({"val__loss": 0.4, "val__accuracy": 0.9}, "val/loss"),
+        ({"entropy": -1.999, "kl": 0.1, "lr": 0.01, "reward": 12.0}, "reward"),
+        ({"lr": 0.01, "grad_norm": 3.0, "perplexity": 20.0}, "perplexity"),
+    ],
+)
+def test_the_metric_of_a_run_is_its_loss_or_else_its_score(
+    values: dict[str, float], name: str
+) -> None:
+    shown = metric_of(snapshot(metrics=logged(**values)))
+    assert shown is not None
+    assert shown.name == name
+
+
+def test_the_title_names_the_metric_once_and_a_cell_only_another_one() -> None:
+    rows: list[RunRow] = [
+        run_row(line("a", train__loss=0.5), NOW),
+        run_row(line("b", train__loss=0.25), NOW),
+        run_row(line("c", reward=12.0), NOW),
+    ]
+    table = RunsTable()
+    columns = {column.key: column.title for column in table.columns_of(rows)}
+    assert columns["metric"] == "loss"
+    cells = ["".join(cell.text for cell in table.cells_of(row)["metric"]) for row in rows]
+    assert not any("loss" in cell for cell in cells)
+    assert cells[2].startswith("reward ")
+
+
+def test_runs_are_sorted_by_the_best_metric_and_those_without_come_last() -> None:
+    lines = [line("none"), line("high", train__loss=0.5), line("low", train__loss=0.25)]
+    assert [entry.id for entry in ordered(lines, "metric")] == ["low", "high", "none"]
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("/usr/bin/python3", "-u", "/home/me/proj/train.py", "--lr", "1"), "train.py --lr 1"),
+        (("/opt/bin/accelerate", "launch"), "accelerate launch"),
+    ],
+)
+def test_a_command_is_named_by_its_script(command: tuple[str, ...], shown: str) -> None:
+    run = snapshot(preset=None, command=command)
+    row = run_row(RunLine(RunDir(Path("/runs/a")), run), NOW)
+    assert row.preset == shown
+
+
+def test_the_form_takes_as_many_epochs_as_the_command_line() -> None:
+    for name in shipped_names():
+        preset = load_preset(name)
+        texts = {"trainer.max_epochs": "500000"}
+        problems = [p for p in apply_form(preset, texts).problems if p.where in texts]
+        assert problems == [], name
