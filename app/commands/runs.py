@@ -6,9 +6,11 @@ import json
 import sys
 import time
 from argparse import Namespace
+from typing import Any
 
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.summary import runs_lines, show_lines
+from ltui.app.words import state_words
 from ltui.training.problem import ProblemError
 from ltui.training.run.snapshot import RunSnapshot, head_json, to_json
 from ltui.training.store.home import find_run, list_runs, ltui_home
@@ -26,7 +28,7 @@ def list_all(options: Namespace) -> int:
             # One unreadable run must not hide the others.
             sys.stderr.write(f"{error}\n")
     if options.json:
-        _print_json([head_json(snapshot) for snapshot in snapshots])
+        _print_json([_with_word(head_json(snapshot), snapshot) for snapshot in snapshots])
     elif snapshots:
         print("\n".join(runs_lines(snapshots, time.time())))
     else:
@@ -38,7 +40,7 @@ def show(options: Namespace) -> int:
     """``ltui show RUN``."""
     snapshot = current_snapshot(find_run(ltui_home(to_write=False), options.run))
     if options.json:
-        _print_json(to_json(snapshot))
+        _print_json(_with_word(to_json(snapshot), snapshot))
     else:
         print("\n".join(show_lines(snapshot, time.time())))
     return EXIT_DONE
@@ -50,6 +52,11 @@ def delete(options: Namespace) -> int:
     delete_run(run_dir)
     print(f"{run_dir.id} was deleted with its history, logs and checkpoints.")
     return EXIT_DONE
+
+
+def _with_word(document: dict[str, Any], snapshot: RunSnapshot) -> dict[str, Any]:
+    """Add the state's word, which also says that a live run is stalled: ``"STALLED"``."""
+    return {**document, "state_word": state_words(snapshot)}
 
 
 def _print_json(document: object) -> None:

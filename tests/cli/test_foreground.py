@@ -140,6 +140,7 @@ def test_show_and_runs_print_one_document_each(ltui: Ltui) -> None:
     done = ltui("runs", "--json")
     (head,) = json.loads(done.stdout)
     assert head.items() <= {key: snapshot[key] for key in head}.items()
+    assert head["state_word"] == "finished"
     assert done.stderr == ""
     assert "finished" in ltui("show", "last").stdout
     assert snapshot["id"] in ltui("runs").stdout
