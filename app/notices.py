@@ -75,9 +75,9 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if action not in CONTROLS:
         return None
     if readonly:
-        return "this dashboard only watches (--readonly): nothing was asked of the run"
+        return "This dashboard is read-only (--readonly): nothing was requested"
     if snapshot is None:
-        return "the state of the run is not known yet"
+        return "The state of the run is not known yet"
     live = snapshot.state in LIVE
     name = clean_name(snapshot.name)
     if action == "rerun":
@@ -91,9 +91,9 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if not live:
         return f"{name} has ended: there is nothing to {WORDS[action]}"
     if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
-        return f"{name} is {snapshot.state.value}: its ranks have not begun to train yet"
+        return f"{name} is {snapshot.state.value}: its ranks have not started to train yet"
     if snapshot.state is RunState.STOPPING and action != "kill":
-        return f"{name} is stopping already; k kills it at once"
+        return f"{name} is stopping already. Press k to kill it"
     return None
 
 

@@ -22,10 +22,10 @@ ALONE = 8
 _STATES = {
     "R": "running",
     "S": "sleeping",
-    "D": "waiting for a disk",
+    "D": "waiting for I/O",
     "T": "STOPPED",
     "t": "STOPPED by a debugger",
-    "Z": "ended",
+    "Z": "zombie",
     "X": "DEAD",
     "I": "idle",
 }
@@ -77,7 +77,7 @@ def _held(rank: RankEvidence) -> str:
     stopped = rank.process is not None and rank.process.state in ("T", "t")
     if rank.alive is False or stopped or rank.beat_age_s is None or rank.beat_age_s < 3:
         return ""
-    return f"no Python ran for {formats.age(rank.beat_age_s)}"
+    return f"no Python code ran for {formats.age(rank.beat_age_s)}"
 
 
 def _waits(process: ProcessSight | None) -> str:
@@ -85,7 +85,7 @@ def _waits(process: ProcessSight | None) -> str:
         return ""
     parts = []
     if process.run_delay_share is not None and process.run_delay_share >= 0.2:
-        parts.append(f"waits {formats.percent(process.run_delay_share)} for a processor")
+        parts.append(f"waits {formats.percent(process.run_delay_share)} of the time for a CPU core")
     if process.wait_channel and process.wait_channel != "0":
         # What the compiler made of a function's name tells nobody anything.
         parts.append(f"in {clean_name(process.wait_channel.split('.')[0], 40)}")
@@ -114,7 +114,7 @@ def _row(
     marked: bool,
 ) -> ProcessRow:
     doing = ended or _doing(process, marked=marked)
-    loud = bad or doing.startswith(("STOPPED", "DEAD", "waiting for a disk"))
+    loud = bad or doing.startswith(("STOPPED", "DEAD", "waiting for I/O"))
     share = process.cpu_share if process is not None else None
     return ProcessRow(
         who=who,
@@ -141,7 +141,7 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
             ProcessRow(
                 who=f"    {len(usual)} {kind}",
                 pid="",
-                doing=Cell(text="as usual"),
+                doing=Cell(text="normal"),
                 cpu=cpu,
                 memory=_memory([w.process for w in usual]),
             )
@@ -182,7 +182,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
         rows.append(
             ProcessRow(
                 who=f"  {formats.rank_words([r.rank for r in members])}",
-                pid=f"{len(members)} of",
+                pid=f"×{len(members)}",
                 doing=Cell(text=doing),
                 cpu=formats.percent(max(shares)) if shares else formats.NA,
                 memory=_memory(processes),
@@ -193,7 +193,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     if rest:
         rows.append(
             ProcessRow(
-                who="  others", pid=str(rest), doing=Cell(text="each otherwise"), cpu="", memory=""
+                who="  others", pid=str(rest), doing=Cell(text="other states"), cpu="", memory=""
             )
         )
     return rows
@@ -206,14 +206,14 @@ def machine_lines(host: HostEvidence) -> tuple[str, ...]:
         parts.append(f"{host.cores} cores{load}")
     if host.memory_total_bytes is not None:
         free = formats.size_of(host.memory_available_bytes, host.memory_total_bytes)
-        parts.append(f"memory free {free}")
+        parts.append(f"memory free: {free}")
     if host.memory_limit_bytes is not None:
         used = formats.size_of(host.memory_used_bytes, host.memory_limit_bytes)
-        parts.append(f"of its memory limit used {used}")
+        parts.append(f"memory limit used: {used}")
     if host.shm_total_bytes is not None:
         free = formats.size_of(host.shm_free_bytes, host.shm_total_bytes)
-        parts.append(f"shared memory free {free}")
+        parts.append(f"shared memory free: {free}")
     if host.oom_kills:
-        parts.append(f"the kernel killed {host.oom_kills} for lack of memory")
+        parts.append(f"processes killed by the out-of-memory killer: {host.oom_kills}")
     name = f" {clean_name(host.host)}" if host.host else ""
     return (f"machine{name}: {', '.join(parts)}",) if parts else ()

@@ -36,15 +36,15 @@ LONGEST = 600
 
 LEVEL_TONES = {"dead": Tone.BAD, "stalled": Tone.BAD, "slow": Tone.WARN, "warning": Tone.WARN}
 _LABELS = {
-    "still_s": "still for",
+    "still_s": "no progress for",
     "budget_s": "allowed",
     "reasons": "how it died",
-    "stopped_pids": "stopped pids",
+    "stopped_pids": "stopped PIDs",
     "worker": "worker",
     "frame": "in",
     "moving": "moving",
     "collective": "collective",
-    "at": "did there",
+    "at": "ran there",
 }
 
 
@@ -132,9 +132,7 @@ def _about(diagnosis: Diagnosis, context: Context) -> str:
     what = clean_name(run.preset or " ".join(run.command or ()))
     what = what if len(what) <= WHAT else f"{what[: WHAT - 1]}…"
     old_s = context.now - diagnosis.taken_at
-    looked = (
-        "looking closely ..." if context.asking else f"looked at {formats.ago(max(0.0, old_s))}"
-    )
+    looked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
     words = [
         clean_name(run.name), what, run.state.value, f"attempt {diagnosis.attempt}",
         f"step {formats.step(run.global_step, run.max_steps)}", looked,
@@ -168,18 +166,18 @@ def _verdict(verdict: Verdict, context: Context) -> VerdictShape:
 
 def certainty(confidence: float) -> str:
     """``high (90 %)``; ``low, a guess (30 %)``."""
-    word = "high" if confidence >= 0.85 else "fair" if confidence >= 0.6 else "low, a guess"
+    word = "high" if confidence >= 0.85 else "medium" if confidence >= 0.6 else "low, a guess"
     return f"{word} ({formats.percent(confidence)})"
 
 
 def _kill_and_resume(run: RunSnapshot) -> str:
     good = [c for c in run.checkpoints if c.ok is not False]
     if not good:
-        return "k kills the run; there is no checkpoint to resume from"
+        return "Press k to kill; there is no checkpoint to resume from"
     last: CheckpointInfo = max(good, key=lambda c: (c.global_step, c.saved_at or 0.0))
-    text = f"k kills it, r then resumes from step {formats.step(last.global_step)}"
+    text = f"Press k to kill, then r to resume from step {formats.step(last.global_step)}"
     lost = (run.global_step or last.global_step) - last.global_step
-    return f"{text} ({formats.count(lost)} steps are trained again)" if lost > 0 else text
+    return f"{text} (repeats {formats.count(lost)} steps)" if lost > 0 else text
 
 
 def _over(diagnosis: Diagnosis, context: Context) -> list[Verdict]:
@@ -286,29 +284,29 @@ def _stacks(diagnosis: Diagnosis, culprits: set[int], context: Context) -> tuple
         for group in sorted(diagnosis.stacks, key=order)
     ]
     if len(shapes) > STACKS and not context.full_paths:
-        more = f"and {len(shapes) - STACKS} more, in the report (w)"
+        more = f"{len(shapes) - STACKS} more are in the report (w)"
         shapes = [*shapes[:STACKS], StackShape(who=Cell(text=more), lines=())]
     return tuple(shapes)
 
 
 def _no_stacks(evidence: Evidence | None, context: Context) -> str:
     if context.asking:
-        return "asking the ranks for their stacks ..."
+        return "Reading the stacks of the ranks ..."
     if evidence is None:
-        return "no stacks were kept"
-    return "no rank gave a stack"
+        return "No stacks were recorded"
+    return "No rank sent a stack"
 
 
 def _no_fronts(evidence: Evidence | None, context: Context) -> str:
     if context.asking:
-        return "asking the ranks for their collectives ..."
+        return "Reading the collectives of the ranks ..."
     if evidence is None:
-        return "no collectives were kept"
+        return "No collectives were recorded"
     if len(evidence.ranks) < 2:
-        return "one rank alone has no collectives to wait in"
+        return "A single rank runs no collectives"
     return (
-        "no collectives are known: there is no process group yet, or this torch (before 2.11) "
-        "does not record them"
+        "No collectives are known: there is no process group yet, or this version of torch "
+        "(before 2.11) does not record them"
     )
 
 
@@ -333,14 +331,14 @@ def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackShape, ...
         )
     if len(raised) > LAST_WORDS:
         others = formats.rank_words([r.rank for r in raised[LAST_WORDS:]])
-        shapes.append(StackShape(who=Cell(text=f"{others} raised too"), lines=()))
+        shapes.append(StackShape(who=Cell(text=f"{others} raised exceptions too"), lines=()))
     known = {r.rank for r in raised}
     for rank in [evidence.ranks[n] for n in sorted(culprits) if n in evidence.ranks][:LAST_WORDS]:
         lines = [clean_line(line, 400) for line in rank.log_tail if line.strip()][-LAST_LINES:]
         if rank.rank not in known and lines:
             shapes.append(
                 StackShape(
-                    who=Cell(text=f"rank {rank.rank} wrote last"),
+                    who=Cell(text=f"last log lines of rank {rank.rank}"),
                     lines=tuple(Cell(text=line, tone=Tone.DIM) for line in lines),
                 )
             )

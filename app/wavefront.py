@@ -21,8 +21,8 @@ GROUPS = 3
 BEFORE, AFTER = 2, 1
 """Rows shown before and after the number that not all finished."""
 COLUMNS = 6
-NOT_THERE = "not there"
-SILENT = "silent since"
+NOT_THERE = "never reached it"
+SILENT = "no report since"
 """Of a rank that could not answer: it may have been further than was last seen."""
 SILENT_S = 3.0
 
@@ -56,7 +56,7 @@ def fronts(diagnosis: Diagnosis, culprits: set[int], *, alarm: bool) -> tuple[Fr
     groups.sort(key=lambda g: (_unfinished(g) is None, _difference(g) is None, g.name))
     shown = [_front(group, culprits, alarm) for group in groups[:GROUPS]]
     if len(groups) > GROUPS and shown:
-        note = f"and {len(groups) - GROUPS} more process groups"
+        note = f"{len(groups) - GROUPS} more process groups are not shown"
         shown[-1] = replace(shown[-1], notes=(*shown[-1].notes, note))
     return tuple(shown)
 
@@ -200,10 +200,10 @@ def _absent(group: _Group, rank: int, seq: int, alarm: bool) -> FrontCell:
     if seq > last:
         if rank in group.silent:
             return FrontCell(text=f"{SILENT} #{last}", tone=Tone.BAD)
-        came = f"last #{last}" if last else "none yet"
+        came = f"last: #{last}" if last else "none yet"
         text = f"{NOT_THERE} ({came})" if alarm else "not yet"
         return FrontCell(text=text, tone=Tone.BAD if alarm else Tone.DIM)
-    return FrontCell(text="passed, not kept", tone=Tone.DIM)
+    return FrontCell(text="finished, not recorded", tone=Tone.DIM)
 
 
 def _sizes(entry: Collective) -> str:
@@ -225,21 +225,21 @@ def _note(seq: int | None, pending: int | None, differs: int | None) -> str:
         return ""
     words = []
     if seq == differs:
-        words.append("first difference: it begins here")
+        words.append("first difference: it starts here")
     if seq == pending:
-        words.append("not finished by all")
+        words.append("unfinished on some ranks")
     return ", ".join(words)
 
 
 def _title(group: _Group, pending: int | None, differs: int | None, alarm: bool) -> str:
     name = f"process group {clean_name(group.name, 40)}"
     if pending is not None and not alarm:
-        return f"{name}: ranks are on their way through #{pending}"
+        return f"{name}: ranks are currently executing collective #{pending}"
     if pending is not None:
-        return f"{name}: #{pending} is the first that not all ranks finished"
+        return f"{name}: #{pending} is the first collective that some rank did not finish"
     if differs is not None:
-        return f"{name}: nobody waits, but ranks differ at #{differs}"
-    return f"{name}: nobody waits"
+        return f"{name}: no rank waits, but the ranks differ at #{differs}"
+    return f"{name}: no rank waits"
 
 
 def _barriers(group: _Group) -> list[str]:

@@ -32,8 +32,8 @@ STACK_COLUMN = 44
 GAP = 2
 DIFFERS = "≠ "
 _PROCESS_COLUMNS = (
-    Column(key="pid", title="pid", width=8, right=True, importance=2),
-    Column(key="doing", title="is", width=18),
+    Column(key="pid", title="PID", width=8, right=True, importance=2),
+    Column(key="doing", title="state", width=18),
     Column(key="cpu", title="CPU", width=6, right=True, importance=3),
     Column(key="memory", title="memory", width=9, right=True, importance=5),
     Column(key="note", title="", width=26, grows=True, importance=4),
@@ -62,7 +62,7 @@ def verdicts_lines(shape: DiagnosisShape, width: int) -> Lines:
         told = number == 0 and verdict.sentence in shape.headline.text
         found += verdict_lines(verdict, width, told=told)
     if not shape.verdicts:
-        found.append((Cell(text="nothing stands against the run"),))
+        found.append((Cell(text="No problem found"),))
     if shape.earlier:
         found += [_EMPTY, _title("earlier")]
         for text in shape.earlier:
@@ -140,7 +140,7 @@ def _list(front: FrontShape, width: int) -> Lines:
         note = f"  {row.note}" if row.note else ""
         sign = "▸" if row.note else " "
         tone = Tone.BAD if row.note else Tone.DIM
-        found.append((Cell(text=f"{sign}{row.number}{note}", tone=tone),))
+        found += _wrapped(f"{sign}{row.number}{note}", width, indent=4, tone=tone)
         for column, cell in zip(front.columns, row.cells, strict=True):
             site = f"  {cell.site}" if cell.site else ""
             text = f"{column.text}: {_front_text(cell)}{site}"
@@ -218,7 +218,7 @@ def processes_lines(shape: DiagnosisShape, width: int) -> Lines:
     for text in shape.machine:
         found += _wrapped(text, width, tone=Tone.DIM)
     if shape.missing:
-        found += [_EMPTY, _title("missing, and how to get it")]
+        found += [_EMPTY, _title("missing evidence, and how to get it")]
         for text in shape.missing:
             found += _wrapped(text, width, indent=2)
     return found

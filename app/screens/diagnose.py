@@ -42,7 +42,7 @@ WIDE, HIGH = 120, 34
 """From here on all panels are seen at once; below, one at a time."""
 PANELS = ("verdict", "collectives", "stacks", "processes")
 TITLES = {
-    "verdict": "what is wrong, what to do",
+    "verdict": "problem and what to do",
     "collectives": "collectives",
     "stacks": "stacks",
     "processes": "processes",
@@ -50,13 +50,13 @@ TITLES = {
 SHORT_TITLES = {**TITLES, "verdict": "what to do"}
 HINTS = (
     KeyHint("y", "copy", "screen.copy", keep=True),
-    KeyHint("w", "write a file", "screen.write", keep=True),
-    KeyHint("a", "look again", "screen.again", keep=True),
+    KeyHint("w", "save a file", "screen.write", keep=True),
+    KeyHint("a", "refresh", "screen.again", keep=True),
     KeyHint("q", "back", "screen.close", keep=True),
     KeyHint("1-4", "panel", "screen.panel('verdict')"),
-    KeyHint("z", "zoom", "screen.zoom"),
+    KeyHint("z", "maximise", "screen.zoom"),
     KeyHint("?", "help", "app.help"),
-    KeyHint("↑↓", "scroll", "screen.focus_next"),
+    KeyHint("tab", "next panel", "app.focus_next"),
 )
 
 Find = Callable[[RunDir], Found]
@@ -66,19 +66,22 @@ class DiagnoseScreen(Screen[None]):
     """Over the run screen, whose newest frame ``frame_of`` gives."""
 
     SCOPE = "diagnose"
-    ABOUT = "Looking closely does not disturb the ranks. ≠ marks what one rank did otherwise."
+    ABOUT = "The diagnosis does not disturb the ranks. ≠ marks where one rank differs."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "diagnose",
         """
-        escape,q,d | close                | close             | Back to the run
-        y          | copy                 | copy              | Copy the report, and keep it
-        w          | write                | write a file      | Write a file for a bug report
-        a          | again                | look again        | Ask the ranks anew
-        1          | panel('verdict')     | verdict           | Go to what is wrong and what to do
-        2          | panel('collectives') | collectives panel | Go to the collectives
-        3          | panel('stacks')      | stacks panel      | Go to the stacks
-        4          | panel('processes')   | processes panel   | Go to the processes
-        z          | zoom                 | zoom              | One panel alone, or all again
+        [Diagnosis]
+        a      | again                | refresh     | Refresh: ask the ranks again
+        y      | copy                 | copy        | Copy the report, and save it in the run's folder
+        w      | write                | save a file | Save the report in the current folder
+        [Screen]
+        1      | panel('verdict')     | problem     | Go to the problem and what to do
+        2      | panel('collectives') | collectives | Go to the collectives
+        3      | panel('stacks')      | stacks      | Go to the stacks
+        4      | panel('processes')   | processes   | Go to the processes
+        z      | zoom                 | maximise    | Maximise the panel with the focus, or restore all
+        escape | cancel               | cancel      | Restore a maximised panel, or go back to the run
+        q,d    | close                | close       | Go back to the run
         """,
     )
 
@@ -249,7 +252,9 @@ class DiagnoseScreen(Screen[None]):
         self.app.copy_to_clipboard(text)
         path = self._save(self.run_dir.path / "diagnosis.txt", text)
         # A terminal may not take it, and does not say so: the file is there in any case.
-        self.notify(f"copied; if your terminal takes no copies, it is in {path}", markup=False)
+        self.notify(
+            f"Copied to the clipboard, if your terminal allows it. Also saved: {path}", markup=False
+        )
 
     def action_write(self) -> None:
         text = self._report()
@@ -258,7 +263,7 @@ class DiagnoseScreen(Screen[None]):
         stamp = time.strftime("%H%M%S")
         name = file_name(self.run_dir.id)
         path = self._save(self._folder / f"{name}-{stamp}.txt", text)
-        self.notify(f"written: {path}", markup=False)
+        self.notify(f"Saved: {path}", markup=False)
 
     def _save(self, path: Path, text: str) -> str:
         """Where it was saved, or why it was not."""
@@ -267,14 +272,17 @@ class DiagnoseScreen(Screen[None]):
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            return f"nowhere: {path} can't be written ({error.strerror})"
+            return f"failed, {path} can't be written ({error.strerror})"
         return str(path.absolute())
 
-    def action_close(self) -> None:
+    def action_cancel(self) -> None:
         if self.zoomed:
             self.action_zoom()
         else:
-            self.dismiss(None)
+            self.action_close()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
 
 
 def _news(run: RunSnapshot) -> tuple[object, ...]:

@@ -81,7 +81,7 @@ def test_what_ranks_that_start_cannot_do_is_not_offered() -> None:
     for action in ("pause", "checkpoint"):
         why = refusal(starting, action, readonly=False)
         assert why is not None
-        assert "not begun" in why
+        assert "not started" in why
     assert refusal(starting, "stop", readonly=False) is None
     assert refusal(starting, "kill", readonly=False) is None
 
