@@ -72,15 +72,15 @@ class DiagnoseScreen(Screen[None]):
         """
         [Diagnosis]
         a      | again                | refresh     | Refresh: ask the ranks again
-        y      | copy                 | copy        | Copy the report, and save it in the run's folder
+        y      | copy                 | copy        | Copy the report; save it with the run too
         w      | write                | save a file | Save the report in the current folder
         [Screen]
         1      | panel('verdict')     | problem     | Go to the problem and what to do
         2      | panel('collectives') | collectives | Go to the collectives
         3      | panel('stacks')      | stacks      | Go to the stacks
         4      | panel('processes')   | processes   | Go to the processes
-        z      | zoom                 | maximise    | Maximise the panel with the focus, or restore all
-        escape | cancel               | cancel      | Restore a maximised panel, or go back to the run
+        z      | zoom                 | maximise    | Maximise the panel in focus, or restore all
+        escape | cancel               | cancel      | Restore a maximised panel, or go back
         q,d    | close                | close       | Go back to the run
         """,
     )
