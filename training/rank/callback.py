@@ -20,12 +20,18 @@ from typing import Any, TypeVar
 
 from ltui.training.queue.records import Outcome, Phase
 from ltui.training.rank.changes import keep_changes
-from ltui.training.rank.channel import Channel, open_channel
+from ltui.training.rank.channel import (
+    OLDEST_LIGHTNING,
+    Channel,
+    is_too_old,
+    lightning_version,
+    open_channel,
+)
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.evidence import open_witness, watch_barriers
 from ltui.training.rank.exact import ExactState
 from ltui.training.rank.facts import send_hyperparameters, send_saved
-from ltui.training.rank.loops import Place
+from ltui.training.rank.loops import Place, check_loops
 from ltui.training.rank.resume import fit_of, resume_from
 from ltui.training.rank.signals import StopSignals, replace_lightning_handlers
 from ltui.training.rank.steering import Steering
@@ -86,6 +92,7 @@ class RankHooks:
         self._batch_ends_later = False
         self._end_saved = False
         self._ended: BaseException | None = None
+        self._signals: StopSignals | None = None
         self._finder: str | None = None
         """The Tuner's finder that has begun."""
         self._trained = False
@@ -112,12 +119,17 @@ class RankHooks:
 
     def steering_failed(self, error: BaseException) -> None:
         steering, self.steering = self.steering, None
+        if steering is None and self.channel is not None:
+            steering = self.channel.steering
         with contextlib.suppress(Exception):
             if steering is not None:
                 steering.leave()
+            if self._signals is not None:
+                self._signals.restore_defaults()
             if self.channel is not None:
-                text = f"This rank can't be stopped or paused: {type(error).__name__}: {error}"
-                self.channel.event("note", text)
+                why = f"{type(error).__name__}: {error}"
+                text = f"This rank cannot stop with a checkpoint, pause or save: {why}"
+                self.channel.event("steering_off", text, error=why)
 
     # Beginning.
 
@@ -137,6 +149,7 @@ class RankHooks:
             self.telemetry = Telemetry(channel, self.telemetry_failed)
         if not channel.greeted:
             channel.hello(trainer)
+            self._check_version(trainer, channel)
             atexit.register(_at_exit, channel)
         try:
             self._take_the_wheel(trainer, channel)
@@ -153,6 +166,15 @@ class RankHooks:
             self.steering.exact = self._exact
         self._resume(trainer, channel)
 
+    def _check_version(self, trainer: Any, channel: Channel) -> None:
+        version = lightning_version(trainer)
+        if channel.rank == 0 and is_too_old(version):
+            text = (
+                f"Lightning {version} is older than {OLDEST_LIGHTNING}, the oldest version that"
+                " ltui supports: a stop, a pause, a checkpoint or an exact resume may not work."
+            )
+            channel.event("warning", text, remedy="Upgrade it: pip install -U lightning")
+
     def _take_the_wheel(self, trainer: Any, channel: Channel) -> None:
         if trainer.num_nodes > 1:
             # Ranks agree in shared memory. A signal ends this one, as it would end any program.
@@ -163,9 +185,11 @@ class RankHooks:
             return
         if channel.steering is None:
             channel.steering = Steering(channel, trainer.global_rank, trainer.world_size)
+        check_loops(trainer)
         self.steering = channel.steering
         if not self._patched:
-            replace_lightning_handlers(trainer, StopSignals(channel.steering.raise_flag))
+            self._signals = StopSignals(channel.steering.raise_flag)
+            replace_lightning_handlers(trainer, self._signals)
             tunes = functools.partial(finder_of, trainer, self)
             channel.steering.watch_epochs(trainer, self.steering_failed, tunes)
 

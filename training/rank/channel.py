@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import socket
 import sys
 import time
@@ -149,6 +150,17 @@ def lightning_version(trainer: Any) -> str:
             break
     version = getattr(sys.modules.get(package), "__version__", "unknown")
     return version if package == "lightning" else f"{version} ({package})"
+
+
+OLDEST_LIGHTNING = "2.5"
+"""As in ``pyproject.toml``."""
+
+
+def is_too_old(version: str) -> bool:
+    """Whether ``version`` (of ``lightning_version``) is below the oldest that ltui supports."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    oldest = tuple(int(part) for part in OLDEST_LIGHTNING.split("."))
+    return found is not None and (int(found[1]), int(found[2])) < oldest
 
 
 def own_start_ticks() -> int:

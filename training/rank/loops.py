@@ -9,6 +9,7 @@ validation of which no batch is done: resuming runs it from its first batch, the
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -49,6 +50,12 @@ def place_allows(trainer: Any, place: Place) -> bool:
         return True
     steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
     return trainer.num_training_batches == 1 and not steps_done
+
+
+def check_loops(trainer: Any) -> None:
+    """Raise ``TypeError`` or ``AttributeError`` if Lightning's loops are not those known here."""
+    loop = trainer.fit_loop.epoch_loop
+    inspect.signature(loop._should_check_val_fx).bind(None)
 
 
 def validation_is_due(trainer: Any) -> bool:

@@ -27,10 +27,19 @@ class StopSignals:
         self._raise_flag = raise_flag
         self._pid = os.getpid()
         self._interrupts = 0
+        self._off = False
+
+    def restore_defaults(self) -> None:
+        """Let the signals end the process again: nobody acts on the flag any more."""
+        self._off = True
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def install(self) -> bool:
         """False in a thread other than the main one, where Python allows no handlers."""
-        if threading.current_thread() is not threading.main_thread():
+        if self._off or threading.current_thread() is not threading.main_thread():
             return False
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)

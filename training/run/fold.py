@@ -124,6 +124,8 @@ class RankFold:
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     missed: int = 0
     telemetry_error: str | None = None
+    steering_error: str | None = None
+    """Why the rank can't stop with a checkpoint, pause or save."""
     exception: FoldedEvent | None = None
 
 
@@ -394,6 +396,8 @@ def _fold_labels(
                 changes["exception"] = event
             elif event.kind == "telemetry_off":
                 changes["telemetry_error"] = str(label.get("error") or event.text or "unknown")
+            elif event.kind == "steering_off":
+                changes["steering_error"] = str(label.get("error") or event.text or "unknown")
     if metrics is not None:
         changes["metrics"] = metrics
 

@@ -17,6 +17,17 @@ STEERING = ("pause", "continue", "checkpoint")
 COMMANDS = ("stop", "kill", "stop_when", *STEERING)
 
 
+def check_steering(order: dict[str, Any], error: str | None) -> None:
+    """Refuse what the ranks can't do together; ``error`` says why, None where they can."""
+    command = order.get("cmd")
+    if error is None or command not in (*STEERING, "stop", "stop_when") or order.get("cancel"):
+        return
+    what = "stop with a checkpoint" if command in ("stop", "stop_when") else command
+    raise ValueError(
+        f"its ranks cannot {what} ({error}). Only a kill ends the run: without a checkpoint of now."
+    )
+
+
 def check(
     order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool, apart: bool = False
 ) -> None:

@@ -237,6 +237,7 @@ class Supervisor:
         heard = any(p is not None for p in self._pulses.values())
         foreign = self.spec.command is not None
         apart = self.spec.nodes is not None
+        asked.check_steering(order, self._steering_error())
         asked.check(order, snapshot, heard=heard, foreign=foreign, apart=apart)
         answer: dict[str, Any] | Future[dict[str, Any]] = {"ok": True}
         if order["cmd"] == "stop_when":
@@ -379,9 +380,16 @@ class Supervisor:
 
     def _can_be_asked(self) -> bool:
         """Whether there are ranks that can agree: some have telemetry, and none is elsewhere."""
+        if self._steering_error() is not None:
+            return False
         return self.spec.nodes is None and any(
             p is not None and p.telemetry_ok for p in self._pulses.values()
         )
+
+    def _steering_error(self) -> str | None:
+        """Why the ranks can't act together; None where they can."""
+        errors = (rank.steering_error for _, rank in sorted(self._fold.ranks.items()))
+        return next((error for error in errors if error is not None), None)
 
     def _read_machine(self, now_s: float, engine: ProcessMark | None) -> Batch:
         """Process and GPU readings, once a second."""

@@ -1,0 +1,65 @@
+"""A Lightning that ltui does not support, or whose loops are others: said, and not pretended."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ltui.training.queue.control import Command
+from ltui.training.rank.channel import is_too_old
+from tests.rank.models import Linear, loader
+from tests.rank.runs import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [("2.0.9", True), ("2.4.0 (pytorch_lightning)", True), ("2.5.0", False), ("3.0", False),
+     ("2.10.1", False), ("unknown", False)],
+)  # fmt: skip
+def test_versions(version: str, old: bool) -> None:
+    assert is_too_old(version) is old
+
+
+def test_loops_of_another_lightning_are_found_at_the_start(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ltui.training.rank import callback, loops
+
+    old = SimpleNamespace(_should_check_val_fx=lambda: True)
+    trainer = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=old))
+    monkeypatch.setattr(callback, "check_loops", lambda _: loops.check_loops(trainer))
+    fit(Linear(), loader(2), max_epochs=1)
+    (off,) = run.events("steering_off")
+    assert "too many positional arguments" in off["error"]
+    assert len(run.steps()) == 2, "training and its telemetry continue"
+
+
+def test_loops_that_steering_does_not_know_are_reported(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning 2.0 calls ``_should_check_val_fx`` without an argument."""
+
+    from ltui.training.rank import callback, loops
+
+    def fails(trainer: Any) -> bool:
+        raise TypeError("_should_check_val_fx() takes 1 positional argument but 2 were given")
+
+    monkeypatch.setattr(loops, "validation_is_due", fails)
+    monkeypatch.setattr(callback, "lightning_version", lambda trainer: "2.0.9")
+    handlers: list[Any] = []
+
+    def do(_: Any, index: int) -> None:
+        if index == 1:
+            run.ask(Command.CHECKPOINT)
+        handlers.append(signal.getsignal(signal.SIGTERM))
+
+    fit(Linear(do), loader(6), max_epochs=1)
+    (off,) = run.events("steering_off")
+    assert "_should_check_val_fx" in off["error"]
+    (warned,) = run.events("warning")
+    assert warned["text"].startswith("Lightning 2.0.9 is older than 2.5")
+    assert callable(handlers[0])
+    assert handlers[-1] is signal.SIG_DFL, "a signal ends the process again"
