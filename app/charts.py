@@ -301,5 +301,8 @@ def _nothing(frame: Frame, otherwise: str) -> str:
         return "nothing was recorded"
     if run.started_at is None or run.state is RunState.PAUSED:
         return otherwise
+    if run.state is RunState.RUNNING and run.ranks and all(r.phase is None for r in run.ranks):
+        # A program that is not Lightning may well train: only its processes are known.
+        otherwise = "no telemetry"
     # Importing torch and preparing data take their time: say how long it has been.
     return f"{otherwise}, {formats.duration(frame.now - run.started_at)} after the start"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frames import NOW, curve, frame, snapshot
+from frames import NOW, curve, frame, rank, snapshot
 
 from ltui.app.charts import (
     AXES,
@@ -17,7 +17,7 @@ from ltui.app.charts import (
     waiting_line,
 )
 from ltui.app.metric_choice import default_choice, matching, remembered_key
-from ltui.training.run.snapshot import RunState, Throughput, Verdict
+from ltui.training.run.snapshot import RankState, RunState, Throughput, Verdict
 
 
 def test_loss_has_raw_smoothed_and_validation() -> None:
@@ -60,6 +60,11 @@ def test_nothing_to_draw_says_why() -> None:
     empty = frame(curves={}, rates={})
     note = metric_charts(empty, ChartSettings())[0].note
     assert note == "no training step yet, 1 m 00 s after the start"
+    silent = snapshot(ranks=(rank(0, state=RankState.RUNNING, phase=None, global_step=None),))
+    foreign = frame(curves={}, rates={}, snapshot=silent)
+    charts = ChartSettings()
+    for shape in (metric_charts(foreign, charts)[0], throughput_chart(foreign, charts)):
+        assert shape.note == "no telemetry, 1 m 00 s after the start"
     quiet = frame(curves={}, rates={}, last_record_at=NOW - 60)
     assert metric_charts(quiet, ChartSettings())[0].note == "no data for 1 m 00 s"
     over = frame(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))

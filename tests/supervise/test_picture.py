@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from ltui.training.run.snapshot import (
 )
 from ltui.training.run.spec import RunSpec
 from ltui.training.store.writer import StoreWriter
+from ltui.training.supervise.alive import mark_of
 from ltui.training.supervise.picture import Picture, compose, refold, start_of
 from ltui.training.supervise.plan import Plan
 from ltui.training.supervise.program import Program
@@ -67,6 +70,20 @@ def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
     assert found.throughput.samples_per_s == pytest.approx(320)
     assert found.ranks[0].samples_per_s == pytest.approx(320)
     assert found.eta_s is not None
+
+
+def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: Path) -> None:
+    silent: dict[str, Any] = {
+        "fold": Fold(),
+        "pulses": {},
+        "judgement": replace(judgement(RankState.OK), states={}),
+        "found": {0: mark_of(os.getpid())},
+    }
+    states = [
+        compose(picture(tmp_path, state=state, **silent)).ranks[0].state
+        for state in (RunState.STARTING, RunState.RUNNING, RunState.FAILED)
+    ]
+    assert states == [RankState.STARTING, RankState.RUNNING, RankState.ENDED]
 
 
 def test_a_paused_or_stalled_run_has_neither(tmp_path: Path) -> None:

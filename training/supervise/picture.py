@@ -141,17 +141,25 @@ def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
     known = rank_snapshots(picture.fold, picture.pulses, of_heard, picture.now_ns)
     ranks = {rank.rank: rank for rank in known}
     starting = picture.state is RunState.STARTING
+    silent_state = _silent_state(picture.state)
     for number, mark in picture.found.items():
         ranks.setdefault(
             number,
             RankSnapshot(
                 rank=number,
                 pid=mark.pid,
-                state=states.get(number, RankState.STARTING if starting else RankState.RUNNING),
+                state=states.get(number, silent_state),
                 note=WAITS_FOR_LIGHTNING if starting else NO_TELEMETRY,
             ),
         )
     return tuple(_with_reading(ranks[r], picture.readings.get(r)) for r in sorted(ranks))
+
+
+def _silent_state(run: RunState) -> RankState:
+    """The state of a rank that sends no telemetry and of which no verdict says more."""
+    if run is RunState.STARTING:
+        return RankState.STARTING
+    return RankState.RUNNING if run in LIVE else RankState.ENDED
 
 
 def _with_reading(rank: RankSnapshot, reading: Reading | None) -> RankSnapshot:
