@@ -37,6 +37,11 @@ def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
     ended = runs.ended(run)
     assert (ended.state, ended.exit_code) == (RunState.FINISHED, 0)
     assert ended.detail == "finished at step 150"
+    with pytest.raises(ProblemError, match="the run is finished") as refused:
+        resume(run)
+    remedy = str(refused.value.problems[0].remedy)
+    assert "ltui exec" in remedy
+    assert "--set" not in remedy
     assert true_snapshot(run).supervisor_pid is None
     assert ended.history_note is None
     assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, 151))

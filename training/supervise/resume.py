@@ -52,7 +52,11 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
             Problem(
                 where=run_dir.id,
                 what="the run is finished.",
-                remedy="To train on, raise its end: --set trainer.max_epochs=...",
+                remedy=(
+                    "To train on, raise its end: --set trainer.max_epochs=..."
+                    if before.command is None
+                    else "To train longer, start a command with a later end with `ltui exec`."
+                ),
             )
         )
     step, path, skipped = _resume_point(run_dir, checkpoint)
