@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,14 @@ def test_failing_telemetry_ends_alone(run: RunFolder, fit: Any, monkeypatch: Any
     assert len(run.steps()) == 0
 
 
+@dataclass
+class Windows:
+    """A batch as darts makes them."""
+
+    covariates: torch.Tensor | None
+    target: torch.Tensor
+
+
 @pytest.mark.parametrize(
     ("batch", "samples"),
     [
@@ -227,6 +236,7 @@ def test_failing_telemetry_ends_alone(run: RunFolder, fit: Any, monkeypatch: Any
         ([torch.zeros(5), 1], 5),
         ({"ids": (torch.zeros(6, 1),)}, 6),
         (np.zeros((7, 2)), 7),
+        (Windows(None, torch.zeros(8, 2)), 8),
     ],
 )
 def test_samples_of(batch: Any, samples: float) -> None:

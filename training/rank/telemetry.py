@@ -25,6 +25,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -378,7 +379,10 @@ def samples_of(batch: Any) -> float:
             for size in (getattr(batch, "num_graphs", None), getattr(batch, "batch_size", None)):
                 if isinstance(size, int) and size:
                     return float(size)
-            return _NAN
+            if not is_dataclass(batch) or isinstance(batch, type):
+                return _NAN
+            values = (getattr(batch, field.name, None) for field in fields(batch))
+            batch = next((value for value in values if value is not None), None)
     return _NAN
 
 
