@@ -1,7 +1,9 @@
 """ltui's themes, and the styles that widgets take from whichever theme is on.
 
 Colours of curves are exact entries of the 256-colour table, so that they look the same there, and
-they fall on different ones of the 16. With NO_COLOR, weight and shape say what colour would.
+they fall on different ones of the 16. Surfaces, frames and greys keep a saturation below 0.15: Rich
+maps such colours to the grey ramp of the 256-colour table, and more saturated ones to its colour
+cube, where dark blue-greys turn teal. With NO_COLOR, weight and shape say what colour would.
 """
 
 from __future__ import annotations
@@ -46,20 +48,21 @@ LTUI_DARK = Theme(
     error="#ff6b6b",
     success="#87d787",
     foreground="#d0d4dc",
-    background="#101318",
-    surface="#151920",
-    panel="#1e242e",
+    background="#121418",
+    surface="#17191e",
+    panel="#2a2f38",
     dark=True,
     variables={
         **_series_variables(DARK_SERIES),
         "ltui-dim": "#7d8694",
-        "ltui-faint": "#333b47",
-        "ltui-selected": "#22303f",
-        "border": "#3a4452",
-        "border-blurred": "#2a323d",
-        "block-cursor-background": "#22303f",
-        "block-cursor-foreground": "#e8ecf2",
-        "footer-background": "#151920",
+        "ltui-faint": "#363c46",
+        "ltui-selected": "#343a45",
+        "border": "#3e4550",
+        "border-blurred": "#2f343d",
+        "block-cursor-background": "#343a45",
+        "block-cursor-foreground": "#eaecef",
+        "block-cursor-blurred-background": "#343a45",
+        "footer-background": "#17191e",
         "footer-key-foreground": "#87afd7",
         "footer-description-foreground": "#7d8694",
         "input-selection-background": "#5fafff 30%",
@@ -73,21 +76,22 @@ LTUI_LIGHT = Theme(
     warning="#9a5200",
     error="#c01c28",
     success="#1c7a34",
-    foreground="#22272e",
-    background="#f4f5f7",
+    foreground="#24272c",
+    background="#f5f6f7",
     surface="#fbfbfc",
-    panel="#e6e9ee",
+    panel="#e0e2e6",
     dark=False,
     variables={
         **_series_variables(LIGHT_SERIES),
         "ltui-dim": "#66707d",
-        "ltui-faint": "#d3d8df",
+        "ltui-faint": "#d5d8dd",
         "ltui-selected": "#dbe7f3",
         "border": "#9aa5b3",
-        "border-blurred": "#c6ccd5",
+        "border-blurred": "#c8ccd3",
         "block-cursor-background": "#dbe7f3",
-        "block-cursor-foreground": "#11151a",
-        "footer-background": "#e6e9ee",
+        "block-cursor-foreground": "#131518",
+        "block-cursor-blurred-background": "#d5d8dd",
+        "footer-background": "#e0e2e6",
         "footer-key-foreground": "#005faf",
         "footer-description-foreground": "#55606e",
     },

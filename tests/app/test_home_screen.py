@@ -570,3 +570,16 @@ async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
             asked.set()
         await ready(pilot, app)
         assert screen.presets_panel.highlighted_name == first
+
+
+async def test_fields_have_edges_that_need_no_colour(home: Path, place: Path) -> None:
+    async with LtuiApp(home).run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: bool(pilot.app.screen.query(KnobField)))
+        field = pilot.app.screen.query(KnobField).first().query_one(Input)
+        blurred = field.styles.border_left[0], field.styles.border_right[0]
+        assert all(kind for kind in blurred)
+        field.focus()
+        await until(pilot, lambda: field.has_focus)
+        focused = field.styles.border_left[0], field.styles.border_right[0]
+        assert all(kind for kind in focused)
+        assert focused != blurred

@@ -13,6 +13,8 @@ from ltui.widgets.palette import (
     DARK_SERIES,
     LIGHT_SERIES,
     LTUI_CONTRAST,
+    LTUI_DARK,
+    LTUI_LIGHT,
     MARKERS,
     THEMES,
     paint_of,
@@ -89,3 +91,33 @@ async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
         assert all(s.color is None and s.bgcolor is None for s in styles)
         assert paint.of(Tone.BAD) != paint.of(Tone.PLAIN)
         assert paint.of(Tone.WARN) != paint.of(Tone.PLAIN)
+
+
+NEUTRAL = (
+    "ltui-dim", "ltui-faint", "border", "border-blurred", "footer-background",
+    "footer-description-foreground", "block-cursor-foreground", "block-cursor-blurred-background",
+)  # fmt: skip
+GREYS = {0, 7, 8, 15, 16, 231, *range(232, 256)}
+"""Entries of the 256-colour table without a hue."""
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
+def test_surfaces_and_frames_stay_grey_on_256_colours(theme: Theme) -> None:
+    colours = {"foreground": theme.foreground, "background": theme.background}
+    colours |= {"surface": theme.surface, "panel": theme.panel}
+    colours |= {name: theme.variables[name] for name in NEUTRAL if name in theme.variables}
+    for name, colour in colours.items():
+        assert colour is not None
+        entry = Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT)
+        assert entry.number in GREYS, (theme.name, name, colour)
+
+
+@pytest.mark.parametrize("theme", [LTUI_DARK, LTUI_LIGHT], ids=lambda theme: theme.name)
+def test_fields_stand_out_on_256_colours(theme: Theme) -> None:
+    assert theme.panel is not None
+    assert theme.background is not None
+    field, behind = (
+        Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT).get_truecolor().normalized
+        for colour in (theme.panel, theme.background)
+    )
+    assert abs(field[0] - behind[0]) > 0.05
