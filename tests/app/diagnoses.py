@@ -158,7 +158,7 @@ def healthy() -> Diagnosis:
     """Two ranks that advance."""
     return replace(
         stalled(2, culprit=1),
-        headline="not stalled: all 2 ranks advance, slowest is rank 1 (112 ms a step)",
+        headline="Healthy: ranks 0 and 1 are running; the slowest is rank 1 (0.112 s per step)",
         verdicts=(),
         wavefront=(),
     )

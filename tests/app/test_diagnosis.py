@@ -83,7 +83,7 @@ def test_a_verdict_that_is_over_is_told_with_its_duration() -> None:
 
 def test_a_healthy_run_is_said_to_be_one() -> None:
     text = text_of(healthy())
-    assert text.startswith("not stalled: all 2 ranks advance")
+    assert text.startswith("Healthy: ranks 0 and 1 are running")
     assert "STALLED" not in text
 
 

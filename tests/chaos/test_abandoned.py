@@ -36,7 +36,7 @@ def test_foreign_ranks_end_with_the_next_command(
 ) -> None:
     run = saved_run
     strike_down(run, "supervisor", "keeper")
-    runs.until(run, lambda s: "go on without one" in (s.detail or ""))
+    runs.until(run, lambda s: "continue without one" in (s.detail or ""))
     # The engine goes with the keeper; it may be seen for a moment yet.
     runs.until(run, lambda s: {a.role for a in cast(run)} == {"rank 0", "rank 1"})
     with pytest.raises(ProblemError, match="Stop it first"):

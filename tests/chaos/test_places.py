@@ -46,7 +46,7 @@ def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunD
         assert "train/loss" in ltui("export", run.id, "--format", "csv")
         for words in (("resume", run.id), ("delete", run.id), ("exec", "--", "true")):
             said = ltui(*words, code=2)
-            assert "can't be written" in said, said
+            assert "cannot be written" in said, said
             assert len(said.strip().splitlines()) == 1, said
     finally:
         subprocess.run(["umount", "-l", str(runs.home)], check=True)

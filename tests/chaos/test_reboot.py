@@ -47,7 +47,7 @@ def _reuse(run: RunDir, bystander: subprocess.Popen[bytes], *, ticks_off: int, b
     ("ticks_off", "boot", "words"),
     [
         (0, EARLIER_BOOT, "the machine was restarted"),
-        pytest.param(7, boot_id(), "nobody saw how it ended", marks=everywhere),
+        pytest.param(7, boot_id(), "how it ended is unknown", marks=everywhere),
     ],
 )
 def test_pids_used_by_others(

@@ -109,7 +109,7 @@ def test_a_home_that_cannot_be_written(ltui: Ltui, tmp_path: Path, kind: str) ->
     }[kind]
     for words in (["run", "quickstart", "--detach"], ["runs", "--json"], ["exec", "--", "true"]):
         error = refused(ltui, *words, env={"LTUI_HOME": home})
-        assert "can't be written" in error
+        assert "cannot be written" in error
         assert "Set LTUI_HOME" in error
         assert error.count("\n") == 1
 
@@ -184,7 +184,7 @@ def test_a_name_that_fits_several(ltui: Ltui, private_home: Path) -> None:
     for run_id in ("calm-fox-0001", "calm-fox-0002"):
         fake_run(private_home, run_id)
     error = refused(ltui, "show", "calm")
-    assert "several runs fit: " in error
+    assert "several runs match: " in error
     assert "calm-fox-0001" in error
 
 

@@ -204,7 +204,7 @@ def test_a_training_from_start_to_resume(
     assert show(ltui)["state"] == "paused"
     refused = ltui("resume", "loop", "--detach")
     assert refused.returncode == 2
-    assert "can't be resumed" in refused.stderr
+    assert "cannot be resumed" in refused.stderr
     assert " continued at step" in ltui("continue", "loop").stdout
     saved = ltui("checkpoint", "loop")
     assert saved.returncode == 0

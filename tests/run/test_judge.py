@@ -152,7 +152,7 @@ def test_all_in_one_collective_is_the_transports_fault() -> None:
     }
     (verdict,) = judged(replace(evidence, ranks=ranks), later_s=4.0).verdicts
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("transport", (), (0, 1, 2))
-    assert "unacked bytes: 1536" in verdict.cause
+    assert "unacknowledged bytes: 1536" in verdict.cause
 
 
 @pytest.mark.parametrize(

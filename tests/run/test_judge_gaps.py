@@ -120,7 +120,7 @@ def test_a_rank_that_finished_and_does_not_exit_is_told_where_it_stands() -> Non
     assert 1 in _finished(_frozen(101), 5.0).suspects
     (verdict,) = _finished(_frozen(101), 15.0).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("not_exiting", "warning", (1,))
-    assert "rank 1 has finished and does not exit: it stands still" in verdict.cause
+    assert "rank 1 has finished and does not exit: it is stuck" in verdict.cause
     assert "data.py:7" in verdict.cause
     (verdict,) = _finished(_frozen(101), 700.0).verdicts
     assert verdict.level == "stalled"

@@ -131,7 +131,7 @@ def test_a_straggler_is_looked_at_and_told_with_what_takes_its_processor() -> No
     assert found.suspects == {1}
     looked = _at(state, 0.3, history=since, evidence=_seen(state, 0.2, delay=0.8))
     (verdict,) = looked.verdicts
-    assert "other processes take its processor" in verdict.cause
+    assert "other processes use its processor core" in verdict.cause
     assert "waits for a processor 80 %" in verdict.cause
     (verdict,) = _at(state, 0.3, history=since, evidence=_seen(state, 0.2)).verdicts
     assert "its data is slow" in verdict.cause
@@ -175,7 +175,7 @@ def test_a_straggler_in_computing_is_told_with_what_its_gpu_suffers_from() -> No
     full = _gpu("memory_full", "memory at 98 %", 1)
     elsewhere = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 0, place="GPU 0")
     both = _gpu("thermal", "GPUs 0, 1: thermal slowdown", 0, 1, place="GPUs 0, 1")
-    assert "its compute is slow" in _computing(()).cause
+    assert "its computation is slow" in _computing(()).cause
     assert "GPU" not in _computing((full, elsewhere)).cause
     told = _computing((full, hot))
     assert "in forward: GPU 1: thermal slowdown for 9 s (93 °C)" in told.cause
@@ -235,7 +235,7 @@ def test_a_rank_that_others_crowd_out_is_named_after_two_long_steps() -> None:
     """Steps of more than half a second are too few for the windows of steps alone."""
     _, (verdict,) = _contended({0: 0.05, 1: 0.9})
     assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
-    assert "other processes take its processor" in verdict.cause
+    assert "other processes use its processor core" in verdict.cause
 
 
 def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() -> None:

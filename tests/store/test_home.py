@@ -27,7 +27,7 @@ def test_the_home_is_made_for_its_user_alone(private_home: Path) -> None:
 
 def test_a_home_that_cannot_be_made_names_the_variable(private_home: Path) -> None:
     private_home.write_text("a file")
-    with pytest.raises(ProblemError, match=r"^LTUI_HOME: .* can't be written") as caught:
+    with pytest.raises(ProblemError, match=r"^LTUI_HOME: .* cannot be written") as caught:
         ltui_home()
     assert caught.value.problems[0].remedy
 
@@ -46,7 +46,7 @@ def test_a_run_is_found_by_id_name_and_prefix(tmp_path: Path) -> None:
     _run(tmp_path, "brave-owlet-0003")
     for text in ("brave-owl-0002", "brave-owl", "brave-owl-0"):
         assert find_run(tmp_path, text).id == "brave-owl-0002"
-    with pytest.raises(ProblemError, match="several runs fit: brave-owl"):
+    with pytest.raises(ProblemError, match="several runs match: brave-owl"):
         find_run(tmp_path, "brave")
     with pytest.raises(ProblemError, match="Did you mean brave-owl-0002"):
         find_run(tmp_path, "brave-owl-0009")
@@ -56,7 +56,7 @@ def test_a_run_is_found_by_id_name_and_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", "last", "x" * 41, "-x", "", "a b", "a\x1b[31m"])
 def test_what_cannot_name_a_directory_cannot_name_a_run(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ProblemError, match="can't name a run"):
+    with pytest.raises(ProblemError, match="cannot name a run"):
         new_run_id(tmp_path, name)
 
 

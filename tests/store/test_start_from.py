@@ -40,7 +40,7 @@ def test_at_once_what_is_there_and_thoroughly_what_is_whole(source: RunDir) -> N
         assert (run_dir, info.global_step) == (source, 20)
     assert starting_point(home, "brave-owl")[1].global_step == 10
     assert starting_point(home, "brave-owl:10")[1].global_step == 10
-    with pytest.raises(ProblemError, match=r"no whole checkpoint of step 20"):
+    with pytest.raises(ProblemError, match=r"no complete checkpoint of step 20"):
         starting_point(home, "brave-owl:20")
 
 
@@ -53,5 +53,5 @@ def test_what_is_not_there_is_said(source: RunDir, find: object) -> None:
         find(source.home, "brave-howl")
     for path in source.checkpoints_dir.iterdir():
         path.unlink()
-    with pytest.raises(ProblemError, match="no whole checkpoint"):
+    with pytest.raises(ProblemError, match="no complete checkpoint"):
         find(source.home, "brave-owl")

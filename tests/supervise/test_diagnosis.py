@@ -17,7 +17,7 @@ def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
     run = runs.training()
     healthy = find(run).diagnosis
     assert healthy.verdicts == ()
-    assert healthy.headline.startswith("not stalled")
+    assert healthy.headline.startswith("Healthy")
     assert healthy.evidence is not None
     assert set(healthy.evidence.ranks) == {0, 1}
 
@@ -33,7 +33,7 @@ def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     found = find(run)
     assert found.snapshot.state in LIVE
-    assert found.diagnosis.headline.startswith("not stalled")
+    assert found.diagnosis.headline.startswith("Healthy")
 
     pid = runs.until(run, lambda s: len(s.ranks) == 2).ranks[1].pid
     assert pid

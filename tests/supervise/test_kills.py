@@ -121,7 +121,7 @@ def test_keeper_and_supervisor_at_once(runs: Runs) -> None:
     os.kill(supervisor, signal.SIGKILL)
     os.kill(keeper, signal.SIGKILL)
     alone = runs.until(
-        run, lambda s: s.supervisor_pid is None and "go on without one" in (s.detail or "")
+        run, lambda s: s.supervisor_pid is None and "continue without one" in (s.detail or "")
     )
     assert alone.state is RunState.RUNNING
     adopt(run)
@@ -135,7 +135,7 @@ def test_everything_at_once_is_lost_and_can_be_resumed(runs: Runs) -> None:
     runs.kill_everything(run)
     # A dead process whose threads still end holds its locks a moment longer.
     lost = runs.until(run, lambda s: s.state is RunState.LOST)
-    assert "nobody saw how it ended" in lost.detail
+    assert "how it ended is unknown" in lost.detail
     assert all(r.state is RankState.DEAD for r in lost.ranks)
     resume(run)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)

@@ -16,11 +16,11 @@ from tests.supervise.conftest import Runs
 def test_the_rungs_follow_each_other() -> None:
     ladder = Ladder(100.0, 60.0, telemetry=True)
     assert ladder.rung(100.0) is Rung.AGREE
-    assert ladder.words(103.0) == "stopping: waiting for ranks to agree, 3 s of 60 s"
+    assert ladder.words(103.0) == "stopping: waiting for the ranks to stop together, 3 s of 60 s"
     assert ladder.forced(159.0) is None
     assert ladder.rung(160.0) is Rung.INTERRUPT
     assert ladder.rung(160.0 + INTERRUPT_S) is Rung.KILL
-    assert ladder.forced(170.0) == "because ranks did not agree within 60 s"
+    assert ladder.forced(170.0) == "because the ranks did not stop together within 60 s"
     silent = Ladder(0.0, 10.0, telemetry=False)
     assert (silent.rung(0.0), silent.rung(10.0)) == (Rung.TERMINATE, Rung.KILL)
     assert Ladder(0.0, 60.0, telemetry=True, kill_at_once=True).rung(0.0) is Rung.KILL
@@ -31,12 +31,12 @@ def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
     frozen = true_snapshot(run).ranks[1].pid
     os.kill(frozen, signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=5)
-    words = "stopping: waiting for ranks to agree"
+    words = "stopping: waiting for the ranks to stop together"
     waiting = runs.until(run, lambda s: (s.detail or "").startswith(words))
     assert waiting.state is RunState.STOPPING
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
-    assert "by force because ranks did not agree within 5 s" in ended.detail
+    assert "killed because the ranks did not stop together within 5 s" in ended.detail
 
 
 def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
@@ -55,7 +55,7 @@ def test_kill_cuts_a_stop_short(runs: Runs) -> None:
     runs.order(run, "stop", timeout_s=600)
     runs.until(run, lambda s: s.state is RunState.STOPPING)
     runs.order(run, "kill")
-    assert "by force on request" in runs.ended(run).detail
+    assert "killed on request" in runs.ended(run).detail
 
 
 def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:

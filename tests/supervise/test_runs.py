@@ -68,7 +68,7 @@ def test_stop_leaves_a_checkpoint_and_resume_goes_on(runs: Runs) -> None:
     resume(run)
     again = runs.until(run, lambda s: (s.global_step or 0) > stopped.global_step + 5)
     assert again.attempt == 2
-    with pytest.raises(ProblemError, match="so it can't be resumed"):
+    with pytest.raises(ProblemError, match="so it cannot be resumed"):
         resume(run)
     runs.order(run, "stop")
     twice = runs.ended(run)
@@ -83,7 +83,7 @@ def test_steps_that_were_redone_replace_the_earlier_ones(runs: Runs) -> None:
     runs.order(run, "kill")
     killed = runs.ended(run)
     assert killed.state is RunState.STOPPED
-    assert "by force on request" in killed.detail
+    assert "killed on request" in killed.detail
     assert f"the last checkpoint is of step {saved.global_step}" in killed.detail
     resume(run)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
@@ -175,7 +175,7 @@ def test_a_second_supervisor_refuses(runs: Runs) -> None:
     ("change", "words"),
     [
         ({"command": ("no-such-command",)}, "there is no such command"),
-        ({"command": None, "python": "/no/such/python"}, "can't be started"),
+        ({"command": None, "python": "/no/such/python"}, "cannot be started"),
         ({"cwd": "/no/such/folder"}, "does not exist"),
     ],
 )
@@ -198,7 +198,7 @@ def test_an_interpreter_without_torch_is_named(runs: Runs) -> None:
 def test_a_home_that_cannot_hold_a_run(runs: Runs) -> None:
     shutil.rmtree(runs.home / "runs")
     (runs.home / "runs").write_text("a file")
-    with pytest.raises(ProblemError, match="can't be written"):
+    with pytest.raises(ProblemError, match="cannot be written"):
         launch(runs.spec("true"), runs.home)
     (runs.home / "runs").unlink()
     (runs.home / "runs").mkdir()
@@ -286,7 +286,7 @@ def test_a_resume_says_what_it_passed_over_and_what_changed(runs: Runs) -> None:
     with RunStore(run) as store:
         (_, began) = [e for e in store.events() if e.kind == "attempt"]
     assert began.data["changes"] == ["trainer.max_epochs=7"]
-    assert began.data["skipped"] == [f"{newest.name} has another checksum than its manifest"]
-    assert began.text.endswith(f"passed over: {began.data['skipped'][0]}.")
+    assert began.data["skipped"] == [f"{newest.name} has a different checksum than its manifest"]
+    assert began.text.endswith(f"skipped: {began.data['skipped'][0]}.")
     runs.order(run, "kill")
     runs.ended(run)

@@ -52,10 +52,10 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     watch = RunWatch(run)
     told = [text for _, text in watch.look(time.time(), time.monotonic_ns()).events]
     watch.close()
-    assert [text.split(" ")[0] for text in told][-2:] == ["STALLED:", "over"]
+    assert [text.split(" ")[0] for text in told][-2:] == ["STALLED:", "Recovered"]
     assert [e.text.split(":")[0] for e in events(run, "verdict")] == ["STALLED"]
     (over,) = events(run, "verdict_over")
-    assert over.text.startswith("over after ")
+    assert over.text.startswith("Recovered after ")
     document = over.data["verdict"]
     assert document["culprits"] == [1]
     assert document["ended"] >= document["began"]

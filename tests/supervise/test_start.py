@@ -66,5 +66,5 @@ def test_an_engine_without_a_supervisor_is_ended(
 def test_an_interpreter_that_was_checked_is_not_asked_again(runs: Runs) -> None:
     spec = runs.spec("true").with_changes(command=None, python="/no/such/python")
     check_start(spec, interpreter_checked=True)
-    with pytest.raises(ProblemError, match="can't be started"):
+    with pytest.raises(ProblemError, match="cannot be started"):
         check_start(spec)

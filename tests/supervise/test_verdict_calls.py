@@ -140,7 +140,7 @@ def test_a_command_that_fails_is_said(tmp_path: Path, text: str, words: str) -> 
 def test_a_command_that_is_not_there_is_said(tmp_path: Path) -> None:
     made = calls((str(tmp_path / "nothing"),), tmp_path)
     made.call(STALL)
-    assert texts(made)[0].endswith("can't be started: No such file or directory")
+    assert texts(made)[0].endswith("cannot be started: No such file or directory")
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_webhook_that_nobody_serves_is_said(hook: ThreadingHTTPServer, tmp_pat
     hook.socket.close()
     made = calls(free, tmp_path)
     made.call(STALL)
-    assert "can't be reached" in texts(made)[0]
+    assert "cannot be reached" in texts(made)[0]
 
 
 def test_calls_are_rate_limited_and_that_is_said(

@@ -72,12 +72,12 @@ def encode(tensor: torch.Tensor) -> Encoded:
     if type(tensor) not in _PLAIN_TYPES:
         tensor = _without_subclass(tensor)
     if not (tensor.is_cpu or tensor.is_cuda):
-        raise TypeError(f"the queue can't carry a tensor on device {tensor.device.type}")
+        raise TypeError(f"the queue cannot carry a tensor on device {tensor.device.type}")
     if tensor.is_nested:
-        raise TypeError("the queue can't carry a nested tensor; put its components")
+        raise TypeError("the queue cannot carry a nested tensor; put its components")
     code = DTYPES.get(tensor.dtype)
     if code is None:
-        raise TypeError(f"the queue can't carry dtype {tensor.dtype}")
+        raise TypeError(f"the queue cannot carry dtype {tensor.dtype}")
     shape = tensor.shape
     if tensor.layout is torch.strided:
         if tensor.is_quantized:
@@ -89,7 +89,7 @@ def encode(tensor: torch.Tensor) -> Encoded:
         return Encoded(code, Layout.COO, shape, parts, flags)
     form = _COMPRESSED.get(tensor.layout)
     if form is None:
-        raise TypeError(f"the queue can't carry layout {tensor.layout}")
+        raise TypeError(f"the queue cannot carry layout {tensor.layout}")
     if form in _BY_ROW:
         parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     else:
@@ -100,7 +100,7 @@ def encode(tensor: torch.Tensor) -> Encoded:
 def _without_subclass(tensor: torch.Tensor) -> torch.Tensor:
     """Subclasses that only add behaviour are tensors; those that wrap others have no bytes here."""
     if hasattr(tensor, "__tensor_flatten__") or not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"the queue can't carry a {type(tensor).__name__}")
+        raise TypeError(f"the queue cannot carry a {type(tensor).__name__}")
     return tensor.as_subclass(torch.Tensor)
 
 
@@ -141,7 +141,7 @@ def to_tensor(record: Record) -> torch.Tensor:
 
 def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> Encoded:
     if DTYPE_NAMES[code] not in _INTEGERS:
-        raise TypeError(f"the queue can't carry dtype {tensor.dtype}")
+        raise TypeError(f"the queue cannot carry dtype {tensor.dtype}")
     scheme = tensor.qscheme()
     integers = _plain(tensor.int_repr())
     if scheme == torch.per_tensor_affine:
@@ -149,7 +149,7 @@ def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> 
         zero_point = torch.tensor(tensor.q_zero_point(), dtype=torch.int64)
         return Encoded(code, Layout.QUANTIZED_TENSOR, shape, [integers, scale, zero_point])
     if scheme != torch.per_channel_affine:
-        raise TypeError(f"the queue can't carry a tensor quantized by {scheme}")
+        raise TypeError(f"the queue cannot carry a tensor quantized by {scheme}")
     axis = torch.tensor(tensor.q_per_channel_axis(), dtype=torch.int64)
     scales = _plain(tensor.q_per_channel_scales())
     zero_points = _plain(tensor.q_per_channel_zero_points())
@@ -171,7 +171,7 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int]:
     address, size = tensor.data_ptr(), tensor.nbytes
     if size and not address:
         # FSDP frees the storage of parameters that it has sharded away.
-        raise TypeError("the queue can't carry a tensor whose storage was freed")
+        raise TypeError("the queue cannot carry a tensor whose storage was freed")
     return address, size
 
 

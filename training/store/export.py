@@ -65,7 +65,9 @@ def chosen_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
     chosen = [n for n in names if any(fnmatch.fnmatchcase(n, glob) for glob in globs)]
     if not chosen:
         known = ", ".join(names) or "none yet"
-        raise ProblemError(Problem(where="--metric", what=f"no metric fits; the run has: {known}."))
+        raise ProblemError(
+            Problem(where="--metric", what=f"no metric matches; the run has: {known}.")
+        )
     return chosen
 
 

@@ -70,7 +70,7 @@ def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
     return ProblemError(
         Problem(
             where=where,
-            what=f"{home} can't be written ({reason}).",
+            what=f"{home} cannot be written ({reason}).",
             remedy="Set LTUI_HOME to a directory that you can write.",
         )
     )
@@ -274,7 +274,7 @@ def find_run(home: Path, text: str) -> RunDir:
         if fits:
             ids = ", ".join(run.id for run in fits[:6])
             raise ProblemError(
-                Problem(where=text, what=f"several runs fit: {ids}.", remedy="Give the whole id.")
+                Problem(where=text, what=f"several runs match: {ids}.", remedy="Give the full id.")
             )
     raise ProblemError(
         Problem(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
@@ -299,7 +299,7 @@ def new_run_id(home: Path, name: str | None) -> tuple[str, str]:
         raise ProblemError(
             Problem(
                 where="--name",
-                what=f"{name!r} can't name a run.",
+                what=f"{name!r} cannot name a run.",
                 remedy="Use at most 40 letters, digits, dots, dashes and underscores; not 'last'.",
             )
         )

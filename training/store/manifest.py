@@ -135,20 +135,20 @@ def why_not_whole(info: CheckpointInfo) -> str | None:
         manifest = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))
         parts = list(_parts(path, manifest))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "has a manifest that can't be read"
+        return "has a manifest that cannot be read"
     if not parts:
         return "has a manifest that names no file"
     for file, digest, size in parts:
         part = "" if file == path else f" of {file.name}"
         try:
             if file.stat().st_size != size:
-                return f"is cut short: {file.stat().st_size} of {size} bytes{part}"
+                return f"is truncated: {file.stat().st_size} of {size} bytes{part}"
             if _sha256(file) != digest:
-                return f"has another checksum than its manifest{part}"
+                return f"has a different checksum than its manifest{part}"
         except FileNotFoundError:
             return f"is gone{part}"
         except OSError as error:
-            return f"can't be read{part} ({error.strerror})"
+            return f"cannot be read{part} ({error.strerror})"
     return None
 
 

@@ -24,7 +24,7 @@ def read_spec_file(path: Path) -> RunSpec:
         raise ProblemError(
             Problem(
                 where=where,
-                what=f"it can't be read ({_first_line(error)}).",
+                what=f"it cannot be read ({_first_line(error)}).",
                 remedy="Restore it or delete the run.",
             )
         ) from error

@@ -53,7 +53,7 @@ def _of_step(run_dir: RunDir, step: int) -> list[CheckpointInfo]:
 
 
 def _without(text: str) -> Problem:
-    return Problem(where=f"--from {text}", what="this run has no whole checkpoint.")
+    return Problem(where=f"--from {text}", what="this run has no complete checkpoint.")
 
 
 def _without_step(run_dir: RunDir, text: str, step: int) -> Problem:
@@ -61,6 +61,6 @@ def _without_step(run_dir: RunDir, text: str, step: int) -> Problem:
     steps = ", ".join(str(s) for s in sorted({c.global_step for c in known if c.ok is not False}))
     return Problem(
         where=f"--from {text}",
-        what=f"it has no whole checkpoint of step {step}.",
+        what=f"it has no complete checkpoint of step {step}.",
         remedy=f"There are checkpoints of steps {steps}." if steps else None,
     )

@@ -1,7 +1,7 @@
 """What is true of a run, whoever of its processes died: for front ends, without a supervisor.
 
 The supervisor's own word is taken while it is alive. After that the store, the lock, the pulses and
-``/proc`` tell whether the ranks go on without it, or how far the run had come.
+``/proc`` tell whether the ranks continue without it, or how far the run had come.
 """
 
 from __future__ import annotations
@@ -142,14 +142,14 @@ def _unsupervised(
         detail = "its supervisor died; the keeper starts another"
         return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
     if left := len(alive) or len(processes_of(run_dir)):
-        what = "ranks go on" if alive else "processes are left"
+        what = "ranks continue" if alive else "processes are left"
         detail = f"its supervisor died; {left} {what} without one"
         return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
     if _waits(run_dir, stored, attempt):
-        detail = "its supervisor died while it waited; the next ltui command takes it up"
+        detail = "its supervisor died while it waited; the next ltui command continues it"
         return replace(stored, supervisor_pid=None, detail=detail)
     if runs_with("ltui.training.supervise.main", str(run_dir.path)):
-        return replace(stored, supervisor_pid=None, detail="its supervisor is only starting")
+        return replace(stored, supervisor_pid=None, detail="its supervisor is still starting")
     found = ending(
         Facts(
             exit=exit_,

@@ -24,7 +24,7 @@ def check_steering(order: dict[str, Any], error: str | None) -> None:
         return
     what = "stop with a checkpoint" if command in ("stop", "stop_when") else command
     raise ValueError(
-        f"its ranks cannot {what} ({error}). Only a kill ends the run: without a checkpoint of now."
+        f"its ranks cannot {what} ({error}). Only a kill can end the run, without a new checkpoint."
     )
 
 
@@ -39,22 +39,22 @@ def check(
     if snapshot.state not in LIVE:
         raise ValueError(f"the run is {snapshot.state.value}.")
     if command in STEERING and apart:
-        raise ValueError(f"ranks on several nodes can't agree on where to {command}.")
+        raise ValueError(f"ranks on several nodes cannot agree on a step at which to {command}.")
     if command in STEERING:
         _check_steering(command, snapshot, heard=heard, foreign=foreign)
     if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
-        raise ValueError("timeout_s is no number.")
+        raise ValueError("timeout_s must be a number.")
 
 
 def _check_steering(command: str, snapshot: RunSnapshot, *, heard: bool, foreign: bool) -> None:
     if not heard:
         if not foreign or snapshot.state is RunState.STARTING:
             raise ValueError("the ranks have not begun to train yet.")
-        raise ValueError(f"this command sends no telemetry, so {command} can't reach it.")
+        raise ValueError(f"this command sends no telemetry, so ltui cannot {command} it.")
     if snapshot.state is RunState.STOPPING:
         raise ValueError("the run is stopping.")
     if snapshot.state is RunState.QUEUED:
-        raise ValueError(f"the run waits to be started ({snapshot.detail}).")
+        raise ValueError(f"the run is queued ({snapshot.detail}).")
     if command == "continue" and snapshot.state not in (RunState.PAUSED, RunState.PAUSING):
         raise ValueError(f"the run is not paused, it is {snapshot.state.value}.")
     if command == "pause" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
@@ -78,10 +78,10 @@ def stop_conditions(
     for document in given:
         condition = from_document(document if isinstance(document, dict) else {})
         if apart and condition.kind in ("step", "epoch"):
-            raise ValueError(f"ranks on several nodes can't agree to stop {condition.words()}.")
+            raise ValueError(f"ranks on several nodes cannot agree to stop {condition.words()}.")
         if silent and condition.kind in ("step", "epoch", "metric"):
             raise ValueError(
-                f"this command sends no telemetry, so it can't stop {condition.words()}."
+                f"this command sends no telemetry, so ltui cannot stop it {condition.words()}."
             )
         if (why := refusal(condition, snapshot)) is not None:
             raise ValueError(why)

@@ -94,7 +94,7 @@ def _interpreter_problems(spec: RunSpec) -> list[Problem]:
         return [
             Problem(
                 where=where,
-                what=f"this interpreter can't be started ({failure_reason(error)}).",
+                what=f"this interpreter cannot be started ({failure_reason(error)}).",
                 remedy="Give the python of the environment that has torch and lightning.",
             )
         ]

@@ -46,7 +46,9 @@ class ControlClient:
                 if progress is not None:
                     progress(str(answer["progress"]))
             else:
-                raise NotSupervised(self._problem("its supervisor hung up without an answer."))
+                raise NotSupervised(
+                    self._problem("its supervisor closed the connection without an answer.")
+                )
         except (OSError, ValueError) as error:
             if isinstance(error, NotSupervised):
                 raise
@@ -101,7 +103,7 @@ def _resolved(path: Path) -> Path:
 
 def _why(error: Exception) -> str:
     if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
-        return "no supervisor watches over it."
+        return "it has no supervisor."
     if isinstance(error, TimeoutError):
         return "its supervisor does not answer."
-    return f"its supervisor can't be reached ({error})."
+    return f"its supervisor cannot be reached ({error})."

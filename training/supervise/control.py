@@ -181,7 +181,7 @@ class ControlServer:
             state = published[0].state.value if published is not None else "starting"
             return json.dumps({"ok": True, "pid": os.getpid(), "state": state}).encode()
         if command == "status":
-            return _refusal("the supervisor is only starting.")
+            return _refusal("the supervisor is still starting.")
         try:
             answer = self._handler(request)
             return answer if isinstance(answer, Future) else json.dumps(answer).encode()

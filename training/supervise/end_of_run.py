@@ -124,4 +124,4 @@ class EndBook:
         try:
             self._run_dir.engine_final_path(self._attempt).touch()
         except OSError as error:  # a disk that takes nothing any more; the keeper gives up in time
-            print(f"the keeper can't be told that all is recorded: {error}", file=sys.stderr)
+            print(f"the keeper cannot be told that all is recorded: {error}", file=sys.stderr)

@@ -28,7 +28,7 @@ class Facts:
     """Of the engine's log."""
     stop_requested: bool = False
     forced: str | None = None
-    """Why the run was ended by force: ``on request``, ``because ranks did not agree ...``."""
+    """Why the run was ended by force: ``on request``, ``because the ranks did not ...``."""
     rebooted: bool = False
     checkpoints: tuple[CheckpointInfo, ...] = ()
     foreign: bool = False
@@ -84,7 +84,7 @@ def ending(facts: Facts) -> Ending:
     """The final state and a sentence that names the cause."""
     code = facts.exit.exit_code if facts.exit else None
     if facts.forced is not None:
-        detail = f"ended by force {facts.forced}{_at(facts)}; {_saved(facts)}"
+        detail = f"killed {facts.forced}{_at(facts)}; {_saved(facts)}"
         return Ending(state=RunState.STOPPED, detail=detail, exit_code=code)
     if facts.exit is None:
         return _unseen(facts)
@@ -188,12 +188,12 @@ def _unseen(facts: Facts) -> Ending:
         if _left(facts, outcome):
             return Ending(
                 state=state,
-                detail=f"{state.value}{_at(facts)}, {_saved(facts)}; nobody saw how it exited",
+                detail=f"{state.value}{_at(facts)}, {_saved(facts)}; how it exited is unknown",
             )
-    why = "the machine was restarted" if facts.rebooted else "nobody saw how it ended"
+    why = "the machine was restarted" if facts.rebooted else "how it ended is unknown"
     return Ending(
         state=RunState.LOST,
-        detail=f"nothing of it is alive, and {why}; last seen{_at(facts)}, {_saved(facts)}",
+        detail=f"none of its processes is alive, and {why}; last seen{_at(facts)}, {_saved(facts)}",
     )
 
 
@@ -240,7 +240,7 @@ def _failed(facts: Facts, code: int | None) -> Ending:
 
 
 def _engine(facts: Facts) -> str:
-    return "command" if facts.foreign else "engine"
+    return "command" if facts.foreign else "launcher"
 
 
 def _killed_rank(facts: Facts) -> tuple[int, str] | None:
@@ -319,5 +319,5 @@ def _named(number: int | None) -> str:
     except ValueError:
         name = f"signal {number}"
     if name == "SIGKILL":
-        return "SIGKILL (a person, or the kernel when memory ran out)"
+        return "SIGKILL (sent by a person, or by the kernel when memory ran out)"
     return name

@@ -239,7 +239,7 @@ class _Round:
         if not stacks and alive and _lives(witness):
             # It will have answered by the next round. A signal is for those that can't: a thread
             # that runs Python meanwhile may not survive it.
-            missing.append("its witness has not answered yet")
+            missing.append("its telemetry thread has not answered yet")
         elif not stacks and alive:
             stacks = self._read_before(process, witness)
             missing += self.why.get(target.pid, ())
@@ -330,7 +330,9 @@ class _Round:
             if stacks:
                 stacks = self._read_before(process, None)
             reason = (
-                "a zombie: ended, and its rank has not noticed" if process.state == "Z" else None
+                "zombie: it has ended, and its rank has not noticed"
+                if process.state == "Z"
+                else None
             )
             found.append(
                 WorkerEvidence(process=process, stacks=stacks, loader=loader, exit_reason=reason)

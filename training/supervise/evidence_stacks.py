@@ -82,9 +82,9 @@ def by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[ThreadStack
             name = "main" if main else "thread"
             stacks += [replace(s, name=name, main=main, native_id=thread) for s in dump[:1]]
     except OSError as error:
-        return f"the stack signal can't be sent: {error.strerror}"
+        return f"the stack signal cannot be sent: {error.strerror}"
     _let_settle(pid)
-    return tuple(stacks) or "nothing came of the stack signal"
+    return tuple(stacks) or "the stack signal had no effect"
 
 
 def _dumped(pid: int, thread: int, path: str, limit_s: float) -> str:
@@ -157,7 +157,7 @@ class PySpy:
             return self._refused(pid, f"{type(error).__name__}")
 
     def _refused(self, pid: int, why: str) -> str:
-        reason = f"py-spy can't read process {pid}: {why or 'no reason given'}"
+        reason = f"py-spy cannot read process {pid}: {why or 'no reason given'}"
         if "ermission" in why:
             self.note = f"no permission to ptrace ({why}): {_how_to_allow()}"
         return reason

@@ -54,7 +54,7 @@ class Intents:
         """The ranks could not save and train on: force would lose what they refused to lose."""
         if self.ladder is not None and not self.ladder.kill_at_once and self.forced is None:
             self.ladder = None
-            self.error = f"{NOT_STOPPED}{why} A kill ends it all the same."
+            self.error = f"{NOT_STOPPED}{why} A kill would still end it."
 
     def kill(self, now_s: float) -> None:
         began = self.ladder or Ladder(now_s, 0.0, telemetry=False)
@@ -78,7 +78,7 @@ class Intents:
                 return
             self._open().plan(step, epochs)
         except (OSError, ControlFileError) as error:
-            self.error = f"ranks can't be asked: {error}"
+            self.error = f"the ranks cannot be reached: {error}"
 
     def notice(self, now_s: float, pulses: Mapping[int, PulseState | None]) -> bool:
         """Ranks that stop without an order, because a signal told one of them or because they came
@@ -115,7 +115,7 @@ class Intents:
             self._request_id = max(self._request_id, last.request_id if last else 0) + 1
             control.request(command, self._request_id)
         except (OSError, ControlFileError) as error:
-            self.error = f"ranks can't be asked: {error}"
+            self.error = f"the ranks cannot be reached: {error}"
 
     def adopt(self, ladder: Ladder | None) -> None:
         """Take up what the supervisor before had asked for: ``ladder`` of a stop, or a pause."""

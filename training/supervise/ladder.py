@@ -44,7 +44,8 @@ class Ladder:
         rung = self.rung(now_s)
         if rung is Rung.AGREE:
             return (
-                f"stopping: waiting for ranks to agree, {waited_s:.0f} s of {self.timeout_s:.0f} s"
+                "stopping: waiting for the ranks to stop together, "
+                f"{waited_s:.0f} s of {self.timeout_s:.0f} s"
             )
         if rung is Rung.TERMINATE:
             return (
@@ -52,8 +53,11 @@ class Ladder:
                 f"{waited_s:.0f} s of {self.timeout_s:.0f} s"
             )
         if rung is Rung.INTERRUPT:
-            return f"stopping: ranks did not agree within {self.timeout_s:.0f} s, interrupted them"
-        return "stopping: killing what is left"
+            return (
+                f"stopping: the ranks did not stop together within {self.timeout_s:.0f} s"
+                " and were interrupted"
+            )
+        return "stopping: killing the remaining processes"
 
     def forced(self, now_s: float) -> str | None:
         """Why force was used, as ``ending`` says it; None where it was not."""
@@ -61,5 +65,5 @@ class Ladder:
             return "on request"
         if self.rung(now_s) < Rung.INTERRUPT:
             return None
-        who = "ranks did not agree" if self.telemetry else "the command did not end"
+        who = "the ranks did not stop together" if self.telemetry else "the command did not end"
         return f"because {who} within {self.timeout_s:.0f} s"

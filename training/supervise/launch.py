@@ -88,7 +88,7 @@ def unwritable(home: Path, error: OSError) -> ProblemError:
     return ProblemError(
         Problem(
             where=str(home),
-            what=f"it can't be written ({error.strerror or error}).",
+            what=f"it cannot be written ({error.strerror or error}).",
             remedy="Make room, or set LTUI_HOME to another directory.",
         )
     )

@@ -308,7 +308,9 @@ class Supervisor:
         if policy.then == "restart":
             why_not = self.restart(f"its stall policy ended it ({said})", of=policy.restarts)
             if why_not is None:
-                text = f"the stall policy goes back to the last good checkpoint after {said}"
+                text = (
+                    f"the stall policy restarts the run from its last good checkpoint after {said}"
+                )
                 return [(None, None, now_s, "stall_policy", text, {"then": "restart"})]
             said = f"{said}; not restarted: {why_not}"
         self._intents.stop(time.monotonic(), ANSWER_STOP_S, self._can_be_asked())
@@ -443,7 +445,7 @@ class Supervisor:
             return self._machine.program.words()
         if self._watch.errors:
             rank, why = next(iter(sorted(self._watch.errors.items())))
-            return f"the queue of rank {rank} can't be read: {why}"
+            return f"the queue of rank {rank} cannot be read: {why}"
         return None
 
     def _compose(self, judgement: Judgement, now_s: float) -> RunSnapshot:

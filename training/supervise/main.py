@@ -58,7 +58,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
         report.failed(error)
         return 2
     except OSError as error:
-        problem = Problem(where=run_dir.id, what=f"its supervisor can't start ({error}).")
+        problem = Problem(where=run_dir.id, what=f"its supervisor cannot start ({error}).")
         report.failed(ProblemError(problem))
         return 2
     report.ready()

@@ -35,7 +35,7 @@ class Plan:
         if self.changes:
             text += f", with {', '.join(self.changes)}"
         if self.skipped:
-            text += f"; passed over: {'; '.join(self.skipped)}"
+            text += f"; skipped: {'; '.join(self.skipped)}"
         return f"{text}."
 
     def facts(self) -> dict[str, object]:

@@ -148,7 +148,15 @@ class Recorder:
                 if record.seq > expected:
                     missed = record.seq - expected
                     lost += missed
-                    extra.gaps.append((rank, record.seq, missed, now_s, "the queue was lapped"))
+                    extra.gaps.append(
+                        (
+                            rank,
+                            record.seq,
+                            missed,
+                            now_s,
+                            "the queue was overwritten before it was read",
+                        )
+                    )
                 expected = record.seq + 1
                 _add(extra, rank, record, now_s)
             if expected != self._next.get(rank, 0):

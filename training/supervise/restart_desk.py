@@ -24,7 +24,7 @@ from ltui.training.supervise.restarts import (
     write_ledger,
 )
 
-_DISK = "the disk does not take the plan"
+_DISK = "the restart could not be written to disk"
 
 
 class RestartDesk:
@@ -91,7 +91,7 @@ class RestartDesk:
         choice = resume_choice(self._run_dir.checkpoints_dir)
         taken = choice.taken
         if taken is None and choice.skipped:
-            return f"not restarted: no checkpoint is whole ({'; '.join(choice.skipped_words())})"
+            return f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped_words())})"
         self._keep(self._ledger.begun())
         return Plan(
             resume_from=None if taken is None else Path(taken.path),

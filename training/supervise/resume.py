@@ -53,7 +53,7 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
                 where=run_dir.id,
                 what="the run is finished.",
                 remedy=(
-                    "To train on, raise its end: --set trainer.max_epochs=..."
+                    "To train longer: --set trainer.max_epochs=..."
                     if before.command is None
                     else "To train longer, start a command with a later end with `ltui exec`."
                 ),
@@ -114,7 +114,7 @@ def delete(run_dir: RunDir) -> None:
         shutil.rmtree(hidden)
     except OSError as error:
         raise ProblemError(
-            Problem(where=str(run_dir.path), what=f"it can't be deleted ({error.strerror}).")
+            Problem(where=str(run_dir.path), what=f"it cannot be deleted ({error.strerror}).")
         ) from error
 
 
@@ -143,7 +143,7 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
                 Problem(
                     where=str(checkpoint),
                     what="it is damaged: size or checksum differ from its manifest.",
-                    remedy="Resume from another: ltui show lists them.",
+                    remedy="Resume from another one; ltui show lists them.",
                 )
             )
     raise ProblemError(Problem(where=str(checkpoint), what="the run has no such checkpoint."))
@@ -154,7 +154,7 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     what = (
         "there is nothing to resume from: no checkpoint was completed."
         if not broken
-        else f"none of its {broken} checkpoints is whole ({'; '.join(choice.skipped_words())})."
+        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skipped_words())})."
     )
     return Problem(where=run_dir.id, what=what, remedy="Start it again as a new run.")
 
@@ -162,7 +162,7 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
 def _still_live(run_dir: RunDir, state: RunState) -> Problem:
     return Problem(
         where=run_dir.id,
-        what=f"the run is {state.value}, so it can't be resumed.",
+        what=f"the run is {state.value}, so it cannot be resumed.",
         remedy=f"ltui attach {run_dir.id} shows it.",
     )
 

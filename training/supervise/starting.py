@@ -123,4 +123,4 @@ def _last_words(run_dir: RunDir) -> str:
         lines = run_dir.supervisor_log_path.read_text(errors="replace").strip().split("\n")
     except OSError:
         lines = [""]
-    return lines[-1] or "it says nothing"
+    return lines[-1] or "no reason was given"

@@ -178,7 +178,7 @@ class VerdictCalls:
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:
-                return f"can't be started: {getattr(error, 'strerror', None) or error}"
+                return f"cannot be started: {getattr(error, 'strerror', None) or error}"
             try:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
@@ -249,9 +249,9 @@ def _post(url: str, document: Mapping[str, Any], timeout_s: float) -> str | None
         if isinstance(error.reason, TimeoutError):
             return f"gave no answer within {timeout_s:g} s"
         reason = error.reason
-        return f"can't be reached: {getattr(reason, 'strerror', None) or reason}"
+        return f"cannot be reached: {getattr(reason, 'strerror', None) or reason}"
     except (OSError, http.client.HTTPException) as error:
-        return f"can't be reached: {getattr(error, 'strerror', None) or error}"
+        return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
 
 
 def _opener() -> urllib.request.OpenerDirector:

@@ -72,7 +72,7 @@ class VerdictDesk:
         rows = [row for s in stands if not s.told for row in self._tell(s.verdict, now_s)]
         for stand in stands:
             verdict = replace(stand.verdict, ended=max(now_s, stand.verdict.began or now_s))
-            text = f"{_over(verdict)} (the run ended)"
+            text = f"In force until the run ended: {headline(verdict)}"
             rows.append(_row(now_s, "verdict_over", text, verdict))
         return rows + self._told()
 
@@ -102,7 +102,7 @@ def _row(now_s: float, kind: str, text: str, verdict: Verdict) -> Row:
 
 def _over(verdict: Verdict) -> str:
     lasted = "" if verdict.began is None else f" after {_lasted(verdict):.0f} s"
-    return f"over{lasted}: {headline(verdict)}"
+    return f"Recovered{lasted}. It was: {headline(verdict)}"
 
 
 def _lasted(verdict: Verdict) -> float:

@@ -123,7 +123,7 @@ def _short_of_evaluation(ends: list[_End]) -> _End | None:
         text=f"left validation while {others} had batches left: validation batch counts differ"
         " (uneven), and the next collective's sizes did not match (size mismatch)",
         frame=inside[0].frame,
-        remedy="Give every rank equally many batches: a DistributedSampler, drop_last=True,"
+        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
         " or limit_val_batches.",
         consequence=False,
         confidence=0.7,
@@ -228,7 +228,7 @@ def _raised(rank: int, fields: Mapping[str, Any], said: str, oom_kills: int | No
         return _End(
             rank=rank, kind="mismatch", frame=line, confidence=0.5,
             text=f"raised {told}{at}: a collective's sizes differ between ranks (size mismatch)",
-            remedy="Every rank must call collectives with equal sizes; look at that line.",
+            remedy="Every rank must call collectives with equal sizes; check that line.",
         )  # fmt: skip
     consequence = is_consequence(f"{name}: {message}")
     return _End(
@@ -242,7 +242,7 @@ def _worker_end(rank: int, found: re.Match[str], message: str, oom_kills: int | 
     number = f" {pids[0]}" if pids else ""
     name = found["signal"]
     if name in ("Killed", None) and oom_kills:
-        text = f": DataLoader worker{number} was OOM-killed (out of memory)"
+        text = f": DataLoader worker{number} was killed by the kernel's out-of-memory killer"
         remedy = "Use fewer workers, smaller samples, or give the job more memory."
     elif _SHM.search(message):
         text = f": DataLoader worker{number} exited unexpectedly: out of shared memory (/dev/shm)"
@@ -250,7 +250,7 @@ def _worker_end(rank: int, found: re.Match[str], message: str, oom_kills: int | 
     else:
         how = f"killed by signal {name}" if name else "no reason known"
         text = f": DataLoader worker{number} exited unexpectedly ({how})"
-        remedy = "Look at the rank's log; with num_workers=0 the error shows."
+        remedy = "Check the log of the rank; with num_workers=0 the error is raised there."
     return _End(
         rank=rank, kind="worker_died", text=f"lost a worker{text}", remedy=remedy,
         worker=pids[0] if pids else None,
@@ -259,7 +259,7 @@ def _worker_end(rank: int, found: re.Match[str], message: str, oom_kills: int | 
 
 def _gone(rank: int, death: Death, oom_kills: int | None) -> _End:
     at = f" at {spot(death.frame)}" if death.frame else ""
-    said = f" (last said: {death.last_line})" if death.last_line else ""
+    said = f" (last line of its log: {death.last_line})" if death.last_line else ""
     name = death.signal
     if oom_kills and name in ("SIGKILL", None) and death.exit_code is None:
         return _End(

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from ltui.training.run.snapshot import Verdict
 
 _SLOWING = {
-    "gpu_thermal": "Look at that GPU's cooling, or leave it out.",
-    "gpu_power_brake": "Look at the machine's power supply, or leave that GPU out.",
-    "gpu_slow_clock": "Look at that GPU's clocks and power limit (nvidia-smi -q), or leave it out.",
+    "gpu_thermal": "Check that GPU's cooling, or leave it out.",
+    "gpu_power_brake": "Check the machine's power supply, or leave that GPU out.",
+    "gpu_slow_clock": "Check that GPU's clocks and power limit (nvidia-smi -q), or leave it out.",
     "gpu_foreign": "Give the run GPUs of its own: trainer.devices=free:N.",
     "gpu_unseen": "Give the run GPUs of its own: trainer.devices=free:N.",
-    "gpu_pcie_width": "Look at that GPU's slot and riser, or leave it out.",
-    "gpu_pcie_generation": "Look at that GPU's slot and riser, or leave it out.",
+    "gpu_pcie_width": "Check that GPU's slot and riser, or leave it out.",
+    "gpu_pcie_generation": "Check that GPU's slot and riser, or leave it out.",
 }
 """kind -> remedy, what explains most first."""
 _BREAKING = {
-    "gpu_xid": "Look at that GPU (dmesg, nvidia-smi -q), or leave it out.",
+    "gpu_xid": "Check that GPU (dmesg, nvidia-smi -q), or leave it out.",
     "gpu_ecc": "Reset or replace that GPU, or leave it out.",
-    "gpu_nvlink": "Look at that GPU's NVLinks (nvidia-smi nvlink -s), or leave it out.",
+    "gpu_nvlink": "Check that GPU's NVLinks (nvidia-smi nvlink -s), or leave it out.",
 }
 
 

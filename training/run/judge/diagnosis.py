@@ -57,13 +57,14 @@ def headline(
             " the state of the processes can be checked; none of them is stopped"
         )
     if not timed:
-        return "No rank trains yet"
+        return "No rank has started to train yet"
     slowest = max(timed, key=lambda r: ((r.data_wait_share or 0.0), r.step_s or 0.0))
     wait = slowest.data_wait_share
     share = f", {100 * wait:.0f} % of it waiting for data" if wait is not None else ""
+    running = [r.rank for r in ranks]
     return (
-        f"not stalled: {ranks_text([r.rank for r in ranks])} advance, slowest is rank"
-        f" {slowest.rank} ({slowest.step_s:.3g} s a step{share})"
+        f"Healthy: {ranks_text(running)} {verb(running, 'is', 'are')} running; the slowest is rank"
+        f" {slowest.rank} ({slowest.step_s:.3g} s per step{share})"
     )
 
 

@@ -17,7 +17,7 @@ DRIFT_S = 2.0
 """Ranks pass an epoch's end one after another; a drift lasts."""
 DRIFT_KEPT_S = 5.0
 """A drift stands for so long while no two ranks are seen at an equal step."""
-_EVEN = "Give every rank equally many batches: a DistributedSampler or drop_last=True."
+_EVEN = "Give every rank the same number of batches: a DistributedSampler or drop_last=True."
 _SCARCE_SHARE = 0.05
 _SCARCE_BYTES = 256 << 20
 
@@ -28,7 +28,7 @@ def bad_loss(fold: Fold) -> Verdict | None:
         return None
     first = min(bad, key=lambda r: (bad[r].bad_loss_step or 0, r))
     step = bad[first].bad_loss_step
-    since = "" if step is None else f" since step {step}, first on rank {first}"
+    since = "" if step is None else f" since step {step} (first on rank {first})"
     last = bad[first].recent_loss[-1] if bad[first].recent_loss else None
     what = "infinite" if last in (float("inf"), float("-inf")) else "NaN"
     return Verdict(
@@ -36,7 +36,7 @@ def bad_loss(fold: Fold) -> Verdict | None:
         level="warning",
         culprits=tuple(bad),
         place="loss",
-        cause=f"the loss of {ranks_text(list(bad))} is not a finite number ({what}){since}",
+        cause=f"the loss of {ranks_text(list(bad))} is {what}{since}",
         remedy="Stop, and resume from a checkpoint before that step with a lower learning rate.",
         began=bad[first].bad_loss_wall_s,
         evidence={
@@ -166,9 +166,10 @@ def diverging(close: dict[int, RankEvidence]) -> Verdict | None:
                     place=spot(here),
                     cause=(
                         f"rank {odd} called {found.op} #{found.seq} at {spot(here)}, rank {other}"
-                        f" at {spot(there)}: from then on their collectives pair wrongly"
+                        f" at {spot(there)}: all their later collectives are mismatched"
                     ),
-                    remedy="Take the collective out of code that not every rank runs.",
+                    remedy="Move the collective out of code that only some ranks run"
+                    " (rank-zero code).",
                     confidence=0.7,
                     evidence={"seq": found.seq, "group": found.group, "op": found.op},
                 )

@@ -93,7 +93,8 @@ def _dead_worker(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | No
         text=f"waits for its DataLoader worker {pid}, which exited unexpectedly",
         motion="fault",
         place=_phase(pulse, "fetch data"),
-        remedy="Look at the rank's log and at memory; with num_workers=0 the error shows.",
+        remedy="Check the log of the rank and the free memory; with num_workers=0 the error is"
+        " raised there.",
         confidence=0.8,
         facts={"worker": pid},
     )
@@ -132,7 +133,7 @@ def _disk(of_rank: RankEvidence, pulse: PulseState | None) -> Reason | None:
         motion="fault",
         place=_phase(pulse, spot(line)),
         frame=line,
-        remedy="Look at the file system that it reads or writes (dmesg, df, the NFS server).",
+        remedy="Check the file system that it reads or writes (dmesg, df, the NFS server).",
         confidence=0.9,
         facts=line_facts(line) | {"wait_channel": process.wait_channel},
     )
@@ -221,7 +222,7 @@ def _checkpoint(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         motion="frozen" if frozen else "moving",
         place=_phase(pulse, spot(line)),
         frame=line,
-        remedy="Look at the disk that checkpoints go to." if frozen else None,
+        remedy="Check the disk that checkpoints go to." if frozen else None,
         confidence=0.85,
         facts=line_facts(line) | {"moving": not frozen},
     )
@@ -265,10 +266,10 @@ def _worker(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
 def _worker_remedy(motion: str) -> str | None:
     if motion == "frozen":
         return (
-            "Look at that line; locks taken before the fork (OpenCV, OpenMP, tokenizers) hang so:"
-            " set their threads to 0 or use multiprocessing_context='spawn'."
+            "Check that line; locks taken before the fork (OpenCV, OpenMP, tokenizers) cause such"
+            " hangs: set their threads to 0 or use multiprocessing_context='spawn'."
         )
-    return "Look at that line and at the sample that it works on." if motion == "busy" else None
+    return "Check that line and at the sample that it works on." if motion == "busy" else None
 
 
 def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
@@ -292,7 +293,7 @@ def _line(of_rank: RankEvidence, pulse: PulseState | None) -> Reason:
         ends = "sends" if "recv" in message else "receives"
         text = f"waits in {message}{at} for a rank that {ends}{motion_text(process)}"
     elif motion == "frozen":
-        text = f"stands still in {doing}{at}{motion_text(process)}"
+        text = f"is stuck in {doing}{at}{motion_text(process)}"
     elif motion == "busy":
         text = f"computes in {doing}{at}: a busy loop or a very slow line{motion_text(process)}"
     else:
@@ -319,10 +320,10 @@ def working_child(of_rank: RankEvidence) -> WorkerEvidence | None:
 
 def _line_remedy(motion: str, process: ProcessSight | None) -> str | None:
     if motion == "frozen" and process and "futex" in (process.wait_channel or ""):
-        return "Look for a lock taken twice, or by a thread that is gone."
+        return "Check for a lock that is taken twice, or held by a thread that has ended."
     if process is not None and process.starved and motion != "frozen":
         return STARVED_REMEDY
-    return "Look at that line." if motion != "moving" else None
+    return "Check that line." if motion != "moving" else None
 
 
 def _motion(process: ProcessSight | None, of_rank: RankEvidence | None = None) -> str:

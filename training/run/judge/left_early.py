@@ -66,7 +66,7 @@ def reason(found: Departure, others: Sequence[int], place: str | None) -> Reason
     return Reason(
         kind="left_early",
         text=f"left epoch {found.epoch} early, after {found.done} of {found.planned} planned"
-        f" batches{still}; every rank has equally many batches",
+        f" batches{still}; every rank has the same number of batches",
         motion="fault",
         place=place,
         remedy=REMEDY,

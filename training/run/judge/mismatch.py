@@ -154,7 +154,7 @@ def uneven_verdict(m: Moment, ranks: tuple[int, ...], how: str, found: Split | N
         text=how,
         motion="fault",
         place=_label(m, ranks),
-        remedy="Give every rank equally many batches: a DistributedSampler, drop_last=True,"
+        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
         " or limit_train_batches / limit_val_batches.",
         confidence=0.9,
         facts={
@@ -175,12 +175,12 @@ def _skipped_backward(m: Moment, found: Split) -> Verdict | None:
         return None
     reason = Reason(
         kind="unused_parameters",
-        text="issued no gradient all_reduce (went on to the next batch): it skipped the backward"
-        " or used other parameters than the others",
+        text="issued no gradient all_reduce and continued with the next batch: it skipped the"
+        " backward pass or used different parameters than the others",
         motion="fault",
         place=_label(m, ahead),
-        remedy="Use strategy='ddp_find_unused_parameters_true', and let every rank take every"
-        " backward.",
+        remedy="Use strategy='ddp_find_unused_parameters_true', and run every backward pass on"
+        " every rank.",
         confidence=0.8,
     )
     return verdict_of(m, ahead, reason, tuple(sorted(reducing)), found)
@@ -194,12 +194,12 @@ def _shifted(m: Moment, found: Split) -> Verdict | None:
     by_site = [f"rank {r} at {spot(frame)}" for r, frame in sorted(earlier.sites.items())]
     reason = Reason(
         kind="mismatch",
-        text=f"called {earlier.op} #{earlier.seq} from another line than the others"
-        f" ({'; '.join(by_site[:4])}): from then on collectives pair wrongly",
+        text=f"called {earlier.op} #{earlier.seq} from a different line than the others"
+        f" ({'; '.join(by_site[:4])}): all later collectives are mismatched",
         motion="fault",
         place=spot(earlier.sites[earlier.odd[0]]),
         frame=earlier.sites[earlier.odd[0]],
-        remedy="A collective stands in code that not every rank runs (rank-zero code): move it.",
+        remedy="Move the collective out of code that only some ranks run (rank-zero code).",
         confidence=0.7,
         facts={"diverged": {"seq": earlier.seq, "op": earlier.op}},
     )
@@ -219,17 +219,17 @@ def _odd(m: Moment, found: Split) -> Verdict:
     line = site_of(found.at[odd[0]], m.close.get(odd[0]))
     what = "mismatch"
     if len(ops) == 1:
-        what = "sizes differ: size mismatch" if recorded else "from another line: mismatch"
+        what = "sizes differ: size mismatch" if recorded else "from a different line: mismatch"
     at_number = f" at #{found.seq}" if recorded else ""
-    who = "" if len(odd) < len(found.at) else " (which of them is wrong can't be told)"
+    who = "" if len(odd) < len(found.at) else " (it is unknown which of them is wrong)"
     reason = Reason(
         kind="mismatch",
-        text=f"called another collective than the others: {what}{at_number}"
+        text=f"called a different collective than the others: {what}{at_number}"
         f" ({'; '.join(told[:4])}){who}",
         motion="fault",
         place=_label(m, odd, spot(line)),
         frame=line,
-        remedy="Every rank must call the same collectives in the same order; look at that line.",
+        remedy="Every rank must call the same collectives in the same order; check that line.",
         confidence=0.85 if recorded and len(odd) < len(found.at) else 0.5,
         facts=line_facts(line),
     )
@@ -252,7 +252,7 @@ def crossed(m: Moment, found: Split) -> Verdict:
         text = f"{collective_text(entry)} of group {entry.group}{at}"
         alike.setdefault(text, []).append(rank)
     told = [f"{ranks_text(ranks)} {text}" for text, ranks in alike.items()]
-    who = "" if few else " (which of them is wrong can't be told)"
+    who = "" if few else " (it is unknown which of them is wrong)"
     reason = Reason(
         kind="mismatch",
         text=f"{verb(odd, 'waits', 'wait')} in another process group's collective than the others"
@@ -260,7 +260,7 @@ def crossed(m: Moment, found: Split) -> Verdict:
         motion="fault",
         place=_label(m, odd, spot(line)),
         frame=line,
-        remedy="Every rank must use its process groups in the same order; look at those lines.",
+        remedy="Every rank must use its process groups in the same order; check those lines.",
         confidence=0.8 if few else 0.5,
         facts=line_facts(line),
     )

@@ -33,11 +33,11 @@ def slow_data(m: Moment) -> Verdict | None:
         waiting=tuple(sorted(alive)),
         place=Phase.FETCH.label,
         cause=(
-            f"NOT STALLED: {who} {'are' if len(alive) > 1 else 'is'} data-bound:"
-            f" {100 * min(known):.0f} % of the last step ({last_s:.1f} s) went into waiting for"
-            " data, several times as long as before"
+            f"{who} {'are' if len(alive) > 1 else 'is'} data-bound:"
+            f" {100 * min(known):.0f} % of the last step ({last_s:.1f} s) was spent waiting for"
+            " data, several times longer than before; training continues slowly"
         ),
-        remedy="Look at the storage, use more DataLoader workers, or cheaper samples.",
+        remedy="Check the storage, use more DataLoader workers, or cheaper samples.",
         confidence=0.8,
         evidence={
             "step_s": last_s,

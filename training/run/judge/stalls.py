@@ -259,7 +259,7 @@ def _finished_early(
         " (uneven)",
         motion="fault",
         place="ended",
-        remedy="Give every rank equally many batches: a DistributedSampler, drop_last=True,"
+        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
         " or limit_train_batches.",
         confidence=0.9,
     )
@@ -291,18 +291,18 @@ def _all_wait(
     sent = {r: m.close[r].unacknowledged_bytes for r in ranks}
     again = sum(m.close[r].retransmits or 0 for r in ranks)
     stuck = {str(r): b for r, b in sent.items() if b}
-    unacked = f"; unacked bytes: {sum(stuck.values())}" if stuck else ""
+    unacked = f"; unacknowledged bytes: {sum(stuck.values())}" if stuck else ""
     gpus = any(m.close[r].gpu for r in ranks)
     first = entry is not None and entry.seq <= 2
     reason = Reason(
         kind="transport",
-        text=f"all wait in {what} and none is missing: the transport between them does not"
-        f" deliver{unacked}",
+        text=f"all wait in {what} and no rank is missing: the network between them does not"
+        f" deliver the data{unacked}",
         motion="frozen",
         place=what,
-        remedy="Try NCCL_P2P_DISABLE=1, and look at ACS and the IOMMU."
+        remedy="Try NCCL_P2P_DISABLE=1, and check ACS and the IOMMU."
         if gpus and first
-        else "Look at the network between the ranks (link, firewall, MTU).",
+        else "Check the network between the ranks (link, firewall, MTU).",
         confidence=0.8 if stuck else 0.6,
         facts={"unacknowledged_bytes": stuck, "retransmits": again},
     )
@@ -339,7 +339,7 @@ def _nobody_waits(m: Moment, slowest_s: float | None) -> list[Verdict] | None:
         first = reasons[frozen[0]]
         same = all(reasons[r].place == first.place for r in frozen)
         if len(frozen) == len(ranks) > 1 and same:
-            text = f"all stand still in the same place: each {first.text}"
+            text = f"are all stuck at the same place: each {first.text}"
             return [verdict_of(m, frozen, replace(first, text=text), (), None)]
         return [verdict_of(m, (r,), reasons[r], (), None) for r in frozen]
     if any(r.motion == "compiling" for r in reasons.values()):
@@ -373,14 +373,13 @@ def _all_slow(
         return [verdict_of(m, ranks, reasons[ranks[0]], (), None)]
     starved = all(_starved(m, r) for r in ranks)
     bound = "data-bound" if data else "compute-bound" if busy else "slow"
-    what = "short of processors, the machine is overloaded," if starved else bound
+    what = "short of processors (the machine is overloaded)" if starved else bound
     motion = motion_text(m.close[ranks[0]].process)
     line = reasons[ranks[0]].place
     reason = Reason(
         kind="slow_data" if data and not starved else "slow_step",
-        text=f"NOT STALLED: {what} on all ranks, in {line}{motion}"
-        if len(ranks) > 1
-        else f"NOT STALLED: {what}, in {line}{motion}",
+        text=f"{'all ranks are' if len(ranks) > 1 else 'is'} {what} in {line}{motion};"
+        " training continues slowly",
         motion="moving",
         place=line,
         remedy=STARVED_REMEDY if starved else MORE_WORKERS if data else None,
@@ -489,13 +488,13 @@ def _by_pulses(m: Moment, overdue: set[int], slowest_s: float | None) -> list[Ve
             return [uneven_verdict(m, *uneven, None)]
     if told_apart:
         text = (
-            f"{verb(culprits, 'stands', 'stand')} still in {pulse.phase.label}"
+            f"{verb(culprits, 'has', 'have')} made no progress in {pulse.phase.label}"
             f" for {longest_s:.0f} s"
         )
     else:
         text = (
-            f"all {len(alive)} ranks stand still in {pulse.phase.label} for {longest_s:.0f} s; none"
-            " is behind"
+            f"all {len(alive)} ranks have made no progress in {pulse.phase.label} for"
+            f" {longest_s:.0f} s; none is behind the others"
         )
     ended = m.ended
     after = f"; {ranks_text(ended)} already ended" if ended else ""

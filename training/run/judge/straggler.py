@@ -196,7 +196,7 @@ def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
     """``close``: a look at the rank while it straggled."""
     why, remedy = _WHY[found.part]
     if close is not None and close.process is not None and close.process.starved:
-        why, remedy = "other processes take its processor", STARVED_REMEDY
+        why, remedy = "other processes use its processor core", STARVED_REMEDY
         why += motion_text(close.process)
     elif found.part != "fetch data" and (gpu := slowed(m.devices, found.rank)) is not None:
         why, remedy = gpu.text, gpu.remedy
@@ -236,13 +236,13 @@ def _line(m: Moment, found: Straggler, close: RankEvidence | None) -> Frame | No
 
 
 _WHY = {
-    "fetch data": ("its data is slow", "Look at its storage, or give it more DataLoader workers."),
+    "fetch data": ("its data is slow", "Check its storage, or give it more DataLoader workers."),
     "forward": (
-        "its compute is slow",
-        "Look at its device: clocks, temperature, other processes on it.",
+        "its computation is slow",
+        "Check its device: clocks, temperature, other processes on it.",
     ),
     "optimizer": (
-        "its compute is slow",
-        "Look at its device: clocks, temperature, other processes on it.",
+        "its computation is slow",
+        "Check its device: clocks, temperature, other processes on it.",
     ),
 }
