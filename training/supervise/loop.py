@@ -148,6 +148,9 @@ class Supervisor:
         self._plan_stops()
         now_s = time.time()
         sight = self._look()
+        if plan.adopt and self._state is RunState.STARTING:
+            # The supervisor before may have died before it wrote that the ranks train.
+            self._state = self._live_state(now_s)
         self._snapshot = self._compose(self._judge(sight), now_s)
         self._recorder.attempt(self._write_first, now_s)
         self._recorder.record(sight.polls, Batch(events=opening), None, now_s)
