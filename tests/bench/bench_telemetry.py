@@ -1,23 +1,28 @@
-"""What the callback costs a training step on CPU, beside what Lightning's own instruments cost.
+"""What ltui costs a training step on CPU, beside what Lightning's own instruments cost.
 
-One training, in which the instruments take turns every few steps, in an order that rotates: so all
-of them meet the same load of the machine. A step is measured in CPU time of the training thread, to
-which waiting for a processor does not add. Reported is the median step with the instrument less the
-median step with an empty callback. Beside it stands what the callback's hooks take where nothing
-else runs between them, which keeps their memory in the processor's caches: a training does not.
+Every instrument has a training of its own, in a thread of its own, and these take turns every few
+steps: so all of them meet the same load of the machine. A step is measured in CPU time of its
+thread, to which waiting for a processor does not add. A round gives the median step of each
+instrument; reported is the median, over all rounds, of what that is above the median step with an
+empty callback, and the quartiles.
 
-Raw is what the callback does; net is what a run has of it, as the callback puts out the context
-managers of a profiler that does nothing.
+Net is what a run has of ltui: all its callbacks and hooks, while the context managers of Lightning's
+profiler that does nothing are put out. Raw leaves these in place. Beside them stands what the hooks
+take where nothing else runs between them, which keeps their memory in the processor's caches: a
+training does not.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import statistics
 import tempfile
+import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,89 +32,107 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
-from ltui.training.rank.entry import rebuild
+from ltui.training.rank.entry import rebuild, rebuild_cautions
 from ltui.training.rank.environment import RankEnvironment
 
-BLOCK, SKIPPED, ROUNDS = 40, 8, 30
+BLOCK, SKIPPED, ROUNDS = 40, 8, 40
 LOOPS, LOOP_STEPS = 41, 100
-EMPTY, TELEMETRY, SPARED, CSV, RICH = "empty", "telemetry", "spared", "csv", "rich"
-NAMES = (EMPTY, TELEMETRY, SPARED, CSV, RICH)
+EMPTY, NET, RAW, CSV, RICH = "empty", "net", "raw", "csv", "rich"
+NAMES = (EMPTY, NET, RAW, CSV, RICH)
+BOUND_US = 15.0
 ROWS = (
-    (TELEMETRY, "telemetry callback, a step beyond an empty callback (raw)", 15.0),
-    (SPARED, "  without the idle profiling that it puts out (net)", 15.0),
+    (NET, "ltui, a step beyond an empty callback (net: what a run has of it)", BOUND_US),
+    (RAW, "  with Lightning's idle profiling left in place (raw)", None),
     (CSV, "  CSVLogger, every step, the same", None),
     (RICH, "  RichProgressBar, the same", None),
 )
 
 
-class _Model(pl.LightningModule):
-    """Times its steps, and hands the turn from one instrument to the next."""
+class Relay:
+    """Whose turn it is: one instrument trains, the others wait."""
 
     def __init__(self) -> None:
+        self.blocks: dict[str, list[float]] = {name: [] for name in NAMES}
+        self._changed = threading.Condition()
+        self._turn = 0
+
+    @property
+    def over(self) -> bool:
+        return self._turn >= ROUNDS * len(NAMES)
+
+    @property
+    def name(self) -> str:
+        """The instrument whose turn it is; the order rotates from round to round."""
+        block, place = divmod(self._turn, len(NAMES))
+        return NAMES[(place + block) % len(NAMES)]
+
+    def wait(self, names: Sequence[str]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.over or self.name in names)
+
+    def done(self, times: list[int]) -> None:
+        """End the turn, in which steps took ``times``."""
+        with self._changed:
+            self.blocks[self.name].append(statistics.median(times) / 1e3)
+            self._turn += 1
+            self._changed.notify_all()
+
+
+class Model(pl.LightningModule):
+    """Times its steps while it is its turn."""
+
+    def __init__(self, relay: Relay, names: Sequence[str]) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(8, 1)
-        self.times: dict[str, list[int]] = {name: [] for name in NAMES}
-        self.alone_us = 0.0
-        self.turn = EMPTY
+        self.relay, self.names = relay, names
+        self.times: list[int] = []
         self.began = 0
+        self.nothing: Any = None
+        self.alone_us = 0.0
 
     def on_train_start(self) -> None:
-        empty, telemetry, rich = self.trainer.callbacks
-        self.callbacks = {
-            EMPTY: empty, CSV: empty, TELEMETRY: telemetry, SPARED: telemetry, RICH: rich
-        }  # fmt: skip
-        self.csv = self.trainer.loggers
-        loop = self.trainer.fit_loop.epoch_loop
-        watched = loop._on_before_fetch, loop._on_after_fetch
-        plain = type(loop)._on_before_fetch.__get__(loop), type(loop)._on_after_fetch.__get__(loop)
-        with_telemetry = (TELEMETRY, SPARED)
-        self.fetch_hooks = {name: watched if name in with_telemetry else plain for name in NAMES}
-        self.spared = vars(self.trainer.profiler).pop("profile")
+        self.nothing = vars(self.trainer.profiler).pop("profile", None)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         now = time.thread_time_ns()
-        if batch_idx % BLOCK > SKIPPED:
-            self.times[self.turn].append(now - self.began)
-        if batch_idx % BLOCK == 0:
-            block = batch_idx // BLOCK
-            self.hand_over(NAMES[(block + block // len(NAMES)) % len(NAMES)])
+        place = batch_idx % BLOCK
+        if place > SKIPPED:
+            self.times.append(now - self.began)
+        elif place == 0:
+            self._next_turn()
         self.began = time.thread_time_ns()
         loss = self.layer(batch).pow(2).mean()
         self.log("loss", loss)
         return loss
 
-    def hand_over(self, name: str) -> None:
-        self.turn = name
-        trainer = self.trainer
-        trainer.callbacks[:] = [self.callbacks[name]]
-        trainer.loggers = self.csv if name == CSV else []
-        fetcher = trainer.fit_loop._data_fetcher
-        fetcher._start_profiler, fetcher._stop_profiler = self.fetch_hooks[name]
-        vars(trainer.profiler).pop("profile", None)
-        if name == SPARED:
-            trainer.profiler.profile = self.spared
+    def _next_turn(self) -> None:
+        if self.times:
+            self.relay.done(self.times)
+        self.times = []
+        self.relay.wait(self.names)
+        self.trainer.should_stop = self.relay.over
+        if NET in self.names:
+            vars(self.trainer.profiler).pop("profile", None)
+            if self.relay.name == NET:
+                self.trainer.profiler.profile = self.nothing
 
     def on_train_end(self) -> None:
-        plain = self.one_step(EMPTY)
-        self.alone_us = self.one_step(TELEMETRY) - plain
+        if NET in self.names:
+            self.alone_us = self.tight_loop(self.trainer.callbacks[0]) - self.tight_loop(pl.Callback())
 
-    def one_step(self, name: str) -> float:
-        """Microseconds of one step's hooks, over and over."""
-        hooks, trainer, batch = self.callbacks[name], self.trainer, torch.zeros(2, 8)
-        before, after = self.fetch_hooks[name]
-        outputs = {"loss": torch.tensor(1.0)}
+    def tight_loop(self, hooks: Any) -> float:
+        """Microseconds of one step's callback hooks, over and over."""
+        trainer, batch, loss = self.trainer, torch.zeros(2, 8), torch.tensor(1.0)
         steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         costs = []
         for _ in range(LOOPS):
             began = time.thread_time_ns()
             for index in range(LOOP_STEPS):
-                before()
-                after()
                 hooks.on_train_batch_start(trainer, self, batch, index)
-                hooks.on_before_backward(trainer, self, outputs["loss"])
+                hooks.on_before_backward(trainer, self, loss)
                 hooks.on_before_optimizer_step(trainer, self, None)
                 steps.total.completed += 1
-                hooks.on_train_batch_end(trainer, self, outputs, batch, index)
+                hooks.on_train_batch_end(trainer, self, {"loss": loss}, batch, index)
             costs.append((time.thread_time_ns() - began) / LOOP_STEPS / 1e3)
         return statistics.median(costs)
 
@@ -122,35 +145,55 @@ def measure() -> list[dict[str, Any]]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
-        model = _train(Path(folder))
-    medians = {name: statistics.median(times) / 1e3 for name, times in model.times.items()}
-    rows = [
-        {"what": what, "value": medians[name] - medians[EMPTY], "unit": "us", "bound": bound}
-        for name, what, bound in ROWS
-    ]
-    alone = {"what": "  its hooks alone, in a tight loop", "value": model.alone_us}
-    return [*rows[:2], {**alone, "unit": "us", "bound": None}, *rows[2:]]
+        relay, watched = _train(Path(folder))
+    empty = relay.blocks[EMPTY]
+    rows = []
+    for name, what, bound in ROWS:
+        above = [own - bare for own, bare in zip(relay.blocks[name], empty, strict=True)]
+        low, middle, high = statistics.quantiles(above, n=4)
+        words = f"{what}, quartiles {low:.1f} to {high:.1f}"
+        rows.append({"what": words, "value": middle, "unit": "us", "bound": bound})
+    alone = {"what": "  its callback hooks alone, in a tight loop", "value": watched.alone_us}
+    whole = {"what": "  the whole step with the empty callback", "value": statistics.median(empty)}
+    rest = [{**row, "unit": "us", "bound": None} for row in (alone, whole)]
+    return [*rows[:2], *rest, *rows[2:]]
 
 
-def _train(folder: Path) -> _Model:
+def _train(folder: Path) -> tuple[Relay, Model]:
+    relay = Relay()
     environment = RankEnvironment(run_dir=folder, run_id="bench", attempt=1)
+    rank = rebuild("lightning", environment)
     rich = RichProgressBar(console_kwargs={"file": io.StringIO(), "force_terminal": True})
-    model = _Model()
-    steps = BLOCK * len(NAMES) * ROUNDS
-    data = torch.utils.data.DataLoader(torch.randn(steps * 2, 8), batch_size=2)
+    watched = Model(relay, (NET, RAW))
+    others = [
+        threading.Thread(target=_fit, args=(Model(relay, (EMPTY,)), folder, [pl.Callback()])),
+        threading.Thread(target=_fit, args=(Model(relay, (CSV,)), folder, [pl.Callback()], True)),
+        threading.Thread(target=_fit, args=(Model(relay, (RICH,)), folder, [rich])),
+    ]
+    for thread in others:
+        thread.start()
+    # In the main thread, as in a run: signal handlers are set there alone.
+    _fit(watched, folder, [rank, rebuild_cautions("lightning", rank)])
+    for thread in others:
+        thread.join()
+    return relay, watched
+
+
+def _fit(model: Model, folder: Path, callbacks: list[Any], csv: bool = False) -> None:
+    data = torch.randn(BLOCK * (2 * ROUNDS + 2) * 2, 8)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
         max_epochs=1,
-        callbacks=[pl.Callback(), rebuild("lightning", environment), rich],
-        logger=CSVLogger(folder),
+        callbacks=callbacks,
+        logger=CSVLogger(folder) if csv else False,
         log_every_n_steps=1,
+        enable_progress_bar=any(isinstance(each, RichProgressBar) for each in callbacks),
         enable_model_summary=False,
         enable_checkpointing=False,
     )
-    trainer.fit(model, data)
-    return model
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
 
 
 if __name__ == "__main__":
-    Console().print(measure())
+    Console().print(json.dumps(measure(), indent=1))
