@@ -97,14 +97,15 @@ class ControlState:
 class ControlFile:
     """One process's door to the control block."""
 
-    __slots__ = ("_decisions", "_mapped", "_pid", "_plans", "_requests", "_seen", "_view", "_words")
+    __slots__ = ("_decisions", "_mapped", "_pid", "_plans", "_requests", "_view", "seen", "word")
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._mapped = mapped
         self._view = memoryview(mapped)
-        self._words = self._view.cast("Q")
+        self.word = self._view[_WORD_AT : _WORD_AT + 8].cast("Q")
+        """Of one element, which differs from ``seen`` where ``poll`` has something to answer."""
         self._pid = os.getpid()
-        self._seen = -1
+        self.seen = -1
         self._requests = _Area(_REQUESTS_AT)
         self._decisions = _Area(_DECISIONS_AT)
         self._plans = _Area(_PLANS_AT)
@@ -132,8 +133,8 @@ class ControlFile:
 
         The first call answers. Costs one load and one comparison where nothing changed.
         """
-        word = self._words[_WORD_AT // 8]
-        if word == self._seen:
+        word = self.word[0]
+        if word == self.seen:
             return None
         state = self.read()
         # A slot that is not there yet although its generation is: ask again at the next poll.
@@ -142,7 +143,7 @@ class ControlFile:
             and self._decisions.has(word >> 32, 16)
             and self._plans.has(word >> 56, 8)
         ):
-            self._seen = word
+            self.seen = word
         return state
 
     def read(self) -> ControlState:
@@ -194,7 +195,7 @@ class ControlFile:
 
     def close(self) -> None:
         """Unmap; twice is harmless. The file stays."""
-        self._words.release()
+        self.word.release()
         self._view.release()
         self._mapped.close()
 

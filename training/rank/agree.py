@@ -65,7 +65,8 @@ def position(fit: int, global_step: int, part: int = 0) -> int:
     ``fit`` counts the calls of ``fit`` and its like in this process; ``part`` is 0 for the end of a
     training step and ``1 + n`` for the n-th validation batch that follows it.
     """
-    part = min(part, (1 << _PART_BITS) - 1)
+    if part > EPOCH_END:
+        part = EPOCH_END
     return (((fit & 0x3F) << _STEP_BITS) + global_step << _PART_BITS) + part
 
 

@@ -331,14 +331,17 @@ class RankHooks:
         steering, telemetry = self.steering, self.telemetry
         # An evaluation's batches come by here too, and end no step.
         if telemetry is not None:
-            ended, telemetry.stepped = telemetry.stepped, False
+            if not telemetry.stepped:
+                return
+            telemetry.stepped, step = False, telemetry.global_step
         else:
-            ended, self._batch_ended = self._batch_ended, False
-        if steering is None or not ended:
+            if not self._batch_ended:
+                return
+            self._batch_ended, step = False, trainer.global_step
+        if steering is None:
             return
         self._part = 0
         try:
-            step = trainer.global_step if telemetry is None else telemetry.global_step
             if steering.boundary(trainer, Place.TRAINING, self._fit, step) and telemetry:
                 telemetry.restart_clock()
             epoch_loop = trainer.fit_loop.epoch_loop

@@ -38,12 +38,10 @@ def order_of(loader: Any) -> dict[str, Any]:
     return order
 
 
-def items_in(loader: Any, drawn: Any) -> int:
-    """How many items of the dealt order one draw of the index sampler took: samples, or one batch
-    of a batch sampler that deals batches."""
-    if callable(getattr(_batch_sampler(loader), "deal_rest", None)):
-        return 1
-    return len(drawn) if isinstance(drawn, (list, tuple)) else 1
+def deals_batches(loader: Any) -> bool:
+    """Whether what the index sampler draws counts as one item of the dealt order, as the batches
+    of a batch sampler that deals batches do. Otherwise each sample of a batch counts."""
+    return callable(getattr(_batch_sampler(loader), "deal_rest", None))
 
 
 def rest(loader: Any, order: dict[str, Any], used: int) -> list[Any] | None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ltui.training.rank.dealt import items_in, order_of, rest, share_of, within_wrapper
+from ltui.training.rank.dealt import deals_batches, order_of, rest, share_of, within_wrapper
 from ltui.training.rank.randomness import as_before, random_states, restore_random_states
 
 _SLACK = 8
@@ -250,6 +250,11 @@ class _Draw:
     """One epoch's numbers. Samplers draw their order when iterated or with the first number, so
     the states before both are kept."""
 
+    __slots__ = (
+        *("_deals_batches", "_drawn", "_numbers", "_sums"),
+        *("begun", "dropped", "exact", "items_before", "made", "order", "states"),
+    )
+
     def __init__(
         self,
         sampler: Any,
@@ -264,7 +269,7 @@ class _Draw:
         self.exact = True
         self.items_before = 0
         """Of all ranks, before the rest of an epoch was dealt anew."""
-        self._loader = weakref.ref(loader)
+        self._deals_batches = deals_batches(loader)
         self._drawn = 0
         self._sums: deque[tuple[int, int]] = deque([(0, 0)], maxlen=keep + 1)
         """Checksum and count of items after each of the last draws."""
@@ -302,7 +307,8 @@ class _Draw:
         numbers = next(self._numbers)
         self._drawn += 1
         checksum, items = self._sums[-1]
-        items += items_in(self._loader(), numbers)
+        counted = isinstance(numbers, (list, tuple)) and not self._deals_batches
+        items += len(numbers) if counted else 1
         self._sums.append((_checksum(checksum, numbers), items))
         return numbers
 

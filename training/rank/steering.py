@@ -83,7 +83,6 @@ class Steering:
         self._channel = channel
         self._leads = rank == 0
         self._control = ControlFile.open(folder / "control.bin")
-        self._poll = self._control.poll
         name = f"agree-{environment.restarts}-{world_size}.bin"
         self._board = Board(folder / name, rank, world_size)
         self._words, self._mine = self._board.words, self._board.own_word
@@ -122,10 +121,13 @@ class Steering:
 
         Raises ``RunStopped`` where all ranks stop.
         """
-        if self._leads:
-            state = self._poll()
-            if state is not None or self._asked_for or (self._every_s and self._periodic_is_due()):
-                self._look(state)
+        # Written out, because it runs every step and its code has left the processor's caches.
+        if self._leads and (
+            self._control.word[0] != self._control.seen
+            or self._asked_for
+            or (self._every_s and time.monotonic() - self._saved_at >= self._every_s)
+        ):
+            self._look(self._control.poll())
         here = position(fit, global_step, part)
         words = self._words
         stop_at = words[STOP_AT_WORD]
@@ -218,7 +220,7 @@ class Steering:
 
     def _epoch_ended(self, trainer: Any) -> None:
         if self._leads:
-            self._look(self._poll())
+            self._look(self._control.poll())
         here = position(self._channel.fits, trainer.global_step, EPOCH_END)
         done = trainer.fit_loop.epoch_progress.current.completed
         if self._words[0] == self._done and not self._board.stop_planned(here, done):
@@ -404,7 +406,7 @@ class Steering:
                 self._saved_at = (
                     time.monotonic()
                 )  # nothing changes, so no clock asks for a checkpoint
-                self._look(self._poll())
+                self._look(self._control.poll())
             following, action = self._board.request()
             if following > number:
                 break

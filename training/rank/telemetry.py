@@ -148,18 +148,27 @@ class Telemetry:
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
         def on_before_fetch() -> None:
-            self._before_fetch = self._doing
-            if self._doing == _BATCH_END:
-                self._mark[2] = self._next_batch
-            self._turn(_FETCH)
+            now, doing, mark = _clock(), self._doing, self._mark
+            self._spent[doing] += now - self._since
+            self._since = now
+            self._before_fetch = doing
+            if doing == _BATCH_END:
+                mark[2] = self._next_batch
+            mark[1] = now
+            mark[0] = self._doing = _FETCH
             if self._profiled:
                 before()
 
         def on_after_fetch() -> None:
             if self._profiled:
                 after()
+            now, mark = _clock(), self._mark
+            self._spent[self._doing] += now - self._since
+            self._since = now
+            mark[1] = now
             # A user's own iteration fetches inside training_step.
-            self._turn(_TRANSFER if self._before_fetch == _BATCH_END else self._before_fetch)
+            before_fetch = self._before_fetch
+            mark[0] = self._doing = _TRANSFER if before_fetch == _BATCH_END else before_fetch
 
         loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
         self._watch_manual_optimization(loop.manual_optimization)
