@@ -118,7 +118,9 @@ class Model(pl.LightningModule):
 
     def on_train_end(self) -> None:
         if NET in self.names:
-            self.alone_us = self.tight_loop(self.trainer.callbacks[0]) - self.tight_loop(pl.Callback())
+            self.alone_us = self.tight_loop(self.trainer.callbacks[0]) - self.tight_loop(
+                pl.Callback()
+            )
 
     def tight_loop(self, hooks: Any) -> float:
         """Microseconds of one step's callback hooks, over and over."""
