@@ -6,10 +6,10 @@ thread, to which waiting for a processor does not add. A round gives the median 
 instrument; reported is the median, over all rounds, of what that is above the median step with an
 empty callback, and the quartiles.
 
-Net is what a run has of ltui: all its callbacks and hooks, while the context managers of Lightning's
-profiler that does nothing are put out. Raw leaves these in place. Beside them stands what the hooks
-take where nothing else runs between them, which keeps their memory in the processor's caches: a
-training does not.
+Net is what a run has of ltui: all its callbacks and hooks, and the position in the data, while the
+context managers of Lightning's profiler that does nothing are put out. Raw leaves these in place.
+Beside them stands what the callback hooks take where nothing else runs between them, which keeps
+their memory in the processor's caches: a training does not.
 """
 
 from __future__ import annotations
