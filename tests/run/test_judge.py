@@ -18,9 +18,9 @@ from ltui.training.run.evidence import (
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.run.judge.diagnosis import diagnosis
+from ltui.training.run.judge.diagnosis import diagnosis, headline
 from ltui.training.run.judge.fronts import split
-from ltui.training.run.snapshot import RankState, to_json
+from ltui.training.run.snapshot import RankSnapshot, RankState, to_json
 from tests.run.recordings import FOLDER, judged, load
 
 CASES = (
@@ -310,3 +310,17 @@ def _process() -> ProcessSight:
     return ProcessSight(
         pid=100, state="S", interval_s=0.9, cpu_share=0.0, switches=0, read_bytes=0, written_bytes=0
     )
+
+
+def test_the_headline_of_a_healthy_run_and_of_one_that_is_not_known() -> None:
+    rank = RankSnapshot(rank=0, state=RankState.OK, step_s=0.0123, data_wait_share=0.08)
+    assert headline((), (rank,)) == (
+        "Healthy: rank 0 is running, 0.0123 s per step, 8 % of it waiting for data"
+    )
+    both = (rank, replace(rank, rank=1, step_s=0.02))
+    assert headline((), both).startswith(
+        "Healthy: ranks 0 and 1 are running; the slowest is rank 1"
+    )
+    silent = RankSnapshot(rank=0, state=RankState.RUNNING)
+    assert headline((), (silent,)).startswith("Unknown: rank 0 sends no telemetry")
+    assert headline((), ()) == "No rank has started to train yet"

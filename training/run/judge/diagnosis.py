@@ -61,6 +61,8 @@ def headline(
     slowest = max(timed, key=lambda r: ((r.data_wait_share or 0.0), r.step_s or 0.0))
     wait = slowest.data_wait_share
     share = f", {100 * wait:.0f} % of it waiting for data" if wait is not None else ""
+    if len(ranks) == 1:
+        return f"Healthy: rank {slowest.rank} is running, {slowest.step_s:.3g} s per step{share}"
     running = [r.rank for r in ranks]
     return (
         f"Healthy: {ranks_text(running)} {verb(running, 'is', 'are')} running; the slowest is rank"
