@@ -171,9 +171,10 @@ def _not_synchronised(trainer: Any) -> Iterator[Caution]:
     )
     if names:
         yield Caution(
-            f"{_some(names)} is logged in validation without sync_dist=True: each rank has a value "
-            "of its own, and what decides by it (early stopping, the best checkpoint, a schedule) "
-            "may do so differently on each, which freezes the run.",
+            f"{_some(names)} {'is' if len(names) == 1 else 'are'} logged in validation without "
+            "sync_dist=True: each rank has a value of its own, and what decides by it (early "
+            "stopping, the best checkpoint, a schedule) may do so differently on each, which "
+            "freezes the run.",
             "Log it with sync_dist=True, or log a torchmetrics metric object.",
         )
 
