@@ -33,7 +33,7 @@ delete presets check doctor completion""".split()  # noqa: SIM905 - a list of wo
         (["exec", "--"], "the command is missing"),
         (["exec", "--", "no-such-program-here"], "no executable program of that name"),
         (["exec", "--python", "/nowhere", "--", "true"], "--python /nowhere"),
-        (["exec", "--name", "a/b", "--", "true"], "can't name a run"),
+        (["exec", "--name", "a/b", "--", "true"], "cannot name a run"),
         (["exec", "--on-stall", "restrat:2", "--", "true"], "Did you mean `restart`?"),
         (["exec", "--on-stall", "stop:2", "--", "true"], "is not a valid choice"),
         (["exec", "--on-verdict", "http://", "--", "true"], "a webhook's URL"),
