@@ -37,7 +37,7 @@ def test_a_sharded_checkpoint_is_whole_or_not_taken(tmp_path: Path) -> None:
     data = bytearray(shards[1].read_bytes())
     data[len(data) // 2] ^= 1
     shards[1].write_bytes(data)
-    assert "another checksum" in str(why_not_whole(info))
+    assert "different checksum" in str(why_not_whole(info))
     shards[1].unlink()
     assert "is gone" in str(why_not_whole(info))
     assert newest_whole(tmp_path) is None
