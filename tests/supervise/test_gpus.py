@@ -65,7 +65,7 @@ def test_gpus_findings_and_xids(runs: Runs, steer: Callable[[str], None]) -> Non
     # Slow readings take turns among GPUs: the second joins the first.
     full = runs.until(run, lambda s: any(v.place == "GPUs 0, 1" for v in s.verdicts))
     (memory,) = [v for v in full.verdicts if v.kind == "gpu_repair"]
-    assert memory.cause.startswith("GPUs 0, 1: faulty memory waits for a reset")
+    assert memory.cause.startswith("GPUs 0, 1: faulty memory is retired only after a reset")
     assert memory.level == "warning"
     runs.until(run, lambda s: any(v.kind == "gpu_xid" for v in s.verdicts))
     steer("gpus 2 h100\n")
