@@ -270,7 +270,7 @@ def waiting_line(frame: Frame) -> str:
     share = frame.snapshot.throughput.data_wait_share
     text = f"waiting for data {formats.percent(share)}"
     if share is not None and share > WAITING_TOO_LONG:
-        text += " · ranks wait for their data: more workers, or a faster loader"
+        text += " · ranks wait for data: use more workers or a faster loader"
     return text
 
 

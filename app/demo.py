@@ -28,12 +28,12 @@ from ltui.training.gpu.run_gpus import RunGpus
 from ltui.training.run.snapshot import RankSnapshot, RankState, RunSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable
 
-LABEL = "simulated GPUs and ranks, not this machine's"
+LABEL = "simulated GPUs and ranks, not those of this machine"
 LOOK_S = 0.5
 HINTS = (
     KeyHint("⏎", "one GPU", "screen.open"),
     KeyHint("?", "help", "app.help", keep=True),
-    KeyHint("q", "leave", "screen.leave", keep=True),
+    KeyHint("q", "quit", "screen.leave", keep=True),
     KeyHint("t", "theme", "app.choose_theme"),
 )
 
@@ -88,11 +88,11 @@ class DemoScreen(Screen[None]):
     """Heat strip, rows and findings over the whole screen."""
 
     SCOPE = "demo"
-    ABOUT = f"What you see are {LABEL}."
+    ABOUT = f"This screen shows {LABEL}."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "demo",
         """
-        q,escape | leave | leave | Leave the demo
+        q | leave | quit | Quit the demo
         """,
     )
 

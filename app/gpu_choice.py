@@ -25,7 +25,7 @@ def free_text(view: GpuView) -> Text:
     out.append(f"GPUs: {free} of {len(readings)} free", "bold")
     if free:
         which = "one" if free == 1 else "two"
-        out.append(f"; free:{min(free, 2)} takes the {which} with the most free memory", "dim")
+        out.append(f"; free:{min(free, 2)} chooses the {which} with the most free memory", "dim")
     if view.note is not None:
         out.append(f"\n! {clean_line(view.note)}", "bold")
     shown = list(readings)

@@ -306,7 +306,7 @@ def _process(process: GpuProcessSnapshot) -> str:
     whose = OWNERS.get(process.owner, clean_name(process.owner))
     if process.rank is not None:
         whose = f"rank {process.rank}"
-    user = f" of {clean_name(process.user)}" if process.user else ""
+    user = f", user {clean_name(process.user)}" if process.user else ""
     name = clean_name(process.name or formats.NA)
     memory = formats.size(process.memory_bytes)
     return f"pid {process.pid:<9} {memory:>9}  {whose}: {name}{user}"

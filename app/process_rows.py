@@ -202,7 +202,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
 def machine_lines(host: HostEvidence) -> tuple[str, ...]:
     parts = []
     if host.cores is not None:
-        load = "" if host.load is None else f", load {formats.significant(host.load, 2)}"
+        load = "" if host.load is None else f", load average {formats.significant(host.load, 2)}"
         parts.append(f"{host.cores} cores{load}")
     if host.memory_total_bytes is not None:
         free = formats.size_of(host.memory_available_bytes, host.memory_total_bytes)

@@ -37,14 +37,14 @@ LONGEST = 600
 LEVEL_TONES = {"dead": Tone.BAD, "stalled": Tone.BAD, "slow": Tone.WARN, "warning": Tone.WARN}
 _LABELS = {
     "still_s": "no progress for",
-    "budget_s": "allowed",
+    "budget_s": "limit",
     "reasons": "how it died",
     "stopped_pids": "stopped PIDs",
     "worker": "worker",
     "frame": "in",
     "moving": "moving",
     "collective": "collective",
-    "at": "ran there",
+    "at": "called",
 }
 
 

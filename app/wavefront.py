@@ -139,7 +139,7 @@ def _front(group: _Group, culprits: set[int], alarm: bool) -> FrontShape:
     notes = []
     if len(ordered) > COLUMNS:
         rest = [rank for _, members in ordered[COLUMNS:] for rank in members]
-        notes.append(f"{len(rest)} more ranks do otherwise: {formats.ranks(tuple(sorted(rest)))}")
+        notes.append(f"{len(rest)} more ranks differ: {formats.ranks(tuple(sorted(rest)))}")
         ordered = ordered[:COLUMNS]
     notes += _barriers(group)
     return FrontShape(
@@ -177,7 +177,7 @@ def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> FrontCe
     if entry is None:
         return _absent(group, rank, seq, alarm)
     differs = row.differs(entry)
-    state = "done" if entry.retired else "waits" if alarm else "begun"
+    state = "done" if entry.retired else "waiting" if alarm else "started"
     site = place(entry.call_site) if entry.call_site is not None else ""
     waits = Tone.WARN if alarm else Tone.PLAIN
     tone = Tone.BAD if differs else Tone.DIM if entry.retired else waits
@@ -225,7 +225,7 @@ def _note(seq: int | None, pending: int | None, differs: int | None) -> str:
         return ""
     words = []
     if seq == differs:
-        words.append("first difference: it starts here")
+        words.append("first difference: the problem starts here")
     if seq == pending:
         words.append("unfinished on some ranks")
     return ", ".join(words)
@@ -238,8 +238,8 @@ def _title(group: _Group, pending: int | None, differs: int | None, alarm: bool)
     if pending is not None:
         return f"{name}: #{pending} is the first collective that some rank did not finish"
     if differs is not None:
-        return f"{name}: no rank waits, but the ranks differ at #{differs}"
-    return f"{name}: no rank waits"
+        return f"{name}: no rank is waiting, but the ranks differ at #{differs}"
+    return f"{name}: no rank is waiting"
 
 
 def _barriers(group: _Group) -> list[str]:

@@ -39,6 +39,17 @@ def _series_variables(colours: tuple[str, ...]) -> dict[str, str]:
     return {f"series-{number}": colour for number, colour in enumerate(colours)}
 
 
+def _scrollbar_variables(*, bar: str, hover: str, active: str, track: str) -> dict[str, str]:
+    """Set every colour of scrollbars; those that Textual derives turn teal on 256 colours."""
+    tracks = ("background", "background-hover", "background-active", "corner-color")
+    return {
+        "scrollbar": bar,
+        "scrollbar-hover": hover,
+        "scrollbar-active": active,
+        **{f"scrollbar-{part}": track for part in tracks},
+    }
+
+
 LTUI_DARK = Theme(
     name="ltui-dark",
     primary="#5fafff",
@@ -54,6 +65,7 @@ LTUI_DARK = Theme(
     dark=True,
     variables={
         **_series_variables(DARK_SERIES),
+        **_scrollbar_variables(bar="#4a5361", hover="#5a6371", active="#5fafff", track="#15171b"),
         "ltui-dim": "#7d8694",
         "ltui-faint": "#363c46",
         "ltui-selected": "#343a45",
@@ -83,14 +95,15 @@ LTUI_LIGHT = Theme(
     dark=False,
     variables={
         **_series_variables(LIGHT_SERIES),
+        **_scrollbar_variables(bar="#a4aab3", hover="#9aa1ab", active="#005faf", track="#e4e6ea"),
         "ltui-dim": "#66707d",
         "ltui-faint": "#d5d8dd",
-        "ltui-selected": "#dbe7f3",
+        "ltui-selected": "#c4d0de",
         "border": "#9aa5b3",
         "border-blurred": "#c8ccd3",
-        "block-cursor-background": "#dbe7f3",
+        "block-cursor-background": "#c4d0de",
         "block-cursor-foreground": "#131518",
-        "block-cursor-blurred-background": "#d5d8dd",
+        "block-cursor-blurred-background": "#c8ccd3",
         "footer-background": "#e0e2e6",
         "footer-key-foreground": "#005faf",
         "footer-description-foreground": "#55606e",
@@ -111,12 +124,14 @@ LTUI_CONTRAST = Theme(
     dark=True,
     variables={
         **_series_variables(CONTRAST_SERIES),
+        **_scrollbar_variables(bar="#949494", hover="#c6c6c6", active="#5fafff", track="#1c1c1c"),
         "ltui-dim": "#c6c6c6",
         "ltui-faint": "#585858",
         "ltui-selected": "#00005f",
         "border": "#ffffff",
         "border-blurred": "#949494",
         "block-cursor-background": "#00005f",
+        "block-cursor-blurred-background": "#444444",
         "block-cursor-foreground": "#ffffff",
     },
 )

@@ -93,7 +93,7 @@ def plot(
     if area.top:
         draw_legend(canvas, shape, look)
     if layout.extremes is None:
-        note = "no values in this part" if look.view else shape.note or "no values yet"
+        note = "no values in this range" if look.view else shape.note or "no values yet"
         _note(canvas, f"{note}, on a log scale" if look.log_y else note)
     elif not look.log_y:
         _say_what_is_cut(canvas, area, layout.extremes, y)

@@ -250,11 +250,9 @@ class DiagnoseScreen(Screen[None]):
         if text is None:
             return
         self.app.copy_to_clipboard(text)
-        path = self._save(self.run_dir.path / "diagnosis.txt", text)
+        saved = self._save(self.run_dir.path / "diagnosis.txt", text)
         # A terminal may not take it, and does not say so: the file is there in any case.
-        self.notify(
-            f"Copied to the clipboard, if your terminal allows it. Also saved: {path}", markup=False
-        )
+        self.notify(f"Copied to the clipboard, if your terminal allows it. {saved}", markup=False)
 
     def action_write(self) -> None:
         text = self._report()
@@ -262,18 +260,18 @@ class DiagnoseScreen(Screen[None]):
             return
         stamp = time.strftime("%H%M%S")
         name = file_name(self.run_dir.id)
-        path = self._save(self._folder / f"{name}-{stamp}.txt", text)
-        self.notify(f"Saved: {path}", markup=False)
+        saved = self._save(self._folder / f"{name}-{stamp}.txt", text)
+        self.notify(saved, markup=False)
 
     def _save(self, path: Path, text: str) -> str:
-        """Where it was saved, or why it was not."""
+        """Save the report, and say where, or why that failed."""
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            return f"failed, {path} can't be written ({error.strerror})"
-        return str(path.absolute())
+            return f"Not saved: {path} can't be written ({error.strerror})"
+        return f"Saved: {path.absolute()}"
 
     def action_cancel(self) -> None:
         if self.zoomed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,6 +27,7 @@ from ltui.app.screens.presets_panel import PresetEntry, PresetsPanel
 from ltui.app.screens.runs_panel import RunsPanel
 from ltui.app.screens.threads import call_screen
 from ltui.training.run.preset_names import shipped_names
+from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
     from textual.widget import Widget
@@ -211,6 +213,12 @@ class HomeScreen(Screen[None]):
             self._gpus.stop()
 
     # -- presets -----------------------------------------------------------------------------------
+
+    def jumps(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """Yield what the palette can go to here: title, help, and what to do."""
+        for name in self.presets_panel.names:
+            select = partial(self.presets_panel.select, name)
+            yield f"Go to preset {clean_name(name)}", "Show this preset in the form", select
 
     @on(PresetsPanel.Highlighted)
     async def _highlighted(self, event: PresetsPanel.Highlighted) -> None:

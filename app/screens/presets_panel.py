@@ -146,6 +146,20 @@ class PresetsPanel(Panel):
             return None
         return options.get_option_at_index(options.highlighted).id
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all readable and damaged presets, also those that the filter hides."""
+        return tuple(entry.name for entry in self._entries)
+
+    def select(self, name: str) -> None:
+        """Move the cursor and the focus to a preset, without the filter if that hides it."""
+        self._last = name
+        if name not in (option.id for option in self.options.options):
+            self.clear_filter()
+            self._list()
+        self.options.highlighted = self.options.get_option_index(name)
+        self.options.focus()
+
     # -- events ------------------------------------------------------------------------------------
 
     @on(OptionList.OptionHighlighted)

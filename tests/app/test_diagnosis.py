@@ -176,7 +176,7 @@ def test_256_ranks_that_all_do_otherwise_are_counted_not_listed() -> None:
     wild = replace(base, wavefront=(), stacks=stacks, evidence=replace(base.evidence, ranks=ranks))
     text = text_of(wild)
     assert len(text.splitlines()) < 130
-    assert "more ranks do otherwise" in text
+    assert "more ranks differ" in text
     assert "244 more are in the report" in text
 
 
@@ -229,7 +229,7 @@ def test_the_wavefront_shows_who_is_not_there() -> None:
     assert (last.number, last.note) == ("#1043", "unfinished on some ranks")
     assert [c.text for c in last.cells] == [
         "never reached it (last: #1042)",
-        "all_reduce [1000x512] waits",
+        "all_reduce [1000x512] waiting",
     ]
     assert not any(cell.differs for row in front.rows for cell in row.cells)
 
@@ -237,7 +237,7 @@ def test_the_wavefront_shows_who_is_not_there() -> None:
 def test_the_first_difference_is_marked_though_it_was_finished() -> None:
     (front,) = shape_of(diverged()).fronts
     first, second = front.rows
-    assert (first.number, first.note) == ("#4", "first difference: it starts here")
+    assert (first.number, first.note) == ("#4", "first difference: the problem starts here")
     assert [(c.site, c.differs) for c in first.cells] == [
         ("vision/train.py:5 save_checkpoint", True),
         ("vision/train.py:6 finalize", False),

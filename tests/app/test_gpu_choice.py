@@ -24,7 +24,7 @@ def test_free_and_used() -> None:
     used = reading(1, 40 * GIB, GpuProcess(pid=77, user="ada"))
     text = free_text(GpuView(readings=(reading(0), used))).plain
     assert "GPUs: 1 of 2 free" in text
-    assert "free:1 takes the one with the most free memory" in text
+    assert "free:1 chooses the one with the most free memory" in text
     first, second = text.splitlines()[1:]
     assert "80.0 GiB left  free" in first
     assert "40.0 GiB left  used by pid 77 (user ada)" in second

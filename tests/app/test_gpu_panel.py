@@ -11,6 +11,8 @@ from test_run_screen import OneRun, Script, shown, until
 from textual.app import App, ComposeResult
 
 from ltui.app import gpu_panel
+from ltui.app.demo import DemoApp
+from ltui.app.frame import Frame
 from ltui.app.gpu_history import GpuBook, GpuSample, in_windows
 from ltui.app.screens.gpu import GpuScreen
 from ltui.app.screens.gpu_board import GpuBoard
@@ -87,7 +89,7 @@ def test_whose_processes() -> None:
     rank, foreign = page.splitlines()[-2:]
     assert "pid 8" in rank
     assert "rank 2: python" in rank
-    assert "foreign: python of ada" in foreign
+    assert "foreign: python, user ada" in foreign
 
 
 def test_windows_stand_fast_and_keep_gaps() -> None:
@@ -191,3 +193,22 @@ async def test_the_strips_of_many_gpus_leave_room_for_rows() -> None:
         lines = board_lines(app)
         title = next(i for i, line in enumerate(lines) if " GPU " in line)
         assert sum("°C" in line for line in lines[title + 1 :]) >= 5
+
+
+async def test_escape_does_not_quit_the_demo() -> None:
+    class NoGpus:
+        def look(self) -> Frame:
+            return frame()
+
+        def stop(self) -> None:
+            pass
+
+    app = DemoApp(NoGpus)  # type: ignore[arg-type]
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.is_running
+        assert app._exit is False
+        await pilot.press("q")
+        await pilot.pause()
+        assert app._exit is True

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
+from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TextArea
 
 from ltui.app import machine
@@ -574,12 +575,37 @@ async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
 
 async def test_fields_have_edges_that_need_no_colour(home: Path, place: Path) -> None:
     async with LtuiApp(home).run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: bool(pilot.app.screen.query(KnobField)))
-        field = pilot.app.screen.query(KnobField).first().query_one(Input)
-        blurred = field.styles.border_left[0], field.styles.border_right[0]
-        assert all(kind for kind in blurred)
-        field.focus()
-        await until(pilot, lambda: field.has_focus)
-        focused = field.styles.border_left[0], field.styles.border_right[0]
-        assert all(kind for kind in focused)
-        assert focused != blurred
+        await until(pilot, lambda: bool(pilot.app.screen.query("FormField SelectCurrent")))
+        screen = pilot.app.screen
+        await pilot.press("slash")
+        for edged in (
+            screen.query("FormField Input").first(),
+            screen.query("FormField SelectCurrent").first(),
+            screen.query_one("#filter"),
+        ):
+            screen.set_focus(None)
+            await pilot.pause()
+            blurred = _edges(edged)
+            assert all(blurred)
+            owner = next(node for node in edged.ancestors_with_self if node.can_focus)
+            owner.focus()
+            await until(pilot, lambda owner=owner: owner.has_focus)  # type: ignore[misc]
+            assert all(_edges(edged))
+            assert _edges(edged) != blurred
+
+
+def _edges(widget: Widget) -> tuple[str, str]:
+    return widget.styles.border_left[0], widget.styles.border_right[0]
+
+
+async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await ready(pilot, app)
+        await pilot.press("slash", *"digits", "enter")
+        commands = {c.title: c.callback for c in app.get_system_commands(screen)}
+        commands["Go to preset gpt-fsdp"]()
+        await until(pilot, lambda: screen.preset is not None and screen.preset.name == "gpt-fsdp")
+        assert screen.presets_panel.highlighted_name == "gpt-fsdp"
+        assert screen.query_one("#preset-list").has_focus
+        assert not screen.presets_panel.filter_text

@@ -26,7 +26,7 @@ def test_the_demo_shows_gpus_and_says_that_they_are_simulated(
         [sys.executable, "-m", "ltui.app", "demo", "gpus"], tmp_path, os.environ, columns=140
     )
     try:
-        terminal.wait_for("simulated GPUs and ranks, not this machine's")
+        terminal.wait_for("simulated GPUs and ranks, not those of this machine")
         terminal.wait_for("8 × H100")
         terminal.wait_for("used by another process")
         terminal.press("\r")

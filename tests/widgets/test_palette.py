@@ -94,30 +94,49 @@ async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 NEUTRAL = (
-    "ltui-dim", "ltui-faint", "border", "border-blurred", "footer-background",
-    "footer-description-foreground", "block-cursor-foreground", "block-cursor-blurred-background",
+    "foreground", "background", "surface", "panel", "ltui-dim", "ltui-faint", "border",
+    "border-blurred", "footer-background", "block-cursor-foreground",
+    "block-cursor-blurred-background", "scrollbar", "scrollbar-hover", "scrollbar-background",
+    "scrollbar-background-hover", "scrollbar-background-active", "scrollbar-corner-color",
 )  # fmt: skip
 GREYS = {0, 7, 8, 15, 16, 231, *range(232, 256)}
-"""Entries of the 256-colour table without a hue."""
+"""Entries of the 256-colour table without a hue, but for the greys of its colour cube."""
+CUBE_GREYS = {16 + 43 * step for step in range(6)}
+
+
+def _colours(theme: Theme) -> dict[str, str]:
+    return {**theme.to_color_system().generate(), **theme.variables}
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
 def test_surfaces_and_frames_stay_grey_on_256_colours(theme: Theme) -> None:
-    colours = {"foreground": theme.foreground, "background": theme.background}
-    colours |= {"surface": theme.surface, "panel": theme.panel}
-    colours |= {name: theme.variables[name] for name in NEUTRAL if name in theme.variables}
-    for name, colour in colours.items():
-        assert colour is not None
-        entry = Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT)
-        assert entry.number in GREYS, (theme.name, name, colour)
+    colours = _colours(theme)
+    names = [*NEUTRAL, *(["ltui-selected"] if theme is not LTUI_CONTRAST else [])]
+    for name in names:
+        entry = Color.parse(colours[name]).downgrade(ColorSystem.EIGHT_BIT)
+        assert entry.number in GREYS | CUBE_GREYS, (theme.name, name, colours[name])
 
 
 @pytest.mark.parametrize("theme", [LTUI_DARK, LTUI_LIGHT], ids=lambda theme: theme.name)
-def test_fields_stand_out_on_256_colours(theme: Theme) -> None:
-    assert theme.panel is not None
-    assert theme.background is not None
-    field, behind = (
-        Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT).get_truecolor().normalized
-        for colour in (theme.panel, theme.background)
+@pytest.mark.parametrize("name", ["panel", "ltui-selected", "scrollbar"])
+def test_fields_rows_and_scrollbars_stand_out_on_256_colours(theme: Theme, name: str) -> None:
+    colours = _colours(theme)
+    shown, behind = (
+        Color.parse(colours[key]).downgrade(ColorSystem.EIGHT_BIT).get_truecolor().normalized
+        for key in (name, "background")
     )
-    assert abs(field[0] - behind[0]) > 0.05
+    assert abs(shown[0] - behind[0]) > 0.05
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
+def test_edges_rows_and_scrollbars_stand_out_on_16_colours(theme: Theme) -> None:
+    colours = _colours(theme)
+
+    def number(name: str) -> int | None:
+        return Color.parse(colours[name]).downgrade(ColorSystem.STANDARD).number
+
+    for name in ("border", "border-blurred", "primary", "ltui-selected", "scrollbar",
+                 "block-cursor-background", "block-cursor-blurred-background"):  # fmt: skip
+        assert number(name) != number("background"), name
+    assert number("foreground") != number("ltui-selected")
+    assert number("scrollbar") != number("scrollbar-background")
