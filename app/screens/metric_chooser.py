@@ -66,9 +66,10 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
         # A sign of its own form: the choice can be read without colour.
         sign = "[x]" if name in self._chosen else "[ ]"
         label = clean_name(name)
-        label = label if len(label) <= NAME_CELLS else f"{label[: NAME_CELLS - 1]}…"
+        cells = min(NAME_CELLS, max(len(clean_name(one)) for one in self._names))
+        label = label if len(label) <= cells else f"{label[: cells - 1]}…"
         value = metric(self._values[name]) if name in self._values else ""
-        row = Text(f"{sign} {label.ljust(NAME_CELLS)} {value.rjust(10)}", no_wrap=True)
+        row = Text(f"{sign} {label.ljust(cells)} {value.rjust(10)}", no_wrap=True)
         return row.append(f"  {DESCRIPTIONS.get(name, '')}".rstrip(), "dim")
 
     @on(Input.Changed)

@@ -66,6 +66,9 @@ class RerunScreen(ModalScreen[RunDir]):
         """,
     )
 
+    # As Textual declares it: without ClassVar.
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012
+
     def __init__(self, run_dir: RunDir, *, new_run: bool) -> None:
         """``new_run``: propose a new run rather than another attempt."""
         super().__init__()

@@ -258,3 +258,30 @@ def test_a_command_can_be_resumed_and_run_again_without_changes(home: Path) -> N
     assert past.modes == (RESUME, FROM_START)
     assert past.preset.knobs == ()
     assert check_choice(past, Choice(mode=RESUME, texts={}), MACHINE).problems == ()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 15)])
+async def test_the_form_fits_small_terminals(home: Path, size: tuple[int, int]) -> None:
+    a_run(home)
+    app = LtuiApp(home)
+    async with app.run_test(size=size) as pilot:
+        screen = await opened(pilot, app, "r")
+        await filled(pilot, screen)
+        await pilot.pause()
+        dialog = screen.query_one(".dialog").content_region
+        for selector in ("#launch-line", "#answers"):
+            assert dialog.contains_region(screen.query_one(selector).region), selector
+        # The right edge of each field is in sight.
+        for control in screen.query("FormField Input, FormField Select"):
+            assert control.region.right <= dialog.right
+            assert control.region.height == 1
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 15)])
+async def test_the_launch_form_fits_small_terminals(home: Path, size: tuple[int, int]) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: bool(app.screen.query("#form FormField Input")))
+        await pilot.pause()
+        right = app.screen.query_one("#form").content_region.right
+        assert all(field.region.right <= right for field in app.screen.query("#form Input"))

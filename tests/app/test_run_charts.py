@@ -163,3 +163,14 @@ async def test_charts_without_room_are_counted(tmp_path: Path) -> None:
         before = len(titles(screen))
         await pilot.press("1", "z")
         await until(pilot, lambda: len(titles(screen)) > before)
+
+
+async def test_each_metric_takes_one_line_of_a_narrow_list(tmp_path: Path) -> None:
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(60, 20)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        listed = app.screen.query_one(OptionList)
+        await pilot.pause()
+        assert listed.virtual_size.height == listed.option_count == len(NAMES)

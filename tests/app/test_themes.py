@@ -80,3 +80,16 @@ def test_colorfgbg_names_a_light_background(
     assert has_light_background({"COLORFGBG": value}) is light
     monkeypatch.setenv("COLORFGBG", value)
     assert LtuiApp(tmp_path).theme == ("ltui-light" if light else "ltui-dark")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 15)])
+async def test_the_keys_of_the_list_are_in_sight_on_small_terminals(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    app = LtuiApp(tmp_path)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("t")
+        await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
+        await pilot.pause()
+        dialog = app.screen.query_one(".dialog").content_region
+        assert dialog.contains_region(app.screen.query_one("#answers").region)
