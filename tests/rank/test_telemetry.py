@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ltui.training.queue.records import Kind, Outcome, Phase, StepField
@@ -43,6 +44,51 @@ def test_a_row_for_every_batch(run: RunFolder, fit: Any) -> None:
     assert (plan["max_steps"], plan["max_epochs"], plan["batches_per_epoch"]) == (10, 2, 5)
     assert plan["val_batches"] == 2
     assert [e["global_step"] for e in run.events("finished")] == [10]
+
+
+def test_the_pulse_says_what_a_step_is_doing(run: RunFolder, fit: Any) -> None:
+    seen: list[tuple[str, Phase, int]] = []
+
+    def look(where: str) -> None:
+        pulse = run.pulse()
+        assert pulse is not None
+        seen.append((where, pulse.phase, pulse.batch))
+
+    class Watched(Linear):
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            look("backward")
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            look("optimizer")
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            look("end")
+
+    model = Watched(lambda _, index: look("training" if index >= 0 else "validation"))
+    fit(model, loader(2), loader(1), max_epochs=1)
+    step = [
+        ("training", Phase.FORWARD),
+        ("backward", Phase.BACKWARD),
+        ("optimizer", Phase.OPTIMIZER),
+        ("end", Phase.BATCH_END),
+    ]
+    expected = [(where, phase, batch) for batch in (0, 1) for where, phase in step]
+    assert seen[:-1] == expected
+    assert seen[-1][:2] == ("validation", Phase.VALIDATION)
+
+
+def test_lightning_calls_one_hook_a_batch(run: RunFolder, fit: Any) -> None:
+    """Each call of a callback's hook by Lightning costs more than what is done in it."""
+    called: list[set[str]] = []
+
+    def look(module: Any, index: int) -> None:
+        (own,) = (c for c in module.trainer.callbacks if type(c).__name__ == "LtuiRank")
+        every_batch = {n for n in dir(Callback) if "train_batch" in n or "on_before" in n}
+        every_batch |= {"on_after_backward"}
+        called.append({name for name in every_batch if callable(getattr(own, name))})
+
+    fit(Linear(look), loader(2), max_epochs=1)
+    assert called == [{"on_train_batch_end"}] * 2
 
 
 def test_only_a_profiler_that_does_nothing_is_spared(

@@ -40,12 +40,8 @@ from ltui.training.rank.telemetry import Telemetry
 from ltui.training.rank.tuning import finder_of, is_temporary
 from ltui.training.rank.worker_words import own_words
 
-_MARKS = (
-    "on_train_batch_start",
-    "on_before_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-)
+_TRAINING = Place.TRAINING
+"""For what runs every step: to ask an enumeration for a member takes a call."""
 _MESSAGE_LIMIT = 4000
 _TRACEBACK_LIMIT = 16000
 
@@ -75,7 +71,8 @@ class RankHooks:
 
     state_key = "LtuiRank"
     # Lightning asks ``callable(hook)`` and passes over what isn't: cheaper than an empty call.
-    on_before_zero_grad = on_after_backward = None
+    on_train_batch_start = on_before_zero_grad = on_before_backward = None
+    on_after_backward = on_before_optimizer_step = None
 
     def __init__(self, environment: RankEnvironment) -> None:
         self.environment = environment
@@ -111,8 +108,7 @@ class RankHooks:
         telemetry, self.telemetry = self.telemetry, None
         if telemetry is None:
             return
-        for name in _MARKS:
-            vars(self).pop(name, None)
+        vars(self).pop("on_train_batch_end", None)
         self._batch_ended = telemetry.stepped
         with contextlib.suppress(Exception):  # nothing is left to tell it with
             telemetry.off(error)
@@ -215,10 +211,12 @@ class RankHooks:
 
         def on_batch_end() -> None:
             batch_ended()
-            if (finder := finder_of(trainer, self)) is not None:
-                self._finder_batch(trainer, finder)
-            else:
+            # The batches of an evaluation or of a finder come by here too, and end no step.
+            telemetry = self.telemetry
+            if self._batch_ended if telemetry is None else telemetry.stepped:
                 self._training_boundary(trainer)
+            elif (finder := finder_of(trainer, self)) is not None:
+                self._finder_batch(trainer, finder)
 
         def on_run_end() -> None:
             try:
@@ -304,9 +302,8 @@ class RankHooks:
                     send_hyperparameters(self.channel, trainer, pl_module)
             self.telemetry.forget_metrics()
             self.telemetry.restart_clock()
-            # On the object, so that Lightning calls them without a detour.
-            for name in _MARKS:
-                setattr(self, name, getattr(self.telemetry, name))
+            # On the object, so that Lightning calls it without a detour.
+            self.on_train_batch_end = self.telemetry.on_train_batch_end  # type: ignore[method-assign]
 
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -315,7 +312,7 @@ class RankHooks:
             telemetry.attach(trainer)
             telemetry.restart_clock()
 
-    # Every batch: no decorator, few look-ups. The hooks in _MARKS are the telemetry's own.
+    # Every batch: no decorator, few look-ups.
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -329,20 +326,15 @@ class RankHooks:
         """After all that a batch is made of: the module's own ``on_train_batch_end`` runs after the
         callbacks', and so does what a ModelCheckpoint saves by steps."""
         steering, telemetry = self.steering, self.telemetry
-        # An evaluation's batches come by here too, and end no step.
         if telemetry is not None:
-            if not telemetry.stepped:
-                return
             telemetry.stepped, step = False, telemetry.global_step
         else:
-            if not self._batch_ended:
-                return
             self._batch_ended, step = False, trainer.global_step
         if steering is None:
             return
         self._part = 0
         try:
-            if steering.boundary(trainer, Place.TRAINING, self._fit, step) and telemetry:
+            if steering.boundary(trainer, _TRAINING, self._fit, step) and telemetry:
                 telemetry.restart_clock()
             epoch_loop = trainer.fit_loop.epoch_loop
             if step == epoch_loop.max_steps and not epoch_loop.batch_progress.is_last_batch:

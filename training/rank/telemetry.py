@@ -8,10 +8,12 @@ on a GPU is sent as a METRICS record named ``train/loss`` once its copy has come
 NaN.
 
 Time is accounted by one clock hand: every mark charges the time since the last mark to what the
-rank was doing, then says what it does now. The marks are Lightning's callback hooks, plus the
-profiler hooks around ``next(iterator)`` (exactly the wait for data, without Lightning's broadcast
-that precedes it) and around ``optimizer.step`` of manual optimization. What is left of the step
-belongs to none of them: callbacks, logging, waiting for peers in Lightning's own per-step
+rank was doing, then says what it does now. The marks are put around methods of the Trainer's own
+objects, since a callback hook costs twice as much. They are: the profiler hooks around
+``next(iterator)`` (exactly the wait for data, without Lightning's broadcast that precedes it), the
+logger connector's ``on_batch_start``, the strategy's ``backward``, and the precision plugin's
+``_after_closure``, which runs between the backward pass and the optimizer's step. What is left of
+the step belongs to none of them: callbacks, logging, waiting for peers in Lightning's own per-step
 broadcast.
 
 Between two marks a part of a training step passes, which leaves little of this code in the
@@ -22,6 +24,7 @@ that is filled where it is sent from, and fewer calls than elsewhere.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -52,7 +55,8 @@ _NO_TIME = [0] * len(Phase)
 class Telemetry:
     """The training loop of one Trainer, as seen by one rank.
 
-    Its ``on_...`` methods are Lightning's hooks; ``failed`` is told what goes wrong in them.
+    Its ``on_...`` methods are Lightning's hooks; ``failed`` is told what goes wrong in them and in
+    the marks.
     """
 
     __slots__ = (
@@ -142,9 +146,16 @@ class Telemetry:
         self._row[StepField.EPOCH] = self._epoch
 
     def watch_loops(self, trainer: Any) -> None:
-        """Have the marks that no callback hook gives: around the fetch, and the manual optimizer
-        step."""
-        loop = trainer.fit_loop.epoch_loop
+        """Put the marks around what a batch is made of."""
+        self._watch_fetch(trainer.fit_loop.epoch_loop)
+        self._watch_batch_start(trainer)
+        strategy = trainer.strategy
+        precision = strategy.precision_plugin
+        strategy.backward = self._marked(strategy.backward, _BACKWARD)
+        precision._after_closure = self._marked(precision._after_closure, _OPTIMIZER)
+        self._watch_manual_optimization(trainer.fit_loop.epoch_loop.manual_optimization)
+
+    def _watch_fetch(self, loop: Any) -> None:
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
         def on_before_fetch() -> None:
@@ -171,39 +182,22 @@ class Telemetry:
             mark[0] = self._doing = _TRANSFER if before_fetch == _BATCH_END else before_fetch
 
         loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
-        self._watch_manual_optimization(loop.manual_optimization)
 
-    def _watch_manual_optimization(self, manual: Any) -> None:
-        step_done = manual._on_after_step
+    def _watch_batch_start(self, trainer: Any) -> None:
+        connector, state = trainer._logger_connector, trainer.state
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        start, training = connector.on_batch_start, type(state.stage).TRAINING
 
-        def on_after_step() -> None:
-            step_done()
-            self._turn(_FORWARD)
+        @functools.wraps(start)
+        def on_batch_start(*args: Any, **kwargs: Any) -> None:
+            # Validation's batches come by here too.
+            if state.stage is training:
+                self._batch_started(batches.ready - 1)
+            start(*args, **kwargs)
 
-        manual._on_after_step = on_after_step
+        connector.on_batch_start = on_batch_start
 
-    # The marks. The backward pass lasts until the optimizer's step begins, so there is none after
-    # it. Those of every batch have the lines of ``_turn`` written out.
-
-    def _turn(self, phase: int) -> None:
-        """Charge the time since the last mark to the phase that ends, and enter ``phase``."""
-        now = _clock()
-        self._spent[self._doing] += now - self._since
-        self._since = now
-        mark = self._mark
-        mark[1] = now
-        mark[0] = self._doing = phase
-
-    def restart_clock(self) -> None:
-        """What happened since the last batch (validation, a pause, an epoch's end) is no part of a
-        step."""
-        self._spent[:] = _NO_TIME
-        self._doing = _BATCH_END
-        self._since = self._step_began = _clock()
-
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_index: int
-    ) -> None:
+    def _batch_started(self, batch_index: int) -> None:
         try:
             now = _clock()
             self._spent[self._doing] += now - self._since
@@ -219,30 +213,54 @@ class Telemetry:
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        try:
-            now = _clock()
-            self._spent[self._doing] += now - self._since
-            self._since = now
-            mark = self._mark
-            mark[1] = now
-            mark[0] = self._doing = _BACKWARD
-        except Exception as error:  # noqa: BLE001
-            self._failed(error)
+    def _marked(self, method: Callable[..., Any], phase: int) -> Callable[..., Any]:
+        """``method``, which enters ``phase``. It lasts until the next mark."""
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        try:
-            now = _clock()
-            self._spent[self._doing] += now - self._since
-            self._since = now
-            mark = self._mark
-            mark[1] = now
-            mark[0] = self._doing = _OPTIMIZER
-        except Exception as error:  # noqa: BLE001
-            self._failed(error)
+        @functools.wraps(method)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                now = _clock()
+                self._spent[self._doing] += now - self._since
+                self._since = now
+                mark = self._mark
+                mark[1] = now
+                mark[0] = self._doing = phase
+            except Exception as error:  # noqa: BLE001
+                self._failed(error)
+            return method(*args, **kwargs)
+
+        return marked
+
+    def _enter_phase(self, phase: int) -> None:
+        """Charge the time since the last mark to the phase that ends, and enter ``phase``.
+
+        What runs every batch has these lines written out.
+        """
+        now = _clock()
+        self._spent[self._doing] += now - self._since
+        self._since = now
+        mark = self._mark
+        mark[1] = now
+        mark[0] = self._doing = phase
+
+    def _watch_manual_optimization(self, manual: Any) -> None:
+        step_done = manual._on_after_step
+
+        def on_after_step() -> None:
+            step_done()
+            self._enter_phase(_FORWARD)
+
+        manual._on_after_step = on_after_step
+
+    def restart_clock(self) -> None:
+        """What happened since the last batch (validation, a pause, an epoch's end) is no part of a
+        step."""
+        self._spent[:] = _NO_TIME
+        self._doing = _BATCH_END
+        self._since = self._step_began = _clock()
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_index: int
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """The batch's row, and now and then a look at what is rarer.
 
@@ -260,14 +278,12 @@ class Telemetry:
             if self.stepped:
                 self.global_step = pulse.global_step = mark[3] = step
             row[0] = step  # by StepField
-            row[2] = batch_index
+            row[2] = batch_idx
             listed = type(batch) is self._list_type and len(batch) > 0
             first = batch[0] if listed else batch
-            if type(first) is self._tensor_type:
-                shape = first.shape
-                row[3] = shape[0] if shape else 1
-            else:
-                row[3] = self._samples_of(batch)
+            # A tensor without dimensions has no length.
+            sized = type(first) is self._tensor_type and first.ndim
+            row[3] = len(first) if sized else self._samples_of(batch)
             loss = _NAN
             if type(outputs) is dict and "loss" in outputs:
                 factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
@@ -287,9 +303,9 @@ class Telemetry:
             row[13] = now * 1e-9 + self._wall_offset_s
             row[14] = self.stepped
             self._publish(now)
-            spent[:] = _NO_TIME
+            spent[4] = spent[5] = spent[6] = spent[7] = spent[8] = 0
             self._since = self._step_began = now
-            self._next_batch = batch_index + 1
+            self._next_batch = batch_idx + 1
             mark[1] = now
             mark[0] = self._doing = pulse.current_phase = _BATCH_END
         except Exception as error:  # noqa: BLE001

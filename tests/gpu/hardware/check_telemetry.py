@@ -46,13 +46,7 @@ WARM_UP = 20
 """Steps before the counted ones: by then pinned memory is allocated and kernels are loaded."""
 OPENS, CLOSES = "check: window opens", "check: window closes"
 EMPTY, TELEMETRY, CONTROL = "empty", "telemetry", "control"
-HOOKS = (
-    "on_train_batch_start",
-    "on_before_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-)
+HOOKS = ("on_train_batch_end", "on_train_epoch_end")
 WAITS = re.compile(
     r"cu(da)?(Stream|Device|Event|Ctx)Synchronize"
     # A copy to pageable memory waits whatever its call is named; the device side tells which.
@@ -120,6 +114,16 @@ class _Turns(_Model):
         plain = type(loop)._on_before_fetch.__get__(loop), type(loop)._on_after_fetch.__get__(loop)
         watched = loop._on_before_fetch, loop._on_after_fetch
         self.fetch_hooks = {EMPTY: plain, TELEMETRY: watched}
+        strategy, connector = self.trainer.strategy, self.trainer._logger_connector
+        self.marks = [
+            (owner, name, vars(owner)[name])
+            for owner, name in (
+                (strategy, "backward"),
+                (strategy.precision_plugin, "_after_closure"),
+                (connector, "on_batch_start"),
+                (connector, "on_batch_end"),
+            )
+        ]
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         now = time.thread_time_ns()
@@ -136,6 +140,10 @@ class _Turns(_Model):
         self.trainer.callbacks[:] = [self.callbacks[name]]
         fetcher = self.trainer.fit_loop._data_fetcher
         fetcher._start_profiler, fetcher._stop_profiler = self.fetch_hooks[name]
+        for owner, method, marked in self.marks:
+            vars(owner).pop(method, None)
+            if name == TELEMETRY:
+                setattr(owner, method, marked)
 
 
 class _Counted(_Model):
