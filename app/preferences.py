@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ltui.training.store.home import write_atomically
+from ltui.training.store.run_directory import write_atomically
 
 
 def read_preferences(home: Path) -> dict[str, Any]:

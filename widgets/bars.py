@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from ltui.widgets.shapes import Cell, Tone
+from ltui.widgets.view_models import Cell, Tone
 
 # Seven heights: a full block would run into the row above.
 _HEIGHTS = "▁▂▃▄▅▆▇"

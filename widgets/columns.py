@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from ltui.widgets.shapes import Cell, Tone
+from ltui.widgets.view_models import Cell, Tone
 
 GAP = 2
 """Cells between two columns."""

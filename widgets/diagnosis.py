@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets.columns import Cells, Column, fit, line, titles
-from ltui.widgets.shapes import (
+from ltui.widgets.view_models import (
     Cell,
     DiagnosisShape,
     FrontCell,

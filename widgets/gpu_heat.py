@@ -15,7 +15,7 @@ from ltui.widgets.bars import strip
 from ltui.widgets.formats import duration
 from ltui.widgets.gpu_table import SIGNS
 from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.shapes import GpuRow, Tone
+from ltui.widgets.view_models import GpuRow, Tone
 
 LEAST_WIDTH = 22
 """Of one GPU's place: sign, number, a strip worth reading, a percentage."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 from ltui.widgets.bars import bar_cells, strip
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
-from ltui.widgets.shapes import Cell, GpuRow, Tone
 from ltui.widgets.table import Table
+from ltui.widgets.view_models import Cell, GpuRow, Tone
 
 BAR_WIDTH = 10
 STRIP_WIDTH = 12

@@ -17,7 +17,7 @@ from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells
 from ltui.widgets.formats import NA, percent
 from ltui.widgets.palette import paint_of
-from ltui.widgets.shapes import Cell, HeaderShape, Tone
+from ltui.widgets.view_models import Cell, HeaderShape, Tone
 
 BAR_WIDTH = 12
 MAX_BANNER_LINES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ltui.widgets.shapes import LogLine
+from ltui.widgets.view_models import LogLine
 
 
 class Lines:

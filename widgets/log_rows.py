@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, get_character_cell_size
 
 from ltui.widgets.log_lines import Lines
-from ltui.widgets.shapes import LogLine, Tone
+from ltui.widgets.view_models import LogLine, Tone
 
 MIN_WRAP_CELLS = 8
 """Lines are never wrapped narrower than this."""

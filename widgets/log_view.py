@@ -25,7 +25,7 @@ from ltui.widgets.formats import NA
 from ltui.widgets.log_lines import Lines, occurrences
 from ltui.widgets.log_rows import LogLevel, Rows, shown_text
 from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.shapes import LogLine, Tone
+from ltui.widgets.view_models import LogLine, Tone
 
 MAX_LINES = 5000
 RANK_CELLS = 5

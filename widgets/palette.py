@@ -18,7 +18,7 @@ from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
 if TYPE_CHECKING:
-    from ltui.widgets.shapes import Tone
+    from ltui.widgets.view_models import Tone
 
 DARK_SERIES = (
     "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#949494", "#d7d7ff",
@@ -195,7 +195,7 @@ def _mix(colour: str, towards: str, share: float) -> str:
 @lru_cache(maxsize=16)
 def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> Paint:
     # Local: the shapes are many classes, and the first screen draws none of them.
-    from ltui.widgets.shapes import Tone
+    from ltui.widgets.view_models import Tone
 
     foreground, surface, dim, faint, selected, good, warn, bad, accent = map(_parse, named)
     ground = Color.parse("black") if surface is None else surface
@@ -234,7 +234,7 @@ def _ink(colour: Color | None, *, bold: bool = False) -> Style:
 
 @lru_cache(maxsize=1)
 def _colourless() -> Paint:
-    from ltui.widgets.shapes import Tone
+    from ltui.widgets.view_models import Tone
 
     plain, dim = Style(), Style(dim=True)
     count = len(DARK_SERIES)

@@ -9,8 +9,8 @@ from typing import ClassVar
 from ltui.widgets.bars import step_strip
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
-from ltui.widgets.shapes import Cell, RankRow, Tone
 from ltui.widgets.table import Table
+from ltui.widgets.view_models import Cell, RankRow, Tone
 
 STRIP_WIDTH = 12
 NOTE_CELLS = 42

@@ -20,7 +20,7 @@ from textual.strip import Strip
 
 from ltui.widgets.columns import Cells, Column, Placed, changed, fit, line, titles
 from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.shapes import Tone
+from ltui.widgets.view_models import Tone
 
 Row = TypeVar("Row")
 

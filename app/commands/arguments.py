@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ltui.app.commands.data_arguments import add_bench, add_data
-from ltui.training.run.digits import ungrouped
+from ltui.training.config.whole_numbers import ungrouped
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -304,7 +304,7 @@ def _add_looking(add: Add) -> None:
 
 
 def _add_steering(add: Add) -> None:
-    stop = add("stop", "control:stop", "stop a run with a checkpoint to resume from", _STOP)
+    stop = add("stop", "stop_and_pause:stop", "stop a run with a checkpoint to resume from", _STOP)
     _add_run(stop)
     stop.add_argument(
         "--timeout",
@@ -333,9 +333,11 @@ def _add_steering(add: Add) -> None:
         "--at", metavar="TIME", help="at a time such as 18:30, or after +90s, +20min, +2h, +1d"
     )
     later.add_argument("--cancel", action="store_true", help="cancel every scheduled stop")
-    _add_run(add("pause", "control:pause", "pause a run between two steps"))
-    _add_run(add("continue", "control:continue_run", "continue a paused run"))
-    _add_run(add("checkpoint", "control:checkpoint", "save a checkpoint now and keep training"))
+    _add_run(add("pause", "stop_and_pause:pause", "pause a run between two steps"))
+    _add_run(add("continue", "stop_and_pause:continue_run", "continue a paused run"))
+    _add_run(
+        add("checkpoint", "stop_and_pause:checkpoint", "save a checkpoint now and keep training")
+    )
     _add_run(add("delete", "runs:delete", "delete a run with its history, logs and checkpoints"))
 
 

@@ -11,13 +11,13 @@ from statistics import median
 from typing import Any
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.prepare import prepare
-from ltui.app.rank_program import run_program
-from ltui.app.summary import columns
-from ltui.training.run.snapshot import to_json
+from ltui.app.launch.build_spec import prepare
+from ltui.app.launch.interpreter_program import run_program
+from ltui.app.presentation.run_summary import columns
+from ltui.training.state.run_snapshot import to_json
 from ltui.widgets.formats import count, duration, size
 
-_PROGRAM = "ltui.training.data.loader_bench"
+_PROGRAM = "ltui.training.data.loader_benchmark"
 _AS_GOOD = 0.95
 """A setting with fewer workers is recommended where it gives so much of the best."""
 _BAR = 40

@@ -8,7 +8,7 @@ from argparse import Namespace
 import shtab
 
 from ltui.app.commands.arguments import EXIT_DONE, build_parser
-from ltui.training.run.preset_names import preset_names
+from ltui.training.config.preset_names import preset_names
 
 # Runs change, so the shell lists their directories itself: no Python starts at a press of Tab.
 _RUNS = '$(cd "${LTUI_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/ltui}/runs" 2>/dev/null && ls)'

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.home import find_run, ltui_home
+from ltui.training.store.run_directory import find_run, ltui_home
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -33,6 +33,6 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     home = ltui_home(to_write=False)
     run = None if name is None else find_run(home, name)
     # Local: the errors above must not wait for Textual's half second.
-    from ltui.app.app import run_dashboard
+    from ltui.app.open_dashboard import run_dashboard
 
     return run_dashboard(home, run=run, readonly=readonly)

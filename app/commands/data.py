@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
-from ltui.app.interpreter import choose_python, lacking, look, pip_names
-from ltui.app.rank_program import run_program
+from ltui.app.launch.interpreter_program import run_program
+from ltui.app.launch.training_interpreter import choose_python, lacking, look, pip_names
 from ltui.training.problem import Problem, ProblemError
 from ltui.widgets.formats import count, duration, percent, size
 from ltui.widgets.sanitise import clean_line
 
-_PROGRAM = "ltui.training.data.beton_build"
+_PROGRAM = "ltui.training.data.ffcv.build_beton"
 _SHOWN = 20
 _MIB = 1 << 20
 OnLine = Callable[[dict[str, Any]], None]
@@ -122,7 +122,7 @@ def info(options: Namespace) -> int:
     """``ltui data info FILE``."""
     path = Path(options.file).expanduser()
     # Local: only this command reads such a file; without torch, and without FFCV.
-    from ltui.training.data.beton_summary import summary
+    from ltui.training.data.ffcv.beton_summary import summary
 
     found = summary(_open(path))
     if options.json:
@@ -157,7 +157,7 @@ def _field_words(field: Mapping[str, Any]) -> str:
 
 
 def _open(path: Path) -> Any:
-    from ltui.training.data.beton_file import BetonError, BetonFile
+    from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 
     try:
         return BetonFile(path)

@@ -13,9 +13,9 @@ import sys
 from argparse import Namespace
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.home import ltui_home
+from ltui.training.store.run_directory import ltui_home
 
 MARK = "LTUI_DEMO_INSIDE"
 OTHER_NAME = "simulated-job"
@@ -51,10 +51,10 @@ def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
     if os.environ.get(MARK):
         return _inside()
     folder = ltui_home() / "demo"
-    library = stand_in.build(folder)
+    library = nvml_stand_in.build(folder)
     script = folder / "gpus.txt"
-    stand_in.write_script(script, SCRIPT.format(pid=_other_process().pid))
-    env = {**stand_in.environment(library.parent, script), MARK: "1"}
+    nvml_stand_in.write_script(script, SCRIPT.format(pid=_other_process().pid))
+    env = {**nvml_stand_in.environment(library.parent, script), MARK: "1"}
     sys.stdout.flush()
     argv = [sys.executable, "-m", "ltui.app", "demo", "gpus"]
     return os.execve(argv[0], argv, env)  # noqa: S606
@@ -76,7 +76,7 @@ def _other_process() -> subprocess.Popen[bytes]:
 
 def _inside() -> int:
     # Local: the parent needs no Textual.
-    from ltui.app.demo import DemoApp
+    from ltui.app.gpu_demo import DemoApp
 
     app = DemoApp()
     app.run()

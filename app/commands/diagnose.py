@@ -9,11 +9,11 @@ import time
 from argparse import Namespace
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.diagnosis import Found, find
-from ltui.app.output import output
-from ltui.app.report import WIDTH, report
-from ltui.app.translate_diagnosis import Context, diagnosis_shape
-from ltui.training.store.home import find_run, ltui_home
+from ltui.app.commands.output_file import output
+from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_shape
+from ltui.app.diagnosis.request_diagnosis import Found, find
+from ltui.app.diagnosis.text_report import WIDTH, report
+from ltui.training.store.run_directory import find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 NARROWEST, WIDEST = 60, 140

@@ -13,7 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.interpreter import (
+from ltui.app.launch.local_machine import DRIVER_S, usable_cores, within
+from ltui.app.launch.training_interpreter import (
     NEEDED,
     Findings,
     choose_python,
@@ -22,10 +23,9 @@ from ltui.app.interpreter import (
     malicious_packages,
     version_of,
 )
-from ltui.app.machine import DRIVER_S, usable_cores, within
-from ltui.app.summary import columns
+from ltui.app.presentation.run_summary import columns
 from ltui.training.problem import ProblemError
-from ltui.training.store.home import ltui_home
+from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import NA, size
 
 # Module, what it is for where it is not needed by every run.

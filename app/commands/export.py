@@ -9,11 +9,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.output import output
+from ltui.app.commands.output_file import output
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.export import Thinned, write_csv, write_json
-from ltui.training.store.home import find_run, ltui_home
-from ltui.training.store.reader import STEP_SERIES, TRAIN_LOSS, RunStore
+from ltui.training.store.export_file import Thinned, write_csv, write_json
+from ltui.training.store.history_reader import STEP_SERIES, TRAIN_LOSS, RunStore
+from ltui.training.store.run_directory import find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 STEP_LOSS = "step/loss"

@@ -16,18 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.signals import Signals
+from ltui.app.foreground.interrupt_signals import Signals
+from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.spec import CheckpointPolicy, RunSpec
-from ltui.training.store.home import RunDir, find_run, ltui_home, new_run_id
+from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_run_id
 
 
 def run(options: Namespace) -> int:
     """``ltui run PRESET|FILE``."""
-    from ltui.app.cautions import foreseen, say
-    from ltui.app.launching import begun_from
-    from ltui.app.prepare import prepare
-    from ltui.training.supervise.launch import launch
+    from ltui.app.launch.build_spec import prepare
+    from ltui.app.launch.check_and_launch import begun_from
+    from ltui.app.launch.freeze_warnings import foreseen, say
+    from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
     asked = prepare(options.preset, options.overrides, options.python)
@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
 
 def execute(options: Namespace) -> int:
     """``ltui exec -- COMMAND...``."""
-    from ltui.training.supervise.launch import launch
+    from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
     spec = _command_spec(options, home)
@@ -66,7 +66,7 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
     path = os.environ.get("PATH", os.defpath)
     python = sys.executable
     if options.python is not None:
-        from ltui.app.interpreter import choose_python
+        from ltui.app.launch.training_interpreter import choose_python
 
         python = choose_python(options.python, os.environ)
         path = f"{Path(python).parent}{os.pathsep}{path}"
@@ -111,7 +111,7 @@ def with_stall_options(
 
 def _called(text: str) -> tuple[str, ...] | str:
     """A webhook's URL as it is, a command as a shell would split it."""
-    from ltui.training.run.section import on_verdict_fault
+    from ltui.training.config.ltui_section import on_verdict_fault
 
     where = f"--on-verdict {text}"
     if "://" in text.split(" ", 1)[0]:
@@ -148,7 +148,7 @@ def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
 
 def _free_gpus(text: str) -> str:
     """``free:2`` as a specification holds it."""
-    from ltui.training.run.devices import free_count
+    from ltui.training.config.device_selection import free_count
 
     count = free_count(text)
     if count is None:
@@ -164,8 +164,8 @@ def _free_gpus(text: str) -> str:
 
 def resume(options: Namespace) -> int:
     """``ltui resume RUN``."""
-    from ltui.app.prepare import changed_spec
-    from ltui.training.supervise.resume import resume as resume_run
+    from ltui.app.launch.build_spec import changed_spec
+    from ltui.training.lifecycle.resume_run import resume as resume_run
 
     run_dir = find_run(ltui_home(), options.run)
     spec: RunSpec | None = None
@@ -189,6 +189,6 @@ def _start(start: Callable[[], RunDir], options: Namespace) -> int:
     with Signals().caught() as signals:
         run_dir = start()
         # Imported here: the run's processes start meanwhile.
-        from ltui.app.foreground import watch
+        from ltui.app.foreground.follow_run import watch
 
         return watch(run_dir, signals, plain=options.plain)

@@ -12,11 +12,11 @@ from operator import itemgetter
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.logtail import rank_of_log
+from ltui.app.live.log_tail import rank_of_log
+from ltui.training.lifecycle.run_status import true_snapshot
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.snapshot import LIVE
-from ltui.training.store.home import RunDir, find_run, ltui_home
-from ltui.training.store.truth import true_snapshot
+from ltui.training.state.run_snapshot import LIVE
+from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 LOOK_EVERY_S = 0.25

@@ -8,15 +8,15 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from ltui.app.cautions import foreseen, say
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.deep_check import check_with_classes
-from ltui.app.prepare import prepare
-from ltui.app.summary import columns
+from ltui.app.launch.build_spec import prepare
+from ltui.app.launch.freeze_warnings import foreseen, say
+from ltui.app.launch.real_class_check import check_with_classes
+from ltui.app.presentation.run_summary import columns
+from ltui.training.config.preset_names import preset_names
+from ltui.training.config.presets import Preset, load_preset
 from ltui.training.problem import ProblemError
-from ltui.training.run.preset_names import preset_names
-from ltui.training.run.presets import Preset, load_preset
-from ltui.training.run.snapshot import to_json
+from ltui.training.state.run_snapshot import to_json
 from ltui.widgets.sanitise import clean_line, clean_name
 
 

@@ -9,13 +9,13 @@ from argparse import Namespace
 from typing import Any
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.summary import runs_lines, show_lines
-from ltui.app.words import state_words
+from ltui.app.presentation.run_summary import runs_lines, show_lines
+from ltui.app.presentation.state_words import state_words
+from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.resume_run import delete as delete_run
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import RunSnapshot, head_json, to_json
-from ltui.training.store.home import find_run, list_runs, ltui_home
-from ltui.training.supervise.adopt import current_snapshot
-from ltui.training.supervise.resume import delete as delete_run
+from ltui.training.state.run_snapshot import RunSnapshot, head_json, to_json
+from ltui.training.store.run_directory import find_run, list_runs, ltui_home
 
 
 def list_all(options: Namespace) -> int:

@@ -13,13 +13,13 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ltui.app.frame import Frame
-from ltui.app.gpu_charts import NAMES, gpu_charts
-from ltui.app.gpu_history import GpuPast
-from ltui.app.gpu_panel import find_gpu, gpu_rows, readings_text
-from ltui.app.screens.keys import bindings
-from ltui.app.screens.panel import Panel
-from ltui.widgets.chart import Chart
+from ltui.app.keys.key_table import bindings
+from ltui.app.live.frame import Frame
+from ltui.app.live.gpu_history import GpuPast
+from ltui.app.panels.panel import Panel
+from ltui.app.presentation.gpu_charts import NAMES, gpu_charts
+from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
+from ltui.widgets.charts.chart import Chart
 
 LOOK_S = 1.0
 CHARTS_FROM = 100

@@ -14,11 +14,11 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
-from ltui.app.screens.keys import bindings
-from ltui.app.screens.listed_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
+from ltui.app.keys.all_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
+from ltui.app.keys.key_table import bindings
 from ltui.widgets.columns import Cells
-from ltui.widgets.shapes import Cell, Tone
-from ltui.widgets.sheet import Sheet
+from ltui.widgets.line_sheet import Sheet
+from ltui.widgets.view_models import Cell, Tone
 
 TWO_COLUMNS_FROM = 100
 """Cells of width from which the groups stand in two columns."""

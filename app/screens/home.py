@@ -17,27 +17,27 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Input, Select, Static
 
+from ltui.app.keys.footer import KeyLine
+from ltui.app.keys.home_keys import KEYS, hints
+from ltui.app.keys.key_table import bindings
+from ltui.app.panels.form_panel import READONLY, FormPanel
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.presets_panel import PresetEntry, PresetsPanel
+from ltui.app.panels.runs_panel import RunsPanel
+from ltui.app.panels.worker_calls import call_screen
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
-from ltui.app.screens.form_panel import READONLY, FormPanel
-from ltui.app.screens.home_keys import KEYS, hints
-from ltui.app.screens.keyline import KeyLine
-from ltui.app.screens.keys import bindings
-from ltui.app.screens.panel import Panel
-from ltui.app.screens.presets_panel import PresetEntry, PresetsPanel
-from ltui.app.screens.runs_panel import RunsPanel
-from ltui.app.screens.threads import call_screen
-from ltui.training.run.preset_names import shipped_names
+from ltui.training.config.preset_names import shipped_names
 from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
     from textual.widget import Widget
 
-    from ltui.app.runs_list import RunLine
+    from ltui.app.live.run_list import RunLine
+    from ltui.training.config.device_selection import Machine
+    from ltui.training.config.preset_form import FormResult
+    from ltui.training.config.presets import Preset
     from ltui.training.gpu.sampler import GpuSampler
-    from ltui.training.run.devices import Machine
-    from ltui.training.run.form import FormResult
-    from ltui.training.run.presets import Preset
-    from ltui.training.store.home import RunDir
+    from ltui.training.store.run_directory import RunDir
 
 LOOK_S = 1.0
 GPUS_S = 2.0
@@ -133,9 +133,9 @@ class HomeScreen(Screen[None]):
     @work(thread=True, group="presets", exit_on_error=False)
     def _load(self, first: str | None) -> None:
         """Show the form of the preset ``first``, then what takes longer to read, part by part."""
-        from ltui.app.screens import launch_form  # noqa: F401 - imported off the UI thread
+        from ltui.app.panels import launch_form  # noqa: F401 - imported off the UI thread
+        from ltui.training.config.presets import load_preset
         from ltui.training.problem import ProblemError
-        from ltui.training.run.presets import load_preset
 
         cwd = Path.cwd()
         loaded: dict[str, Preset] = {}
@@ -148,7 +148,7 @@ class HomeScreen(Screen[None]):
         painted.wait(PAINTED_S)
         self._load_presets(cwd, loaded)
         self._load_machine(cwd)
-        from ltui.app.screens import runs_table  # noqa: F401 - imported off the UI thread
+        from ltui.app.panels import runs_table  # noqa: F401 - imported off the UI thread
 
         call_screen(self, self.runs_panel.start)
 
@@ -160,9 +160,9 @@ class HomeScreen(Screen[None]):
 
     def _load_presets(self, cwd: Path, loaded: dict[str, Preset]) -> None:
         """In the worker's thread: read the presets that are not in ``loaded`` yet."""
+        from ltui.training.config.preset_names import preset_names
+        from ltui.training.config.presets import damaged_files, load_preset
         from ltui.training.problem import ProblemError
-        from ltui.training.run.preset_names import preset_names
-        from ltui.training.run.presets import damaged_files, load_preset
 
         broken = {name: str(problem) for name, problem in damaged_files(cwd).items()}
         names = (*broken, *preset_names(cwd))
@@ -183,7 +183,7 @@ class HomeScreen(Screen[None]):
         """In the worker's thread: ask for GPUs and for the interpreter of runs."""
         import os
 
-        from ltui.app.machine import this_machine
+        from ltui.app.launch.local_machine import this_machine
         from ltui.widgets.sanitise import clean_name
 
         machine = this_machine(os.environ)
@@ -202,7 +202,7 @@ class HomeScreen(Screen[None]):
             self.set_interval(LOOK_S, self._show_gpus)
 
     def _show_gpus(self) -> None:
-        from ltui.app.gpu_choice import free_text
+        from ltui.app.presentation.free_gpus import free_text
 
         form = self.form_panel.form()
         if self._gpus is not None and form is not None:
@@ -318,7 +318,7 @@ class HomeScreen(Screen[None]):
         if action == "delete":
             return f"{line.id} is running. Stop it first." if line.live else None
         # Imported here: the first frame needs no run's state.
-        from ltui.app.notices import refusal
+        from ltui.app.presentation.notifications import refusal
 
         return refusal(line.snapshot, action, readonly=self.readonly)
 
@@ -364,8 +364,8 @@ class HomeScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def _delete(self, line: RunLine) -> None:
+        from ltui.training.lifecycle.resume_run import delete
         from ltui.training.problem import ProblemError
-        from ltui.training.supervise.resume import delete
 
         try:
             delete(line.run_dir)
@@ -449,7 +449,7 @@ def _python_words(python: str | None) -> str:
     """The interpreter of runs that are started here."""
     import os
 
-    from ltui.app.interpreter import choose_python
+    from ltui.app.launch.training_interpreter import choose_python
     from ltui.training.problem import ProblemError
 
     try:

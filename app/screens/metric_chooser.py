@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ltui.app.metric_choice import DESCRIPTIONS, matching
+from ltui.app.presentation.metric_selection import DESCRIPTIONS, matching
 from ltui.widgets.formats import metric
 from ltui.widgets.sanitise import clean_name
 

@@ -16,8 +16,9 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ltui.app.machine import this_machine
-from ltui.app.rerun import (
+from ltui.app.keys.key_table import bindings
+from ltui.app.launch.local_machine import this_machine
+from ltui.app.launch.rerun import (
     FROM_CHECKPOINT,
     FROM_START,
     NEWEST,
@@ -30,8 +31,7 @@ from ltui.app.rerun import (
     read_past_run,
     start_choice,
 )
-from ltui.app.screens.confirm import ProblemScreen
-from ltui.app.screens.form_fields import (
+from ltui.app.panels.form_fields import (
     ChoiceField,
     FormField,
     KnobField,
@@ -39,14 +39,14 @@ from ltui.app.screens.form_fields import (
     named,
     show_problems,
 )
-from ltui.app.screens.keys import bindings
-from ltui.app.screens.launch_line import LaunchLine
-from ltui.app.screens.threads import call_screen
+from ltui.app.panels.launch_line import LaunchLine
+from ltui.app.panels.worker_calls import call_screen
+from ltui.app.screens.confirm import ProblemScreen
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.preset_form import field_text
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.devices import Machine
-from ltui.training.run.form import field_text
-from ltui.training.run.snapshot import CheckpointInfo
-from ltui.training.store.home import RunDir
+from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 

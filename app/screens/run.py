@@ -17,38 +17,46 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 from textual.worker import get_current_worker
 
-from ltui.app import translate
-from ltui.app.arrangement import DETAILS, FRAME_LINES, PANELS, UPPER, Arrangement, Needs, Room
-from ltui.app.feed import Feed, Watch
-from ltui.app.frame import Frame
-from ltui.app.gpu_panel import HEAT_FROM, gpus_title
-from ltui.app.history import RequestBox
-from ltui.app.notices import CONTROLS, farewell, happened, refusal, resume_hint
+from ltui.app.keys.footer import KeyHint, KeyLine
+from ltui.app.keys.key_table import bindings
+from ltui.app.live.frame import Frame
+from ltui.app.live.metric_history import RequestBox
+from ltui.app.live.poller_thread import Feed, Watch
+from ltui.app.live.run_poller import RunWatch
+from ltui.app.panels.details_panel import DetailsView
+from ltui.app.panels.gpu_panel import FINDINGS, HEAT_LINES, TABLE_LINES, GpuBoard
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.run_charts import RunCharts
+from ltui.app.panels.tab_bar import TabLine
+from ltui.app.presentation import run_view
+from ltui.app.presentation.gpu_view import HEAT_FROM, gpus_title
+from ltui.app.presentation.notifications import CONTROLS, farewell, happened, refusal, resume_hint
+from ltui.app.presentation.panel_layout import (
+    DETAILS,
+    FRAME_LINES,
+    PANELS,
+    UPPER,
+    Arrangement,
+    Needs,
+    Room,
+)
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
-from ltui.app.screens.details_view import DetailsView
 from ltui.app.screens.gpu import GpuScreen
-from ltui.app.screens.gpu_board import FINDINGS, HEAT_LINES, TABLE_LINES, GpuBoard
-from ltui.app.screens.keyline import KeyHint, KeyLine
-from ltui.app.screens.keys import bindings
-from ltui.app.screens.panel import Panel
-from ltui.app.screens.run_charts import RunCharts
+from ltui.app.screens.schedule_stop import StopWhenScreen
 from ltui.app.screens.stop_question import StopScreen, stop_question
-from ltui.app.screens.stop_when import StopWhenScreen
-from ltui.app.screens.tabline import TabLine
-from ltui.app.watch import RunWatch
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.run.standing import GRAVE
-from ltui.training.store.home import RunDir
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.state.verdict_tracker import GRAVE
+from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
-from ltui.widgets.chart import Chart
+from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_rows import LogLevel
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.sanitise import clean_name
-from ltui.widgets.shapes import LogLine
+from ltui.widgets.view_models import LogLine
 
 TITLES = {
     "loss": "metrics",
@@ -249,7 +257,7 @@ class RunScreen(Screen[None]):
 
     def _draw_header(self, frame: Frame) -> None:
         header = self.query_one(RunHeader)
-        shape = header.shape = translate.header(frame)
+        shape = header.shape = run_view.header(frame)
         below = (shape.banner is None, len(shape.notes))
         if self._drawn.get("below header") != below:
             self._drawn["below header"] = below
@@ -267,7 +275,7 @@ class RunScreen(Screen[None]):
         if has:
             self._fit("gpus", board.show(frame, alone=not shared), MOST_GPU_LINES)
         else:
-            text = translate.processes_text(frame)
+            text = run_view.processes_text(frame)
             self._say("#gpu-note", text)
             self._fit("gpus", text.plain.count("\n") + 1)
 
@@ -278,9 +286,9 @@ class RunScreen(Screen[None]):
             self.app.push_screen(GpuScreen(lambda: self.frame, message.key))
 
     def _draw_ranks(self, frame: Frame) -> None:
-        rows = translate.rank_rows(frame)
+        rows = run_view.rank_rows(frame)
         self.query_one(RankTable).set_rows(rows)
-        self.query_one("#ranks", Panel).say(TITLES["ranks"], translate.ranks_title(frame))
+        self.query_one("#ranks", Panel).say(TITLES["ranks"], run_view.ranks_title(frame))
         self._fit("ranks", len(rows) + 1)
 
     @on(RankTable.RowSelected)
@@ -342,11 +350,11 @@ class RunScreen(Screen[None]):
             self._draw_log(self.frame)
 
     def _draw_ending(self, frame: Frame) -> None:
-        lines = translate.ending_lines(frame)
+        lines = run_view.ending_lines(frame)
         self.query_one("#ending").display = bool(lines)
         if lines:
             hint = resume_hint(frame.snapshot, readonly=self.readonly)
-            self._say("#ending", translate.cells_text(lines, hint))
+            self._say("#ending", run_view.cells_text(lines, hint))
 
     def _draw_keys(self, frame: Frame) -> None:
         self.query_one(KeyLine).show(self._hints(frame.snapshot))
@@ -519,7 +527,7 @@ class RunScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="command", exit_on_error=False)
     def _ask(self, request: dict[str, Any], said: str | None) -> None:
         # Imported here: what starts supervisors is not needed for the first picture.
-        from ltui.app.steering import ask
+        from ltui.app.live.run_requests import ask
 
         self._report(lambda: ask(self.run_dir, request), said)
 
@@ -544,7 +552,7 @@ class RunScreen(Screen[None]):
 
     def action_diagnose(self) -> None:
         # Imported here: what asks supervisors is not needed for the first picture.
-        from ltui.app.screens.diagnose import DiagnoseScreen
+        from ltui.app.screens.diagnosis import DiagnoseScreen
 
         self.app.push_screen(DiagnoseScreen(self.run_dir, lambda: self.frame))
 
@@ -598,7 +606,7 @@ def of_rank(line: LogLine, whose: int) -> bool:
 def kill_question(snapshot: RunSnapshot) -> str:
     """Names what a kill loses."""
     name = clean_name(snapshot.name)
-    saved = translate.good_checkpoint(snapshot.checkpoints)
+    saved = run_view.good_checkpoint(snapshot.checkpoints)
     if saved is None:
         lost = "It has no checkpoint. All its progress will be lost."
     else:

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
+from ltui.app.keys.key_table import bindings
 from ltui.app.screens.confirm import ConfirmScreen
-from ltui.app.screens.keys import bindings
-from ltui.training.run.snapshot import RunSnapshot
+from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.training.run.evidence import (
+from ltui.training.diagnosis.evidence import (
     Collective,
     Diagnosis,
     Evidence,
@@ -17,7 +17,7 @@ from ltui.training.run.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
-from ltui.training.run.snapshot import Verdict
+from ltui.training.state.run_snapshot import Verdict
 
 NOW = 1_800_000_000.0
 SITE = "/venv/lib/python3.11/site-packages"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ltui.app.frame import CurveData, Frame
-from ltui.app.gpu_history import GpuPast, GpuSample
-from ltui.training.run.snapshot import (
+from ltui.app.live.frame import CurveData, Frame
+from ltui.app.live.gpu_history import GpuPast, GpuSample
+from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     GpuSnapshot,
     MetricValue,
@@ -19,7 +19,7 @@ from ltui.training.run.snapshot import (
     RunState,
     Throughput,
 )
-from ltui.widgets.shapes import LogLine, Tone
+from ltui.widgets.view_models import LogLine, Tone
 
 NOW = 1_800_000_000.0
 

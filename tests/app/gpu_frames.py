@@ -16,16 +16,16 @@ from pathlib import Path
 
 from frames import NOW, frame, rank, snapshot
 
-from ltui.app.frame import Frame
-from ltui.app.gpu_history import GpuBook
-from ltui.training.gpu import stand_in
+from ltui.app.live.frame import Frame
+from ltui.app.live.gpu_history import GpuBook
+from ltui.training.gpu import nvml_stand_in
 from ltui.training.gpu.findings import Finding, verdicts
-from ltui.training.run.snapshot import GpuSnapshot
+from ltui.training.state.run_snapshot import GpuSnapshot
 
 _PROGRAM = """
 import base64, pickle, sys, time
 from ltui.training.gpu.run_gpus import RunGpus
-from ltui.training.run.snapshot import RankSnapshot, RankState
+from ltui.training.state.run_snapshot import RankSnapshot, RankState
 count = int(sys.argv[1])
 gpus = RunGpus("brave-owl-3f2a", period_s=0.2)
 ranks, began, deadline = (), time.time() - 45.0, time.monotonic() + 30
@@ -63,12 +63,12 @@ SCRIPTS = {
 @lru_cache
 def read(count: int, folder: Path) -> tuple[tuple[GpuSnapshot, ...], tuple[Finding, ...]]:
     """The GPUs and findings that ``SCRIPTS[count]`` gives."""
-    library = stand_in.build(folder)
+    library = nvml_stand_in.build(folder)
     script = folder / f"{count}.txt"
     script.write_text(SCRIPTS[count])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(count)],
-        env=stand_in.environment(library.parent, script),
+        env=nvml_stand_in.environment(library.parent, script),
         capture_output=True,
         text=True,
         timeout=60,

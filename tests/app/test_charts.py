@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from frames import NOW, curve, frame, rank, snapshot
 
-from ltui.app.charts import (
+from ltui.app.presentation.metric_charts import (
     AXES,
     Axis,
     ChartSettings,
@@ -16,8 +16,8 @@ from ltui.app.charts import (
     throughput_chart,
     waiting_line,
 )
-from ltui.app.metric_choice import default_choice, matching, remembered_key
-from ltui.training.run.snapshot import RankState, RunState, Throughput, Verdict
+from ltui.app.presentation.metric_selection import default_choice, matching, remembered_key
+from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
 
 
 def test_loss_has_raw_smoothed_and_validation() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from frames import curve
 
-from ltui.app.curves import (
+from ltui.app.live.curve_arithmetic import (
     GrowingCurve,
     concatenated,
     empty_curve,
@@ -18,11 +18,11 @@ from ltui.app.curves import (
     smooth,
     splice,
 )
-from ltui.app.history import CurveBook, RateBook
-from ltui.training.queue.reader import Record
-from ltui.training.queue.records import StepField
-from ltui.training.run.fold import Fold, fold
-from tests.run.records import step, steps
+from ltui.app.live.metric_history import CurveBook, RateBook
+from ltui.training.state.record_fold import Fold, fold
+from ltui.training.tensor_queue.queue_reader import Record
+from ltui.training.tensor_queue.record_types import StepField
+from tests.state.records import step, steps
 
 
 def test_join_puts_live_points_over_redone_steps() -> None:

@@ -15,18 +15,18 @@ from frames import frame, snapshot
 from test_run_screen import OneRun, Script, settled, shown, until
 from textual.pilot import Pilot
 
-from ltui.app.code_places import in_library, place, stack_lines
-from ltui.app.diagnosis import Found, from_snapshot, kept, post_mortem
-from ltui.app.report import report
-from ltui.app.screens.diagnose import DiagnoseScreen
-from ltui.app.translate_diagnosis import Context, diagnosis_shape, evidence_text
-from ltui.app.words import state_sentence
+from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_shape, evidence_text
+from ltui.app.diagnosis.request_diagnosis import Found, from_snapshot, kept, post_mortem
+from ltui.app.diagnosis.stack_folding import in_library, place, stack_lines
+from ltui.app.diagnosis.text_report import report
+from ltui.app.presentation.state_words import state_sentence
+from ltui.app.screens.diagnosis import DiagnoseScreen
+from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
+from ltui.training.diagnosis.rules.collective_positions import fronts
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.evidence import Diagnosis, Evidence, Frame, RankEvidence
-from ltui.training.run.judge.fronts import fronts
-from ltui.training.run.snapshot import CheckpointInfo, RunState, Verdict
-from ltui.training.store.home import RunDir
-from ltui.widgets.shapes import DiagnosisShape, Tone
+from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.view_models import DiagnosisShape, Tone
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]fine[/red]\u202e"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ltui.app.gpu_choice import free_text
+from ltui.app.presentation.free_gpus import free_text
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.gpu.sampler import NO_DRIVER, GpuView
 

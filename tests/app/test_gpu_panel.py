@@ -10,17 +10,17 @@ from frames import NOW, frame, gpu, snapshot
 from test_run_screen import OneRun, Script, shown, until
 from textual.app import App, ComposeResult
 
-from ltui.app import gpu_panel
-from ltui.app.demo import DemoApp
-from ltui.app.frame import Frame
-from ltui.app.gpu_history import GpuBook, GpuSample, in_windows
+from ltui.app.gpu_demo import DemoApp
+from ltui.app.live.frame import Frame
+from ltui.app.live.gpu_history import GpuBook, GpuSample, in_windows
+from ltui.app.panels.gpu_panel import GpuBoard
+from ltui.app.presentation import gpu_view
 from ltui.app.screens.gpu import GpuScreen
-from ltui.app.screens.gpu_board import GpuBoard
 from ltui.training.gpu.findings import Finding, verdicts
-from ltui.training.run.snapshot import GpuProcessSnapshot, RunState
+from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
 from ltui.widgets.gpu_heat import GpuHeat
 from ltui.widgets.gpu_table import GpuTable
-from ltui.widgets.shapes import Tone
+from ltui.widgets.view_models import Tone
 
 
 def finding(index: int, text: str, *, kind: str = "thermal", level: str = "warning") -> Finding:
@@ -36,29 +36,29 @@ def finding(index: int, text: str, *, kind: str = "thermal", level: str = "warni
     )
 
 
-def with_findings(*findings: Finding, count: int = 4) -> gpu_panel.Frame:
+def with_findings(*findings: Finding, count: int = 4) -> gpu_view.Frame:
     gpus = tuple(gpu(i) for i in range(count))
     return frame(snapshot=snapshot(gpus=gpus, verdicts=verdicts(findings)))
 
 
 def test_the_same_on_several_gpus_is_said_once() -> None:
     shown = with_findings(*(finding(i, "thermal slowdown for 40 s") for i in (0, 1, 2)))
-    text = gpu_panel.findings_text(shown, 3).plain
+    text = gpu_view.findings_text(shown, 3).plain
     assert text == "▲ GPUs 0-2: thermal slowdown for 40 s (ranks 0-2)"
-    tones = [row.tone for row in gpu_panel.gpu_rows(shown)]
+    tones = [row.tone for row in gpu_view.gpu_rows(shown)]
     assert tones == [Tone.WARN, Tone.WARN, Tone.WARN, Tone.PLAIN]
 
 
 def test_other_figures_are_said_to_be_of_one() -> None:
     shown = with_findings(finding(0, "memory at 97 %"), finding(2, "memory at 98 %"))
-    text = gpu_panel.findings_text(shown, 3).plain
+    text = gpu_view.findings_text(shown, 3).plain
     assert text.startswith("▲ GPUs 0, 2: memory at 97 % (figures of GPU 0; similar on the others)")
 
 
 def test_the_serious_come_first_and_what_does_not_fit_is_counted() -> None:
     found = [finding(i, f"wrong in way {'abcdef'[i]}", kind=f"k{i}") for i in range(5)]
     found.append(finding(5, "fell off the bus", kind="unreadable", level="error"))
-    lines = gpu_panel.findings_text(with_findings(*found, count=6), 3).plain.splitlines()
+    lines = gpu_view.findings_text(with_findings(*found, count=6), 3).plain.splitlines()
     assert lines[0].startswith("! GPU 5: fell off the bus")
     assert lines[-1] == "and 4 more: d diagnose"
 
@@ -66,16 +66,16 @@ def test_the_serious_come_first_and_what_does_not_fit_is_counted() -> None:
 def test_of_an_ended_run_nothing_stands() -> None:
     shown = with_findings(finding(0, "thermal slowdown for 40 s"))
     over = replace(shown, snapshot=replace(shown.snapshot, state=RunState.FINISHED))
-    assert not gpu_panel.findings_text(over, 3)
+    assert not gpu_view.findings_text(over, 3)
 
 
 def test_what_is_refused_is_not_available() -> None:
     bare = gpu(0, utilisation_percent=None, power_w=None, power_limit_w=None, temperature_c=None)
-    (row,) = gpu_panel.gpu_rows(frame(snapshot=snapshot(gpus=(bare,))))
+    (row,) = gpu_view.gpu_rows(frame(snapshot=snapshot(gpus=(bare,))))
     assert row.utilisation is None
     texts = (row.utilisation_text, row.power_text, row.temperature.text, row.sm_text)
     assert set(texts) == {"n/a"}
-    page = gpu_panel.readings_text(bare, frame()).plain
+    page = gpu_view.readings_text(bare, frame()).plain
     assert "ECC uncorrected       n/a" in page
     assert "processes\n  n/a" in page
 
@@ -85,7 +85,7 @@ def test_whose_processes() -> None:
         GpuProcessSnapshot(pid=7, owner="foreign", memory_bytes=1 << 30, user="ada", name="python"),
         GpuProcessSnapshot(pid=8, owner="rank", rank=2, memory_bytes=3 << 30, name="python"),
     )
-    page = gpu_panel.readings_text(gpu(0, processes=processes), frame()).plain
+    page = gpu_view.readings_text(gpu(0, processes=processes), frame()).plain
     rank, foreign = page.splitlines()[-2:]
     assert "pid 8" in rank
     assert "rank 2: python" in rank

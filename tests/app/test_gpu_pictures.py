@@ -11,10 +11,10 @@ from gpu_frames import gpu_frame
 from test_run_screen import OneRun, Script, settled, shown
 from textual.pilot import Pilot
 
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 
 needs_compiler = pytest.mark.skipif(
-    stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"
+    nvml_stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"
 )
 SIZES = {80: (80, 24), 120: (120, 24), 160: (160, 30)}
 

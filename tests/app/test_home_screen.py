@@ -13,23 +13,23 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TextArea
 
-from ltui.app import machine
-from ltui.app.dashboard import LtuiApp
-from ltui.app.runs_list import RunLine
+from ltui.app.keys.footer import KeyLine
+from ltui.app.launch import local_machine
+from ltui.app.live.run_list import RunLine
+from ltui.app.panels.form_fields import KnobField, StartField
+from ltui.app.panels.form_panel import FormPanel, LaunchLine
+from ltui.app.panels.launch_form import LaunchForm
+from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
-from ltui.app.screens.form_fields import KnobField, StartField
-from ltui.app.screens.form_panel import FormPanel, LaunchLine
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.keyline import KeyLine
-from ltui.app.screens.launch_form import LaunchForm
 from ltui.app.screens.run import RunScreen
-from ltui.app.screens.runs_table import RunsTable
-from ltui.app.screens.yaml_edit import YamlScreen
-from ltui.training.rank.publish import checkpoint_name, part_of, publish
-from ltui.training.run.devices import Machine
-from ltui.training.run.presets import build_spec
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir
+from ltui.app.screens.yaml_editor import YamlScreen
+from ltui.app.textual_app import LtuiApp
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.presets import build_spec
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.rank.checkpoint_files import checkpoint_name, part_of, publish
+from ltui.training.store.run_directory import RunDir
 
 LOCAL = """\
 trainer: {max_epochs: 3}
@@ -548,13 +548,13 @@ async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
 async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
     home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, real = threading.Event(), machine.this_machine
+    asked, real = threading.Event(), local_machine.this_machine
 
     def slow(environment: Mapping[str, str]) -> Machine:
         asked.wait(60)
         return real(environment)
 
-    monkeypatch.setattr(machine, "this_machine", slow)
+    monkeypatch.setattr(local_machine, "this_machine", slow)
     app = LtuiApp(home)
     async with app.run_test(size=(160, 50)) as pilot:
         screen = app.screen

@@ -11,17 +11,17 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widget import Widget
 
-from ltui.app.charts import shown_metrics
-from ltui.app.dashboard import LtuiApp
+from ltui.app.keys.all_keys import SCREEN, listed_keys
+from ltui.app.keys.footer import READONLY_BADGE, KeyLine
+from ltui.app.panels.run_charts import RunCharts
+from ltui.app.presentation.metric_charts import shown_metrics
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.keyline import READONLY_BADGE, KeyLine
-from ltui.app.screens.listed_keys import SCREEN, listed_keys
 from ltui.app.screens.run import RunScreen
-from ltui.app.screens.run_charts import RunCharts
 from ltui.app.screens.stop_question import StopScreen
-from ltui.training.run.snapshot import RunState
-from ltui.widgets.chart import Chart
+from ltui.app.textual_app import LtuiApp
+from ltui.training.state.run_snapshot import RunState
+from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogView
 from ltui.widgets.table import Table
 

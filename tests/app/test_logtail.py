@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ltui.app.logtail import LINE_BYTES, FileTail, LogTail, rank_of_log
-from ltui.widgets.shapes import Tone
+from ltui.app.live.log_tail import LINE_BYTES, FileTail, LogTail, rank_of_log
+from ltui.widgets.view_models import Tone
 
 
 def texts(lines: object) -> list[str]:

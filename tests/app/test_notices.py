@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from frames import snapshot
 
-from ltui.app.notices import CONTROLS, farewell, happened, refusal
+from ltui.app.presentation.notifications import CONTROLS, farewell, happened, refusal
 from ltui.app.screens.run import key_hints, kill_question
-from ltui.training.run.snapshot import LIVE, CheckpointInfo, RunState
+from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 
 
 def sentences(before: object, now: object) -> list[str]:

@@ -11,7 +11,7 @@ from frames import NOW, frame, rank, snapshot
 from test_run_screen import OneRun, Script, settled, shown
 from textual.pilot import Pilot
 
-from ltui.training.run.snapshot import RankState, Verdict
+from ltui.training.state.run_snapshot import RankState, Verdict
 
 STALL = Verdict(
     kind="stall",

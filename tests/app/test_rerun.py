@@ -12,8 +12,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Select
 
-from ltui.app.dashboard import LtuiApp
-from ltui.app.rerun import (
+from ltui.app.launch.rerun import (
     FROM_CHECKPOINT,
     FROM_START,
     OTHER,
@@ -22,20 +21,20 @@ from ltui.app.rerun import (
     check_choice,
     read_past_run,
 )
-from ltui.app.screens.form_fields import FormField
+from ltui.app.panels.form_fields import FormField
+from ltui.app.panels.launch_line import LaunchLine
+from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.launch_line import LaunchLine
 from ltui.app.screens.rerun import CHECKPOINT, START, RerunScreen
-from ltui.app.screens.runs_table import RunsTable
-from ltui.training.rank.publish import checkpoint_name, part_of, publish
-from ltui.training.run.devices import Machine
-from ltui.training.run.document import resolve
-from ltui.training.run.presets import build_spec, load_preset
-from ltui.training.run.snapshot import RunState
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir
-from ltui.training.supervise import launch as launching
-from ltui.training.supervise import resume as resuming
+from ltui.app.textual_app import LtuiApp
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.presets import build_spec, load_preset
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.yaml_document import resolve
+from ltui.training.lifecycle import launch_run, resume_run
+from ltui.training.rank.checkpoint_files import checkpoint_name, part_of, publish
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.run_directory import RunDir
 
 MACHINE = Machine(gpus=0, cores=8)
 EPOCHS = "trainer.max_epochs"
@@ -78,8 +77,8 @@ class Started:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.resumed: list[tuple[RunDir, RunSpec | None, Path | None]] = []
         self.launched: list[tuple[RunSpec, Any]] = []
-        monkeypatch.setattr(resuming, "resume", self._resume)
-        monkeypatch.setattr(launching, "launch", self._launch)
+        monkeypatch.setattr(resume_run, "resume", self._resume)
+        monkeypatch.setattr(launch_run, "launch", self._launch)
 
     def _resume(self, run_dir: RunDir, *, spec: RunSpec | None, checkpoint: Path | None) -> None:
         self.resumed.append((run_dir, spec, checkpoint))
@@ -136,7 +135,7 @@ async def test_a_resume_with_changes_from_an_earlier_checkpoint(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, started = a_run(home), Started(monkeypatch)
-    monkeypatch.setattr("ltui.app.prepare._problems_in", lambda *_: [])
+    monkeypatch.setattr("ltui.app.launch.build_spec._problems_in", lambda *_: [])
     app = LtuiApp(home)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await opened(pilot, app, "r")

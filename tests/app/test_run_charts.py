@@ -9,15 +9,15 @@ from frames import curve, frame, snapshot
 from test_run_screen import OneRun, Script, shown, until
 from textual.widgets import Input, OptionList
 
-from ltui.app.frame import Frame
+from ltui.app.keys.footer import KeyLine
+from ltui.app.live.frame import Frame
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.run_charts import RunCharts
 from ltui.app.preferences import read_preferences
-from ltui.app.screens.keyline import KeyLine
 from ltui.app.screens.metric_chooser import MetricChooser
-from ltui.app.screens.panel import Panel
 from ltui.app.screens.run import RunScreen
-from ltui.app.screens.run_charts import RunCharts
-from ltui.training.store.home import RunDir
-from ltui.widgets.chart import Chart
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.charts.chart import Chart
 
 NAMES = ("step/lr", "train/loss", "val/acc", "val/loss")
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from frames import NOW, snapshot
 
-from ltui.app.run_metric import metric_of
-from ltui.app.run_order import ordered
-from ltui.app.run_rows import RunRow, run_row
-from ltui.app.runs_list import RunLine
-from ltui.app.screens.runs_table import RunsTable
-from ltui.training.run.form import apply_form
-from ltui.training.run.preset_names import shipped_names
-from ltui.training.run.presets import load_preset
-from ltui.training.run.snapshot import MetricValue
-from ltui.training.store.home import RunDir
+from ltui.app.live.run_list import RunLine
+from ltui.app.panels.runs_table import RunsTable
+from ltui.app.presentation.headline_metric import metric_of
+from ltui.app.presentation.run_order import ordered
+from ltui.app.presentation.run_rows import RunRow, run_row
+from ltui.training.config.preset_form import apply_form
+from ltui.training.config.preset_names import shipped_names
+from ltui.training.config.presets import load_preset
+from ltui.training.state.run_snapshot import MetricValue
+from ltui.training.store.run_directory import RunDir
 
 
 def logged(**values: float) -> dict[str, MetricValue]:

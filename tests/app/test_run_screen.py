@@ -13,21 +13,21 @@ from frames import frame, log_lines, rank, snapshot
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from ltui.app.arrangement import DETAILS, PANELS
-from ltui.app.dashboard import LtuiApp
-from ltui.app.frame import Frame
+from ltui.app.keys.footer import KeyLine
+from ltui.app.live.frame import Frame
+from ltui.app.panels.details_panel import DetailsView
+from ltui.app.panels.run_charts import RunCharts
+from ltui.app.panels.tab_bar import TabLine
+from ltui.app.presentation.panel_layout import DETAILS, PANELS
 from ltui.app.screens.confirm import ConfirmScreen
-from ltui.app.screens.details_view import DetailsView
-from ltui.app.screens.diagnose import DiagnoseScreen
+from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.screens.help import HelpScreen
-from ltui.app.screens.keyline import KeyLine
 from ltui.app.screens.run import FrameArrived, RunScreen
-from ltui.app.screens.run_charts import RunCharts
-from ltui.app.screens.stop_when import StopWhenScreen
-from ltui.app.screens.tabline import TabLine
-from ltui.training.run.snapshot import RankState, RunState, Verdict
-from ltui.training.store.home import RunDir
-from ltui.widgets.chart import Chart
+from ltui.app.screens.schedule_stop import StopWhenScreen
+from ltui.app.textual_app import LtuiApp
+from ltui.training.state.run_snapshot import RankState, RunState, Verdict
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
 from ltui.widgets.rank_table import RankTable

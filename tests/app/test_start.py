@@ -16,8 +16,8 @@ from textual.theme import Theme
 from ltui.app import cli
 from ltui.app.commands import dashboard
 from ltui.app.commands.arguments import build_parser
-from ltui.app.dashboard import LtuiApp
 from ltui.app.preferences import remember
+from ltui.app.textual_app import LtuiApp
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT
 from tests.cli.terminal import Terminal
 
@@ -27,8 +27,19 @@ HEAVY = frozenset(
         *("markdown_it", "pygments", "tree_sitter", "rich.markdown", "rich.syntax"),
         *("argparse", "hashlib", "importlib.metadata", "email", "textual.devtools"),
         *("textual.widgets._markdown", "textual.widgets._text_area", "textual.widgets._data_table"),
-        *("ltui.training.run.spec", "ltui.training.run.presets", "ltui.training.supervise"),
-        *("ltui.widgets.shapes", "ltui.widgets.table", "ltui.app.frame", "ltui.app.screens.run"),
+        *(
+            "ltui.training.config.run_spec",
+            "ltui.training.config.presets",
+            "ltui.training.lifecycle",
+            "ltui.training.process",
+            "ltui.training.supervise",
+        ),
+        *(
+            "ltui.widgets.view_models",
+            "ltui.widgets.table",
+            "ltui.app.live.frame",
+            "ltui.app.screens.run",
+        ),
     }
 )
 """Modules that the first screen does not need. Each costs 2 to 100 ms of the start."""
@@ -37,7 +48,7 @@ FIRST_FRAME = """
 import gc, json, sys
 from pathlib import Path
 from ltui.app import cli
-import ltui.app.dashboard as dashboard
+import ltui.app.textual_app as dashboard
 
 display = dashboard.LtuiApp._display
 def first_frame(app, screen, renderable):

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltui.app.curves import curve_of_values, smooth
-from ltui.app.stored_curves import stored_curve, stored_part, stored_rates
-from ltui.training.queue.records import StepField
-from ltui.training.store.reader import RunStore
-from ltui.training.store.writer import Batch, Cursor, StoreWriter
+from ltui.app.live.curve_arithmetic import curve_of_values, smooth
+from ltui.app.live.stored_curves import stored_curve, stored_part, stored_rates
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
+from ltui.training.tensor_queue.record_types import StepField
 from tests.store.histories import begin, run_dir, step_row
 
 

@@ -9,9 +9,9 @@ from frames import frame
 from test_run_screen import OneRun, Script, shown, until
 from textual.widgets import OptionList
 
-from ltui.app.dashboard import LtuiApp
 from ltui.app.preferences import read_preferences, remember
-from ltui.app.screens.themes import ThemeScreen
+from ltui.app.screens.theme_list import ThemeScreen
+from ltui.app.textual_app import LtuiApp
 from ltui.app.themes import has_light_background
 from ltui.widgets.palette import THEMES
 

@@ -8,14 +8,14 @@ import pytest
 from frames import NOW, frame, gpu, rank, snapshot
 
 from ltui.app import details, gpu_panel, translate
-from ltui.app.frame import Cleared, Ending
-from ltui.training.run.snapshot import (
+from ltui.app.live.frame import Cleared, Ending
+from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     RankState,
     RunState,
     Verdict,
 )
-from ltui.widgets.shapes import Tone
+from ltui.widgets.view_models import Tone
 
 STALL = Verdict(
     kind="stall",

@@ -12,24 +12,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltui.app.feed import CPU_SHARE, FASTEST_S, SLOWEST_S, Feed, Pace
-from ltui.app.frame import Frame
-from ltui.app.history import CurveRequest, RequestBox
-from ltui.app.watch import RunWatch
-from ltui.training.queue.records import StepField
-from ltui.training.run.snapshot import LIVE, RunState
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir
-from ltui.training.store.writer import Batch, StoreWriter
+from ltui.app.live.frame import Frame
+from ltui.app.live.metric_history import CurveRequest, RequestBox
+from ltui.app.live.poller_thread import CPU_SHARE, FASTEST_S, SLOWEST_S, Feed, Pace
+from ltui.app.live.run_poller import RunWatch
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.store.run_directory import RunDir
+from ltui.training.tensor_queue.record_types import StepField
 from tests.store.histories import begin, snapshot, step_row
 
 # Writes as a rank does, one command a line: "steps FIRST LAST", "metric STEP VALUE", "pulse STEP".
 RANK = """
 import json, os, sys, time
 from pathlib import Path
-from ltui.training.queue.records import Kind, Phase, StepField
-from ltui.training.queue.writer import QueueWriter
-from ltui.training.rank.channel import own_start_ticks
+from ltui.training.tensor_queue.record_types import Kind, Phase, StepField
+from ltui.training.tensor_queue.queue_writer import QueueWriter
+from ltui.training.rank.rank_queue import own_start_ticks
 import torch
 rank = int(sys.argv[2])
 q = QueueWriter.create(Path(sys.argv[1]))
@@ -235,8 +235,9 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
 
 def test_the_dashboard_needs_no_torch() -> None:
     code = (
-        "import sys, ltui.app.dashboard, ltui.app.screens.run, ltui.app.screens.home;"
-        "import ltui.app.launching, ltui.app.steering, ltui.training.supervise.launch;"
+        "import sys, ltui.app.textual_app, ltui.app.screens.run, ltui.app.screens.home;"
+        "import ltui.app.launch.check_and_launch, ltui.app.live.run_requests;"
+        "import ltui.training.lifecycle.launch_run;"
         "print([m for m in ('torch', 'lightning') if m in sys.modules])"
     )
     done = subprocess.run(

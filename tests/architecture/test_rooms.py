@@ -15,9 +15,9 @@ WITH_TORCH = (
     "training/rank/",
     "training/models/",
     "training/data/",
-    "training/queue/writer.py",
-    "training/queue/tensors.py",
-    "training/queue/staging.py",
+    "training/tensor_queue/queue_writer.py",
+    "training/tensor_queue/encode_tensors.py",
+    "training/tensor_queue/cuda_staging.py",
 )
 
 
@@ -61,7 +61,9 @@ def test_watchers_never_load_torch() -> None:
 
 
 def test_the_check_above_would_notice() -> None:
-    assert _loaded_by(["ltui.training.queue.writer"]) == {"ltui.training.queue.writer": ["torch"]}
+    assert _loaded_by(["ltui.training.tensor_queue.queue_writer"]) == {
+        "ltui.training.tensor_queue.queue_writer": ["torch"]
+    }
 
 
 @pytest.mark.parametrize("room", ["widgets", "training"])

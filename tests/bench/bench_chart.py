@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from textual.app import App, ComposeResult
 
-from ltui.widgets.chart import Chart
-from ltui.widgets.shapes import ChartShape, Series
+from ltui.widgets.charts.chart import Chart
+from ltui.widgets.view_models import ChartShape, Series
 
 WIDTH, HEIGHT, SERIES = 160, 50, 4
 LENGTHS = (1_000, 100_000, 1_000_000)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 
 SECONDS = 12.0
 
@@ -58,11 +58,11 @@ _SUPERVISED = """
 import os, sys, tempfile, time
 from pathlib import Path
 import psutil
-from ltui.training.gpu import stand_in
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import ltui_home, new_run_id
-from ltui.training.supervise.client import ControlClient
-from ltui.training.supervise.launch import launch
+from ltui.training.gpu import nvml_stand_in
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.store.run_directory import ltui_home, new_run_id
+from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.lifecycle.launch_run import launch
 seconds, hung = float(sys.argv[1]), sys.argv[2]
 home = ltui_home()
 run_id, name = new_run_id(home, None)
@@ -79,7 +79,7 @@ try:
     after, span = supervisor.cpu_times(), time.monotonic() - began
     spent = after.user + after.system - before.user - before.system
     rss = supervisor.memory_info().rss
-    stand_in.write_script(Path(os.environ["LTUI_NVML_SCRIPT"]), hung)
+    nvml_stand_in.write_script(Path(os.environ["LTUI_NVML_SCRIPT"]), hung)
     while not (client.status().gpu_note or "").startswith("driver not answering"):
         time.sleep(0.1)
     worst = 0.0
@@ -130,11 +130,11 @@ def _supervised(library: Path) -> list[dict[str, Any]]:
 
 
 def measure() -> list[dict[str, Any]]:
-    if stand_in.compiler() is None:
+    if nvml_stand_in.compiler() is None:
         return [{"what": "GPU sampler: no C compiler", "value": None, "unit": "%", "bound": None}]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        library = stand_in.build(Path(folder))
+        library = nvml_stand_in.build(Path(folder))
         for what, script in _SCRIPTS.items():
             share, calls = _run(library, script, _SAMPLING, str(SECONDS))
             rows.append(
@@ -170,7 +170,7 @@ def _run(
     path.write_text(script)
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env={**stand_in.environment(library.parent, path), **(env or {})},
+        env={**nvml_stand_in.environment(library.parent, path), **(env or {})},
         capture_output=True,
         text=True,
         timeout=120,

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ltui.training.queue.records import Phase
-from ltui.training.queue.witness import BOARD_NAME, WitnessBoard
-from ltui.training.rank.evidence import BEAT_S, Witness
-from ltui.training.run.fold import Fold, fold
-from ltui.training.run.health import judge
-from ltui.training.run.judge.moment import HealthHistory
-from ltui.training.run.spec import StallPolicy
-from tests.run.recordings import load
-from tests.run.records import pulse, steps
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.judge import judge
+from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, Witness
+from ltui.training.state.record_fold import Fold, fold
+from ltui.training.tensor_queue.heartbeat_table import BOARD_NAME, WitnessBoard
+from ltui.training.tensor_queue.record_types import Phase
+from tests.diagnosis.recordings import load
+from tests.state.records import pulse, steps
 
 RANKS, ROUNDS = 256, 7
 

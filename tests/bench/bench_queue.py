@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from ltui.training.queue.control import ControlFile
-from ltui.training.queue.reader import QueueReader
-from ltui.training.queue.records import Kind, Phase
-from ltui.training.queue.writer import QueueWriter
+from ltui.training.tensor_queue.control_block import ControlFile
+from ltui.training.tensor_queue.queue_reader import QueueReader
+from ltui.training.tensor_queue.queue_writer import QueueWriter
+from ltui.training.tensor_queue.record_types import Kind, Phase
 
 Row = dict[str, Any]
 

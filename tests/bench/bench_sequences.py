@@ -37,7 +37,7 @@ print(written / (time.perf_counter() - began))
 _READ = """
 import json, resource, sys, time
 import numpy as np
-from ltui.training.data.sequences import SequenceDataset
+from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
 
 def status(name):
     with open("/proc/self/status") as file:

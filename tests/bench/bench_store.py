@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ltui.training.run.snapshot import RunSnapshot, RunState
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import RunStore
-from ltui.training.store.writer import Batch, Cursor, StoreWriter
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
+from ltui.training.store.run_directory import RunDir
 
 STEPS = 10_000_000
 CHUNK = 50_000

@@ -31,7 +31,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
-from ltui.training.rank.entry import rebuild, rebuild_cautions
+from ltui.training.rank.callback_factory import rebuild, rebuild_cautions
 from ltui.training.rank.environment import RankEnvironment
 
 BLOCK, SKIPPED, ROUNDS = 40, 8, 60

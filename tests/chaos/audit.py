@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ltui.training.store.home import RunDir
+from ltui.training.store.run_directory import RunDir
 from tests.chaos.cast import Actor, cast, open_ports
 from tests.supervise.fake_weights import loss_of, next_weights
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ltui.training.store.home import RunDir
-from ltui.training.supervise.alive import ProcessMark, environment, mark_of, pids, stat_fields
+from ltui.training.process.identity import ProcessMark, environment, mark_of, pids, stat_fields
+from ltui.training.store.run_directory import RunDir
 
 
 @dataclass(frozen=True)

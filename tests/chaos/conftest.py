@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.store.home import RunDir
+from ltui.training.store.run_directory import RunDir
 from tests.chaos.cast import cast, kill_together
 from tests.supervise.conftest import Runs, runs
 

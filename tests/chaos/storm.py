@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ltui.training.lifecycle.recover_runs import take_up
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import LIVE, to_json
-from ltui.training.store.home import RunDir
-from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.adopt import take_up
-from ltui.training.supervise.client import ControlClient
+from ltui.training.state.run_snapshot import LIVE, to_json
+from ltui.training.store.run_directory import RunDir
 from tests.chaos.audit import (
     ENDED,
     FalseStateError,

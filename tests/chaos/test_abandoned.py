@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
+from ltui.training.lifecycle.resume_run import delete
+from ltui.training.lifecycle.run_status import true_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import RunState
-from ltui.training.store.home import RunDir
-from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.resume import delete
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.run_directory import RunDir
 from tests.chaos.cast import cast
 from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs

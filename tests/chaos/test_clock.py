@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.run.snapshot import RunState
-from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.resume import resume
+from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.state.run_snapshot import RunState
 from tests.chaos.audit import kept
 from tests.chaos.conftest import everywhere, train_on
 from tests.supervise.conftest import Runs

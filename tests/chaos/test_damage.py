@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.run.snapshot import RunState
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import RunStore
-from ltui.training.store.schema import LAYOUT
-from ltui.training.supervise.resume import resume
+from ltui.training.lifecycle.resume_run import resume
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.database_schema import LAYOUT
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
 from tests.chaos.audit import kept
 from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ltui.training.run.snapshot import RunState
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import RunStore
-from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.launch import launch
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
 from tests.chaos.audit import kept, litter
 from tests.chaos.conftest import Command, everywhere, train_on
 from tests.cli.terminal import Terminal

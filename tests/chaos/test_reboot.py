@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ltui.training.run.snapshot import LIVE, RunState
-from ltui.training.store.home import RunDir
-from ltui.training.supervise.adopt import take_up
-from ltui.training.supervise.alive import boot_id, start_ticks
-from ltui.training.supervise.resume import delete, resume
+from ltui.training.lifecycle.recover_runs import take_up
+from ltui.training.lifecycle.resume_run import delete, resume
+from ltui.training.process.identity import boot_id, start_ticks
+from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.store.run_directory import RunDir
 from tests.chaos.audit import kept
 from tests.chaos.conftest import Command, everywhere, strike_down, train_on
 from tests.supervise.conftest import Runs

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
 
 RunsLeft = Callable[[], list[str]]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.foreground import Watch, event_line, failure_lines
-from ltui.app.signals import Signals
-from ltui.training.run.snapshot import RunState, Verdict, to_json
-from ltui.training.store.reader import Event
-from ltui.training.store.writer import Batch, StoreWriter
+from ltui.app.foreground.follow_run import Watch, event_line, failure_lines
+from ltui.app.foreground.interrupt_signals import Signals
+from ltui.training.state.run_snapshot import RunState, Verdict, to_json
+from ltui.training.store.history_reader import Event
+from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.store.histories import begin, run_dir, snapshot
 
 TRACE = "Traceback\n" + "".join(f"  line {n}\n" for n in range(30)) + "RuntimeError: reset by peer"

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ltui.app.foreground import can_open_dashboard
-from ltui.app.foreground_dashboard import ForegroundApp
-from ltui.app.signals import Signals
-from ltui.training.run.snapshot import RunState
-from ltui.training.store.home import RunDir
-from ltui.training.store.writer import StoreWriter
+from ltui.app.foreground.follow_run import can_open_dashboard
+from ltui.app.foreground.interrupt_signals import Signals
+from ltui.app.foreground.run_in_dashboard import ForegroundApp
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
 from tests.cli.terminal import Terminal
 from tests.store.histories import begin, run_dir, snapshot

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 from tests.cli.conftest import Ltui
 from tests.cli.terminal import Terminal
 
 needs_compiler = pytest.mark.skipif(
-    stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"
+    nvml_stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"
 )
 
 
@@ -60,10 +60,10 @@ def test_the_demo_without_a_terminal_is_refused(ltui: Ltui) -> None:
 def test_exec_waits_for_a_free_gpu(
     ltui: Ltui, tmp_path: Path, runs_left: Callable[[], list[str]]
 ) -> None:
-    library = stand_in.build(tmp_path / "driver")
+    library = nvml_stand_in.build(tmp_path / "driver")
     script = tmp_path / "gpus.txt"
     script.write_text(f"gpus 2 h100\nset * mem_used 0\nprocess 0 {os.getpid()} 1e9\n")
-    env = stand_in.environment(library.parent, script, {})
+    env = nvml_stand_in.environment(library.parent, script, {})
     show = "import os; print('given', os.environ['CUDA_VISIBLE_DEVICES'])"
     done = ltui("exec", "--gpus", "free:1", "--", sys.executable, "-c", show, env=env)
     assert done.returncode == 0, done.stderr
@@ -73,10 +73,10 @@ def test_exec_waits_for_a_free_gpu(
 
 @needs_compiler
 def test_a_queued_run_is_shown_and_stopped(ltui: Ltui, tmp_path: Path) -> None:
-    library = stand_in.build(tmp_path / "driver")
+    library = nvml_stand_in.build(tmp_path / "driver")
     script = tmp_path / "gpus.txt"
     script.write_text(f"gpus 1 h100\nprocess 0 {os.getpid()} 1e9\n")
-    env = stand_in.environment(library.parent, script, {})
+    env = nvml_stand_in.environment(library.parent, script, {})
     started = ltui(
         "exec", "--gpus", "free:1", "--name", "waits", "--detach", "--", "sleep", "60", env=env
     )

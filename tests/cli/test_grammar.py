@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ltui.app.commands.arguments import whole
-from ltui.training.run.stopping import condition_of
+from ltui.training.state.stop_conditions import condition_of
 from tests.cli.conftest import Ltui
 
 COMMANDS = """run exec resume attach runs show diagnose logs export stop pause continue checkpoint

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.class_paths import ClassUse, class_faults, class_uses, fits
-from ltui.app.interpreter import (
+from ltui.app.launch.build_spec import prepare
+from ltui.app.launch.class_path_check import ClassUse, class_faults, class_uses, fits
+from ltui.app.launch.training_interpreter import (
     NEEDED,
     Findings,
     choose_python,
@@ -20,7 +21,6 @@ from ltui.app.interpreter import (
     malicious_packages,
     needs_of,
 )
-from ltui.app.prepare import prepare
 from ltui.training.problem import ProblemError
 
 
@@ -137,7 +137,7 @@ def test_imports_that_always_run_are_needed_and_guarded_ones_are_not(modules: Pa
 
 
 def test_what_the_room_of_data_imports_is_needed() -> None:
-    seen = look(sys.executable, [], {"x": "ltui.training.rank.main.NoSuchClass"})
+    seen = look(sys.executable, [], {"x": "ltui.training.rank.train_preset.NoSuchClass"})
     assert seen.classes["x"]["missing"] in ("class", "module")
 
 

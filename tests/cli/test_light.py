@@ -116,6 +116,6 @@ def test_a_run_whose_ranks_live_in_another_environment(light_python: str, tmp_pa
 
 
 def test_the_dashboard_loads(light_python: str, tmp_path: Path) -> None:
-    program = "import sys, ltui.app.app; print('torch' in sys.modules)"
+    program = "import sys, ltui.app.open_dashboard; print('torch' in sys.modules)"
     done = subprocess.run([light_python, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ltui.app.machine import visible_gpus, within
-from ltui.training.gpu import stand_in
+from ltui.app.launch.local_machine import visible_gpus, within
+from ltui.training.gpu import nvml_stand_in
 from tests.cli.conftest import Ltui
 
 Simulate = Callable[[str], dict[str, str]]
@@ -18,10 +18,10 @@ Simulate = Callable[[str], dict[str, str]]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if stand_in.compiler() is None:
+    if nvml_stand_in.compiler() is None:
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("nvml")
-    stand_in.build(folder)
+    nvml_stand_in.build(folder)
     return folder
 
 
@@ -32,7 +32,7 @@ def simulate(library: Path, tmp_path: Path) -> Simulate:
     def environment(script: str) -> dict[str, str]:
         path = tmp_path / "gpus"
         path.write_text(script)
-        return stand_in.environment(library, path)
+        return nvml_stand_in.environment(library, path)
 
     return environment
 

@@ -9,12 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from ltui.app.foreground import exit_code
-from ltui.app.progress import PLAIN_EPOCH_S, PlainLines, display_for, panel_lines, plain_line
-from ltui.app.summary import columns, ending_lines, runs_lines, show_lines
-from ltui.app.translate import state_sign
-from ltui.app.words import state_sentence, state_word
-from ltui.training.run.snapshot import (
+from ltui.app.foreground.follow_run import exit_code
+from ltui.app.foreground.progress_lines import (
+    PLAIN_EPOCH_S,
+    PlainLines,
+    display_for,
+    panel_lines,
+    plain_line,
+)
+from ltui.app.presentation.run_summary import columns, ending_lines, runs_lines, show_lines
+from ltui.app.presentation.run_view import state_sign
+from ltui.app.presentation.state_words import state_sentence, state_word
+from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     MetricValue,
     RankSnapshot,

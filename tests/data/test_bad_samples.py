@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ltui.training.data.beton_file import BetonFile
+from ltui.training.data.ffcv.beton_file import BetonFile
 from ltui.training.data.sequence_writer import SequenceWriter
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import RunStore
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
 from tests.data.conftest import needs_ffcv
 from tests.data.test_commands import damage
 from tests.presets.made_up import image_folder

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltui.training.data.beton_file import ALLOCATION, BetonError, BetonFile
+from ltui.training.data.ffcv.beton_file import ALLOCATION, BetonError, BetonFile
 from tests.data.conftest import PHOTOS, ltui, needs_ffcv
 
 pytestmark = needs_ffcv

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.data.beton_file import BetonFile
+from ltui.training.data.ffcv.beton_file import BetonFile
 from tests.data.conftest import ltui, needs_ffcv
 
 pytestmark = needs_ffcv

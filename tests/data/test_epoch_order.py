@@ -11,7 +11,7 @@ _PROGRAM = """
 import numpy as np
 import torch
 from hypothesis import given, settings, strategies as st
-from ltui.training.data.epoch_order import BetonLoader, EpochOrder, quasi_random
+from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, quasi_random
 
 kinds = st.sampled_from(["random", "quasi_random", "sequential"])
 few = st.integers(1, 5)

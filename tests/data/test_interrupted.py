@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ltui.training.data.part_file import part_file
+from ltui.training.data.atomic_file import part_file
 from tests.data.conftest import ltui, needs_ffcv
 
 everything = pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="make data")
@@ -34,7 +34,7 @@ class Slow:
 HOLD = """
 import sys, time
 from pathlib import Path
-from ltui.training.data.part_file import part_file
+from ltui.training.data.atomic_file import part_file
 with part_file(Path(sys.argv[1])) as part:
     part.write_bytes(b"half")
     print("writing", flush=True)

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from ltui.training.data.beton_data import BetonData
-from ltui.training.data.beton_file import BetonError, BetonFile
-from ltui.training.data.beton_open import dataloader_batches, ffcv_batches
-from ltui.training.data.beton_samples import BetonSamples
-from ltui.training.data.epoch_order import BetonLoader, EpochOrder
-from ltui.training.data.ffcv_pipelines import image_pipelines, value_pipeline
-from ltui.training.data.ffcv_reader import FfcvReader
-from ltui.training.data.look import Look
+from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
+from ltui.training.data.ffcv.open_epoch import dataloader_batches, ffcv_batches
+from ltui.training.data.ffcv.torch_dataset import BetonSamples
+from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder
+from ltui.training.data.ffcv.field_pipelines import image_pipelines, value_pipeline
+from ltui.training.data.ffcv.ffcv_reader import FfcvReader
+from ltui.training.data.ffcv.image_transform import Look
 
 CPU = torch.device("cpu")
 good, damaged = (BetonFile(Path(p)) for p in sys.argv[1:3])
@@ -39,7 +39,7 @@ def threads():
 def raw_pixels():
     # Without a conversion, so that what FFCV's code hands out stands in its buffers.
     from ffcv.transforms import ToTensor
-    from ltui.training.data.ffcv_operations import DecodeImages
+    from ltui.training.data.ffcv.pipeline_operations import DecodeImages
     return {"image": [DecodeImages(32), ToTensor()], "label": value_pipeline(1, CPU)}
 
 def batches_are_kept():
@@ -53,7 +53,7 @@ def batches_are_kept():
         (alone, _), = reader.batches(samples)
         assert torch.equal(images, alone), number
     # And the buffers do come round: without the clones the same test fails.
-    from ltui.training.data import ffcv_reader
+    from ltui.training.data.ffcv import ffcv_reader
     clone, ffcv_reader._Memory.kept = ffcv_reader._Memory.kept, lambda self, value: value
     views = list(reader.batches(order))
     ffcv_reader._Memory.kept = clone
@@ -144,8 +144,8 @@ def what_threads_draw_is_said_on_resume():
     from ffcv.fields.basics import IntDecoder
     from ffcv.pipeline.operation import Operation
     from ffcv.transforms import Cutout, ModuleWrapper, RandomHorizontalFlip, Squeeze, ToTensor
-    from ltui.training.rank.loaders import LoaderPositions
-    from ltui.training.rank.threads_draw import inexact_because_of
+    from ltui.training.rank.resume.loader_positions import LoaderPositions
+    from ltui.training.rank.resume.ffcv_random_operations import inexact_because_of
 
     class RandomNothing(Operation):
         def declare_state_and_memory(self, previous_state):

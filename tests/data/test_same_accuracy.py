@@ -42,7 +42,7 @@ class Grey(DigitsCNN):
 BUILD = """
 from pathlib import Path
 from digit_parts import Part
-from ltui.training.data.beton_writer import WriteOptions, write
+from ltui.training.data.ffcv.beton_writer import WriteOptions, write
 
 for name in ("train", "val"):
     options = WriteOptions(images="raw", page_bytes=2 << 20)

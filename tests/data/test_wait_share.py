@@ -25,11 +25,11 @@ from ffcv.fields.basics import IntDecoder
 from ffcv.pipeline.operation import Operation
 from ffcv.transforms import ToTensor
 from lightning.pytorch import LightningDataModule, LightningModule
-from ltui.training.data.beton import write_beton
-from ltui.training.data.beton_file import BetonFile
-from ltui.training.data.beton_open import ffcv_batches
-from ltui.training.data.epoch_order import BetonLoader, EpochOrder
-from ltui.training.data.ffcv_reader import FfcvReader
+from ltui.training.data.ffcv.array_beton import write_beton
+from ltui.training.data.ffcv.beton_file import BetonFile
+from ltui.training.data.ffcv.open_epoch import ffcv_batches
+from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder
+from ltui.training.data.ffcv.ffcv_reader import FfcvReader
 from pathlib import Path
 
 SAMPLES, BATCH_S, SHARE = 8000, {BATCH_S}, {SHARE}

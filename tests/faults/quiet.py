@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ltui.training.run.snapshot import LIVE
-from ltui.training.store.reader import RunStore
+from ltui.training.state.run_snapshot import LIVE
+from ltui.training.store.history_reader import RunStore
 from tests.faults.fault import Fault
 from tests.faults.run import LOOK_S, ZooRun, started
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from ltui.training.lifecycle.run_status import true_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import RunSnapshot
-from ltui.training.store.home import RunDir
-from ltui.training.store.schema import StoreError
-from ltui.training.store.truth import true_snapshot
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.store.database_schema import StoreError
+from ltui.training.store.run_directory import RunDir
 from tests.faults.fault import SCRIPTS, Fault
 from tests.faults.setting import prefix, setting, thaw
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ltui.training.run.snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.store.reader import RunStore
-from ltui.training.supervise.evidence import kept
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.store.history_reader import RunStore
+from ltui.training.supervise.watchdog.gather_evidence import kept
 from tests.faults.fault import GRAVE, SCRIPTS, Fault, line_of, one
 from tests.faults.run import ZooRun, zoo_environment
 from tests.faults.verdicts import in_force

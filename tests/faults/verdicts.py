@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ltui.training.run.snapshot import LIVE, RunSnapshot, Verdict
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from tests.faults.fault import GRAVE, Expected, Fault, line_of
 from tests.faults.run import LOOK_S, ZooRun, started
 

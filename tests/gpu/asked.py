@@ -16,7 +16,7 @@ import pynvml as nvml
 
 from ltui.training.gpu import sampler as sampling
 from ltui.training.gpu.run_gpus import RunGpus
-from ltui.training.run.snapshot import RankSnapshot, RankState
+from ltui.training.state.run_snapshot import RankSnapshot, RankState
 
 
 def gpu(index: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 
 PROGRAM = Path(__file__).parent / "asked.py"
 
@@ -30,7 +30,7 @@ class Asked:
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(period_s if sampling else 0)],
-                env=stand_in.environment(library.parent, script),
+                env=nvml_stand_in.environment(library.parent, script),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -50,7 +50,7 @@ class Asked:
         return value
 
     def steer(self, text: str) -> None:
-        stand_in.write_script(self.script, text)
+        nvml_stand_in.write_script(self.script, text)
 
     def view_when(self, holds: Callable[[Any], bool], seconds: float = 90.0) -> Any:
         """The first view of the sampler for which it holds."""
@@ -75,9 +75,9 @@ class Asked:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if stand_in.compiler() is None:
+    if nvml_stand_in.compiler() is None:
         pytest.skip("no C compiler to build the stand-in driver with")
-    return stand_in.build(tmp_path_factory.mktemp("driver"))
+    return nvml_stand_in.build(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from ltui.training.gpu.door import Door, DriverGoneError, GpuLostError, Refusals
+from ltui.training.gpu.nvml_client import Door, DriverGoneError, GpuLostError, Refusals
 
 
 class Driver:

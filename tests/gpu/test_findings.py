@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from ltui.training.gpu.findings import WatchState, findings, verdict, watch
-from ltui.training.run.snapshot import GpuProcessSnapshot, GpuSnapshot, RankSnapshot, RankState
+from ltui.training.state.run_snapshot import (
+    GpuProcessSnapshot,
+    GpuSnapshot,
+    RankSnapshot,
+    RankState,
+)
 
 HEALTHY = GpuSnapshot(
     index=0, name="H100", ranks=(0,), utilisation_percent=97.0, memory_used_bytes=40,

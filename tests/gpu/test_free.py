@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.gpu.free import (
+from ltui.training.gpu.free_gpus import (
     Count,
     Everything,
     Free,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ltui.training.gpu.mapping import RankPlace, map_ranks, snapshots
+from ltui.training.gpu.rank_mapping import RankPlace, map_ranks, snapshots
 from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid, slice_index
-from ltui.training.run.snapshot import (
+from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     RunSnapshot,
     RunState,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.gpu.mfu import BatchFlops, model_flop_utilisation
-from ltui.training.run.snapshot import RankSnapshot
+from ltui.training.gpu.flop_utilisation import BatchFlops, model_flop_utilisation
+from ltui.training.state.run_snapshot import RankSnapshot
 
 H100 = {"device_name": "NVIDIA H100 80GB HBM3", "precision": "bf16-mixed"}
 RANKS = (RankSnapshot(rank=0, step_s=0.1), RankSnapshot(rank=1, step_s=0.2))

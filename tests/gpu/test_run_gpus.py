@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ltui.training.run.snapshot import GpuSnapshot
+from ltui.training.state.run_snapshot import GpuSnapshot
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 
-ROOM = Path(stand_in.__file__).parent
+ROOM = Path(nvml_stand_in.__file__).parent
 INIT = "nvml.nvmlInit()"
 
 

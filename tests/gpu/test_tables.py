@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ltui.training.gpu import throttle, xid
-from ltui.training.gpu.peaks import PEAKS, peak_flops, peak_of
+from ltui.training.gpu.peak_flops import PEAKS, peak_flops, peak_of
 
 
 @pytest.mark.parametrize(

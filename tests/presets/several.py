@@ -1,8 +1,8 @@
 """Trains several configurations one after the other in the same ranks, which import torch once.
 
-Started by torch elastic: ``several.py RUNS.json``, a list of what ``ltui.training.rank.main`` is
-given, each with a ``name``. Every rank writes ``report-RANK.json``: {name: {metric or fact: number}
-or {"error": text}}.
+Started by torch elastic: ``several.py RUNS.json``, a list of what
+``ltui.training.rank.train_preset`` is given, each with a ``name``. Every rank
+writes ``report-RANK.json``: {name: {metric or fact: number} or {"error": text}}.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.main import build
+from ltui.training.rank.train_preset import build
 
 
 def main(path: str) -> None:

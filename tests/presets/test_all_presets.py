@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from ltui.training.run.devices import Machine
-from ltui.training.run.preset_names import shipped_names
-from ltui.training.run.presets import build_spec, load_preset
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.preset_names import shipped_names
+from ltui.training.config.presets import build_spec, load_preset
 from tests.presets.made_up import SHAPES, image_folder
 
 TRAINED_ELSEWHERE = {"quickstart", "cifar10-cnn"}

@@ -9,7 +9,7 @@ import sys
 # torch stays out of this process, so the properties are tried in one of their own.
 _PROGRAM = """
 from hypothesis import given, settings, strategies as st
-from ltui.training.data.order import RankLoader, RankOrder
+from ltui.training.data.sample_order import RankLoader, RankOrder
 
 sizes = st.integers(1, 60)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ltui.training.run.devices import Machine
-from ltui.training.run.document import get
-from ltui.training.run.form import apply_form, field_texts
-from ltui.training.run.preset_names import shipped_names
-from ltui.training.run.presets import build_spec, check_preset, load_preset
-from ltui.training.run.spec import RunSpec
-from ltui.training.run.trainer_args import TRAINER_ARGUMENTS
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.preset_form import apply_form, field_texts
+from ltui.training.config.preset_names import shipped_names
+from ltui.training.config.presets import build_spec, check_preset, load_preset
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS
+from ltui.training.config.yaml_document import get
 
 MACHINES = (Machine(gpus=0, cores=2), Machine(gpus=1, cores=8), Machine(gpus=8, cores=64))
 

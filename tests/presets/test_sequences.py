@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from ltui.training.data.lengths import (
+from ltui.training.data.sequence_format.length_batches import (
     LengthBatchSampler, LengthLoader, LengthOrder, pad, padded_batches,
 )
-from ltui.training.data.sequence_files import ENTRY, HEADER_BYTES, NO_LABEL, SequenceError
+from ltui.training.data.sequence_format.file_format import (
+    ENTRY, HEADER_BYTES, NO_LABEL, SequenceError,
+)
 from ltui.training.data.sequence_writer import SequenceWriter
-from ltui.training.data.sequences import SequenceDataset
+from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
 
 base = Path(sys.argv[1])
 random = np.random.default_rng(0)
@@ -314,7 +316,7 @@ its own, so their bound is measured: the most that was ever resident of files.""
 _BOUNDED = """
 import json, resource, sys
 import numpy as np
-from ltui.training.data.sequences import SequenceDataset
+from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
 
 limit, resident = int(sys.argv[2]), int(sys.argv[3])
 

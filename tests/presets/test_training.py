@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ltui.training.run.devices import Machine
-from ltui.training.run.presets import build_spec, load_preset
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.presets import build_spec, load_preset
 
 CALLBACK = """
 import json, os
@@ -67,7 +67,7 @@ def train(name: str, folder: Path, *overrides: str) -> tuple[list[dict[str, floa
         "2",
     ]
     process = subprocess.Popen(
-        [*engine, "-m", "ltui.training.rank.main", "config.json"],
+        [*engine, "-m", "ltui.training.rank.train_preset", "config.json"],
         cwd=folder,
         env={**os.environ, "LTUI_HOME": str(folder / "home"), "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,

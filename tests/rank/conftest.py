@@ -26,7 +26,7 @@ def fit(run: RunFolder) -> Iterator[Any]:
     """``fit(model, train, val, **trainer options)`` with the callback, in this process."""
     import lightning.pytorch as pl
 
-    from ltui.training.rank.entry import rebuild
+    from ltui.training.rank.callback_factory import rebuild
     from ltui.training.rank.environment import RankEnvironment
 
     def train(model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any) -> Any:
@@ -49,8 +49,8 @@ def fit(run: RunFolder) -> Iterator[Any]:
         return trainer
 
     yield train
-    from ltui.training.rank import channel
+    from ltui.training.rank import rank_queue
 
-    if channel._current is not None:
-        channel._current.close()
-        channel._current = None
+    if rank_queue._current is not None:
+        rank_queue._current.close()
+        rank_queue._current = None

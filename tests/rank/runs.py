@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ltui.training.queue.control import Command, ControlFile
-from ltui.training.queue.reader import QueueReader
-from ltui.training.queue.records import Kind, PulseState, StepField
+from ltui.training.tensor_queue.control_block import Command, ControlFile
+from ltui.training.tensor_queue.queue_reader import QueueReader
+from ltui.training.tensor_queue.record_types import Kind, PulseState, StepField
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
@@ -129,7 +129,7 @@ def rank_side(folder: Path) -> Path:
     info = folder / "ltui_rank-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ltui-rank\nVersion: 0\n")
-    factory = "ltui = ltui.training.rank.entry:callbacks"
+    factory = "ltui = ltui.training.rank.callback_factory:callbacks"
     (info / "entry_points.txt").write_text(
         f"[lightning.pytorch.callbacks_factory]\n{factory}\n"
         f"[pytorch_lightning.callbacks_factory]\n{factory}\n"

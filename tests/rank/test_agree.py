@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.rank.agree import (
+from ltui.training.rank.coordination.step_consensus import (
     GONE,
     Action,
     Board,
@@ -115,7 +115,8 @@ def test_any_interleaving_meets_at_one_step(tmp_path: Path, seed: int) -> None:
 
 def test_a_dead_peer_is_seen(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ltui.training.rank.agree import Board; "
+        "import sys; from pathlib import Path; "
+        "from ltui.training.rank.coordination.step_consensus import Board; "
         "Board(Path(sys.argv[1]), 1, 2)"
     )
     board = Board(tmp_path / "b", 0, 2)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ltui.training.queue.records import Kind
-from ltui.training.rank import entry
-from ltui.training.rank.cautions import shared_memory_caution
+from ltui.training.rank import callback_factory
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.log_calls import cautions_of
+from ltui.training.rank.freeze_warnings import shared_memory_caution
+from ltui.training.rank.log_call_check import cautions_of
+from ltui.training.tensor_queue.record_types import Kind
 
 _SOURCE = """
 from lightning.pytorch import LightningModule
@@ -93,8 +93,8 @@ def _collate(rows: Any) -> list[torch.Tensor]:
 
 
 def _told(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
-    callback = entry.rebuild("lightning", RankEnvironment.read(run.environment()))
-    cautions = entry.rebuild_cautions("lightning", callback)
+    callback = callback_factory.rebuild("lightning", RankEnvironment.read(run.environment()))
+    cautions = callback_factory.rebuild_cautions("lightning", callback)
     loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4, collate_fn=_collate)
     fit(Model(say=say), loader, max_epochs=2, callbacks=[callback, cautions])
     labels = [json.loads(r.label) for r in run.records() if r.kind == Kind.EVENT]

@@ -18,7 +18,7 @@ def test_rank_loaders(
     samples: int, shuffle: bool, epoch: int, groups: list[tuple[int, int, int]], last: int
 ) -> None:
     """Attempts of (ranks, batch size, batches until the stop), then one that ends the epoch."""
-    from ltui.training.data.order import RankLoader, RankOrder
+    from ltui.training.data.sample_order import RankLoader, RankOrder
 
     def loaders(ranks: int, size: int, state: dict[str, int] | None) -> list[RankLoader]:
         made = []
@@ -73,7 +73,7 @@ def test_dataloaders(
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
 
-    from ltui.training.rank.position import LoaderPosition
+    from ltui.training.rank.resume.dataloader_position import LoaderPosition
 
     data = list(range(samples))
 

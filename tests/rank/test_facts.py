@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ltui.training.rank.entry import rebuild
+from ltui.training.rank.callback_factory import rebuild
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.facts import MAX_BYTES, send_hyperparameters
+from ltui.training.rank.script_facts import MAX_BYTES, send_hyperparameters
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 

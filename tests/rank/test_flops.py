@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ltui.training.queue.records import Kind
-from ltui.training.rank import entry
+from ltui.training.rank import callback_factory
 from ltui.training.rank.environment import RankEnvironment
+from ltui.training.tensor_queue.record_types import Kind
 
 
 class Linear(pl.LightningModule):
@@ -29,8 +29,8 @@ class Linear(pl.LightningModule):
 
 def train(fit: Any, run: Any, *, count: bool, batches: int = 6) -> Linear:
     environment = RankEnvironment.read(run.environment())
-    callback = entry.rebuild("lightning", environment)
-    counter = [entry.rebuild_counter("lightning", callback)] if count else []
+    callback = callback_factory.rebuild("lightning", environment)
+    counter = [callback_factory.rebuild_counter("lightning", callback)] if count else []
     rows = torch.arange(batches * 32, dtype=torch.float32).reshape(-1, 8) / 100
     model = Linear()
     loader = DataLoader(TensorDataset(rows), batch_size=4)
@@ -66,11 +66,11 @@ def test_counting_changes_nothing(fit: Any, run: Any) -> None:
 def test_only_where_asked(run: Any, monkeypatch: Any) -> None:
     for name, value in run.environment().items():
         monkeypatch.setenv(name, value)
-    assert len(entry.callbacks()) == 2
+    assert len(callback_factory.callbacks()) == 2
     monkeypatch.setenv("LTUI_COUNT_FLOPS", "0")
-    assert len(entry.callbacks()) == 2
+    assert len(callback_factory.callbacks()) == 2
     monkeypatch.setenv("LTUI_COUNT_FLOPS", "1")
-    assert [type(c).__name__ for c in entry.callbacks()] == [
+    assert [type(c).__name__ for c in callback_factory.callbacks()] == [
         "LtuiRank",
         "LtuiCautions",
         "LtuiFlops",

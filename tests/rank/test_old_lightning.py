@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ltui.training.queue.control import Command
-from ltui.training.rank.channel import is_too_old
+from ltui.training.rank.rank_queue import is_too_old
+from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 

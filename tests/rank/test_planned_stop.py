@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ltui.training.queue.control import Command, ControlFile
-from ltui.training.rank.stopped import RunStopped
+from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.tensor_queue.control_block import Command, ControlFile
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 

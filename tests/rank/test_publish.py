@@ -12,19 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.rank.publish import (
+from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
     part_of,
     prune_periodic,
     publish,
     rank_file,
 )
-from ltui.training.store.manifest import checkpoints, newest_whole, verify
+from ltui.training.store.checkpoint_manifest import checkpoints, newest_whole, verify
 
 WRITER = """
 import os, sys
 from pathlib import Path
-from ltui.training.rank.publish import checkpoint_name, part_of, publish, rank_file
+from ltui.training.rank.checkpoint_files import (
+    checkpoint_name, part_of, publish, rank_file,
+)
 path = Path(sys.argv[1]) / checkpoint_name(100, "stop")
 print("ready", flush=True)
 while True:

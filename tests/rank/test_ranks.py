@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ltui.training.queue.control import Command, ControlFile
-from ltui.training.queue.records import Kind, Outcome, Phase, StepField
+from ltui.training.tensor_queue.control_block import Command, ControlFile
+from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
 from tests.rank.runs import RunFolder, Script, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -220,7 +220,7 @@ from pathlib import Path
 
 import torch
 import lightning.pytorch as pl
-from ltui.training.queue.reader import QueueReader
+from ltui.training.tensor_queue.queue_reader import QueueReader
 
 class Model(pl.LightningModule):
     def __init__(self, width: int = 8):
@@ -269,7 +269,7 @@ def preset(folder: Path, **model: Any) -> Path:
 def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    command += ["-m", "ltui.training.rank.main", str(preset(run.path))]
+    command += ["-m", "ltui.training.rank.train_preset", str(preset(run.path))]
     environment = {**os.environ, **run.environment(), "PYTHONPATH": str(side)}
     environment["OMP_NUM_THREADS"] = "1"
     ended = subprocess.run(

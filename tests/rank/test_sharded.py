@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.store.manifest import newest_whole, why_not_whole
+from ltui.training.store.checkpoint_manifest import newest_whole, why_not_whole
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from ltui.training.queue.control import Command
-from ltui.training.queue.records import Outcome, Phase
-from ltui.training.rank.stopped import RunStopped
+from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.tensor_queue.control_block import Command
+from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder, wait_for
 
@@ -268,9 +268,9 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: A
 
 
 def test_a_full_disk_is_seen_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
-    from ltui.training.rank import publish
+    from ltui.training.rank import checkpoint_files
 
-    monkeypatch.setattr(publish, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(checkpoint_files, "_SPARE_BYTES", 1 << 60)
     fit(Linear(asks(run, Command.CHECKPOINT, 1)), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
     assert "MB free" in failed["error"]

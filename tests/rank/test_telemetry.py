@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
-from ltui.training.queue.records import Kind, Outcome, Phase, StepField
 from ltui.training.rank.telemetry import samples_of
+from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
 from tests.rank.models import Endless, Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
 
@@ -295,7 +295,7 @@ def test_samples_unknown(batch: Any) -> None:
 
 
 def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> None:
-    from ltui.training.queue.writer import QueueWriter
+    from ltui.training.tensor_queue.queue_writer import QueueWriter
 
     run.queue_dir.mkdir(parents=True)
     writer = QueueWriter.create(run.queue_dir / "rank-00000.queue", capacity_bytes=4096)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from ltui.training.queue.control import Command
-from ltui.training.queue.records import StepField
-from ltui.training.rank.stopped import RunStopped
+from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.tensor_queue.control_block import Command
+from ltui.training.tensor_queue.record_types import StepField
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 
@@ -32,7 +32,7 @@ class Tuned(Linear):
 
 
 def _callbacks(run: RunFolder, *more: Any) -> list[Any]:
-    from ltui.training.rank.entry import rebuild
+    from ltui.training.rank.callback_factory import rebuild
     from ltui.training.rank.environment import RankEnvironment
 
     environment = RankEnvironment.read(run.environment(**PERIODIC))

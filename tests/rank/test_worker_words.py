@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch._utils import ExceptionWrapper
 
-from ltui.training.rank.worker_words import own_words
+from ltui.training.rank.worker_exceptions import own_words
 
 
 class TwoWordsError(Exception):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from ltui.training.queue.records import StepField
-from ltui.training.run.snapshot import RunSnapshot, RunState
-from ltui.training.store.home import RunDir
-from ltui.training.store.writer import Batch, Cursor, StoreWriter
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
+from ltui.training.store.run_directory import RunDir
+from ltui.training.tensor_queue.record_types import StepField
 
 
 def run_dir(folder: Path) -> RunDir:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import GpuSnapshot, Verdict
-from ltui.training.store.export import chosen_metrics, write_csv, write_json
-from ltui.training.store.manifest import checkpoints, newest_whole, verify
-from ltui.training.store.reader import RunStore
-from ltui.training.store.schema import LAYOUT, StoreError
-from ltui.training.store.writer import Batch, Cursor, StoreWriter
+from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
+from ltui.training.store.checkpoint_manifest import checkpoints, newest_whole, verify
+from ltui.training.store.database_schema import LAYOUT, StoreError
+from ltui.training.store.export_file import chosen_metrics, write_csv, write_json
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from tests.store.histories import begin, run_dir, snapshot, steps
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltui.training.store import writer
-from ltui.training.store.export import Thinned
-from ltui.training.store.reader import RunStore
-from ltui.training.store.windows import LEVELS
-from ltui.training.store.writer import Batch, StoreWriter
+from ltui.training.store import history_writer
+from ltui.training.store.export_file import Thinned
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.history_windows import LEVELS
+from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.store.histories import begin, run_dir, step_row, steps, write
 
 
@@ -59,7 +59,7 @@ def test_an_export_holds_every_step_once_at_the_best_resolution_that_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = {0: 40_000, 1: 39_000}
-    monkeypatch.setattr(writer, "KEEP_WINDOWS", 100)
+    monkeypatch.setattr(history_writer, "KEEP_WINDOWS", 100)
     run = run_dir(tmp_path)
     store = StoreWriter(run.db_path, keep_rows=1000)
     begin(store)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
 from ltui.training.problem import ProblemError
-from ltui.training.run.spec import CheckpointPolicy, RunSpec
-from ltui.training.store.home import RunDir, find_run, list_runs, ltui_home, new_run_id
+from ltui.training.store.run_directory import RunDir, find_run, list_runs, ltui_home, new_run_id
 
 
 def _run(home: Path, run_id: str, changed: float = 0.0) -> RunDir:

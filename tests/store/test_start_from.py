@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.start_from import likely_start, starting_point
 from ltui.training.problem import ProblemError
-from ltui.training.rank.publish import checkpoint_name, part_of, publish, rank_file
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir
-from ltui.training.store.start_from import likely_start, starting_point
+from ltui.training.rank.checkpoint_files import (
+    checkpoint_name,
+    part_of,
+    publish,
+    rank_file,
+)
+from ltui.training.store.run_directory import RunDir
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ltui.training.run.snapshot import LIVE, RunSnapshot
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.home import RunDir, ltui_home, new_run_id
-from ltui.training.store.reader import RunStore
-from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.client import ControlClient
-from ltui.training.supervise.launch import launch
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 

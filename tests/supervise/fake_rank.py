@@ -18,11 +18,7 @@ from pathlib import Path
 
 from fake_weights import body_of, loss_of, next_weights
 
-from ltui.training.queue.control import Command, ControlFile
-from ltui.training.queue.pulse import PulseWriter
-from ltui.training.queue.records import Kind, Outcome, Phase, StepField
-from ltui.training.queue.ring import RingWriter
-from ltui.training.rank.publish import (
+from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
     part_of,
     prune_periodic,
@@ -31,6 +27,10 @@ from ltui.training.rank.publish import (
     remove,
     require_space,
 )
+from ltui.training.tensor_queue.control_block import Command, ControlFile
+from ltui.training.tensor_queue.rank_status import PulseWriter
+from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
+from ltui.training.tensor_queue.ring_writer import RingWriter
 
 RUN_DIR = Path(os.environ["LTUI_RUN_DIR"])
 ATTEMPT = int(os.environ["LTUI_ATTEMPT"])

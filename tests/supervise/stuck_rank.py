@@ -66,7 +66,7 @@ def in_the_worker() -> None:
 def main() -> None:
     how, rank = sys.argv[1], int(sys.argv[2])
     if how != "asleep":
-        from ltui.training.rank.evidence import Witness, open_witness
+        from ltui.training.rank.heartbeat.heartbeat_thread import Witness, open_witness
 
         run_dir = Path(os.environ["LTUI_RUN_DIR"])
         (run_dir / "queue" / "1").mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.supervise.asked import check_steering
+from ltui.training.supervise.command_checks import check_steering
 
 
 @pytest.mark.parametrize("command", ["stop", "stop_when", "pause", "continue", "checkpoint"])

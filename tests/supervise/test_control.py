@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.run.snapshot import RunSnapshot, RunState
-from ltui.training.supervise.control import ControlServer
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.supervise.control_server import ControlServer
 
 
 @pytest.fixture

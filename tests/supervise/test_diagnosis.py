@@ -6,9 +6,9 @@ import os
 import re
 import signal
 
-from ltui.app.diagnosis import find
-from ltui.training.run.snapshot import LIVE
-from ltui.training.supervise.alive import lock_holder
+from ltui.app.diagnosis.request_diagnosis import find
+from ltui.training.process.identity import lock_holder
+from ltui.training.state.run_snapshot import LIVE
 
 from .conftest import Runs
 

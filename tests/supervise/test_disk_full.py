@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.run.snapshot import RunState
-from ltui.training.store.home import RunDir
-from ltui.training.supervise.launch import launch
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.run_directory import RunDir
 from tests.supervise.conftest import Runs
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")

@@ -12,13 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.run.evidence import Diagnosis, Evidence, ThreadStack
-from ltui.training.store.home import RunDir
-from ltui.training.supervise.client import ControlClient
-from ltui.training.supervise.evidence import Memory, Question, Target, gather, keep, kept
-from ltui.training.supervise.evidence_exits import ExitWatch
-from ltui.training.supervise.evidence_stacks import by_signal, parse_stacks
-from ltui.training.supervise.rankside import install_rank_side
+from ltui.training.diagnosis.evidence import Diagnosis, Evidence, ThreadStack
+from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.process.exit_statuses import ExitWatch
+from ltui.training.process.stack_dumps import by_signal, parse_stacks
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.watchdog.gather_evidence import (
+    Memory,
+    Question,
+    Target,
+    gather,
+    keep,
+    kept,
+)
 from tests.supervise.conftest import Runs
 
 SCRIPT = Path(__file__).with_name("stuck_rank.py")

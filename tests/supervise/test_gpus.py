@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.gpu import stand_in
-from ltui.training.run.snapshot import RunSnapshot, RunState, Verdict
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import RunStore
-from ltui.training.supervise.client import ControlClient
-from ltui.training.supervise.launch import launch
+from ltui.training.gpu import nvml_stand_in
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.state.run_snapshot import RunSnapshot, RunState, Verdict
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
 from tests.supervise.conftest import Runs
 
 SHOW_GPUS = "import os, time; print('given', os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(60)"
@@ -23,19 +23,19 @@ SHOW_GPUS = "import os, time; print('given', os.environ['CUDA_VISIBLE_DEVICES'])
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if stand_in.compiler() is None:
+    if nvml_stand_in.compiler() is None:
         pytest.skip("no C compiler to build the stand-in driver with")
-    return stand_in.build(tmp_path_factory.mktemp("driver"))
+    return nvml_stand_in.build(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture
 def steer(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``steer("gpus 2 h100")``: what supervisors started from now on see, and live ones soon."""
     script = tmp_path / "gpus.txt"
-    for name, value in stand_in.environment(library.parent, script, {}).items():
+    for name, value in nvml_stand_in.environment(library.parent, script, {}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return lambda text: stand_in.write_script(script, text)
+    return lambda text: nvml_stand_in.write_script(script, text)
 
 
 def waiting_for(runs: Runs, gpus: str) -> RunDir:

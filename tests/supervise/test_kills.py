@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.run.snapshot import LIVE, RankState, RunState
-from ltui.training.store.reader import RunStore
-from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.marks import engine_mark, keeper_mark
-from ltui.training.supervise.resume import resume
-from ltui.training.supervise.starting import adopt
+from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.shim_files import engine_mark, keeper_mark
+from ltui.training.lifecycle.start_supervisor import adopt
+from ltui.training.state.run_snapshot import LIVE, RankState, RunState
+from ltui.training.store.history_reader import RunStore
 from tests.supervise.conftest import Runs
 
 

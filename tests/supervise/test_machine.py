@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from ltui.training.store.home import RunDir
-from ltui.training.supervise.alive import ProcessMark, mark_of, start_ticks
-from ltui.training.supervise.evidence_desk import EvidenceDesk
-from ltui.training.supervise.procs import ProcessReadings, ProcessTable
-from ltui.training.supervise.rankside import install_rank_side
+from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.process.identity import ProcessMark, mark_of, start_ticks
+from ltui.training.process.rank_usage import ProcessReadings, ProcessTable
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.watchdog.evidence_collector import EvidenceDesk
 
 
 def test_a_reused_pid_is_not_taken_for_its_former_owner() -> None:
@@ -127,12 +127,15 @@ def test_the_rank_side_is_copied_once_and_stands_alone(tmp_path: Path) -> None:
     assert install_rank_side(tmp_path) == folder
     assert folder.stat().st_mtime_ns == made
     assert [p.name for p in (tmp_path / "rank-side").iterdir()] == [folder.name]
-    (folder / "ltui/training/queue/ring.py").write_bytes(b"")  # as a power cut may leave it
+    (folder / "ltui/training/tensor_queue/ring_writer.py").write_bytes(
+        b""
+    )  # as a power cut may leave it
     assert install_rank_side(tmp_path) == folder
     assert [p.name for p in (tmp_path / "rank-side").iterdir()] == [folder.name]
     code = (
         "import importlib.metadata as m, sys\n"
-        "import ltui.training.rank.entry as entry, ltui.training.queue.ring\n"
+        "import ltui.training.rank.callback_factory as entry\n"
+        "import ltui.training.tensor_queue.ring_writer\n"
         "assert entry.callbacks() == []\n"
         "found = m.entry_points(group='lightning.pytorch.callbacks_factory')\n"
         "print([e.value for e in found], entry.__file__, 'torch' in sys.modules)"
@@ -144,6 +147,6 @@ def test_the_rank_side_is_copied_once_and_stands_alone(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert "ltui.training.rank.entry:callbacks" in done.stdout
+    assert "ltui.training.rank.callback_factory:callbacks" in done.stdout
     assert str(folder) in done.stdout
     assert done.stdout.rstrip().endswith("False")

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ltui.app.diagnosis import find
-from ltui.training.run.snapshot import RankState, RunState
-from ltui.training.supervise.alive import mark_of
-from ltui.training.supervise.procs import ProcessTable
-from ltui.training.supervise.program import Program, ProgramReader
+from ltui.app.diagnosis.request_diagnosis import find
+from ltui.training.process.identity import mark_of
+from ltui.training.process.rank_usage import ProcessTable
+from ltui.training.state.run_snapshot import RankState, RunState
+from ltui.training.supervise.untracked_program import Program, ProgramReader
 
 from .conftest import Runs
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.diagnosis.judge import HealthHistory, Judgement
 from ltui.training.gpu.run_gpus import RunGpusView
-from ltui.training.queue.records import Kind, Phase
-from ltui.training.run.fold import Fold, fold
-from ltui.training.run.health import HealthHistory, Judgement
-from ltui.training.run.snapshot import (
+from ltui.training.lifecycle.attempt_plan import Plan
+from ltui.training.process.identity import mark_of
+from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     RankState,
     RunSnapshot,
@@ -21,13 +23,11 @@ from ltui.training.run.snapshot import (
     Throughput,
     Verdict,
 )
-from ltui.training.run.spec import RunSpec
-from ltui.training.store.writer import StoreWriter
-from ltui.training.supervise.alive import mark_of
-from ltui.training.supervise.picture import Picture, compose, refold, start_of
-from ltui.training.supervise.plan import Plan
-from ltui.training.supervise.program import Program
-from tests.run.records import SECOND, labelled, pulse, steps
+from ltui.training.store.history_writer import StoreWriter
+from ltui.training.supervise.snapshot_builder import Picture, compose, refold, start_of
+from ltui.training.supervise.untracked_program import Program
+from ltui.training.tensor_queue.record_types import Kind, Phase
+from tests.state.records import SECOND, labelled, pulse, steps
 from tests.store.histories import begin, run_dir, snapshot
 
 

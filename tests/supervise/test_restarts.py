@@ -13,12 +13,12 @@ import pytest
 
 from ltui.app.cli import main
 from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
-from ltui.training.run.snapshot import RunSnapshot, RunState
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import Event, RunStore
-from ltui.training.supervise.launch import launch
-from ltui.training.supervise.restarts import BEFORE_TRAINING, Ledger, read_ledger, write_ledger
-from ltui.training.supervise.resume import resume
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.restart_rules import BEFORE_TRAINING, Ledger, read_ledger, write_ledger
+from ltui.training.lifecycle.resume_run import resume
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.run_directory import RunDir
 
 from .conftest import ENGINE, Runs
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.resume_run import delete, resume
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.start_from import starting_point
+from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervised
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import RankState, RunState
-from ltui.training.store.reader import RunStore
-from ltui.training.store.start_from import starting_point
-from ltui.training.store.truth import true_snapshot
-from ltui.training.supervise.alive import lock_holder
-from ltui.training.supervise.attempt import Plan, open_attempt
-from ltui.training.supervise.client import ControlClient, NotSupervised
-from ltui.training.supervise.launch import launch
-from ltui.training.supervise.resume import delete, resume
+from ltui.training.process.identity import lock_holder
+from ltui.training.state.run_snapshot import RankState, RunState
+from ltui.training.store.history_reader import RunStore
+from ltui.training.supervise.open_attempt import Plan, open_attempt
 from tests.supervise.conftest import ENGINE, Runs
 
 

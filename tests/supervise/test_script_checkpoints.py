@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ltui.training.run.snapshot import RunSnapshot, RunState, snapshot_from_json, to_json
+from ltui.training.state.run_snapshot import RunSnapshot, RunState, snapshot_from_json, to_json
 from ltui.training.supervise.script_checkpoints import CHECK_S, ScriptCheckpoints
 
 

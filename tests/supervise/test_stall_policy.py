@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ltui.app.watch import RunWatch
-from ltui.training.run.snapshot import LIVE, RunState
-from ltui.training.run.spec import StallPolicy
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import Event, RunStore
-from ltui.training.supervise.launch import launch
+from ltui.app.live.run_poller import RunWatch
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.run_directory import RunDir
 
 from .conftest import ENGINE, Runs
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
+from ltui.training.lifecycle.attempt_plan import Plan
+from ltui.training.lifecycle.shim_files import engine_mark
+from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.snapshot import RunState
-from ltui.training.supervise import loop
-from ltui.training.supervise.attempt import open_attempt
-from ltui.training.supervise.checks import check_start
-from ltui.training.supervise.marks import engine_mark
-from ltui.training.supervise.plan import Plan
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.supervise import supervisor as supervisor_module
+from ltui.training.supervise.open_attempt import open_attempt
 
 from .conftest import Runs
 
-HEAVY = ("numpy", "torch", "textual", "rich", "ltui.training.supervise.loop")
+HEAVY = ("numpy", "torch", "textual", "rich", "ltui.training.supervise.supervisor")
 
 
 def test_nothing_heavy_is_imported_before_the_engine_is_started() -> None:
     code = (
-        "import sys, ltui.app.cli, ltui.app.commands.launch, ltui.training.supervise.launch;"
-        "import ltui.training.supervise.main, ltui.training.supervise.attempt;"
+        "import sys, ltui.app.cli, ltui.app.commands.launch, ltui.training.lifecycle.launch_run;"
+        "import ltui.training.supervise.main, ltui.training.supervise.open_attempt;"
         f"print([m for m in {HEAVY} if m in sys.modules])"
     )
     done = subprocess.run(
@@ -49,7 +49,7 @@ def test_an_engine_without_a_supervisor_is_ended(
         raise ProblemError(Problem(where=run.id, what="no supervisor."))
 
     engines: list[Any] = []
-    monkeypatch.setattr(loop, "Supervisor", break_once_the_engine_runs)
+    monkeypatch.setattr(supervisor_module, "Supervisor", break_once_the_engine_runs)
     with pytest.raises(ProblemError, match="no supervisor"):
         open_attempt(run, Plan())
     runs.until_alone(run)

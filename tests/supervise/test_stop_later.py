@@ -11,9 +11,10 @@ from datetime import datetime
 
 import pytest
 
+from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.run.snapshot import LIVE, MetricValue, RunState
-from ltui.training.run.stopping import (
+from ltui.training.state.run_snapshot import LIVE, MetricValue, RunState
+from ltui.training.state.stop_conditions import (
     StopCondition,
     clock_condition,
     condition_of,
@@ -22,9 +23,8 @@ from ltui.training.run.stopping import (
     metric_condition,
     settled,
 )
-from ltui.training.store.home import RunDir
-from ltui.training.store.reader import RunStore
-from ltui.training.supervise.client import ControlClient
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
 
 from .conftest import Runs
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ltui.training.run.snapshot import Verdict
-from ltui.training.run.spec import RunSpec, StallPolicy
-from ltui.training.supervise import verdict_calls
-from ltui.training.supervise.verdict_calls import VerdictCalls
+from ltui.training.config.run_spec import RunSpec, StallPolicy
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.supervise.watchdog import verdict_hooks
+from ltui.training.supervise.watchdog.verdict_hooks import VerdictCalls
 
 STALL = Verdict(
     kind="frozen", level="stalled", culprits=(1, 3), waiting=(0, 2), place="forward, train.py:8",
@@ -215,12 +215,12 @@ def test_calls_are_rate_limited_and_that_is_said(
     hook: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = calls(url(hook), tmp_path)
-    for _ in range(verdict_calls.MOST_CALLS + 5):
+    for _ in range(verdict_hooks.MOST_CALLS + 5):
         made.call(STALL)
     said = texts(made)
-    assert len(hook.got) == verdict_calls.MOST_CALLS  # type: ignore[attr-defined]
+    assert len(hook.got) == verdict_hooks.MOST_CALLS  # type: ignore[attr-defined]
     assert sum("is not called for what follows" in text for text in said) == 1
-    monkeypatch.setattr(verdict_calls, "WINDOW_S", 0.0)
+    monkeypatch.setattr(verdict_hooks, "WINDOW_S", 0.0)
     again = calls(url(hook), tmp_path)
     again._left_out = 5
     again.call(STALL)

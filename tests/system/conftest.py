@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ltui.training.run import snapshot as run_states
+from ltui.training.state import run_snapshot
 
 SCRIPTS = Path(__file__).parent / "scripts"
-LIVE = {state.value for state in run_states.LIVE}
+LIVE = {state.value for state in run_snapshot.LIVE}
 
 
 class Ltui:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input, Select
 
-from ltui.app.dashboard import LtuiApp
-from ltui.app.screens.form_fields import KnobField, StartField
-from ltui.app.screens.gpu_board import GpuBoard
+from ltui.app.panels.form_fields import KnobField, StartField
+from ltui.app.panels.gpu_panel import GpuBoard
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
+from ltui.app.textual_app import LtuiApp
 from tests.system.conftest import Ltui
 
 pytestmark = pytest.mark.timeout(400)

@@ -8,13 +8,13 @@ import numpy as np
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 
-from ltui.widgets.chart import Chart
+from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
 from ltui.widgets.palette import THEMES
 from ltui.widgets.rank_table import RankTable
-from ltui.widgets.shapes import (
+from ltui.widgets.view_models import (
     Cell,
     ChartShape,
     GpuRow,

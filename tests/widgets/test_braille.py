@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ltui.widgets import braille
-from ltui.widgets.shapes import FloatArray
+from ltui.widgets.charts import braille
+from ltui.widgets.view_models import FloatArray
 
 VALUES = hnp.arrays(
     np.float64,

@@ -11,9 +11,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.geometry import Region
 
-from ltui.widgets.chart import Chart
-from ltui.widgets.shapes import ChartShape, Series
-from ltui.widgets.viewport import visible
+from ltui.widgets.charts.chart import Chart
+from ltui.widgets.charts.viewport import visible
+from ltui.widgets.view_models import ChartShape, Series
 
 
 def shape(count: int = 1000, title: str = "loss") -> ChartShape:

@@ -11,7 +11,7 @@ from ltui.widgets.bars import bar, bar_cells, step_strip, strip
 from ltui.widgets.columns import Column, changed, fit, laid, line, titles
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.rank_table import RankTable
-from ltui.widgets.shapes import Cell
+from ltui.widgets.view_models import Cell
 
 COLUMNS = (
     Column(key="a", title="a", width=4, right=True),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ltui.widgets.header import head_line, lines_under
-from ltui.widgets.shapes import HeaderShape, Tone
+from ltui.widgets.view_models import HeaderShape, Tone
 
 SHAPE = HeaderShape(
     name="brave-owl",

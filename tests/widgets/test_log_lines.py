@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltui.widgets.log_lines import Lines, occurrences
-from ltui.widgets.shapes import LogLine
+from ltui.widgets.view_models import LogLine
 
 
 def lines(*texts: str, rank: int | None = 0) -> list[LogLine]:

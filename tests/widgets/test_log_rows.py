@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from ltui.widgets.log_lines import Lines
 from ltui.widgets.log_rows import LogLevel, Rows, wrapped
-from ltui.widgets.shapes import LogLine, Tone
+from ltui.widgets.view_models import LogLine, Tone
 
 TEXTS = st.text(alphabet="ab é日本 ", max_size=30)
 

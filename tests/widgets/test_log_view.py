@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.sanitise import clean_line
-from ltui.widgets.shapes import LogLine, Tone
+from ltui.widgets.view_models import LogLine, Tone
 
 
 def lines(*texts: str, rank: int | None = 0) -> list[LogLine]:

@@ -19,7 +19,7 @@ from ltui.widgets.palette import (
     THEMES,
     paint_of,
 )
-from ltui.widgets.shapes import Tone
+from ltui.widgets.view_models import Tone
 
 PALETTES = [DARK_SERIES, LIGHT_SERIES, CONTRAST_SERIES]
 

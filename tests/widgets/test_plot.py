@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltui.widgets.canvas import Canvas, changed_spans
-from ltui.widgets.look import Look
-from ltui.widgets.plot import plot
-from ltui.widgets.shapes import ChartShape, Series
-from ltui.widgets.viewport import Viewport
+from ltui.widgets.charts.canvas import Canvas, changed_spans
+from ltui.widgets.charts.chart_options import Look
+from ltui.widgets.charts.plot import plot
+from ltui.widgets.charts.viewport import Viewport
+from ltui.widgets.view_models import ChartShape, Series
 
 
 def curve(name: str = "train", count: int = 100, colour: int = 0, **more: object) -> Series:

@@ -7,8 +7,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ltui.widgets.formats import THIN
-from ltui.widgets.scale import (
+from ltui.widgets.charts.axis_scale import (
     Range,
     calm_range,
     growing_end,
@@ -19,6 +18,7 @@ from ltui.widgets.scale import (
     tick_label,
     time_label,
 )
+from ltui.widgets.formats import THIN
 
 
 @given(st.floats(1e-12, 1e12), st.integers(1, 20))

@@ -10,8 +10,8 @@ from textual.geometry import Region
 
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.rank_table import RankTable
-from ltui.widgets.shapes import Cell, GpuRow, RankRow, Tone
 from ltui.widgets.table import Table
+from ltui.widgets.view_models import Cell, GpuRow, RankRow, Tone
 
 
 def rank_row(number: int, **more: object) -> RankRow:

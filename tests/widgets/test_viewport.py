@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.widgets.scale import Range
-from ltui.widgets.viewport import Viewport, panned, visible, zoomed
+from ltui.widgets.charts.axis_scale import Range
+from ltui.widgets.charts.viewport import Viewport, panned, visible, zoomed
 
 DATA = Range(0.0, 1000.0)
 

@@ -15,17 +15,17 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningDataModule
 
-from ltui.training.data.beton import has_ffcv
-from ltui.training.data.beton_file import BetonError, BetonFile
-from ltui.training.data.beton_open import dataloader_batches, even_side, ffcv_batches, side_of
-from ltui.training.data.beton_samples import NO_LABEL as NO_LABEL
-from ltui.training.data.beton_samples import BetonSamples
-from ltui.training.data.cache import data_folder
-from ltui.training.data.epoch_order import BetonLoader, EpochOrder, Order
-from ltui.training.data.look import Look, Triple, dtype_of
-from ltui.training.data.machine_share import available_bytes, cores_of_rank
-from ltui.training.data.order import OpenBatches
-from ltui.training.data.variant import Variant
+from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.cpu_memory_limits import available_bytes, cores_of_rank
+from ltui.training.data.ffcv.array_beton import has_ffcv
+from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
+from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
+from ltui.training.data.ffcv.image_transform import Look, Triple, dtype_of
+from ltui.training.data.ffcv.open_epoch import dataloader_batches, even_side, ffcv_batches, side_of
+from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
+from ltui.training.data.ffcv.torch_dataset import BetonSamples
+from ltui.training.data.loader_variant import Variant
+from ltui.training.data.sample_order import OpenBatches
 
 Crop = Literal["auto", "resized", "shifted", "none"]
 _USUAL_SIDE, _USUAL_CENTER = 224, 224 / 256
@@ -118,7 +118,7 @@ class BetonData(LightningDataModule):
         for part, source in self.sources.items():
             if self.paths.get(part) and not self.path_of(part).exists():
                 # Local: most runs build nothing.
-                from ltui.training.data.beton_build import build_source
+                from ltui.training.data.ffcv.build_beton import build_source
 
                 build_source(source, self.path_of(part))
 
@@ -174,8 +174,8 @@ class BetonData(LightningDataModule):
     ) -> OpenBatches:
         """Batches through FFCV's pipelines, compiled here (some seconds)."""
         # Local: importing FFCV takes seconds.
-        from ltui.training.data.ffcv_pipelines import image_pipelines
-        from ltui.training.data.ffcv_reader import FfcvReader
+        from ltui.training.data.ffcv.ffcv_reader import FfcvReader
+        from ltui.training.data.ffcv.field_pipelines import image_pipelines
 
         device, dtype = self.device_and_dtype()
         key = (file.path, train, order.batch_size, workers)

@@ -14,9 +14,9 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10
 
-from ltui.training.data.cache import data_folder
-from ltui.training.data.order import RankLoader, RankOrder, torch_batches
-from ltui.training.data.variant import Variant, by_workers
+from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
 

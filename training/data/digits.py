@@ -14,10 +14,10 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import TensorDataset
 
-from ltui.training.data.beton import beton_batches, has_ffcv, write_beton
-from ltui.training.data.cache import data_folder
-from ltui.training.data.order import OpenBatches, RankLoader, RankOrder, torch_batches
-from ltui.training.data.variant import Variant, by_workers
+from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.ffcv.array_beton import beton_batches, has_ffcv, write_beton
+from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
 VALIDATION_SHARE = 0.2

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from ltui.training.data.order import OpenBatches, RankLoader, RankOrder
-from ltui.training.data.variant import Variant, by_workers
+from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
 
 NO_LABEL = -1
 VALIDATION_SHARE = 0.2

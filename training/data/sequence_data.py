@@ -8,11 +8,16 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from ltui.training.data.cache import data_folder
-from ltui.training.data.lengths import LengthLoader, LengthOrder, Padded, padded_batches
-from ltui.training.data.sequences import SequenceDataset
-from ltui.training.data.signals import write_signals
-from ltui.training.data.variant import Variant, by_workers
+from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.sequence_format.length_batches import (
+    LengthLoader,
+    LengthOrder,
+    Padded,
+    padded_batches,
+)
+from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
+from ltui.training.data.sequence_format.synthetic_signals import write_signals
 
 _SEEDS = {"train": 1, "val": 2, "test": 3}
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ltui.training.data.sequence_files import (
+from ltui.training.data.sequence_format.file_format import (
     ALIGNMENT,
     DATA_SUFFIX,
     DTYPES,
@@ -28,7 +28,7 @@ from ltui.training.data.sequence_files import (
     data_header,
     index_header,
 )
-from ltui.training.rank.publish import fsync_folder
+from ltui.training.rank.checkpoint_files import fsync_folder
 
 _MOST_COLUMNS = 65535
 _MOST_SHARDS = 65535

@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
-from ltui.training.data.order import RankLoader, RankOrder, torch_batches
-from ltui.training.data.variant import Variant, by_workers
+from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
 VALIDATION_SHARE = TEST_SHARE = 0.05

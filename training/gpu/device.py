@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from ltui.training.gpu import gpm, throttle
-from ltui.training.gpu.door import Door, Refusals
-from ltui.training.gpu.processes import Directory
+from ltui.training.gpu import gpm_metrics, throttle_reasons
+from ltui.training.gpu.gpu_processes import Directory
+from ltui.training.gpu.nvml_client import Door, Refusals
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Device:
         self.fixed: dict[str, Any] = {}
         self._held: dict[str, Any] = {}
         self._counters: tuple[float, dict[str, float]] | None = None
-        self._gpm: gpm.Gpm | None = None
+        self._gpm: gpm_metrics.Gpm | None = None
         self.has_slices = False
 
     def open(self) -> None:
@@ -92,8 +92,8 @@ class Device:
             "slowdown_temperature_c": self._slowdown_temperature(),
         }
         self.look_for_slices()
-        if gpm.offered(self._door, self._refusals, self.label, self.handle):
-            self._gpm = gpm.Gpm(self._door, self._refusals, self.label, self.handle)
+        if gpm_metrics.offered(self._door, self._refusals, self.label, self.handle):
+            self._gpm = gpm_metrics.Gpm(self._door, self._refusals, self.label, self.handle)
 
     def look_for_slices(self) -> None:
         mode = self._ask("DeviceGetMigMode", pynvml.nvmlDeviceGetMigMode)
@@ -165,7 +165,7 @@ class Device:
             "memory_clock_mhz": ask(
                 "ClockMem", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM
             ),
-            "throttle_reasons": None if mask is None else throttle.reasons(mask),
+            "throttle_reasons": None if mask is None else throttle_reasons.reasons(mask),
             "performance_state": state if state is not None and 0 <= state <= 15 else None,
         }
 

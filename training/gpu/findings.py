@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ltui.training.gpu.symptoms import ERROR, Baseline, Symptom, symptoms
-from ltui.training.run.snapshot import GpuSnapshot, RankSnapshot, Verdict
+from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot, Verdict
 
 SHOWN_AFTER_S = {
     "waiting": 20.0,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ltui.training.gpu.findings import Finding, WatchState, watch
-from ltui.training.gpu.mapping import RankPlace, map_ranks, snapshots
+from ltui.training.gpu.rank_mapping import RankPlace, map_ranks, snapshots
 from ltui.training.gpu.reading import GpuReading, Xid
 from ltui.training.gpu.sampler import NOT_READ_YET, GpuSampler, GpuView
-from ltui.training.gpu.xid import sentence
-from ltui.training.run.snapshot import GpuSnapshot, RankSnapshot
+from ltui.training.gpu.xid_codes import sentence
+from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 

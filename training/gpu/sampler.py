@@ -19,10 +19,10 @@ from typing import Any
 import pynvml
 
 from ltui.training.gpu.device import Device
-from ltui.training.gpu.door import Door, DriverGoneError, GpuLostError, InFlight
-from ltui.training.gpu.processes import Directory
+from ltui.training.gpu.gpu_processes import Directory
+from ltui.training.gpu.mig_device import Slice, slices_of
+from ltui.training.gpu.nvml_client import Door, DriverGoneError, GpuLostError, InFlight
 from ltui.training.gpu.reading import HELD_UP, GpuReading, Xid
-from ltui.training.gpu.slice import Slice, slices_of
 
 NOT_ANSWERING_S = 2.0
 """A driver call older than this is said to hang."""

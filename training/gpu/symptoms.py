@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ltui.training.gpu import throttle
-from ltui.training.gpu.mapping import FOREIGN, RANK, UNSEEN
+from ltui.training.gpu import throttle_reasons
+from ltui.training.gpu.rank_mapping import FOREIGN, RANK, UNSEEN
 from ltui.training.gpu.reading import HELD_UP
-from ltui.training.gpu.xid import meaning, sentence
-from ltui.training.run.snapshot import (
+from ltui.training.gpu.xid_codes import meaning, sentence
+from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,
     RankSnapshot,
@@ -133,7 +133,7 @@ def _why(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> str:
 
 def _held_down(gpu: GpuSnapshot) -> Iterator[Symptom]:
     reasons = set(gpu.throttle_reasons or ())
-    if reasons & throttle.THERMAL_REASONS:
+    if reasons & throttle_reasons.THERMAL_REASONS:
         yield Symptom(
             kind="thermal",
             gpu=gpu.index,
@@ -141,7 +141,7 @@ def _held_down(gpu: GpuSnapshot) -> Iterator[Symptom]:
             ranks=gpu.ranks,
             evidence={"temperature_c": gpu.temperature_c, "sm_clock_mhz": gpu.sm_clock_mhz},
         )
-    if throttle.POWER_BRAKE in reasons:
+    if throttle_reasons.POWER_BRAKE in reasons:
         yield Symptom(
             kind="power_brake",
             gpu=gpu.index,

@@ -18,27 +18,27 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ltui.training.queue.records import Outcome, Phase
-from ltui.training.rank.changes import keep_changes
-from ltui.training.rank.channel import (
+from ltui.training.rank.coordination.coordinator import Steering
+from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import StopSignals, replace_lightning_handlers
+from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.rank.heartbeat.heartbeat_thread import open_witness, watch_barriers
+from ltui.training.rank.rank_queue import (
     OLDEST_LIGHTNING,
     Channel,
     is_too_old,
     lightning_version,
     open_channel,
 )
-from ltui.training.rank.environment import RankEnvironment, rank_from_environment
-from ltui.training.rank.evidence import open_witness, watch_barriers
-from ltui.training.rank.exact import ExactState
-from ltui.training.rank.facts import send_hyperparameters, send_saved
-from ltui.training.rank.loops import Place, check_loops
-from ltui.training.rank.resume import fit_of, resume_from
-from ltui.training.rank.signals import StopSignals, replace_lightning_handlers
-from ltui.training.rank.steering import Steering
-from ltui.training.rank.stopped import RunStopped
+from ltui.training.rank.resume.exact_state import ExactState
+from ltui.training.rank.resume.keep_overrides import keep_changes
+from ltui.training.rank.resume.loop_counters import Place, check_loops
+from ltui.training.rank.resume.resume_checkpoint import fit_of, resume_from
+from ltui.training.rank.script_facts import send_hyperparameters, send_saved
 from ltui.training.rank.telemetry import Telemetry
-from ltui.training.rank.tuning import finder_of, is_temporary
-from ltui.training.rank.worker_words import own_words
+from ltui.training.rank.tuner_fits import finder_of, is_temporary
+from ltui.training.rank.worker_exceptions import own_words
+from ltui.training.tensor_queue.record_types import Outcome, Phase
 
 _TRAINING = Place.TRAINING
 """For what runs every step: to ask an enumeration for a member takes a call."""

@@ -33,9 +33,9 @@ from typing import Any
 
 import torch
 
-from ltui.training.queue.records import Kind, Outcome, Phase, StepField
-from ltui.training.rank.channel import Channel
-from ltui.training.rank.metrics import UserMetrics
+from ltui.training.rank.logged_metrics import UserMetrics
+from ltui.training.rank.rank_queue import Channel
+from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
 
 _NAN = math.nan
 _clock = time.monotonic_ns

@@ -1,7 +1,8 @@
 """The rows of an export: every recorded value once, at the best resolution that is still kept.
 
 A long history keeps its latest steps one by one and older ones as windows only
-(``training/store/windows.py``). An export takes each step from the finest level that holds it.
+(``training/store/history_windows.py``). An export takes each step from the finest level that
+holds it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from ltui.training.store.lineage import Span
-from ltui.training.store.windows import LEVELS, SAMPLES, Family
+from ltui.training.store.attempt_lineage import Span
+from ltui.training.store.history_windows import LEVELS, SAMPLES, Family
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.run.spec import RunSpec
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ltui.training.problem import ProblemError
-    from ltui.training.supervise.loop import Supervisor
+    from ltui.training.supervise.supervisor import Supervisor
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,10 +35,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(arguments: argparse.Namespace) -> int:
     # Local: imported in the detached process only.
+    from ltui.training.lifecycle.attempt_plan import Plan
     from ltui.training.problem import Problem, ProblemError
-    from ltui.training.store.home import RunDir
-    from ltui.training.supervise.attempt import not_restarted, open_attempt
-    from ltui.training.supervise.plan import Plan
+    from ltui.training.store.run_directory import RunDir
+    from ltui.training.supervise.open_attempt import not_restarted, open_attempt
 
     report = _Report(arguments.report_to)
     run_dir = RunDir(arguments.run_dir)

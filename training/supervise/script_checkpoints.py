@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ltui.training.run.snapshot import CheckpointInfo, RunSnapshot
+from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot
 
 MAX_KEPT = 100
 CHECK_S = 5.0

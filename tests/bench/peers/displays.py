@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ltui.app.commands.demo import SCRIPT as GPU_SCRIPT
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 from tests.bench.bench_run import _ltui, torchrun
 from tests.bench.peers.environments import PEERS, python_of, version_of
 from tests.bench.peers.terminal import on_terminal
@@ -104,9 +104,9 @@ def _once(
 def _simulated_gpus(folder: Path) -> dict[str, str]:
     script = folder / "gpus.txt"
     # Process 1 stands for the user of a simulated GPU: it is never ours.
-    stand_in.write_script(script, GPU_SCRIPT.format(pid=1))
-    library = stand_in.build(folder / "driver")
-    return stand_in.environment(library.parent, script)
+    nvml_stand_in.write_script(script, GPU_SCRIPT.format(pid=1))
+    library = nvml_stand_in.build(folder / "driver")
+    return nvml_stand_in.environment(library.parent, script)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ltui.training.gpu.mapping import RankPlace, bare_uuid, map_ranks
+from ltui.training.gpu.rank_mapping import RankPlace, bare_uuid, map_ranks
 from ltui.training.gpu.reading import GpuReading
 from ltui.training.gpu.sampler import NO_DRIVER, NO_GPU, GpuSampler
 from ltui.training.gpu.symptoms import LOW_POWER

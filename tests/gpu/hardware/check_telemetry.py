@@ -37,7 +37,7 @@ import lightning.pytorch as pl
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ltui.training.rank.entry import rebuild
+from ltui.training.rank.callback_factory import rebuild
 from ltui.training.rank.environment import RankEnvironment
 
 BOUND_US = 40.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.gpu import stand_in
+from ltui.training.gpu import nvml_stand_in
 
 PROGRAM = Path(__file__).with_name("check_readings.py")
 
@@ -62,7 +62,7 @@ def test_the_comparison_notices(library, tmp_path, wrong, code):
     smi.chmod(0o755)
     script = tmp_path / "gpus.txt"
     script.write_text("gpus 1 h100\nset 0 throttle 4\n")
-    env = stand_in.environment(library.parent, script)
+    env = nvml_stand_in.environment(library.parent, script)
     env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "--only", "smi"],

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ltui.training.rank.buckets import begin_with, layout_of
+from ltui.training.rank.resume.ddp_buckets import begin_with, layout_of
 from tests.rank.exactness import world
 from tests.rank.exactness.world import HERE
 

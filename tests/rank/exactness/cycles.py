@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ltui.training.queue.control import Command
+from ltui.training.tensor_queue.control_block import Command
 from tests.rank.exactness import world
 from tests.rank.exactness.every import LOADERS
 from tests.rank.exactness.training import train

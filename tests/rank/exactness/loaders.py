@@ -18,7 +18,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from ltui.training.data.order import RankLoader, RankOrder, torch_batches
+from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 from tests.rank.exactness.world import HERE
 
 BATCHES, BATCH = 5, 4

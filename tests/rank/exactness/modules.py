@@ -16,18 +16,18 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from ltui.training.data.beton_data import BetonData
-from ltui.training.data.beton_file import BetonFile
-from ltui.training.data.epoch_order import BetonLoader, EpochOrder, Order
-from ltui.training.data.lengths import (
+from ltui.training.data.ffcv.beton_file import BetonFile
+from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
+from ltui.training.data.sample_order import OpenBatches
+from ltui.training.data.sequence_format.length_batches import (
     LengthBatchSampler,
     LengthLoader,
     LengthOrder,
     pad,
     padded_batches,
 )
-from ltui.training.data.order import OpenBatches
+from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
 from ltui.training.data.sequence_writer import SequenceWriter
-from ltui.training.data.sequences import SequenceDataset
 from tests.rank.exactness.loaders import BATCH, Rows, samples
 from tests.rank.exactness.world import GIVE_UP, HERE
 
@@ -149,7 +149,7 @@ class _Pictures:
 
 def _write_beton(folder: Path) -> None:
     # Local: it imports FFCV, which may be missing and takes seconds.
-    from ltui.training.data.beton_writer import WriteOptions, write
+    from ltui.training.data.ffcv.beton_writer import WriteOptions, write
 
     write(_Pictures(), folder / "pictures.beton", WriteOptions(images="raw"), lambda *_: None)
 

@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from ltui.training.models.sharding import ShardedStrategy
-from ltui.training.queue.control import Command
-from ltui.training.rank.entry import rebuild
+from ltui.training.rank.callback_factory import rebuild
+from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.stopped import RunStopped
+from ltui.training.tensor_queue.control_block import Command
 from tests.rank.exactness.loaders import BATCH, BATCHES, Rows
 from tests.rank.exactness.world import GIVE_UP, HERE
 from tests.rank.runs import RunFolder

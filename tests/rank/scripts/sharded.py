@@ -13,7 +13,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from ltui.training.rank.publish import checkpoint_name, part_of, publish, rank_file
+from ltui.training.rank.checkpoint_files import (
+    checkpoint_name,
+    part_of,
+    publish,
+    rank_file,
+)
 from tests.rank.exactness import world
 
 ROWS = torch.arange(40.0).reshape(10, 4)

@@ -1,0 +1,185 @@
+"""``ltui stop``, ``pause``, ``continue``, ``checkpoint``: each waits until it has happened."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+
+from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
+from ltui.app.live.run_requests import ask, require_live, wait_for
+from ltui.app.presentation.run_summary import checkpoint_text, last_checkpoint, state_line
+from ltui.app.presentation.state_words import state_word
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.state.stop_conditions import StopCondition, clock_condition, metric_condition
+from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.run_directory import RunDir, find_run, ltui_home
+from ltui.training.supervise.stop_controller import NOT_STOPPED
+from ltui.widgets.formats import duration
+from ltui.widgets.sanitise import clean_line
+
+PATIENCE_S = 120.0
+"""Seconds to wait for what happens at the end of a step; a step may be long."""
+LADDER_S = 60.0
+"""Seconds that the interrupt and the kill may take after the agreed stop's timeout."""
+
+
+def stop(options: Namespace) -> int:
+    """``ltui stop RUN``."""
+    later = _conditions(options)
+    if options.cancel and later:
+        raise ProblemError(
+            Problem(
+                where="--cancel",
+                what="it cancels every scheduled stop, so it cannot be combined with a condition.",
+                remedy="Use --cancel alone, then schedule the stops that you still want.",
+            )
+        )
+    run_dir = find_run(ltui_home(), options.run)
+    before = require_live(run_dir)
+    if later or options.cancel:
+        return _stop_later(run_dir, before, later)
+    if options.kill:
+        ask(run_dir, {"cmd": "kill"})
+        return _stopped(*wait_for(run_dir, _ended, LADDER_S), killed=True)
+    ask(run_dir, {"cmd": "stop", "timeout_s": options.timeout})
+
+    def settled(snapshot: RunSnapshot) -> bool:
+        refused = snapshot.detail != before.detail and _could_not(snapshot)
+        return _ended(snapshot) or refused
+
+    snapshot, _ = wait_for(run_dir, settled, options.timeout + LADDER_S)
+    return _stopped(snapshot, _ended(snapshot), killed=False)
+
+
+def _conditions(options: Namespace) -> list[StopCondition]:
+    """``ProblemError`` where one can't be read."""
+    found = [metric_condition(text) for text in options.when]
+    if options.at_step is not None:
+        found.append(StopCondition(kind="step", step=options.at_step))
+    if options.at_epoch_end:
+        found.append(StopCondition(kind="epoch"))
+    if options.at is not None:
+        found.append(clock_condition(options.at, time.time()))
+    return found
+
+
+def _stop_later(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondition]) -> int:
+    if not conditions:
+        ask(run_dir, {"cmd": "stop_when", "cancel": True})
+        cancelled = ", ".join(before.stops)
+        said = f"Scheduled stop cancelled ({cancelled})." if cancelled else "No stop was scheduled."
+        print(f"{run_dir.id}: {clean_line(said)}")
+        return EXIT_DONE
+    documents = [condition.to_document() for condition in conditions]
+    answer = ask(run_dir, {"cmd": "stop_when", "conditions": documents})
+    print(f"{run_dir.id} stops {clean_line(' or '.join(answer['stops']))}.")
+    unknown = [c.metric for c in conditions if c.metric and c.metric not in before.metrics]
+    if unknown and before.metrics:
+        known = ", ".join(sorted(before.metrics))
+        names = ", ".join(f"`{name}`" for name in unknown)
+        has = "has" if len(unknown) == 1 else "have"
+        print(clean_line(f"  {names} {has} not been logged yet. Logged metrics: {known}"))
+    print(f"  To cancel: ltui stop {run_dir.id} --cancel")
+    return EXIT_DONE
+
+
+def _ended(snapshot: RunSnapshot) -> bool:
+    return snapshot.state not in LIVE
+
+
+def _could_not(snapshot: RunSnapshot) -> bool:
+    return (snapshot.detail or "").startswith(NOT_STOPPED)
+
+
+def _stopped(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
+    if not ended:
+        why = f" {clean_line(snapshot.detail or '')}" if _could_not(snapshot) else ""
+        print(f"{snapshot.id} is still {state_word(snapshot)}.{why}")
+        print(f"  To kill it: ltui stop --kill {snapshot.id}")
+        return EXIT_FAILED
+    print(f"{snapshot.id}: {state_line(snapshot)}")
+    checkpoint = last_checkpoint(snapshot)
+    if checkpoint is None:
+        if snapshot.state is not RunState.FINISHED:
+            print("  No checkpoint was saved, so it cannot be resumed.")
+    elif snapshot.state is not RunState.FINISHED:
+        print(f"  Checkpoint: {checkpoint_text(checkpoint)}")
+        print(f"  To resume: ltui resume {snapshot.id}")
+    as_asked = killed or snapshot.state in (RunState.STOPPED, RunState.FINISHED)
+    return EXIT_DONE if as_asked else EXIT_FAILED
+
+
+def pause(options: Namespace) -> int:
+    """``ltui pause RUN``."""
+    return _change(options, "pause", RunState.PAUSED, "paused")
+
+
+def continue_run(options: Namespace) -> int:
+    """``ltui continue RUN``."""
+    return _change(options, "continue", RunState.RUNNING, "continued")
+
+
+def _change(options: Namespace, command: str, wanted: RunState, said: str) -> int:
+    run_dir = find_run(ltui_home(), options.run)
+    require_live(run_dir)
+    ask(run_dir, {"cmd": command})
+    snapshot, done = wait_for(run_dir, lambda s: s.state is wanted, PATIENCE_S)
+    if not done:
+        return _not_done(snapshot, command)
+    print(f"{snapshot.id} {said}{_at(snapshot.global_step)}.")
+    return EXIT_DONE
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step}"
+
+
+def _not_done(snapshot: RunSnapshot, command: str) -> int:
+    if snapshot.state not in LIVE:
+        print(f"{snapshot.id} ended before that: {state_line(snapshot)}")
+    else:
+        waited = duration(PATIENCE_S)
+        print(
+            f"{snapshot.id} did not {command} within {waited}; it is {state_word(snapshot)}. "
+            "The request is still pending."
+        )
+    return EXIT_FAILED
+
+
+def checkpoint(options: Namespace) -> int:
+    """``ltui checkpoint RUN``."""
+    run_dir = find_run(ltui_home(), options.run)
+    require_live(run_dir)
+    last_event = _last_event(run_dir)
+    ask(run_dir, {"cmd": "checkpoint"})
+    snapshot, _ = wait_for(run_dir, lambda _: _outcome(run_dir, last_event) is not None, PATIENCE_S)
+    outcome = _outcome(run_dir, last_event)
+    if outcome is None:
+        return _not_done(snapshot, "save a checkpoint")
+    saved = outcome.kind == "checkpoint_saved"
+    path = outcome.data.get("path")
+    if saved and path:
+        step = _at(outcome.data.get("global_step"))
+        print(f"{snapshot.id} saved a checkpoint{step}: {clean_line(str(path))}")
+    else:
+        print(f"{snapshot.id}: {clean_line(outcome.text)}")
+    return EXIT_DONE if saved else EXIT_FAILED
+
+
+def _last_event(run_dir: RunDir) -> int:
+    with RunStore(run_dir) as store:
+        last = 0
+        while events := store.events(last):
+            last = events[-1].id
+    return last
+
+
+def _outcome(run_dir: RunDir, after: int) -> Event | None:
+    """What came of the request: the first checkpoint event that is not a periodic one's."""
+    with RunStore(run_dir) as store:
+        for event in store.events(after):
+            asked_for = event.data.get("reason") != "periodic"
+            if event.kind in ("checkpoint_saved", "checkpoint_failed") and asked_for:
+                return event
+    return None

@@ -1,0 +1,367 @@
+"""From a diagnosis to what its view and its report show: plain words, alike ranks folded. Pure.
+
+Whatever a run wrote (messages, paths, names of functions) is cleaned here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ltui.app.diagnosis import collective_rows
+from ltui.app.diagnosis.process_rows import ALONE, machine_lines, process_rows
+from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
+from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
+from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunSnapshot, Verdict
+from ltui.training.state.verdict_tracker import GRAVE, gravest_first, superseded
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
+from ltui.widgets.view_models import (
+    Cell,
+    DiagnosisShape,
+    StackShape,
+    Tone,
+    VerdictShape,
+)
+
+AT_THE_END_S = 1.0
+STACKS = 12
+EARLIER = 6
+LAST_LINES = 8
+LAST_WORDS = 4
+WHAT = 40
+LONGEST = 600
+"""Letters of a sentence that a run wrote."""
+
+LEVEL_TONES = {"dead": Tone.BAD, "stalled": Tone.BAD, "slow": Tone.WARN, "warning": Tone.WARN}
+_LABELS = {
+    "still_s": "no progress for",
+    "budget_s": "limit",
+    "reasons": "how it died",
+    "stopped_pids": "stopped PIDs",
+    "worker": "worker",
+    "frame": "in",
+    "moving": "moving",
+    "collective": "collective",
+    "at": "called",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """What stands beside a diagnosis."""
+
+    snapshot: RunSnapshot
+    now: float
+    earlier: tuple[Verdict, ...] = ()
+    """Verdicts that are over, oldest first."""
+    notes: tuple[str, ...] = ()
+    """What a person must know to read the rest right: ``the supervisor does not answer``."""
+    full_paths: bool = False
+    """In a report; on a screen the last two parts of a path say enough."""
+    asking: bool = field(default=False)
+    """Evidence has been asked for and is not here yet."""
+
+
+def diagnosis_shape(diagnosis: Diagnosis, context: Context) -> DiagnosisShape:
+    evidence = diagnosis.evidence
+    standing = [
+        v
+        for v in gravest_first(diagnosis.verdicts)
+        if _stands(v, context) and not superseded(v, diagnosis.verdicts)
+    ]
+    culprits = {rank for v in standing for rank in v.culprits}
+    waiting = {rank for v in standing for rank in v.waiting}
+    alarm = any(v.level in GRAVE for v in standing)
+    grids = collective_rows.fronts(diagnosis, culprits, alarm=alarm)
+    return DiagnosisShape(
+        headline=_headline(diagnosis, standing, context),
+        about=_about(diagnosis, context),
+        verdicts=tuple(_verdict(v, context) for v in standing),
+        earlier=tuple(_earlier(v) for v in _over(diagnosis, context)[-EARLIER:]),
+        fronts=grids,
+        fronts_note="" if grids else _no_fronts(evidence, context),
+        stacks=_stacks(diagnosis, culprits, context),
+        stacks_note=_no_stacks(evidence, context),
+        processes=process_rows(evidence, culprits, waiting) if evidence else (),
+        machine=machine_lines(evidence.host) if evidence else (),
+        last_words=_last_words(evidence, culprits) if evidence else (),
+        missing=_missing(diagnosis, context),
+    )
+
+
+def _stands(verdict: Verdict, context: Context) -> bool:
+    """Whether it is in force, or was when the run ended."""
+    ended_at = context.snapshot.ended_at
+    if verdict.ended is None or context.snapshot.state in LIVE:
+        return verdict.ended is None
+    return ended_at is None or verdict.ended >= ended_at - AT_THE_END_S
+
+
+# -- verdicts --------------------------------------------------------------------------------------
+
+
+def level_word(verdict: Verdict, until: float) -> str:
+    """``STALLED for 12 s``: as it lasted, or has lasted ``until`` now."""
+    word = verdict.level.upper()
+    if verdict.began is None:
+        return word
+    until = until if verdict.ended is None else verdict.ended
+    return f"{word} for {formats.age(max(0.0, until - verdict.began))}"
+
+
+def _until(context: Context) -> float:
+    run = context.snapshot
+    return context.now if run.state in LIVE or run.ended_at is None else run.ended_at
+
+
+def _headline(diagnosis: Diagnosis, standing: Sequence[Verdict], context: Context) -> Cell:
+    if not standing:
+        return Cell(text=clean_line(diagnosis.headline, LONGEST))
+    first = standing[0]
+    text = f"{level_word(first, _until(context))}: {clean_line(first.cause, LONGEST)}"
+    if context.snapshot.state not in LIVE:
+        text = clean_line(diagnosis.headline, LONGEST)
+    more = f"  (+{len(standing) - 1} more)" if len(standing) > 1 else ""
+    return Cell(text=f"! {text}{more}", tone=LEVEL_TONES.get(first.level, Tone.WARN))
+
+
+def _about(diagnosis: Diagnosis, context: Context) -> str:
+    run = context.snapshot
+    what = clean_name(run.preset or " ".join(run.command or ()))
+    what = what if len(what) <= WHAT else f"{what[: WHAT - 1]}…"
+    old_s = context.now - diagnosis.taken_at
+    looked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
+    words = [
+        clean_name(run.name), what, run.state.value, f"attempt {diagnosis.attempt}",
+        f"step {formats.step(run.global_step, run.max_steps)}", looked,
+    ]  # fmt: skip
+    return " · ".join(w for w in words if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
+
+
+def _verdict(verdict: Verdict, context: Context) -> VerdictShape:
+    facts = []
+    if verdict.culprits:
+        facts.append(("who", f"{formats.rank_words(verdict.culprits)}"))
+    if verdict.waiting:
+        facts.append(("waiting", formats.rank_words(verdict.waiting)))
+    if verdict.place:
+        facts.append(("where", clean_line(verdict.place, LONGEST)))
+    if verdict.remedy:
+        facts.append(("to do", clean_line(verdict.remedy, LONGEST)))
+    if verdict.level in GRAVE and context.snapshot.state in LIVE:
+        facts.append(("or", _kill_and_resume(context.snapshot)))
+    facts.append(("certainty", certainty(verdict.confidence)))
+    return VerdictShape(
+        title=Cell(
+            text=level_word(verdict, _until(context)),
+            tone=LEVEL_TONES.get(verdict.level, Tone.WARN),
+        ),
+        sentence=clean_line(verdict.cause, LONGEST),
+        facts=tuple(facts),
+        evidence=tuple(_evidence(verdict)),
+    )
+
+
+def certainty(confidence: float) -> str:
+    """``high (90 %)``; ``low, a guess (30 %)``."""
+    word = "high" if confidence >= 0.85 else "medium" if confidence >= 0.6 else "low, a guess"
+    return f"{word} ({formats.percent(confidence)})"
+
+
+def _kill_and_resume(run: RunSnapshot) -> str:
+    good = [c for c in run.checkpoints if c.ok is not False]
+    if not good:
+        return "Press k to kill; there is no checkpoint to resume from"
+    last: CheckpointInfo = max(good, key=lambda c: (c.global_step, c.saved_at or 0.0))
+    text = f"Press k to kill, then r to resume from step {formats.step(last.global_step)}"
+    lost = (run.global_step or last.global_step) - last.global_step
+    return f"{text} (repeats {formats.count(lost)} steps)" if lost > 0 else text
+
+
+def _over(diagnosis: Diagnosis, context: Context) -> list[Verdict]:
+    known = {(v.kind, v.began) for v in diagnosis.verdicts}
+    told = [v for v in context.earlier if (v.kind, v.began) not in known]
+    every = [*told, *diagnosis.verdicts]
+    over = [v for v in every if not _stands(v, context) and not superseded(v, every)]
+    return sorted(over, key=lambda v: v.began or 0.0)
+
+
+def _earlier(verdict: Verdict) -> str:
+    who = f" ({formats.rank_words(verdict.culprits)})" if verdict.culprits else ""
+    return f"{level_word(verdict, verdict.ended or 0.0)}{who}: {clean_line(verdict.cause, 200)}"
+
+
+def _evidence(verdict: Verdict) -> list[tuple[str, str]]:
+    found = []
+    for name, value in sorted(verdict.evidence.items(), key=lambda item: _place(item[0])):
+        text = evidence_text(str(name), value)
+        if text:
+            found.append((_LABELS.get(name, clean_name(str(name).replace("_", " "), 30)), text))
+    return found
+
+
+def _place(name: str) -> int:
+    """Where it stands among the evidence: what is known by name first, who was where last."""
+    return list(_LABELS).index(name) if name in _LABELS else len(_LABELS) + (name == "ranks")
+
+
+def evidence_text(name: str, value: Any) -> str:
+    """One entry of a verdict's evidence in words; what is alike of several ranks is said once."""
+    if isinstance(value, Mapping) and value and all(str(k).isdecimal() for k in value):
+        return _by_rank(name, {int(k): v for k, v in value.items()})
+    if name == "collective" and isinstance(value, Mapping) and "seq" in value:
+        return _collective(value)
+    if isinstance(value, Mapping):
+        parts = ((clean_name(str(k)), evidence_text(str(k), v)) for k, v in value.items())
+        return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parts if v)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(t for t in (evidence_text(name, v) for v in value) if t)
+    return _scalar(name, value)
+
+
+def _collective(value: Mapping[str, Any]) -> str:
+    """``all_reduce #16 of group 0``."""
+    op = clean_name(str(value.get("op") or ""), 40)
+    group = clean_name(str(value.get("group", "")), 40)
+    number = f"#{evidence_text('seq', value['seq'])}{f' of group {group}' if group else ''}"
+    return f"{op} {number}".strip()
+
+
+def _scalar(name: str, value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        if name.endswith("_s"):
+            return formats.age(float(value))
+        if name.endswith("_bytes"):
+            return formats.size(value)
+        if name.endswith("_share"):
+            return formats.percent(float(value))
+        # Without thin spaces: it may be a pid that is copied into a command.
+        return str(value) if isinstance(value, int) else formats.significant(value)
+    return clean_line(str(value), LONGEST)
+
+
+def _by_rank(name: str, values: Mapping[int, Any]) -> str:
+    numbers = {r: float(v) for r, v in values.items() if type(v) in (int, float)}
+    if name.endswith("_s") and len(numbers) == len(values) and len(values) > 2:
+        return _spread(numbers)
+    alike: dict[str, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        alike.setdefault(evidence_text(name, value), []).append(rank)
+    shown = [f"{formats.rank_words(ranks)}: {text}" for text, ranks in alike.items() if text]
+    rest = len(shown) - ALONE
+    return "; ".join(shown[:ALONE]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def _spread(numbers: Mapping[int, float]) -> str:
+    low, high = min(numbers.values()), max(numbers.values())
+    if high - low < 1:
+        return f"{formats.age(high)} ({formats.rank_words(list(numbers))})"
+    longest = [r for r, v in numbers.items() if v == high]
+    return f"{formats.age(low)} to {formats.age(high)} (longest {formats.rank_words(longest)})"
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+
+def _stacks(diagnosis: Diagnosis, culprits: set[int], context: Context) -> tuple[StackShape, ...]:
+    def order(group: Any) -> tuple[bool, int]:
+        return not culprits & set(group.ranks), min(group.ranks, default=0)
+
+    shapes = [
+        StackShape(
+            who=Cell(
+                text=stack_title(group, culprits),
+                tone=Tone.BAD if culprits & set(group.ranks) else Tone.PLAIN,
+            ),
+            lines=stack_lines(group.frames, full_paths=context.full_paths),
+        )
+        for group in sorted(diagnosis.stacks, key=order)
+    ]
+    if len(shapes) > STACKS and not context.full_paths:
+        more = f"{len(shapes) - STACKS} more are in the report (w)"
+        shapes = [*shapes[:STACKS], StackShape(who=Cell(text=more), lines=())]
+    return tuple(shapes)
+
+
+def _no_stacks(evidence: Evidence | None, context: Context) -> str:
+    if context.asking:
+        return "Reading the stacks of the ranks ..."
+    if evidence is None:
+        return "No stacks were recorded"
+    return "No rank sent a stack"
+
+
+def _no_fronts(evidence: Evidence | None, context: Context) -> str:
+    if context.asking:
+        return "Reading the collectives of the ranks ..."
+    if evidence is None:
+        return "No collectives were recorded"
+    if len(evidence.ranks) < 2:
+        return "A single rank runs no collectives"
+    return (
+        "No collectives are known: there is no process group yet, or this version of torch "
+        "(before 2.11) does not record them"
+    )
+
+
+# -- last words, and what is missing ---------------------------------------------------------------
+
+
+def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackShape, ...]:
+    """Exceptions, the earliest first where that is known, then the ends of the culprits' logs."""
+    raised = [r for r in evidence.ranks.values() if r.exception]
+    raised.sort(key=lambda r: (_raised_at(r), r.rank not in culprits, r.rank))
+    shapes = []
+    for rank in raised[:LAST_WORDS]:
+        said = rank.exception or {}
+        lines = clean_lines(str(said.get("traceback") or said.get("message") or ""), 400)
+        kept = [line for line in lines if line.strip()][-LAST_LINES:]
+        kind = clean_name(str(said.get("type") or "an exception"), 80)
+        shapes.append(
+            StackShape(
+                who=Cell(text=f"rank {rank.rank} raised {kind}", tone=Tone.BAD),
+                lines=tuple(Cell(text=line) for line in kept),
+            )
+        )
+    if len(raised) > LAST_WORDS:
+        others = formats.rank_words([r.rank for r in raised[LAST_WORDS:]])
+        shapes.append(StackShape(who=Cell(text=f"{others} raised exceptions too"), lines=()))
+    known = {r.rank for r in raised}
+    for rank in [evidence.ranks[n] for n in sorted(culprits) if n in evidence.ranks][:LAST_WORDS]:
+        lines = [clean_line(line, 400) for line in rank.log_tail if line.strip()][-LAST_LINES:]
+        if rank.rank not in known and lines:
+            shapes.append(
+                StackShape(
+                    who=Cell(text=f"last log lines of rank {rank.rank}"),
+                    lines=tuple(Cell(text=line, tone=Tone.DIM) for line in lines),
+                )
+            )
+    return tuple(shapes)
+
+
+def _raised_at(rank: RankEvidence) -> float:
+    t = (rank.exception or {}).get("t")
+    return float(t) if isinstance(t, (int, float)) else float("inf")
+
+
+def _missing(diagnosis: Diagnosis, context: Context) -> tuple[str, ...]:
+    """Each lack once, with the ranks that it is of."""
+    evidence = diagnosis.evidence
+    if context.asking:
+        return ()
+    general = [*diagnosis.missing, *(evidence.missing if evidence else ())]
+    found = list(dict.fromkeys(clean_line(text, LONGEST) for text in general))
+    of_ranks: dict[str, list[int]] = {}
+    for rank in sorted(evidence.ranks) if evidence else ():
+        for text in evidence.ranks[rank].missing if evidence else ():
+            of_ranks.setdefault(clean_line(text, LONGEST), []).append(rank)
+    found += [
+        f"{formats.rank_words(ranks)}: {t}" for t, ranks in of_ranks.items() if t not in found
+    ]
+    return tuple(found)

@@ -1,0 +1,219 @@
+"""The processes of a diagnosis as rows: ranks, their DataLoader workers, the machine. Pure.
+
+Up to eight ranks stand in rows of their own; of more those of verdicts, the rest folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ltui.training.diagnosis.evidence import (
+    Evidence,
+    HostEvidence,
+    ProcessSight,
+    RankEvidence,
+    WorkerEvidence,
+)
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.view_models import Cell, ProcessRow, Tone
+
+ALONE = 8
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for I/O",
+    "T": "STOPPED",
+    "t": "STOPPED by a debugger",
+    "Z": "zombie",
+    "X": "DEAD",
+    "I": "idle",
+}
+
+
+def process_rows(
+    evidence: Evidence, culprits: set[int], waiting: set[int]
+) -> tuple[ProcessRow, ...]:
+    ranks = sorted(evidence.ranks.values(), key=lambda r: r.rank)
+    few = len(ranks) <= ALONE
+    named = sorted(culprits)[:ALONE]
+    alone = [r for r in ranks if few or r.rank in named]
+    rows: list[ProcessRow] = []
+    for rank in sorted(alone, key=lambda r: (r.rank not in culprits, r.rank)):
+        rows.append(_rank_row(rank, culprits, waiting))
+        rows += _worker_rows(rank, rank.rank in culprits)
+    rows += _folded([r for r in ranks if r not in alone])
+    return tuple(rows)
+
+
+def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> ProcessRow:
+    marked = rank.rank in culprits
+    sign = "! " if marked else "… " if rank.rank in waiting else "  "
+    where = [clean_name(rank.phase or "", 60)]
+    if rank.barrier:
+        where.append(f"barrier {clean_name(rank.barrier, 60)}")
+    if rank.still_s is not None and rank.still_s >= 1 and rank.alive is not False:
+        where.append(f"for {formats.age(rank.still_s)}")
+    notes = [" ".join(w for w in where if w), _held(rank), _waits(rank.process)]
+    return _row(
+        f"{sign}rank {rank.rank}",
+        rank.process,
+        rank.pid,
+        _ended(rank),
+        ", ".join(n for n in notes if n),
+        bad=marked,
+        marked=marked,
+    )
+
+
+def _ended(rank: RankEvidence) -> str | None:
+    if rank.alive is not False:
+        return None
+    return clean_line(rank.how_ended, 120) if rank.how_ended else "gone"
+
+
+def _held(rank: RankEvidence) -> str:
+    """Said where the rank's own thread has not run: a C call keeps the GIL."""
+    stopped = rank.process is not None and rank.process.state in ("T", "t")
+    if rank.alive is False or stopped or rank.beat_age_s is None or rank.beat_age_s < 3:
+        return ""
+    return f"no Python code ran for {formats.age(rank.beat_age_s)}"
+
+
+def _waits(process: ProcessSight | None) -> str:
+    if process is None:
+        return ""
+    parts = []
+    if process.run_delay_share is not None and process.run_delay_share >= 0.2:
+        parts.append(f"waits {formats.percent(process.run_delay_share)} of the time for a CPU core")
+    if process.wait_channel and process.wait_channel != "0":
+        # What the compiler made of a function's name tells nobody anything.
+        parts.append(f"in {clean_name(process.wait_channel.split('.')[0], 40)}")
+    return " ".join(parts)
+
+
+def _doing(process: ProcessSight | None, *, marked: bool) -> str:
+    """``sleeping, FROZEN``: neither switched nor computed while it was looked at.
+
+    Said of culprits and their workers alone: a rank that waits for another is as still as that.
+    """
+    state = process.state if process is not None else None
+    word = _STATES.get(state or "", state or formats.NA)
+    frozen = marked and process is not None and process.frozen and state in ("S", "R")
+    return f"{word}, FROZEN" if frozen else word
+
+
+def _row(
+    who: str,
+    process: ProcessSight | None,
+    pid: int | None,
+    ended: str | None,
+    note: str,
+    *,
+    bad: bool,
+    marked: bool,
+) -> ProcessRow:
+    doing = ended or _doing(process, marked=marked)
+    loud = bad or doing.startswith(("STOPPED", "DEAD", "waiting for I/O"))
+    share = process.cpu_share if process is not None else None
+    return ProcessRow(
+        who=who,
+        pid=formats.NA if pid is None else str(pid),
+        doing=Cell(text=clean_name(doing), tone=Tone.BAD if loud else Tone.PLAIN),
+        cpu=formats.percent(share),
+        memory=formats.size(process.rss_bytes if process is not None else None),
+        note=note,
+    )
+
+
+def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
+    """The DataLoader workers of a rank: those that are odd alone, the others as one."""
+    odd = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
+    if marked and len(rank.workers) <= ALONE:
+        odd = list(rank.workers)
+    rows = [_worker_row(worker, marked) for worker in odd[:ALONE]]
+    usual = [w for w in rank.workers if w not in odd]
+    if usual:
+        shares = [w.process.cpu_share for w in usual if w.process.cpu_share is not None]
+        kind = "workers" if len(usual) > 1 else "worker"
+        cpu = formats.percent(max(shares)) if shares else formats.NA
+        rows.append(
+            ProcessRow(
+                who=f"    {len(usual)} {kind}",
+                pid="",
+                doing=Cell(text="normal"),
+                cpu=cpu,
+                memory=_memory([w.process for w in usual]),
+            )
+        )
+    return rows
+
+
+def _worker_row(worker: WorkerEvidence, marked: bool) -> ProcessRow:
+    kind = "worker" if worker.loader else clean_name(worker.process.name or "child", 16)
+    ended = (worker.exit_reason or "gone") if worker.gone else None
+    return _row(
+        f"    {kind}",
+        worker.process,
+        worker.process.pid,
+        clean_line(ended, 120) if ended else None,
+        _waits(worker.process),
+        bad=False,
+        marked=marked,
+    )
+
+
+def _memory(processes: Sequence[ProcessSight]) -> str:
+    known = [p.rss_bytes for p in processes if p.rss_bytes is not None]
+    return formats.size(max(known)) if known else formats.NA
+
+
+def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
+    """A row for ranks that do the same."""
+    alike: dict[tuple[str, str], list[RankEvidence]] = {}
+    for rank in ranks:
+        doing = _ended(rank) or _doing(rank.process, marked=False)
+        alike.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
+    rows = []
+    by_size = sorted(alike.items(), key=lambda item: -len(item[1]))
+    for (doing, phase), members in by_size[:ALONE]:
+        processes = [r.process for r in members if r.process is not None]
+        shares = [p.cpu_share for p in processes if p.cpu_share is not None]
+        rows.append(
+            ProcessRow(
+                who=f"  {formats.rank_words([r.rank for r in members])}",
+                pid=f"×{len(members)}",
+                doing=Cell(text=doing),
+                cpu=formats.percent(max(shares)) if shares else formats.NA,
+                memory=_memory(processes),
+                note=phase,
+            )
+        )
+    rest = sum(len(members) for _, members in by_size[ALONE:])
+    if rest:
+        rows.append(
+            ProcessRow(
+                who="  others", pid=str(rest), doing=Cell(text="other states"), cpu="", memory=""
+            )
+        )
+    return rows
+
+
+def machine_lines(host: HostEvidence) -> tuple[str, ...]:
+    parts = []
+    if host.cores is not None:
+        load = "" if host.load is None else f", load average {formats.significant(host.load, 2)}"
+        parts.append(f"{host.cores} cores{load}")
+    if host.memory_total_bytes is not None:
+        free = formats.size_of(host.memory_available_bytes, host.memory_total_bytes)
+        parts.append(f"memory free: {free}")
+    if host.memory_limit_bytes is not None:
+        used = formats.size_of(host.memory_used_bytes, host.memory_limit_bytes)
+        parts.append(f"memory limit used: {used}")
+    if host.shm_total_bytes is not None:
+        free = formats.size_of(host.shm_free_bytes, host.shm_total_bytes)
+        parts.append(f"shared memory free: {free}")
+    if host.oom_kills:
+        parts.append(f"processes killed by the out-of-memory killer: {host.oom_kills}")
+    name = f" {clean_name(host.host)}" if host.host else ""
+    return (f"machine{name}: {', '.join(parts)}",) if parts else ()

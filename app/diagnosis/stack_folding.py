@@ -1,0 +1,95 @@
+"""Stacks for people: the user's own code first to the eye, runs of library calls folded. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ltui.training.diagnosis.evidence import Frame, StackGroup
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_name
+from ltui.widgets.view_models import Cell, Tone
+
+OWN = "▸ "
+"""Before a call in the user's own code."""
+_IMPORTING = "<frozen importlib"
+KEPT = 3
+"""Library calls shown of a run of them that own code has called; the rest is folded."""
+CALLERS = 1
+"""Of those that have called own code."""
+_PACKAGES = re.compile(r".*/(?:site|dist)-packages/(?P<rest>.+)")
+_STANDARD = re.compile(r".*/lib(?:64)?/python3(?:\.\d+)?/(?P<rest>.+)")
+_RANK_SIDE = re.compile(r".*/rank-side/[^/]+/(?P<rest>ltui/.+)")
+_OF_PRESETS = re.compile(r"ltui/training/(?:models|data)/.+")
+"""What the shipped presets train: to a person who runs one it is the code that trains."""
+
+
+def in_library(path: str) -> str | None:
+    """The path within what was installed or belongs to Python or ltui; None for own code."""
+    for pattern in (_RANK_SIDE, _PACKAGES, _STANDARD):
+        if (match := pattern.fullmatch(path)) is not None:
+            return None if _OF_PRESETS.fullmatch(match["rest"]) else match["rest"]
+    return path if path.startswith("<") or path.endswith((".so", ".c", ".cpp")) else None
+
+
+def place(frame: Frame, *, full_paths: bool = False) -> str:
+    """``data/augment.py:88 __call__``; ``full_paths`` gives own code's whole path."""
+    inside = in_library(frame.file)
+    if inside is not None:
+        path = inside
+    elif full_paths:
+        path = frame.file
+    else:
+        path = "/".join(frame.file.rsplit("/", 2)[-2:])
+    where = f"{clean_name(path)}:{frame.line}" if frame.line > 0 else clean_name(path)
+    return f"{where} {clean_name(frame.function)}"
+
+
+def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[Cell, ...]:
+    """The innermost call first; in a report nothing is folded."""
+    lines: list[Cell] = []
+    library: list[Frame] = []
+    own = False
+
+    def fold(kept: int) -> None:
+        telling = [f for f in library if not f.file.startswith(_IMPORTING)]
+        shown = library if full_paths or len(library) <= kept + 1 else telling[:kept]
+        lines.extend(
+            Cell(text=f"  {place(f, full_paths=full_paths)}", tone=Tone.DIM) for f in shown
+        )
+        if len(shown) < len(library):
+            rest = [f for f in library if f not in shown]
+            lines.append(Cell(text=f"  … {len(rest)} calls in {_packages(rest)}", tone=Tone.DIM))
+        library.clear()
+
+    for frame in frames:
+        if in_library(frame.file) is not None:
+            library.append(frame)
+            continue
+        fold(CALLERS if own else KEPT)
+        own = True
+        lines.append(Cell(text=f"{OWN}{place(frame, full_paths=full_paths)}", tone=Tone.ACCENT))
+    fold(CALLERS if own else KEPT)
+    return tuple(lines)
+
+
+def _packages(frames: Sequence[Frame]) -> str:
+    """``torch, lightning``: in the order met."""
+    names = (clean_name((in_library(f.file) or f.file).lstrip("/").split("/")[0]) for f in frames)
+    plain = (re.sub(r"^<frozen ([\w]+).*", r"\1", name).removesuffix(".py") for name in names)
+    shown = list(dict.fromkeys(plain))
+    return ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")
+
+
+def stack_title(group: StackGroup, culprits: set[int]) -> str:
+    """``! rank 1``; ``ranks 0, 2, 3 alike``; ``worker 4711 of rank 1``."""
+    sign = "! " if culprits & set(group.ranks) else ""
+    plain = all(re.fullmatch(r"rank \d+", who) for who in group.who)
+    if plain and group.ranks:
+        count = len(set(group.ranks))
+        text = f"{'ranks' if count > 1 else 'rank'} {formats.ranks(group.ranks)}"
+        return f"{sign}{text} alike" if count > 1 else f"{sign}{text}"
+    named = [clean_name(who) for who in group.who]
+    more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+    alike = " alike" if len(named) > 1 else ""
+    return f"{sign}{', '.join(named[:4])}{more}{alike}"

@@ -1,0 +1,296 @@
+"""A run in the foreground: shows it until it ends, and turns Ctrl-C into a stop, then a kill.
+
+The run belongs to its supervisor: it continues, whatever happens to this process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from ltui.app.foreground.interrupt_signals import Signals
+from ltui.app.foreground.progress_lines import Display, caution_line, terminal_display
+from ltui.app.live.run_requests import ask
+from ltui.app.presentation.run_summary import ending_lines, resumable
+from ltui.app.presentation.state_words import FAILED
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import LIVE, Caution, RankSnapshot, RunSnapshot, RunState
+from ltui.training.store.database_schema import StoreError
+from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.sanitise import clean_line
+
+LOOK_EVERY_S = 0.25
+STOP_TIMEOUT_S = 60.0
+UNREADABLE_S = 10.0
+LINES_SHOWN = 20
+CONSEQUENCE_LINES = 3
+END_BYTES = 16 * 1024
+_EVERY_RANK = frozenset({"exception", "telemetry_off"})
+_ONCE = frozenset(
+    {
+        "checkpoint_saved",
+        "checkpoint_failed",
+        "paused",
+        "continued",
+        "stopped",
+        "resumed",
+        "note",
+        "gpu_error",
+        "verdict",
+        "verdict_over",
+        "on_verdict",
+        "stall_policy",
+    }
+)
+_HINT = "Ctrl-C stops it with a checkpoint; closing the terminal leaves it running"
+_STOPPING = "stopping with a checkpoint; press Ctrl-C again to kill at once"
+_KILLING = "killing"
+
+
+def watch(run_dir: RunDir, signals: Signals, *, plain: bool) -> int:
+    """Show a run that was just started, to its end; the exit code of ``ltui run``.
+
+    On a terminal the dashboard opens, unless ``plain``.
+    """
+    if not plain and can_open_dashboard(os.environ):
+        code = _watch_in_dashboard(run_dir, signals)
+        if code is not None:
+            return code
+    display = terminal_display()
+    try:
+        return Watch(run_dir, display, signals).until_end()
+    except BrokenPipeError:
+        _say_left(run_dir)
+        raise
+    finally:
+        display.close()
+
+
+def can_open_dashboard(environment: Mapping[str, str]) -> bool:
+    """Return whether this process has a terminal to read keys from and to draw on."""
+    drawable = environment.get("TERM", "dumb") not in ("dumb", "")
+    return drawable and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _watch_in_dashboard(run_dir: RunDir, signals: Signals) -> int | None:
+    """The exit code once the dashboard is left; None if it failed, so that plain lines follow."""
+    # Local: plain lines must not pay for Textual.
+    from ltui.app.foreground.run_in_dashboard import show
+
+    sys.stdout.write(f"{started_line(run_dir)}\n")
+    sys.stdout.flush()
+    if not show(run_dir, signals):
+        return None
+    snapshot = true_snapshot(run_dir)
+    if snapshot.state in LIVE:
+        _say_left(run_dir)
+        return EXIT_DONE if signals.leave is None else 128 + signals.leave
+    lines = [*failure_lines(run_dir, snapshot), *ending_lines(snapshot)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return exit_code(snapshot)
+
+
+def started_line(run_dir: RunDir) -> str:
+    """The first line of every command that starts a run."""
+    return f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}"
+
+
+class Watch:
+    """One run, one display."""
+
+    def __init__(self, run_dir: RunDir, display: Display, signals: Signals) -> None:
+        self._run_dir = run_dir
+        self._display = display
+        self._signals = signals
+        self._acted = 0
+        self._last_event = 0
+        self._cautioned: set[tuple[int, Caution]] = set()
+        self._noted: set[tuple[int, str, str]] = set()
+        self._began_at = time.time()
+
+    def until_end(self) -> int:
+        self._display.say(started_line(self._run_dir))
+        self._display.say(f"{_HINT}.")
+        while True:
+            snapshot = self._look()
+            self._tell_events()
+            self._tell_cautions(snapshot)
+            if snapshot.state not in LIVE:
+                return self._ended(snapshot)
+            self._display.show(snapshot, time.monotonic(), self._hint())
+            if self._signals.leave is not None:
+                self._display.close()
+                _say_left(self._run_dir)
+                return 128 + self._signals.leave
+            self._obey()
+            time.sleep(LOOK_EVERY_S)
+
+    def _look(self) -> RunSnapshot:
+        """The run as it is. A history that can't be read is waited for, not long."""
+        deadline = time.monotonic() + UNREADABLE_S
+        while True:
+            try:
+                return true_snapshot(self._run_dir)
+            except ProblemError:
+                if time.monotonic() >= deadline or self._signals.leave is not None:
+                    _say_left(self._run_dir)
+                    raise
+                time.sleep(LOOK_EVERY_S)
+
+    def _hint(self) -> str:
+        return (_HINT, _STOPPING, _KILLING)[min(self._acted, 2)]
+
+    def _obey(self) -> None:
+        """Carries out a Ctrl-C that was not yet: the first stops, the second kills."""
+        wanted = min(self._signals.interrupts, 2)
+        if wanted <= self._acted:
+            return
+        self._acted = wanted
+        killing = wanted == 2
+        self._display.say("Ctrl-C: killing the run." if killing else f"Ctrl-C: {_STOPPING}.")
+        request = {"cmd": "kill"} if killing else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
+        try:
+            ask(self._run_dir, request)
+        except ProblemError as error:
+            # The run may have ended just now; the next snapshot shows it.
+            self._display.say(str(error))
+
+    def _tell_events(self) -> None:
+        for event in events_of(self._run_dir, self._last_event):
+            self._last_event = event.id
+            if event.t < self._began_at or (line := event_line(event)) is None:
+                continue
+            # Several ranks may report one thing, each with its own number.
+            key = (event.attempt, event.kind, re.sub(r" on rank \d+", "", event.text))
+            if event.kind != "note" or key not in self._noted:
+                self._noted.add(key)
+                self._display.say(line)
+
+    def _tell_cautions(self, snapshot: RunSnapshot) -> None:
+        for caution in snapshot.cautions:
+            if (snapshot.attempt, caution) not in self._cautioned:
+                self._cautioned.add((snapshot.attempt, caution))
+                self._display.say(caution_line(caution))
+
+    def _ended(self, snapshot: RunSnapshot) -> int:
+        self._display.close()
+        for line in [*failure_lines(self._run_dir, snapshot), *ending_lines(snapshot)]:
+            self._display.say(line)
+        return exit_code(snapshot)
+
+
+def exit_code(snapshot: RunSnapshot) -> int:
+    """0 finished, 3 stopped and resumable, 1 anything else."""
+    if snapshot.state is RunState.FINISHED:
+        return EXIT_DONE
+    if snapshot.state is RunState.STOPPED and resumable(snapshot):
+        return EXIT_STOPPED
+    return EXIT_FAILED
+
+
+def events_of(run_dir: RunDir, after: int = 0) -> list[Event]:
+    """Events after that one; none while the history can't be read."""
+    try:
+        with RunStore(run_dir) as store:
+            return store.events(after)
+    except StoreError:
+        return []
+
+
+def event_line(event: Event) -> str | None:
+    """The line for an event of a live run; None for events that the panel shows anyway."""
+    text = clean_line(event.text, 400)
+    if event.kind in _EVERY_RANK:
+        return f"rank {event.rank}: {text}"
+    if event.kind == "verdict":
+        remedy = (event.data.get("verdict") or {}).get("remedy")
+        return f"{text}  {clean_line(str(remedy), 300)}" if remedy else text
+    if event.kind == "note" or (event.kind in _ONCE and event.rank in (0, None)):
+        return text
+    return None
+
+
+def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
+    """Why the run failed: the first exception of any rank, or the end of a log.
+
+    An exception that followed from another rank's death is named as such.
+    """
+    if snapshot.state not in FAILED:
+        return []
+    raised = [
+        event
+        for event in all_events(run_dir)
+        if event.kind == "exception" and event.attempt == snapshot.attempt
+    ]
+    if raised:
+        first = min(raised, key=lambda event: event.t)
+        trace = str(first.data.get("traceback") or first.text)
+        if followed_a_death(snapshot, first.rank):
+            lines = _last_lines(trace)[-CONSEQUENCE_LINES:]
+            return ["", f"rank {first.rank} raised this as a consequence:", *lines]
+        return ["", f"rank {first.rank} failed first:", *_last_lines(trace)]
+    for path in _likely_logs(run_dir, snapshot):
+        lines = _last_lines(_end_of(path))
+        if lines:
+            return ["", f"last lines of {path}:", *lines]
+    return []
+
+
+def followed_a_death(snapshot: RunSnapshot, rank: int | None) -> bool:
+    """Return whether a verdict says that the rank failed because another rank had died."""
+    dead = [verdict for verdict in snapshot.verdicts if verdict.level == "dead"]
+    return any(str(rank) in (verdict.evidence.get("consequences") or {}) for verdict in dead)
+
+
+def all_events(run_dir: RunDir) -> list[Event]:
+    """Every event of the run."""
+    found: list[Event] = []
+    while more := events_of(run_dir, found[-1].id if found else 0):
+        found += more
+    return found
+
+
+def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
+    """Of the ranks to blame, then of the engine, then of all others."""
+
+    def suspicion(rank: RankSnapshot) -> int:
+        # The engine ends the others with SIGTERM once one has failed.
+        failed = rank.exit_code not in (None, 0, -signal.SIGTERM)
+        return 0 if rank.note and failed else 1 if failed else 2
+
+    by_guilt = sorted(snapshot.ranks, key=lambda rank: (suspicion(rank), rank.rank))
+    guilty = [rank for rank in by_guilt if suspicion(rank) < 2]
+    paths = [run_dir.rank_log_path(snapshot.attempt, rank.rank) for rank in by_guilt]
+    engine = run_dir.engine_log_path(snapshot.attempt)
+    return [*paths[: len(guilty)], engine, *paths[len(guilty) :]]
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - END_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _last_lines(text: str) -> list[str]:
+    lines = [clean_line(line, 400) for line in text.splitlines() if line.strip()]
+    return [f"  {line}" for line in lines[-LINES_SHOWN:]]
+
+
+def _say_left(run_dir: RunDir) -> None:
+    try:
+        sys.stderr.write(f"{run_dir.id} keeps running. To watch it: ltui attach {run_dir.id}\n")
+        sys.stderr.flush()
+    except OSError:
+        # The terminal is gone, which is why we leave.
+        return

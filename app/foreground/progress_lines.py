@@ -1,0 +1,357 @@
+"""How a run in the foreground is shown without the dashboard: a live panel, or plain lines.
+
+Draws the snapshots that it gets. Clocks, signals and commands are in
+``app/foreground/follow_run.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from ltui.app.presentation.state_words import (
+    RANK_DEAD,
+    STALLED,
+    needs_help,
+    open_verdicts,
+    rank_note,
+    state_word,
+)
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    Caution,
+    MetricValue,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Verdict,
+)
+from ltui.widgets.formats import NA, age, duration, metric, percent, quantity
+from ltui.widgets.sanitise import clean_line, clean_name
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+PLAIN_EVERY_S = 60.0
+"""Seconds between two plain lines while nothing changes but the step."""
+PLAIN_EPOCH_S = 10.0
+"""Least seconds between two plain lines for new epochs and validation metrics."""
+METRICS_SHOWN = 5
+RANKS_SHOWN = 8
+_LOSSES = ("train/loss", "train_loss", "loss")
+
+
+class Display(Protocol):
+    """Where the foreground shows a run."""
+
+    def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:
+        """The run as it is; ``now`` in monotonic seconds, ``hint`` says what Ctrl-C does."""
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def display_for(stream: TextIO, environment: Mapping[str, str]) -> Display:
+    """The live panel where ``stream`` is a terminal that can draw one."""
+    if stream.isatty() and environment.get("TERM", "dumb") not in ("dumb", ""):
+        return LivePanel(stream)
+    return PlainLines(stream)
+
+
+# What is said, as text -------------------------------------------------------------------------
+
+
+def title(snapshot: RunSnapshot) -> str:
+    """``brave-owl · quickstart``."""
+    what = snapshot.preset or " ".join(snapshot.command or ())
+    name = clean_name(snapshot.name)
+    return f"{name} · {clean_name(what)[:60]}" if what else name
+
+
+def position(snapshot: RunSnapshot) -> str:
+    """``epoch 3/30  step 1204/2930``; empty before the first step.
+
+    Steps are plain digits, so that they can be pasted into ``--at-step``.
+    """
+    parts = []
+    if snapshot.epoch is not None:
+        parts.append(f"epoch {_of(shown_epoch(snapshot), snapshot.max_epochs or None)}")
+    if snapshot.global_step is not None:
+        parts.append(f"step {_of(snapshot.global_step, total_steps(snapshot))}")
+    return "  ".join(parts)
+
+
+def _of(done: int | None, total: int | None) -> str:
+    return f"{done}" if total is None else f"{done}/{total}"
+
+
+def shown_epoch(snapshot: RunSnapshot) -> int | None:
+    """The epoch counted from 1, and never past the last."""
+    if snapshot.epoch is None:
+        return None
+    shown = snapshot.epoch + 1
+    return min(shown, snapshot.max_epochs) if snapshot.max_epochs else shown
+
+
+def total_steps(snapshot: RunSnapshot) -> int | None:
+    return snapshot.max_steps if snapshot.max_steps and snapshot.max_steps > 0 else None
+
+
+def share_done(snapshot: RunSnapshot) -> float | None:
+    """0 to 1; None where the end is not known."""
+    total = total_steps(snapshot)
+    if total and snapshot.global_step is not None:
+        return min(1.0, snapshot.global_step / total)
+    return None
+
+
+def loss_of(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
+    """The training loss under whichever name the run has."""
+    for name in _LOSSES:
+        if name in snapshot.metrics:
+            return name, snapshot.metrics[name]
+    for name, value in snapshot.metrics.items():
+        if "loss" in name and not is_validation(name):
+            return name, value
+    return None
+
+
+def is_validation(name: str) -> bool:
+    return name.startswith(("val", "test"))
+
+
+def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
+    """``train/loss 0.8412  val/acc 0.9510``: the loss and the validation metrics.
+
+    A run that logs no loss shows the other metrics that it logs.
+    """
+    loss = loss_of(snapshot)
+    chosen = [loss] if loss else []
+    by_name = sorted(snapshot.metrics.items())
+    chosen += [(n, v) for n, v in by_name if is_validation(n)]
+    if loss is None:
+        chosen += [(n, v) for n, v in by_name if not is_validation(n) and not n.startswith("lr")]
+    return "  ".join(f"{clean_name(n, 40)} {value_text(v.last)}" for n, v in chosen[:limit])
+
+
+def value_text(value: float) -> str:
+    """Four significant digits; ``not finite`` for NaN and infinities."""
+    return metric(value) if math.isfinite(value) else "not finite"
+
+
+def speed_text(snapshot: RunSnapshot) -> str:
+    """``2.1 k samples/s  4 % waiting for data``."""
+    speed = snapshot.throughput
+    parts = []
+    if speed.samples_per_s is not None:
+        parts.append(quantity(speed.samples_per_s, "samples/s"))
+    if speed.data_wait_share is not None:
+        parts.append(f"{percent(speed.data_wait_share)} waiting for data")
+    return "  ".join(parts)
+
+
+def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
+    """One rank, in columns."""
+    step = "" if rank.global_step is None else f"step {rank.global_step}"
+    note = rank_note(snapshot, rank)
+    return (
+        f"r{rank.rank:<3} {rank.device or '':<7} {step:<12} {rank.phase or NA:<11} "
+        f"{age(rank.age_s):>7}  {rank_word(rank.state)}{f'  {note}' if note else ''}"
+    )
+
+
+def rank_word(state: RankState) -> str:
+    """The state of a rank, in capitals if it needs help, as on the dashboard."""
+    word: str = state.value
+    return word.upper() if state in (RankState.STALLED, RankState.DEAD) else word
+
+
+def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
+    """``2 ranks ok`` or ``3 ok, 1 STALLED``."""
+    if not ranks:
+        return ""
+    if all(rank.state is RankState.UNKNOWN and rank.phase is None for rank in ranks):
+        return "no telemetry from the script yet"
+    states: dict[str, int] = {}
+    for rank in ranks:
+        states[rank_word(rank.state)] = states.get(rank_word(rank.state), 0) + 1
+    if len(states) == 1:
+        return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {next(iter(states))}"
+    return ", ".join(f"{number} {state}" for state, number in states.items())
+
+
+def caution_line(caution: Caution) -> str:
+    """``WARNING: ranks have different batch counts ... Give every rank as many.``"""
+    remedy = f" {clean_line(caution.remedy, 300)}" if caution.remedy else ""
+    return f"WARNING: {clean_line(caution.what, 500)}{remedy}"
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """``STALLED: rank 2 waits for its DataLoader``."""
+    remedy = f"  {clean_line(verdict.remedy, 200)}" if verdict.remedy else ""
+    return f"{verdict.level.upper()}: {clean_line(verdict.cause, 300)}{remedy}"
+
+
+# Plain lines -----------------------------------------------------------------------------------
+
+
+class PlainLines:
+    """A line for each change of state, for each new epoch, and at least one a minute."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last_at = -math.inf
+        self._last_state: tuple[object, ...] = ()
+        self._last_progress: tuple[object, ...] = ()
+        self._last_line = ""
+
+    def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
+        # Numbers in the detail and in verdicts count seconds: they alone are no change.
+        detail = re.sub(r"\d+", "", snapshot.detail or "")
+        state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail)
+        validated = {n: v.step for n, v in snapshot.metrics.items() if is_validation(n)}
+        progress = (snapshot.epoch, tuple(validated.items()))
+        waited_s = now - self._last_at
+        due = (
+            state != self._last_state
+            or (progress != self._last_progress and waited_s >= PLAIN_EPOCH_S)
+            or waited_s >= PLAIN_EVERY_S
+        )
+        line = plain_line(snapshot)
+        if due and line != self._last_line:
+            self._last_at, self._last_line = now, line
+            self._last_state, self._last_progress = state, progress
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+def plain_line(snapshot: RunSnapshot) -> str:
+    """The whole run in one line."""
+    word = state_word(snapshot)
+    moving = snapshot.state is RunState.RUNNING and word not in (STALLED, RANK_DEAD)
+    parts = [
+        elapsed_text(snapshot.elapsed_s),
+        word,
+        _detail(snapshot),
+        position(snapshot),
+        metrics_text(snapshot),
+        speed_text(snapshot) if moving else "",
+        ranks_text(snapshot.ranks) if snapshot.state in LIVE else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def elapsed_text(elapsed_s: float | None) -> str:
+    """``18 s``, ``12 m 08 s``: whole seconds; empty in the first second."""
+    if elapsed_s is None or elapsed_s < 1:
+        return ""
+    whole = round(elapsed_s)
+    return f"{whole} s" if whole < 60 else duration(float(whole))
+
+
+def _detail(snapshot: RunSnapshot) -> str:
+    """The detail, if it says more than the state and the step, which stand beside it."""
+    detail = clean_line(snapshot.detail, 300) if snapshot.detail else ""
+    plain = rf"{snapshot.state.value}( at step {snapshot.global_step})?\.?"
+    return "" if re.fullmatch(plain, detail, re.IGNORECASE) else detail
+
+
+# The live panel --------------------------------------------------------------------------------
+
+
+class LivePanel:
+    """A few lines at the bottom of the terminal, redrawn in place; messages scroll above them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        # Local: plain lines, in pipes and batch jobs, need no rich.
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._live: Live | None = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
+        # Local: see above.
+        from rich.text import Text
+
+        if self._live is None:
+            return
+        lines = panel_lines(snapshot, hint, self._console.width)[: max(3, self._console.height - 1)]
+        text = Text("\n", no_wrap=True, overflow="ellipsis").join(
+            Text(line, style=style) for line, style in lines
+        )
+        self._live.update(text, refresh=True)
+
+    def say(self, line: str) -> None:
+        # `out` takes the text as it is: no markup, no wrapping at words.
+        self._console.out(line, highlight=False)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+_QUIET = frozenset({RankState.OK, RankState.RUNNING, RankState.STARTING, RankState.ENDED})
+_STATE_STYLES = {
+    RunState.RUNNING: "bold",
+    RunState.STOPPING: "yellow",
+    RunState.PAUSING: "yellow",
+    RunState.PAUSED: "yellow",
+    RunState.FAILED: "red",
+    RunState.CRASHED: "red",
+    RunState.LOST: "red",
+}
+
+
+def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str, str]]:
+    """Text and style of each line."""
+    style = "bold red" if needs_help(snapshot) else _STATE_STYLES.get(snapshot.state, "")
+    lines = [(f"{title(snapshot)}  {state_word(snapshot)}", style)]
+    share = share_done(snapshot)
+    done = "" if share is None else f"{bar(share, max(10, min(40, width - 60)))} {percent(share)}"
+    times = [f"{duration(snapshot.elapsed_s)}"] if snapshot.elapsed_s is not None else []
+    times += [f"{duration(snapshot.eta_s)} left"] if snapshot.eta_s is not None else []
+    lines.append(("  ".join(p for p in (position(snapshot), done, *times) if p), ""))
+    lines.append((metrics_text(snapshot), ""))
+    lines.append((speed_text(snapshot), ""))
+    if snapshot.detail:
+        lines.append((clean_line(snapshot.detail, 300), "yellow"))
+    lines += [
+        (rank_line(snapshot, rank), "" if rank.state in _QUIET else "yellow")
+        for rank in snapshot.ranks[:RANKS_SHOWN]
+    ]
+    if len(snapshot.ranks) > RANKS_SHOWN:
+        lines.append((f"and {ranks_text(snapshot.ranks[RANKS_SHOWN:])}", ""))
+    for verdict in open_verdicts(snapshot):
+        lines.append((verdict_line(verdict), "red" if verdict.level == "dead" else "yellow"))
+    if snapshot.history_note:
+        lines.append((clean_line(snapshot.history_note), "yellow"))
+    lines.append((hint, "dim"))
+    return [(line, style) for line, style in lines if line]
+
+
+def bar(share: float, cells: int) -> str:
+    """``▮▮▮▮▯▯▯▯▯▯``."""
+    full = min(cells, max(0, int(share * cells)))
+    return "▮" * full + "▯" * (cells - full)
+
+
+def terminal_display() -> Display:
+    """The display on this process's standard output."""
+    return display_for(sys.stdout, os.environ)

@@ -1,0 +1,150 @@
+"""The GPU panels alone, fed by simulated GPUs. Nothing here is a run, and it says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import Screen
+from textual.widgets import Static
+
+from ltui.app.keys.footer import KeyHint, KeyLine
+from ltui.app.keys.key_table import bindings
+from ltui.app.live.frame import Frame
+from ltui.app.live.gpu_history import GpuBook
+from ltui.app.panels.gpu_panel import GpuBoard
+from ltui.app.panels.panel import Panel
+from ltui.app.presentation.gpu_view import gpus_title
+from ltui.app.screens.gpu import GpuScreen
+from ltui.app.textual_app import LtuiApp
+from ltui.training.gpu.findings import verdicts
+from ltui.training.gpu.run_gpus import RunGpus
+from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
+from ltui.widgets.gpu_table import GpuTable
+
+LABEL = "simulated GPUs and ranks, not those of this machine"
+LOOK_S = 0.5
+HINTS = (
+    KeyHint("⏎", "one GPU", "screen.open"),
+    KeyHint("?", "help", "app.help", keep=True),
+    KeyHint("q", "quit", "screen.leave", keep=True),
+    KeyHint("t", "theme", "app.choose_theme"),
+)
+
+
+class SimulatedGpus:
+    """Reads the stand-in as a supervisor reads the driver: one simulated rank a GPU."""
+
+    def __init__(self) -> None:
+        self._gpus = RunGpus(None)
+        self._book = GpuBook()
+        self._ranks: tuple[RankSnapshot, ...] = ()
+
+    def look(self) -> Frame:
+        now = time.time()
+        view = self._gpus.look(self._ranks, now)
+        if len(self._ranks) < len(view.gpus):
+            self._ranks = tuple(
+                RankSnapshot(
+                    rank=number, device=f"cuda:{number}", gpu_uuid=gpu.uuid, state=RankState.STALLED
+                )
+                for number, gpu in enumerate(view.gpus)
+            )
+        self._book.add(view.gpus)
+        snapshot = RunSnapshot(
+            id="simulated",
+            name="simulated",
+            state=RunState.RUNNING,
+            gpus=view.gpus,
+            gpu_note=view.note,
+            ranks=self._ranks,
+            verdicts=verdicts(view.findings),
+        )
+        return Frame(
+            snapshot=snapshot,
+            now=now,
+            supervisor_answers=True,
+            snapshot_at=now,
+            gpu_pasts=self._book.pasts(),
+        )
+
+    def stop(self) -> None:
+        self._gpus.stop()
+
+
+class DemoBoard(GpuBoard):
+    """Without a diagnosis to read more in."""
+
+    MORE: ClassVar[str] = ": ⏎ one GPU"
+
+
+class DemoScreen(Screen[None]):
+    """Heat strip, rows and findings over the whole screen."""
+
+    SCOPE = "demo"
+    ABOUT = f"This screen shows {LABEL}."
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "demo",
+        """
+        q | leave | quit | Quit the demo
+        """,
+    )
+
+    def __init__(self, make: Callable[[], SimulatedGpus]) -> None:
+        super().__init__()
+        self._make = make
+        self._gpus: SimulatedGpus | None = None
+        self.frame: Frame | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text.assemble((" ltui demo", "bold"), f"   {LABEL}"), id="title", markup=False)
+        with Panel(None, LABEL, id="gpus"):
+            yield DemoBoard(id="gpu-board")
+        yield KeyLine(HINTS, id="keys")
+
+    def on_mount(self) -> None:
+        self._gpus = self._make()
+        self._look()
+        self.set_interval(LOOK_S, self._look)
+        self.query_one(GpuTable).focus()
+
+    def on_unmount(self) -> None:
+        if self._gpus is not None:
+            self._gpus.stop()
+
+    def _look(self) -> None:
+        if self._gpus is None:
+            return
+        self.frame = self._gpus.look()
+        if self.is_current:
+            self.query_one(GpuBoard).show(self.frame, alone=True)
+            title = gpus_title(self.frame)
+            self.query_one("#gpus", Panel).say(LABEL, f"simulated: {title}" if title else "")
+
+    @on(GpuTable.RowSelected)
+    def _open(self, message: GpuTable.RowSelected) -> None:
+        message.stop()
+        self.app.push_screen(GpuScreen(lambda: self.frame, message.key, label="simulated GPU"))
+
+    def action_open(self) -> None:
+        self.query_one(GpuTable).action_select()
+
+    def action_leave(self) -> None:
+        self.app.exit()
+
+
+class DemoApp(LtuiApp):
+    """The dashboard's themes and keys around the demo."""
+
+    def __init__(self, make: Callable[[], SimulatedGpus] = SimulatedGpus) -> None:
+        super().__init__(Path("/nonexistent"))
+        self._make = make
+
+    def get_default_screen(self) -> Screen[None]:
+        return DemoScreen(self._make)

@@ -1,0 +1,1 @@
+"""Key bindings: their tables, the choice for the footer and the help, the command palette."""

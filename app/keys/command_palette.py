@@ -1,0 +1,37 @@
+"""The commands of the palette: what the keys of a screen do, and what it can jump to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from textual.app import SystemCommand
+from textual.screen import Screen
+
+from ltui.app.keys.all_keys import ListedKey, listed_keys, refusal_of
+
+
+def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
+    """Yield one command for each thing that can be done now; none has the title of another."""
+    titles: set[str] = set()
+    actions: set[str] = set()
+    chain = {screen, screen.app, *(screen.focused.ancestors_with_self if screen.focused else ())}
+    for key in listed_keys(screen):
+        action = key.binding.action
+        # What a widget does needs the focus on it, unless it hands the action to the screen.
+        here = key.node in chain or action.startswith("screen.")
+        name = action.removeprefix("screen.")
+        done = key.title.lower() in titles or name in actions
+        if not here or key.moves or done or refusal_of(screen, action) is not None:
+            continue
+        titles.add(key.title.lower())
+        actions.add(name)
+        yield SystemCommand(key.title, key.about, _run(screen, key))
+    jumps = getattr(screen, "jumps", None)
+    if jumps is not None:
+        for title, about, jump in jumps():
+            yield SystemCommand(title, about, jump)
+
+
+def _run(screen: Screen[object], key: ListedKey) -> Callable[[], object]:
+    app = screen.app
+    return lambda: app.call_later(app.run_action, key.binding.action, default_namespace=key.node)

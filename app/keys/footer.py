@@ -1,0 +1,85 @@
+"""The footer: the keys that can be used here, as many as fit without cutting a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import RenderResult
+from textual.widget import Widget
+
+from ltui.app.keys.all_keys import refusal_of
+
+READONLY_BADGE = " READ-ONLY "
+"""Shown on every screen under ``--readonly``."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHint:
+    """One key of the footer. ``action`` is run when it is clicked."""
+
+    key: str
+    words: str
+    action: str
+    keep: bool = False
+    """Shown however narrow the terminal is."""
+
+    @property
+    def width(self) -> int:
+        return len(self.key) + 1 + len(self.words)
+
+
+def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]:
+    """The hints that fit into ``width`` cells, in order; those to keep have the first claim."""
+    room = width - 2
+    chosen: set[int] = set()
+    for wanted in (True, False):
+        for i, hint in enumerate(hints):
+            if hint.keep is not wanted:
+                continue
+            need = hint.width + (gap if chosen else 0)
+            if need > room:
+                break
+            chosen.add(i)
+            room -= need
+    return [hints[i] for i in sorted(chosen)]
+
+
+class KeyLine(Widget):
+    """One line of keys at the foot of a screen."""
+
+    DEFAULT_CSS = """
+    KeyLine {
+        dock: bottom; height: 1; background: $footer-background; color: $footer-foreground;
+        link-style: none; link-color: $footer-foreground; link-background: $footer-background;
+        link-style-hover: reverse; link-color-hover: $footer-foreground;
+        link-background-hover: $footer-background;
+    }
+    """
+    can_focus = False
+
+    def __init__(self, hints: Sequence[KeyHint] = (), *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._hints = tuple(hints)
+
+    def show(self, hints: Sequence[KeyHint]) -> None:
+        if tuple(hints) != self._hints:
+            self._hints = tuple(hints)
+            self.refresh()
+
+    def render(self) -> RenderResult:
+        line = Text(" ", no_wrap=True, end="")
+        if getattr(self.app, "readonly", False):
+            # Reverse video is seen without colour as well.
+            line.append(READONLY_BADGE, Style(reverse=True, bold=True))
+            line.append("  ")
+        usable = [h for h in self._hints if refusal_of(self.screen, h.action) is None]
+        for i, hint in enumerate(fitting(usable, self.size.width - len(line) + 1)):
+            line.append("  " if i else "")
+            start = len(line)
+            line.append(hint.key, Style(bold=True))
+            line.append(f" {hint.words}")
+            line.apply_meta({"@click": hint.action}, start, len(line))
+        return line

@@ -1,0 +1,66 @@
+"""The keys of the home screen, and which of them its footer names for the widget in focus."""
+
+from __future__ import annotations
+
+from textual.widget import Widget
+from textual.widgets import Input, Select
+
+from ltui.app.keys.footer import KeyHint
+
+KEYS = """
+enter  | launch        | launch     | Launch the selected preset; on a run: open it
+e      | edit          | edit YAML  | Edit the configuration of the selected preset
+c      | check         | check      | Check by loading the model and data classes
+/      | filter        | filter     | Filter the presets, or the runs if their list has the focus
+0      | reset_form    | reset form | Set every field of the form back to the preset's value
+1      | go('presets') | presets    | Go to the presets
+2      | go('form')    | form       | Go to the form
+3      | go('runs')    | runs       | Go to the runs
+escape | back          | back       | Clear the filter, or leave the field for the presets
+q      | leave         | quit       | Quit (training continues)
+"""
+
+_LAUNCH = KeyHint("⏎", "launch", "screen.launch", keep=True)
+_NEXT = KeyHint("tab", "next", "app.focus_next")
+_BACK = KeyHint("esc", "presets", "screen.back", keep=True)
+_LAST = (
+    KeyHint("?", "help", "app.help", keep=True),
+    KeyHint("q", "quit", "screen.leave", keep=True),
+    KeyHint("t", "theme", "app.choose_theme"),
+)
+_PRESETS = (
+    _LAUNCH,
+    KeyHint("e", "edit YAML", "screen.edit"),
+    KeyHint("c", "check", "screen.check"),
+    KeyHint("/", "filter", "screen.filter"),
+    KeyHint("0", "reset form", "screen.reset_form"),
+    _NEXT,
+    *_LAST,
+)
+_RUNS = (
+    KeyHint("⏎", "open", "screen.open_run", keep=True),
+    KeyHint("r", "resume", "screen.resume"),
+    KeyHint("R", "run again", "screen.rerun"),
+    KeyHint("/", "filter", "screen.filter"),
+    KeyHint("o", "sort", "screen.sort"),
+    KeyHint("del", "delete", "screen.delete"),
+    _NEXT,
+    *_LAST,
+)
+# Letters are typed into a text field, so none is offered there.
+_FIELD = (_LAUNCH, _NEXT, _BACK, KeyHint("ctrl+q", "quit", "app.leave"))
+_CHOICE = (KeyHint("⏎", "choose", "app.focus_next", keep=True), _NEXT, _BACK, *_LAST)
+_FILTER = (
+    KeyHint("⏎", "keep the filter", "screen.keep_filter", keep=True),
+    KeyHint("esc", "clear the filter", "screen.back", keep=True),
+    KeyHint("ctrl+q", "quit", "app.leave"),
+)
+
+
+def hints(focused: Widget | None, *, in_runs: bool) -> tuple[KeyHint, ...]:
+    """The footer for the widget that has the focus."""
+    if isinstance(focused, Input):
+        return _FILTER if focused.has_class("filter") else _FIELD
+    if isinstance(focused, Select):
+        return _CHOICE
+    return _RUNS if in_runs else _PRESETS

@@ -1,0 +1,157 @@
+"""From what a person typed to a run's specification: loaded, overridden, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ltui.app.launch.class_path_check import class_faults, class_uses
+from ltui.app.launch.local_machine import this_machine
+from ltui.app.launch.training_interpreter import (
+    NEEDED,
+    choose_python,
+    lacking,
+    look,
+    malicious_packages,
+    needs_of,
+)
+from ltui.training.config.device_selection import choose_devices
+from ltui.training.config.node_environment import choose_nodes
+from ltui.training.config.overrides import apply_overrides, overridden_paths
+from ltui.training.config.presets import (
+    Preset,
+    build_spec,
+    check_preset,
+    load_preset,
+    required_modules,
+)
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.structure_check import find_faults, placed
+from ltui.training.config.yaml_document import Fault, resolve
+from ltui.training.problem import Problem, ProblemError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a person asked to be trained, checked as far as a tenth of a second allows."""
+
+    preset: Preset
+    overrides: tuple[str, ...]
+    python: str
+
+    def spec(self, run_id: str, name: str, created_at: float) -> RunSpec:
+        return build_spec(
+            self.preset,
+            self.overrides,
+            id=run_id,
+            name=name,
+            cwd=Path.cwd(),
+            python=self.python,
+            created_at=created_at,
+            machine=this_machine(os.environ),
+        )
+
+
+def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> Asked:
+    """Load and check a preset; ``ProblemError`` with every problem that is found."""
+    return prepare_preset(load_preset(name, Path.cwd()), overrides, named_python)
+
+
+def prepare_preset(preset: Preset, overrides: Sequence[str], named_python: str | None) -> Asked:
+    """``prepare`` of a preset that is read already, perhaps edited since."""
+    _refuse_section(overrides)
+    problems = check_preset(preset, overrides, this_machine(os.environ))
+    python = choose_python(named_python, os.environ)
+    if not problems:
+        document, _ = resolve(apply_overrides(preset.document, overrides))
+        requires = {module: r for r, module in required_modules(preset.requires).items()}
+        keys = overridden_paths(overrides)
+        problems = _problems_in(
+            python,
+            document,
+            requires,
+            folders_of(preset),
+            lambda fault: placed(fault, preset.where, preset.lines, keys),
+        )
+    if problems:
+        raise ProblemError(*problems)
+    return Asked(preset=preset, overrides=tuple(overrides), python=python)
+
+
+def _problems_in(
+    python: str,
+    document: Mapping[str, Any],
+    requires: Mapping[str, str],
+    folders: Sequence[str],
+    place: Callable[[Fault], Problem],
+) -> list[Problem]:
+    """What ``python`` lacks for the configuration, or what of its classes can't be."""
+    uses = class_uses(document)
+    needed = {**NEEDED, **requires}
+    seen = look(python, list(needed), {use.place: use.class_path for use in uses}, folders)
+    if malicious := malicious_packages(seen):
+        return malicious
+    # Without torch nearly every class is missing: those problems would bury their reason.
+    return lacking(seen, {**needed, **needs_of(seen), **needed}) or [
+        place(fault) for fault in class_faults(uses, seen)
+    ]
+
+
+def _refuse_section(overrides: Sequence[str]) -> None:
+    """The section ``ltui`` is read with the file; an override of it would change nothing."""
+    for key in overridden_paths(overrides):
+        if key.split(".")[0] == "ltui":
+            raise ProblemError(
+                Problem(
+                    where=f"--set {key}",
+                    what="keys of the section `ltui` cannot be set on the command line.",
+                    remedy="Change them in the file, or in a copy of it.",
+                )
+            )
+
+
+def folders_of(preset: Preset) -> list[str]:
+    """Where the ranks of a run find the user's classes: beside the file, and where they start."""
+    beside = [] if preset.shipped or preset.path is None else [str(preset.path.parent)]
+    return [*beside, str(Path.cwd())]
+
+
+def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
+    """The specification of a run's next attempt. ``ProblemError`` with all that is wrong."""
+    if spec.config is None:
+        raise ProblemError(
+            Problem(
+                where="--set",
+                what="this run was started with `ltui exec`, so it has no configuration to change.",
+                remedy="Resume it without --set, or start the changed command with `ltui exec`.",
+            )
+        )
+    _refuse_section(overrides)
+    machine = this_machine(os.environ)
+    document = apply_overrides(spec.config, overrides)
+    faults = find_faults(document, machine=machine, cpu_ranks=spec.nproc)
+    keys = overridden_paths(overrides)
+
+    def place(fault: Fault) -> Problem:
+        return placed(fault, spec.preset or spec.id, {}, keys)
+
+    folders = [*spec.python_path, spec.cwd]
+    problems = [place(fault) for fault in faults]
+    problems = problems or _problems_in(spec.python, document, {}, folders, place)
+    if problems:
+        raise ProblemError(*problems)
+    document, _ = resolve(document)
+    trainer = dict(document.get("trainer") or {})
+    chosen, _ = choose_devices(trainer, machine, spec.nproc)
+    document["trainer"] = {**trainer, "accelerator": chosen.accelerator, "devices": chosen.devices}
+    return spec.with_changes(
+        config=document,
+        nproc=chosen.nproc,
+        nodes=choose_nodes(trainer, machine.place)[0],
+        # Kept through changes of other things: the configuration holds the count alone.
+        gpus=chosen.gpus if "trainer.devices" in keys else spec.gpus,
+        overrides=(*spec.overrides, *overrides),
+    )

@@ -1,0 +1,64 @@
+"""From what a person asked for to a run: checked where it would train, then launched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ltui.app.launch.build_spec import prepare_preset
+from ltui.training.config.preset_form import START_FROM
+from ltui.training.config.presets import Preset
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.start_from import likely_start, starting_point
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.training.store.run_directory import RunDir, new_run_id
+
+
+def start_run(
+    home: Path,
+    preset: Preset,
+    overrides: Sequence[str],
+    python: str | None,
+    start_from: str,
+    on_start: Callable[[], None] = lambda: None,
+) -> RunDir:
+    """Launch the run of the home screen's form and return once its supervisor answers.
+
+    ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. ``on_start`` is called once everything is
+    checked. Raises ``ProblemError`` if there is no run. Blocks; for threads.
+    """
+    asked = prepare_preset(preset, overrides, python)
+    run_id, name = new_run_id(home, None)
+    spec, checkpoint = asked.spec(run_id, name, time.time()), None
+    if start_from:
+        try:
+            spec, checkpoint = begun_from(home, spec, start_from)
+        except ProblemError as error:
+            raise _in_the_form(error) from error
+    on_start()
+    return launch(spec, home, checkpoint, interpreter_checked=True)
+
+
+def begun_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:
+    """``spec`` with the checkpoint that ``RUN`` or ``RUN:STEP`` names, which is read to be
+    verified. ``ProblemError`` where there is none."""
+    source, checkpoint = starting_point(home, text)
+    named = f"{source.id}:{checkpoint.global_step}"
+    return spec.with_changes(start_from=named), checkpoint
+
+
+def start_words(home: Path, text: str) -> str:
+    """What a run would start from, for the form, at once. ``ProblemError`` where from nothing."""
+    try:
+        source, checkpoint = likely_start(home, text)
+    except ProblemError as error:
+        raise _in_the_form(error) from error
+    return f"step {checkpoint.global_step} of {source.id}"
+
+
+def _in_the_form(error: ProblemError) -> ProblemError:
+    return ProblemError(*(replace(problem, where=START_FROM) for problem in error.problems))

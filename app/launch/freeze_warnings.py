@@ -1,0 +1,43 @@
+"""Warnings about configurations that may freeze a run, given before it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ltui.app.launch.local_machine import usable_cores
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.problem import Problem
+from ltui.training.state.freeze_warnings import foresee
+from ltui.widgets.sanitise import clean_line
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  (asked for its size alone)
+
+
+def foreseen(spec: RunSpec) -> list[Problem]:
+    """Return the warnings with their place in the configuration; none for a user's command."""
+    if spec.config is None:
+        return []
+    found = foresee(
+        spec.config,
+        ranks=spec.nproc,
+        cores=usable_cores(),
+        shared_memory_bytes=shared_memory_bytes(),
+    )
+    return [Problem(where=path, what=c.what, remedy=c.remedy) for path, c in found]
+
+
+def shared_memory_bytes() -> int | None:
+    """Size of the file system that loader workers hand over batches in; None where there is
+    none."""
+    try:
+        there = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return None
+    return there.f_frsize * there.f_blocks
+
+
+def say(cautions: list[Problem]) -> None:
+    """Print the warnings on standard error, one per line."""
+    for caution in cautions:
+        sys.stderr.write(f"warning: {clean_line(str(caution), 1000)}\n")

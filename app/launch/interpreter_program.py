@@ -1,0 +1,118 @@
+"""Runs a program of the rank side in the interpreter that trains, and reads what it reports.
+
+Such a program prints one JSON object a line (``training/data/ffcv/build_beton.py``); this process
+imports neither torch nor FFCV.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.store.run_directory import ltui_home
+from ltui.widgets.sanitise import clean_line
+
+_UNWIND_S = 20.0
+
+
+def run_program(
+    python: str, module: str, asked: Mapping[str, Any], on_line: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Its result. ``on_line`` gets each line that is neither a problem nor the result.
+
+    ``ProblemError`` with what it found wrong, or with its last words where it broke. Ctrl-C ends
+    it, and is waited for: it has files to remove.
+    """
+    paths = [str(install_rank_side(ltui_home())), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    process = subprocess.Popen(
+        [python, "-m", module, json.dumps(asked)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        # Ctrl-C reaches it through us alone, once.
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    problems: list[Problem] = []
+    result: dict[str, Any] | None = None
+    drain = _Tail(process.stderr)
+    try:
+        for line in process.stdout:
+            said = _said(line)
+            if "problem" in said:
+                problems.append(_problem(said["problem"]))
+            elif "result" in said:
+                result = said["result"]
+            else:
+                on_line(said)
+        process.wait()
+    finally:
+        _end(process)
+        last = drain.last_line()
+    if problems:
+        raise ProblemError(*problems)
+    if result is None:
+        what = last or f"the program failed with exit code {process.returncode}."
+        raise ProblemError(Problem(where=python, what=clean_line(what, 500)))
+    return result
+
+
+class _Tail:
+    """Reads a pipe to its end in a thread, and keeps its last line."""
+
+    def __init__(self, stream: Any) -> None:
+        # Local: every other command does without.
+        from threading import Thread
+
+        self._stream, self._last = stream, ""
+        self._thread = Thread(target=self._read, name="program-errors", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._stream:
+            self._last = line.strip() or self._last
+
+    def last_line(self) -> str:
+        self._thread.join(1.0)
+        self._stream.close()
+        return self._last
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_UNWIND_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _said(line: str) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _problem(said: Mapping[str, Any]) -> Problem:
+    remedy = said.get("remedy")
+    return Problem(
+        where=clean_line(str(said.get("where")), 500),
+        what=clean_line(str(said.get("what")), 1000),
+        remedy=clean_line(str(remedy)) if remedy else None,
+    )

@@ -1,0 +1,224 @@
+"""Another attempt of a run, or a new run with its settings: what can be chosen, and the start."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ltui.app.launch.build_spec import changed_spec
+from ltui.app.launch.check_and_launch import begun_from
+from ltui.app.presentation.launch_summary import launch_summary
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.ltui_section import Knob
+from ltui.training.config.overrides import apply_overrides
+from ltui.training.config.preset_form import apply_form
+from ltui.training.config.presets import Preset, load_preset
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.yaml_document import Document, get, with_value
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
+from ltui.training.store.checkpoint_manifest import checkpoints, furthest
+from ltui.training.store.run_directory import RunDir, new_run_id
+from ltui.widgets import formats
+
+RESUME, FROM_CHECKPOINT, FROM_START = "resume", "from checkpoint", "from start"
+"""Another attempt of the run; a new run from its checkpoint; a new run from the beginning."""
+OTHER = "other changes"
+"""The field for changes of keys that have no field of their own."""
+NEWEST = "newest"
+_END_KNOBS = (
+    Knob(key="trainer.max_epochs", label="epochs", type="int", min=-1),
+    Knob(key="trainer.max_steps", label="steps", type="int", min=-1),
+)
+_DEVICES = Knob(key="trainer.devices", label="devices", type="devices")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastRun:
+    """A run as the base of another attempt or another run."""
+
+    run_dir: RunDir
+    spec: RunSpec
+    preset: Preset
+    """The configuration of the run, with the fields of the preset that it was started from."""
+    checkpoints: tuple[CheckpointInfo, ...]
+    """Those that are not known to be damaged; the one that a resume takes comes first."""
+    state: RunState
+    attempt: int
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """What can be started."""
+        resume = (RESUME,) if self.checkpoints and self.state not in LIVE else ()
+        # A command is given no checkpoint of another run.
+        from_it = (FROM_CHECKPOINT,) if self.checkpoints and self.spec.config is not None else ()
+        return (*resume, *from_it, FROM_START)
+
+    def checkpoint_of(self, name: str) -> CheckpointInfo | None:
+        """The checkpoint with this file name; None for ``NEWEST``."""
+        return next((c for c in self.checkpoints if Path(c.path).name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What is chosen and typed in the form of a past run."""
+
+    mode: str
+    checkpoint: str = NEWEST
+    texts: Mapping[str, str]
+    other: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """A choice as overrides, with its mistakes and in words."""
+
+    overrides: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    words: str
+
+
+def read_past_run(run_dir: RunDir) -> PastRun:
+    """Read a run's specification and checkpoints. Raises ``ProblemError``. For threads."""
+    spec = run_dir.read_spec()
+    snapshot = true_snapshot(run_dir)
+    known = [c for c in reversed(checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
+    first = furthest(run_dir.checkpoints_dir)
+    found = sorted(known, key=lambda c: first is None or c.path != first.path)
+    return PastRun(
+        run_dir=run_dir,
+        spec=spec,
+        preset=_as_preset(spec),
+        checkpoints=tuple(found),
+        state=snapshot.state,
+        attempt=snapshot.attempt,
+    )
+
+
+def _as_preset(spec: RunSpec) -> Preset:
+    document: Document = dict(spec.config or {})
+    if spec.gpus is not None and spec.config is not None:
+        # The configuration of the run holds the number of GPUs that `free:2` came to.
+        document = with_value(document, _DEVICES.key, spec.gpus)
+    knobs = _knobs(spec, document) if spec.config is not None else ()
+    return Preset(
+        name=spec.id,
+        title=spec.name,
+        knobs=tuple(knob.with_default(get(document, knob.key)) for knob in knobs),
+        document=document,
+        cpu_ranks=spec.nproc,
+    )
+
+
+def _knobs(spec: RunSpec, document: Document) -> tuple[Knob, ...]:
+    try:
+        knobs = load_preset(spec.preset or "", Path(spec.cwd)).knobs
+    except ProblemError:
+        # The file is gone or damaged by now; the run's own configuration is complete.
+        knobs = ()
+    knobs = knobs or (_DEVICES,)
+    known = {knob.key for knob in knobs}
+    ends = [k for k in _END_KNOBS if k.key not in known and get(document, k.key) is not None]
+    if not ends and not known & {knob.key for knob in _END_KNOBS}:
+        ends = [_END_KNOBS[0]]
+    return (*knobs, *ends)
+
+
+def check_choice(past: PastRun, choice: Choice, machine: Machine) -> Checked:
+    """Check what is chosen, as far as that takes no time."""
+    overrides: list[str] = []
+    problems: list[Problem] = []
+    document: Document = {}
+    if past.spec.config is not None:
+        result = apply_form(past.preset, choice.texts, machine)
+        overrides, problems = list(result.overrides), list(result.problems)
+        document = result.document
+    try:
+        others = _other_overrides(past, choice.other)
+        document = apply_overrides(document, others)
+        overrides += others
+    except ProblemError as error:
+        problems += [replace(problem, where=OTHER) for problem in error.problems]
+    finished = past.state is RunState.FINISHED and choice.mode == RESUME
+    if finished and not overrides and choice.checkpoint == NEWEST:
+        problems.append(_finished(past))
+    words = "" if problems else _words(past, choice, document, machine)
+    return Checked(overrides=tuple(overrides), problems=tuple(problems), words=words)
+
+
+def _other_overrides(past: PastRun, text: str) -> list[str]:
+    if not text.strip():
+        return []
+    if past.spec.config is None:
+        what = "a command has no configuration to change."
+        raise ProblemError(Problem(where=OTHER, what=what))
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ProblemError(Problem(where=OTHER, what=f"it can't be split: {error}.")) from error
+    return words
+
+
+def _finished(past: PastRun) -> Problem:
+    fields = {knob.key for knob in past.preset.knobs}
+    ends = [knob.key for knob in _END_KNOBS if knob.key in fields]
+    where = ends[0] if ends else OTHER
+    remedy = "Raise this to train on, or start a new run."
+    if past.spec.config is None:
+        where, remedy = past.run_dir.id, "Choose an earlier checkpoint, or start a new run."
+    return Problem(where=where, what="the run has finished.", remedy=remedy)
+
+
+def _words(past: PastRun, choice: Choice, document: Document, machine: Machine) -> str:
+    checkpoint = past.checkpoint_of(choice.checkpoint)
+    if checkpoint is None and past.checkpoints:
+        checkpoint = past.checkpoints[0]
+    step = "" if checkpoint is None else f"from step {formats.count(checkpoint.global_step)}"
+    what = {
+        RESUME: f"attempt {past.attempt + 1} of {past.spec.name} {step}",
+        FROM_CHECKPOINT: f"a new run {step} of {past.spec.name}",
+        FROM_START: "a new run from the beginning",
+    }[choice.mode]
+    if past.spec.config is None:
+        return what
+    return f"{what}: {launch_summary(document, machine, past.spec.nproc)}"
+
+
+def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str, ...]) -> RunDir:
+    """Start what was chosen and return once its supervisor answers.
+
+    Raises ``ProblemError`` if nothing was started. For threads.
+    """
+    # Imported here: what starts supervisors is not needed while the form is filled in.
+    from ltui.training.lifecycle.launch_run import launch
+    from ltui.training.lifecycle.resume_run import resume
+
+    checkpoint = past.checkpoint_of(choice.checkpoint)
+    try:
+        spec = changed_spec(past.spec, overrides) if overrides else None
+    except ProblemError as error:
+        raise ProblemError(*(_beside_field(problem) for problem in error.problems)) from error
+    if choice.mode == RESUME:
+        path = None if checkpoint is None else Path(checkpoint.path)
+        resume(past.run_dir, spec=spec, checkpoint=path)
+        return past.run_dir
+    run_id, name = new_run_id(home, None)
+    new = (spec or past.spec).with_changes(
+        id=run_id, name=name, created_at=time.time(), start_from=None
+    )
+    if choice.mode == FROM_START:
+        return launch(new, home)
+    source = past.run_dir.id
+    new, start = begun_from(
+        home, new, source if checkpoint is None else f"{source}:{checkpoint.global_step}"
+    )
+    return launch(new, home, start)
+
+
+def _beside_field(problem: Problem) -> Problem:
+    """A problem of ``--set KEY`` belongs to the field of that key."""
+    return replace(problem, where=problem.where.removeprefix("--set ").partition("=")[0])

@@ -1,0 +1,194 @@
+"""The interpreter that trains: which one, and whether it holds what a run needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ltui.training
+from ltui.app.launch import interpreter_probe
+from ltui.training.problem import Problem, ProblemError
+
+OLDEST = (3, 10)
+# What a LightningCLI run imports whatever the preset is; module name to what pip calls it.
+NEEDED = {"torch": "torch", "lightning": "lightning", "jsonargparse": "jsonargparse[signatures]"}
+# Either of the two packages that Lightning is published as will do.
+_EITHER = {"lightning": "pytorch_lightning"}
+MALICIOUS_VERSIONS = frozenset({"2.6.2", "2.6.3"})
+"""Releases of lightning and pytorch-lightning that run malicious code when they are imported."""
+ADVISORY = "GHSA-w37p-236h-pfx3"
+_PIP_NAMES = {**NEEDED, "sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What the probe saw in an interpreter."""
+
+    python: str
+    version: str
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    """Module name to version; None where it is not there."""
+    classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def choose_python(named: str | None, environment: Mapping[str, str]) -> str:
+    """The path of the interpreter that ranks run in. Links are kept: a venv's python is one."""
+    if named is not None:
+        return _named(named)
+    active = environment.get("VIRTUAL_ENV")
+    if active:
+        return _of_environment(active)
+    if find_spec("torch") is not None:
+        return sys.executable
+    return shutil.which("python3", path=environment.get("PATH")) or sys.executable
+
+
+def _named(text: str) -> str:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        path = path / "bin" / "python"
+    found = shutil.which(str(path))
+    if found is None:
+        raise ProblemError(
+            Problem(
+                where=f"--python {text}",
+                what="no executable program was found there.",
+                remedy="Give the path of a Python interpreter, such as .venv/bin/python.",
+            )
+        )
+    return os.path.abspath(found)
+
+
+def _of_environment(active: str) -> str:
+    path = Path(active) / "bin" / "python"
+    if not os.access(path, os.X_OK):
+        raise ProblemError(
+            Problem(
+                where=f"VIRTUAL_ENV={active}",
+                what="this virtual environment has no bin/python.",
+                remedy="Activate another one, or give the interpreter with --python.",
+            )
+        )
+    return str(path.absolute())
+
+
+def look(
+    python: str,
+    packages: Sequence[str],
+    class_paths: Mapping[str, str] | None = None,
+    folders: Sequence[str] = (),
+) -> Findings:
+    """Asks ``python`` (about 0.1 s). ``ProblemError`` where it can't answer."""
+    question = {
+        "packages": [*packages, *_EITHER.values()],
+        "class_paths": dict(class_paths or {}),
+        "folders": list(folders),
+        # Ranks get these from ltui itself, whether or not the interpreter holds ltui.
+        "rooms": {"ltui.training": str(Path(next(iter(ltui.training.__path__))))},
+    }
+    said = ""
+    try:
+        done = subprocess.run(
+            [python, interpreter_probe.__file__],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        said = done.stderr
+        answer = json.loads(done.stdout)
+        return Findings(
+            python=python,
+            version=answer["python"],
+            packages=answer["packages"],
+            classes=answer["classes"],
+        )
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+        why = said.strip().splitlines()[-1][:200] if said.strip() else type(error).__name__
+        raise ProblemError(
+            Problem(
+                where=python,
+                what=f"this is not a working Python 3.10 or newer ({why}).",
+                remedy="Give another interpreter with --python.",
+            )
+        ) from error
+
+
+def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
+    """What of ``needed`` (module to pip name) is missing, with the command that installs it."""
+    if _numbers(findings.version) < OLDEST:
+        return [
+            Problem(
+                where=findings.python,
+                what=f"this is Python {findings.version}; training needs Python 3.10 or newer.",
+                remedy="Give another interpreter with --python.",
+            )
+        ]
+    # What was not asked about is in ``needed`` because a class lacks it.
+    missing = [module for module in needed if version_of(findings, module) is None]
+    if not missing:
+        return []
+    command = install_command(findings.python, [needed[module] for module in missing])
+    return [
+        Problem(
+            where=findings.python,
+            what=f"this interpreter is to train the run, but lacks {_enumerated(missing)}.",
+            remedy=f"Activate the environment that has them, or install them with: {command}",
+        )
+    ]
+
+
+def malicious_packages(findings: Findings) -> list[Problem]:
+    """Return a problem for each installed release of Lightning that is known to be malicious."""
+    return [
+        Problem(
+            where=findings.python,
+            what=f"{pip_name} {version} is a malicious release ({ADVISORY}).",
+            remedy="Assume that credentials on this machine were stolen and revoke them. "
+            f"Replace it with: {install_command(findings.python, [f'{pip_name}!=2.6.2,!=2.6.3'])}",
+        )
+        for module, pip_name in (
+            ("lightning", "lightning"),
+            ("pytorch_lightning", "pytorch-lightning"),
+        )
+        if (version := findings.packages.get(module)) in MALICIOUS_VERSIONS
+    ]
+
+
+def version_of(findings: Findings, module: str) -> str | None:
+    """The version of a package, or of the one that does as well; None where there is neither."""
+    found = findings.packages
+    return found.get(module) or found.get(_EITHER.get(module, module))
+
+
+def install_command(python: str, packages: Sequence[str]) -> str:
+    """Return the pip command that installs ``packages``, quoted for a shell."""
+    quoted = [f"'{name}'" if set(name) & set("[!<>=") else name for name in packages]
+    return f"{python} -m pip install {' '.join(quoted)}"
+
+
+def needs_of(findings: Findings) -> dict[str, str]:
+    """What the classes that were looked up import and the interpreter lacks."""
+    return pip_names(sorted({m for c in findings.classes.values() for m in c.get("lacks", ())}))
+
+
+def pip_names(modules: Sequence[str]) -> dict[str, str]:
+    """Module names as pip calls what holds them."""
+    return {module: _PIP_NAMES.get(module, module) for module in modules}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in version.split(".")[:2])
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

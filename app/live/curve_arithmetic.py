@@ -1,0 +1,216 @@
+"""Arithmetic on curves: append, halve, join, smooth, place on an x axis. Pure, NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ltui.app.live.frame import CurveData, FloatArray
+from ltui.training.state.record_fold import MIN_WINDOW_S, WINDOW_S
+
+BoolArray = npt.NDArray[np.bool_]
+
+COLUMNS = ("steps", "epochs", "times", "mean", "low", "high", "count")
+
+
+def empty_curve() -> CurveData:
+    return CurveData(**{name: np.empty(0) for name in COLUMNS})
+
+
+def curve_of_values(rows: FloatArray) -> CurveData:
+    """One point a row of (step, epoch, time, value)."""
+    steps, epochs, times, values = rows.T.copy()
+    return CurveData(
+        steps=steps,
+        epochs=epochs,
+        times=times,
+        mean=values,
+        low=values,
+        high=values,
+        count=np.ones(len(values)),
+    )
+
+
+class GrowingCurve:
+    """A curve that grows at its end in bounded memory.
+
+    The last ``recent`` points at least are kept as they came, so that what is computed from the
+    end of the curve does not depend on its age. Older points are merged to at most ``older``.
+    """
+
+    def __init__(self, recent: int = 2048, older: int = 2048) -> None:
+        self._recent, self._most_older = recent, older
+        self._rows = np.empty((2 * recent, 4))
+        self._length = 0
+        self._older = empty_curve()
+        self._merged = 1
+        """How many values a point of ``_older`` stands for."""
+
+    def __len__(self) -> int:
+        return len(self._older) + self._length
+
+    def append(self, step: float, epoch: float, time: float, value: float) -> None:
+        if self._length == len(self._rows):
+            self._age()
+        self._rows[self._length] = (step, epoch, time, value)
+        self._length += 1
+
+    def extend(self, rows: FloatArray) -> None:
+        """Append ``rows`` of (step, epoch, time, value)."""
+        while len(rows):
+            if self._length == len(self._rows):
+                self._age()
+            taken = rows[: len(self._rows) - self._length]
+            self._rows[self._length : self._length + len(taken)] = taken
+            self._length += len(taken)
+            rows = rows[len(taken) :]
+
+    def curve(self) -> CurveData:
+        """A copy, so that a frame does not change."""
+        return concatenated([self._older, curve_of_values(self._rows[: self._length])])
+
+    def _age(self) -> None:
+        """Merge the older half of the points that were kept as they came."""
+        moved = curve_of_values(self._rows[: self._recent])
+        left = self._length - self._recent
+        self._rows[:left] = self._rows[self._recent : self._length]
+        self._length = left
+        size = 1
+        while size < self._merged and len(moved) > 1:
+            moved, size = halve(moved), 2 * size
+        self._older = concatenated([self._older, moved])
+        while len(self._older) > self._most_older:
+            self._older, self._merged = halve(self._older), 2 * self._merged
+
+
+def concatenated(parts: Sequence[CurveData]) -> CurveData:
+    return CurveData(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in COLUMNS})
+
+
+def halve(curve: CurveData) -> CurveData:
+    """Merge every two neighbours: last place, mean of the finite values, extremes of both.
+
+    A single point at the end stays as it is.
+    """
+    even = len(curve) // 2 * 2
+    first, second = slice(0, even, 2), slice(1, even, 2)
+    known = np.isfinite(curve.mean)
+    weights = np.where(known, np.maximum(curve.count, 1.0), 0.0)
+    sums = np.where(known, curve.mean, 0.0) * weights
+    total = weights[first] + weights[second]
+    mean = np.where(
+        total > 0, (sums[first] + sums[second]) / np.where(total > 0, total, 1.0), np.nan
+    )
+    merged = CurveData(
+        **{n: getattr(curve, n)[second] for n in ("steps", "epochs", "times")},
+        mean=mean,
+        low=np.fmin(curve.low[first], curve.low[second]),
+        high=np.fmax(curve.high[first], curve.high[second]),
+        count=curve.count[first] + curve.count[second],
+    )
+    return concatenated([merged, part(curve, slice(even, None))]) if even < len(curve) else merged
+
+
+def part(curve: CurveData, chosen: slice | list[int] | BoolArray) -> CurveData:
+    return CurveData(**{n: getattr(curve, n)[chosen] for n in COLUMNS})
+
+
+def splice(curve: CurveData, detail: CurveData) -> CurveData:
+    """``curve`` with the points between the ends of ``detail`` replaced, where it has more."""
+    if not len(detail):
+        return curve
+    inside = (curve.steps >= detail.steps[0]) & (curve.steps <= detail.steps[-1])
+    if int(inside.sum()) >= len(detail):
+        return curve
+    before, after = curve.steps < detail.steps[0], curve.steps > detail.steps[-1]
+    return concatenated([part(curve, before), detail, part(curve, after)])
+
+
+def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
+    """Stored history up to where the live points begin, then the live points.
+
+    Steps that were done again after a resume are thereby shown once, as they went the second time.
+    """
+    if live is None or not len(live):
+        return stored if stored is not None else empty_curve()
+    if stored is None or not len(stored):
+        return live
+    return concatenated([part(stored, stored.steps < live.steps[0]), live])
+
+
+def rate_curve(samples: CurveData, seconds: CurveData) -> CurveData:
+    """Throughput of one rank at each point of ``seconds``, both given per step.
+
+    The definition is that of ``training/state/throughput.py``: samples by seconds of the steps in
+    the last ``WINDOW_S`` seconds of steps.
+    """
+    if len(seconds) < 2 or not len(samples):
+        return empty_curve()
+    per_step = np.interp(seconds.steps, samples.steps, samples.mean, left=np.nan, right=np.nan)
+    known = np.isfinite(per_step) & np.isfinite(seconds.mean) & (seconds.mean > 0)
+    if int(known.sum()) < 2:
+        return empty_curve()
+    timed = part(seconds, known)
+    spent = np.cumsum(timed.mean * timed.count)
+    done = np.cumsum(per_step[known] * timed.count)
+    # Where the window of each point begins; at least one point back, four where steps are slow.
+    here = np.arange(len(spent))
+    begin = np.searchsorted(spent, spent - WINDOW_S, side="left")
+    begin = np.where(begin == here, np.maximum(here - 3, 0), begin)
+    seconds_in, samples_in = spent - spent[begin], done - done[begin]
+    good = (seconds_in >= MIN_WINDOW_S) & (samples_in > 0)
+    rate = samples_in[good] / seconds_in[good]
+    return replace(part(timed, good), mean=rate, low=rate, high=rate)
+
+
+def sum_of(curves: Sequence[CurveData]) -> CurveData:
+    """The sum of curves of several ranks, where all of them are known."""
+    first, *others = curves
+    total = first.mean.copy()
+    for other in others:
+        if not len(other):
+            return empty_curve()
+        total += np.interp(first.steps, other.steps, other.mean, left=np.nan, right=np.nan)
+    return part(replace(first, mean=total, low=total, high=total), np.isfinite(total))
+
+
+def smooth(curve: CurveData, weight: float) -> FloatArray:
+    """Exponential moving average with the bias of its start removed, as Adam and TensorBoard do.
+
+    ``weight`` in 0 to 1 is what stays of the average at each logged value. A point that stands
+    for several values counts as that many. NaN leaves a gap.
+    """
+    if weight <= 0:
+        return curve.mean
+    out = np.full(len(curve), np.nan)
+    kept = weight ** np.maximum(curve.count, 1.0)
+    average, norm = 0.0, 0.0
+    for i, (value, keep) in enumerate(zip(curve.mean.tolist(), kept.tolist(), strict=True)):
+        if value - value != 0:  # NaN or infinite
+            continue
+        average = keep * average + (1 - keep) * value
+        norm = keep * norm + (1 - keep)
+        out[i] = average / norm
+    return out
+
+
+def epoch_places(
+    steps: FloatArray, reference: CurveData, steps_per_epoch: float | None
+) -> FloatArray:
+    """Where ``steps`` lie on an axis of epochs; ``reference`` tells where each began."""
+    known = np.isfinite(reference.epochs)
+    if not known.any():
+        return np.full(len(steps), np.nan)
+    epochs, first = np.unique(reference.epochs[known], return_index=True)
+    begins = reference.steps[known][first] - 1
+    if len(begins) > 1:
+        per_epoch = float(np.median(np.diff(begins) / np.diff(epochs)))
+    else:
+        per_epoch = steps_per_epoch or max(1.0, float(reference.steps[-1] - begins[0]))
+    per_epoch = max(per_epoch, 1.0)
+    knots_x = np.append(begins, begins[-1] + per_epoch)
+    knots_y = np.append(epochs, epochs[-1] + 1)
+    return np.asarray(np.interp(steps, knots_x, knots_y), dtype=np.float64)

@@ -1,0 +1,123 @@
+"""Readings of the last minutes of each GPU, and the strips drawn from them. No clock, no files."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ltui.training.state.run_snapshot import GpuSnapshot
+
+KEPT_S = 300.0
+MOST = 360
+STRIP_S, STRIP_POINTS = 10.0, 12
+HEAT_S, HEAT_POINTS = 3.0, 100
+NAN = math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSample:
+    """One reading of one GPU; NaN where the driver gave none. Shares are 0 to 1."""
+
+    at: float
+    utilisation: float = NAN
+    sm: float = NAN
+    tensor: float = NAN
+    dram: float = NAN
+    memory_bytes: float = NAN
+    power_w: float = NAN
+    temperature_c: float = NAN
+    clock_mhz: float = NAN
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPast:
+    """The last minutes of one GPU, oldest first."""
+
+    samples: tuple[GpuSample, ...] = ()
+    strip: tuple[float, ...] = field(default=())
+    heat: tuple[float, ...] = field(default=())
+
+
+class GpuBook:
+    """What was seen of every GPU; bounded."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[GpuSample]] = {}
+        self._pasts: dict[int, GpuPast] = {}
+
+    def known(self, index: int) -> bool:
+        return index in self._samples
+
+    def load(self, index: int, samples: Sequence[GpuSample]) -> None:
+        """What was stored before anybody looked; older than all that is here."""
+        live = self._samples.get(index, deque())
+        first = live[0].at if live else math.inf
+        kept = [s for s in samples if s.at < first]
+        self._samples[index] = deque([*kept, *live], maxlen=MOST)
+        self._pasts.pop(index, None)
+
+    def add(self, gpus: Sequence[GpuSnapshot]) -> None:
+        """The newest readings; those that are here already are passed over."""
+        for gpu in gpus:
+            if gpu.sampled_at is None or gpu.error is not None:
+                continue
+            samples = self._samples.setdefault(gpu.index, deque(maxlen=MOST))
+            if samples and samples[-1].at >= gpu.sampled_at:
+                continue
+            samples.append(sample_of(gpu, gpu.sampled_at))
+            while samples[-1].at - samples[0].at > KEPT_S:
+                samples.popleft()
+            self._pasts.pop(gpu.index, None)
+
+    def pasts(self) -> dict[int, GpuPast]:
+        """By index of the GPU; worked out anew only for those with new readings."""
+        for index, samples in self._samples.items():
+            if index not in self._pasts:
+                kept = tuple(samples)
+                self._pasts[index] = GpuPast(
+                    kept,
+                    in_windows(kept, STRIP_S, STRIP_POINTS),
+                    in_windows(kept, HEAT_S, HEAT_POINTS),
+                )
+        return dict(self._pasts)
+
+
+def sample_of(gpu: GpuSnapshot, at: float) -> GpuSample:
+    percent = gpu.utilisation_percent
+    return GpuSample(
+        at=at,
+        utilisation=NAN if percent is None else percent / 100,
+        sm=_number(gpu.sm_activity),
+        tensor=_number(gpu.tensor_activity),
+        dram=_number(gpu.dram_activity),
+        memory_bytes=_number(gpu.memory_used_bytes),
+        power_w=_number(gpu.power_w),
+        temperature_c=_number(gpu.temperature_c),
+        clock_mhz=_number(gpu.sm_clock_mhz),
+    )
+
+
+def _number(value: float | None) -> float:
+    return NAN if value is None else float(value)
+
+
+def in_windows(samples: Sequence[GpuSample], width_s: float, points: int) -> tuple[float, ...]:
+    """Mean utilisation of the last ``points`` windows; they stand fast, so that nothing shivers.
+
+    A window without a reading is NaN; those before the first reading are left out.
+    """
+    if not samples:
+        return ()
+    last = math.floor(samples[-1].at / width_s)
+    sums: dict[int, tuple[float, int]] = {}
+    for sample in samples:
+        window = math.floor(sample.at / width_s)
+        if window > last - points and math.isfinite(sample.utilisation):
+            total, count = sums.get(window, (0.0, 0))
+            sums[window] = total + sample.utilisation, count + 1
+    if not sums:
+        return ()
+    means = (sums.get(window) for window in range(min(sums), last + 1))
+    return tuple(NAN if mean is None else mean[0] / mean[1] for mean in means)

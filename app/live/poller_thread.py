@@ -1,0 +1,103 @@
+"""The thread between a run and its screen: one to four frames a second, errors show."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from ltui.app.live.frame import Frame
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
+
+FASTEST_S, SLOWEST_S = 0.25, 1.0
+"""Least and most seconds between two frames."""
+CPU_SHARE = 0.02
+"""Share of a core that frames may take: reading them, drawing them, writing to the terminal."""
+_SMOOTHING = 0.2
+"""Weight of the last frame in the mean cost of a frame."""
+
+
+class Pace:
+    """Chooses the time between frames, so that a dashboard costs the same on every machine.
+
+    A frame costs more with more ranks, and on a slow or busy processor.
+    """
+
+    def __init__(self) -> None:
+        self._cost_s = 0.0
+
+    def period_s(self, cpu_s: float) -> float:
+        """Seconds until the next frame, if the process took ``cpu_s`` CPU seconds for the last."""
+        # A start, or a long key press, does not slow down what follows.
+        cost_s = min(cpu_s, CPU_SHARE * SLOWEST_S)
+        self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
+        return min(SLOWEST_S, max(FASTEST_S, self._cost_s / CPU_SHARE))
+
+
+class Watch(Protocol):
+    """What the feed asks: ``watch.RunWatch``, or a test's own."""
+
+    def look(self, now: float, now_ns: int) -> Frame: ...
+    def close(self) -> None: ...
+
+
+class Feed:
+    """Calls ``post`` with a frame at each tick until ``stop``. ``post`` must not block."""
+
+    def __init__(
+        self, make_watch: Callable[[], Watch], post: Callable[[Frame], None], *, run_id: str
+    ) -> None:
+        self._make_watch, self._post = make_watch, post
+        self._stopped = threading.Event()
+        self._last = Frame(
+            snapshot=RunSnapshot(id=run_id, name=run_id, state=RunState.QUEUED),
+            now=time.time(),
+            supervisor_answers=False,
+            snapshot_at=time.time(),
+        )
+        self._error_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"feed {run_id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end; it does within a tick."""
+        self._stopped.set()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        watch: Watch | None = None
+        pace, cpu_before = Pace(), time.process_time()
+        try:
+            while not self._stopped.is_set():
+                began = time.monotonic()
+                try:
+                    watch = watch or self._make_watch()
+                    self._last = watch.look(time.time(), time.monotonic_ns())
+                    self._error_since = None
+                    self._deliver(self._last)
+                except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+                    self._deliver(self._failed(error))
+                cpu = time.process_time()
+                period, cpu_before = pace.period_s(cpu - cpu_before), cpu
+                spent = time.monotonic() - began
+                # A look that waits long for files or the supervisor is followed by a rest as long.
+                self._stopped.wait(max(period - spent, spent, 0.02))
+        finally:
+            if watch is not None:
+                watch.close()
+
+    def _failed(self, error: Exception) -> Frame:
+        now = time.time()
+        self._error_since = self._error_since or now
+        text = str(error) or type(error).__name__
+        return replace(self._last, now=now, error=text, error_since=self._error_since)
+
+    def _deliver(self, frame: Frame) -> None:
+        if not self._stopped.is_set():
+            self._post(frame)

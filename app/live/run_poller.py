@@ -1,0 +1,461 @@
+"""Looks at one run and makes frames of it. Queues, supervisor, store, logs: any may be missing.
+
+No thread here: ``feed.py`` calls ``look`` one to four times a second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ltui.app.live.frame import Cleared, Ending, Frame
+from ltui.app.live.gpu_history import KEPT_S, GpuBook, GpuSample
+from ltui.app.live.log_tail import LogTail
+from ltui.app.live.metric_history import STEP_CURVES, TRAIN_LOSS, CurveBook, RateBook, RequestBox
+from ltui.app.live.stored_curves import stored_curve, stored_part, stored_rates
+from ltui.app.presentation.metric_selection import default_choice
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.problem import ProblemError
+from ltui.training.state.record_fold import Fold, fold, step_rows
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Throughput,
+    Verdict,
+)
+from ltui.training.state.snapshot_parts import metrics as folded_metrics
+from ltui.training.state.snapshot_parts import progress as folded_progress
+from ltui.training.state.throughput import at_rest, window
+from ltui.training.state.throughput import throughput as folded_throughput
+from ltui.training.store.database_schema import StoreError
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
+from ltui.training.tensor_queue.queue_reader import QueueFileError, QueueReader
+from ltui.training.tensor_queue.record_types import Kind, Phase, PulseState
+
+STATUS_S = 0.9
+"""Seconds between questions to the supervisor."""
+EVENTS = 64
+"""Events that a frame holds: the last ones."""
+TOLD = frozenset(
+    {
+        "attempt", "checkpoint_failed", "continued", "exception", "gpu_error", "note",
+        "on_verdict", "paused", "resumed", "stall_policy", "stopped", "telemetry_off", "verdict",
+        "verdict_over",
+    }
+)  # fmt: skip
+"""Kinds of events that are worth a line."""
+RELOAD_S = 5.0
+"""Least seconds between loads of the stored history."""
+ALWAYS_SHOWN = ("step/lr",)
+"""Curves that a frame holds although no chart shows them: the details give their newest value."""
+POLL_RECORDS = 4000
+POLLS_A_LOOK = 4
+_QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
+
+
+class AttemptQueues:
+    """The queue files of one attempt, opened as they appear."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.readers: dict[int, QueueReader] = {}
+
+    def find(self) -> None:
+        try:
+            names = [path.name for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return
+        for name in names:
+            match = _QUEUE_NAME.fullmatch(name)
+            if match and int(match[1]) not in self.readers:
+                # A file that is being made is no queue yet: the next look tries again.
+                try:
+                    self.readers[int(match[1])] = QueueReader(self.folder / name)
+                except QueueFileError:
+                    continue
+
+    def close(self) -> None:
+        for reader in self.readers.values():
+            reader.close()
+        self.readers.clear()
+
+
+class RunWatch:
+    """All that the dashboard knows of one run. Used by one thread."""
+
+    def __init__(self, run_dir: RunDir, requests: RequestBox | None = None) -> None:
+        self.run_dir = run_dir
+        self._requests = requests or RequestBox()
+        self._client = ControlClient(run_dir)
+        self._snapshot: RunSnapshot | None = None
+        self._snapshot_at = 0.0
+        self._asked_at = 0.0
+        self._answers = False
+        self._attempt: int | None = None
+        self._queues: AttemptQueues | None = None
+        self._fold = Fold()
+        self._book = CurveBook()
+        self._stored_names: set[str] = set()
+        self._loaded: set[str] = set()
+        self._detailed: tuple[frozenset[str], tuple[int, int] | None] = (frozenset(), None)
+        self._rate_book = RateBook()
+        self._log: LogTail | None = None
+        self._gpus = GpuBook()
+        self._gpus_read: set[int] = set()
+        self._gpus_unread: set[int] = set()
+        self._standing: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
+        self._cleared: deque[Cleared] = deque(maxlen=8)
+        self._endings: tuple[Ending, ...] = ()
+        self._spec: RunSpec | None = None
+        self._hyperparameters: Mapping[str, Any] = {}
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
+        self._last_event = 0
+        self._events_at = 0.0
+        self._reload_wanted = True
+        self._loaded_at = 0.0
+        self._was_live = False
+        self._history_error: str | None = None
+
+    def close(self) -> None:
+        if self._queues is not None:
+            self._queues.close()
+
+    def look(self, now: float, now_ns: int) -> Frame:
+        """A frame as of ``now`` (unix seconds) and ``now_ns`` (CLOCK_MONOTONIC)."""
+        if self._snapshot is None or now - self._asked_at >= STATUS_S or now < self._asked_at:
+            self._ask(now)
+        base = self._snapshot
+        assert base is not None
+        live = base.state in LIVE
+        if base.attempt != self._attempt:
+            self._begin_attempt(base.attempt)
+        pulses = self._read_queues() if live or self._was_live else {}
+        self._follow_end(live)
+        self._load_history(now)
+        self._follow_request()
+        self._read_events(now)
+        if self._log is not None:
+            self._log.poll(now)
+            if not live:
+                self._log.finish()
+        self._was_live = live
+        return self._frame(self._overlay(base, pulses, now, now_ns), now)
+
+    # -- the supervisor and the store --------------------------------------------------------------
+
+    def _ask(self, now: float) -> None:
+        self._asked_at = now
+        snapshot = self._client.status()
+        self._answers = snapshot is not None
+        if snapshot is None:
+            snapshot = current_snapshot(self.run_dir)
+        if self._answers or self._snapshot is None or snapshot.state not in LIVE:
+            self._snapshot_at = now if self._answers else (snapshot.taken_at or now)
+        self._snapshot = snapshot
+        self._sample_gpus(snapshot)
+        self._follow_verdicts(snapshot, now)
+
+    def _sample_gpus(self, snapshot: RunSnapshot) -> None:
+        self._gpus.add(snapshot.gpus)
+        self._gpus_unread |= {gpu.index for gpu in snapshot.gpus} - self._gpus_read
+
+    def _follow_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
+        standing = {
+            # GPUs come and go among those that a finding names: its place is no part of it.
+            (v.kind, "" if v.kind.startswith("gpu_") else v.place or "", v.culprits): v
+            for v in snapshot.verdicts
+            if v.ended is None
+        }
+        if snapshot.state in LIVE:
+            for key, verdict in self._standing.items():
+                if key not in standing and not any(k[0] == key[0] for k in standing):
+                    began = verdict.began if verdict.began is not None else now
+                    lasted = Cleared(verdict=verdict, lasted_s=max(0.0, now - began), at=now)
+                    self._cleared.append(lasted)
+        self._standing = standing
+
+    def _load_history(self, now: float) -> None:
+        if not self._reload_wanted or now - self._loaded_at < RELOAD_S:
+            return
+        self._loaded_at = now
+        try:
+            self._load_curves()
+            self._reload_wanted = False
+            self._history_error = None
+        except (StoreError, OSError, sqlite3.Error) as error:
+            # A run of this very second has no store yet; anything else is worth a line.
+            if self.run_dir.db_path.exists():
+                self._history_error = f"the history can't be read ({error})"
+
+    def _read_events(self, now: float) -> None:
+        """What was written since; a history that can't be read is said elsewhere."""
+        if abs(now - self._events_at) < RELOAD_S:
+            return
+        self._events_at = now
+        try:
+            with RunStore(self.run_dir) as store:
+                for event in store.events(self._last_event):
+                    self._last_event = event.id
+                    if event.kind == "hyperparameters":
+                        self._hyperparameters = dict(event.data.get("values") or {})
+                    elif event.kind in TOLD:
+                        self._events.append((event.t, event.text))
+        except (StoreError, OSError, sqlite3.Error):
+            return
+
+    def _load_curves(self) -> None:
+        with RunStore(self.run_dir) as store:
+            self._stored_names = set(store.metric_names())
+            self._loaded = self._wanted()
+            self._book.load({name: stored_curve(store, name) for name in self._loaded})
+            self._detailed = (frozenset(), None)
+            self._endings = _endings(store, self._attempt or 1)
+            self._load_gpus(store)
+            self._rate_book.load(stored_rates(store))
+
+    def _names(self) -> set[str]:
+        """Every curve that can be shown."""
+        named = self._book.names() | self._stored_names
+        return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) if named else set()
+
+    def _wanted(self) -> set[str]:
+        chosen, names = self._requests.request.names, self._names()
+        wanted = {*(default_choice(names) if chosen is None else chosen), *ALWAYS_SHOWN}
+        return wanted & names
+
+    def _follow_request(self) -> None:
+        """Read what the screen asks for beyond what was loaded: other curves, a part in detail."""
+        wanted = frozenset(self._wanted())
+        missing = wanted - self._loaded
+        detail = (wanted, self._requests.request.steps)
+        if not missing and (detail == self._detailed or detail[1] == self._detailed[1] is None):
+            return
+        self._detailed = detail
+        try:
+            with RunStore(self.run_dir) as store:
+                self._book.load({name: stored_curve(store, name) for name in missing})
+                steps = detail[1]
+                parts = {n: stored_part(store, n, steps) for n in wanted} if steps else {}
+                self._book.load_detail(parts)
+                self._rate_book.load_detail(stored_rates(store, steps) if steps else {})
+        except (StoreError, OSError, sqlite3.Error):
+            # Live points are shown without it; the history's own load says what is wrong.
+            return
+        self._loaded |= missing
+
+    def _load_gpus(self, store: RunStore) -> None:
+        """What the supervisor recorded of the GPUs before this watch began, once for each."""
+        for index in sorted(self._gpus_unread):
+            history = store.gpu_history(index, KEPT_S)
+            columns = (
+                history.times,
+                history.utilisation_percent / 100,
+                history.memory_used_bytes,
+                history.power_w,
+                history.temperature_c,
+            )
+            self._gpus.load(
+                index,
+                [
+                    GpuSample(at=t, utilisation=u, memory_bytes=m, power_w=w, temperature_c=c)
+                    for t, u, m, w, c in zip(*(c.tolist() for c in columns), strict=True)
+                ],
+            )
+        self._gpus_read |= self._gpus_unread
+        self._gpus_unread = set()
+
+    # -- the ranks' queues -------------------------------------------------------------------------
+
+    def _begin_attempt(self, attempt: int) -> None:
+        if self._queues is not None:
+            self._queues.close()
+        self._attempt = attempt
+        # A resume may have changed it.
+        with suppress(ProblemError):
+            self._spec = self.run_dir.read_spec()
+        self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
+        self._fold = Fold()
+        self._book.forget_live()
+        self._rate_book.forget_live()
+        self._log = LogTail(self.run_dir.logs_dir(attempt))
+        self._endings = ()
+        self._standing = {}
+        self._reload_wanted, self._loaded_at = True, 0.0
+
+    def _read_queues(self) -> dict[int, PulseState | None]:
+        assert self._queues is not None
+        self._queues.find()
+        pulses: dict[int, PulseState | None] = {}
+        for rank, reader in self._queues.readers.items():
+            for _ in range(POLLS_A_LOOK):
+                poll = reader.poll(POLL_RECORDS)
+                self._take(rank, poll.records, poll.missed)
+                if len(poll.records) < POLL_RECORDS:
+                    break
+            pulses[rank] = reader.pulse()
+        self._rate_book.add(self._fold, sorted(self._queues.readers))
+        return pulses
+
+    def _take(self, rank: int, records: Any, missed: int) -> None:
+        if missed and rank == 0:
+            # What was missed stands in the store, or is a gap there: live points begin anew.
+            self._book.forget_live()
+            self._reload_wanted = True
+        self._fold = fold(self._fold, rank, records, missed)
+        if rank == 0:
+            self._take_curves(records)
+
+    def _take_curves(self, records: Any) -> None:
+        _, rows = step_rows(records)
+        if len(rows):
+            self._book.add_steps(rows)
+        for record in records:
+            if record.kind != Kind.METRICS:
+                continue
+            label = _label(record.label)
+            place = [label.get(key) for key in ("step", "epoch", "t")]
+            if not all(isinstance(v, (int, float)) for v in place):
+                continue
+            step, epoch, time = (float(v) for v in place)  # type: ignore[arg-type]
+            for name, value in zip(label.get("names") or (), record.array.tolist(), strict=False):
+                self._book.add(str(name), step, epoch, time, value)
+
+    def _follow_end(self, live: bool) -> None:
+        if self._was_live and not live:
+            # The supervisor has written all there is: load it once more, with the exceptions.
+            self._reload_wanted, self._loaded_at = True, 0.0
+
+    # -- the frame ---------------------------------------------------------------------------------
+
+    def _overlay(
+        self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now: float, now_ns: int
+    ) -> RunSnapshot:
+        """``base`` with what the ranks said since it was taken."""
+        if base.state not in LIVE or not pulses:
+            return base
+        ahead = folded_progress(self._fold, pulses, now_ns)
+        changes: dict[str, Any] = {"ranks": self._ranks(base, pulses, now_ns)}
+        if base.state is not RunState.STARTING:
+            # Until ranks train they count from 0, even where the attempt starts from a checkpoint.
+            changes |= {
+                "epoch": _or(ahead.epoch, base.epoch),
+                "global_step": _or(ahead.global_step, base.global_step),
+                "max_steps": _or(ahead.max_steps, base.max_steps),
+                "max_epochs": _or(ahead.max_epochs, base.max_epochs),
+            }
+        if base.started_at is not None:
+            changes["elapsed_s"] = max(0.0, now - base.started_at)
+        changes["throughput"] = self._throughput(base, now_ns)
+        if not self._answers:
+            changes["eta_s"] = ahead.eta_s
+            changes["metrics"] = {**base.metrics, **folded_metrics(self._fold)}
+        return replace(base, **changes)
+
+    def _throughput(self, base: RunSnapshot, now_ns: int) -> Throughput:
+        """What the chart draws last; the supervisor's figure is up to a second older."""
+        if base.state in (RunState.PAUSED, RunState.QUEUED):
+            return at_rest(base.throughput)
+        if self._answers and base.throughput.samples_per_s is None:
+            return base.throughput
+        measured = folded_throughput(self._fold, now_ns)
+        if self._answers and measured.samples_per_s is None:
+            return base.throughput
+        best = [base.throughput.best_samples_per_s, measured.best_samples_per_s]
+        known = [rate for rate in best if rate is not None]
+        return replace(measured, best_samples_per_s=max(known, default=None))
+
+    def _ranks(
+        self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now_ns: int
+    ) -> tuple[RankSnapshot, ...]:
+        known = {r.rank: r for r in base.ranks}
+        for rank, pulse in pulses.items():
+            row = known.get(rank) or RankSnapshot(rank=rank, state=RankState.STARTING)
+            known[rank] = self._rank(row, pulse, now_ns)
+        return tuple(known[rank] for rank in sorted(known))
+
+    def _rank(self, row: RankSnapshot, pulse: PulseState | None, now_ns: int) -> RankSnapshot:
+        folded = self._fold.ranks.get(row.rank)
+        if folded is not None and folded.recent_step_s:
+            row = replace(row, recent_step_s=folded.recent_step_s)
+        if folded is not None and (row.samples_per_s is not None or not self._answers):
+            present = window(folded, now_ns)
+            row = replace(row, samples_per_s=present.samples_per_s if present else None)
+        if pulse is None or pulse.phase is Phase.UNKNOWN or row.state is RankState.DEAD:
+            return row
+        return replace(
+            row,
+            pid=pulse.pid,
+            phase=pulse.phase.label,
+            epoch=pulse.epoch,
+            batch=pulse.batch,
+            global_step=pulse.global_step,
+            age_s=max(0.0, (now_ns - pulse.changed_ns) / 1e9),
+        )
+
+    def _frame(self, snapshot: RunSnapshot, now: float) -> Frame:
+        times = [r.wall_s for r in self._fold.ranks.values() if r.wall_s is not None]
+        log = self._log
+        return Frame(
+            snapshot=snapshot,
+            now=now,
+            supervisor_answers=self._answers,
+            snapshot_at=self._snapshot_at,
+            last_record_at=max(times, default=None),
+            curves=self._book.curves(self._wanted()),
+            curve_names=tuple(sorted(self._names())),
+            rates=self._rate_book.rates(),
+            gpu_pasts=self._gpus.pasts(),
+            cleared=tuple(self._cleared),
+            endings=self._endings,
+            spec=self._spec,
+            hyperparameters=self._hyperparameters,
+            events=tuple(self._events),
+            curves_version=self._book.version + self._rate_book.version,
+            log=log.lines() if log else (),
+            log_count=log.count if log else 0,
+            error=self._history_error,
+        )
+
+
+def _or(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
+
+
+def _label(label: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(label)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _endings(store: RunStore, attempt: int) -> tuple[Ending, ...]:
+    """The first exception of each rank in ``attempt``, the earliest first."""
+    found: dict[int, Ending] = {}
+    for event in store.events():
+        if event.kind != "exception" or event.attempt != attempt or event.rank in found:
+            continue
+        if event.rank is None:
+            continue
+        fields = event.data
+        found[event.rank] = Ending(
+            rank=event.rank,
+            type=str(fields.get("type", "an exception")),
+            message=str(fields.get("message") or event.text),
+            traceback=fields.get("traceback"),
+            at=event.t,
+        )
+    return tuple(sorted(found.values(), key=lambda e: e.at or 0.0))

@@ -1,0 +1,62 @@
+"""Commands to a run: asked of its supervisor, and waited for until they have happened.
+
+Where the supervisor died and the ranks live, another is started first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ltui.app.presentation.run_summary import resumable
+from ltui.app.presentation.state_words import ended_sentence
+from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.start_supervisor import adopt
+from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervised
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.store.run_directory import RunDir
+
+LOOK_EVERY_S = 0.1
+ANSWER_S = 5.0
+"""A supervisor on a loaded machine may take a while; it answers at once otherwise."""
+
+
+def ask(run_dir: RunDir, request: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """The supervisor's answer. ``ProblemError`` where it refuses or the run is not alive."""
+    client = ControlClient(run_dir)
+    try:
+        return client.request(request, timeout_s)
+    except NotSupervised:
+        require_live(run_dir)
+        adopt(run_dir)
+        return client.request(request, timeout_s)
+
+
+def require_live(run_dir: RunDir) -> RunSnapshot:
+    """The run as it is, where it is alive."""
+    snapshot = current_snapshot(run_dir)
+    if snapshot.state not in LIVE:
+        remedy = None
+        if snapshot.state is not RunState.FINISHED and resumable(snapshot):
+            remedy = f"To resume: ltui resume {run_dir.id}"
+        elif snapshot.state is not RunState.FINISHED:
+            remedy = "It left no good checkpoint, so it cannot be resumed."
+        what = f"it is not running ({ended_sentence(snapshot)})."
+        raise ProblemError(Problem(where=run_dir.id, what=what, remedy=remedy))
+    return snapshot
+
+
+def wait_for(
+    run_dir: RunDir, happened: Callable[[RunSnapshot], bool], timeout_s: float
+) -> tuple[RunSnapshot, bool]:
+    """Looks until ``happened``, the end or the timeout; gives the last look and ``happened``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        snapshot = true_snapshot(run_dir)
+        done = happened(snapshot)
+        if done or snapshot.state not in LIVE or time.monotonic() >= deadline:
+            return snapshot, done
+        time.sleep(LOOK_EVERY_S)

@@ -1,0 +1,96 @@
+"""Curves read from a run's store, as the charts of the dashboard need them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ltui.app.live.curve_arithmetic import COLUMNS, concatenated, rate_curve, splice, sum_of
+from ltui.app.live.frame import CurveData
+from ltui.app.live.metric_history import RANK_CURVES
+from ltui.training.store.history_reader import RunStore
+
+CURVE_POINTS = 2000
+"""Most points of a whole curve, and of a part that is shown in detail."""
+TAIL_STEPS = 2048
+"""Steps at the end of a curve that are read one by one: smoothing then ends where it would if all
+of them were."""
+
+
+def stored_curve(
+    store: RunStore, name: str, *, rank: int | None = 0, attempt: int | None = None
+) -> CurveData:
+    """The whole curve; its end at full resolution."""
+    whole = _read(store, name, rank=rank, attempt=attempt)
+    if not len(whole) or float(whole.count.max()) <= 1:
+        return whole
+    first = int(whole.steps[-1]) - TAIL_STEPS
+    tail = _read(store, name, rank=rank, attempt=attempt, first_step=first, points=4 * TAIL_STEPS)
+    return splice(whole, tail)
+
+
+def stored_part(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData:
+    """The part of a curve between two steps, in as much detail as the store has."""
+    return _read(store, name, first_step=steps[0], last_step=steps[1])
+
+
+def stored_rates(
+    store: RunStore, steps: tuple[int, int] | None = None
+) -> dict[int | None, CurveData]:
+    """Throughput in total (``None``) and per rank, attempt by attempt; between two steps or all.
+
+    Each attempt counts with the ranks that it had itself: a run may be resumed on another number.
+    """
+    parts: dict[int | None, list[CurveData]] = {}
+    for attempt, ranks in store.attempt_ranks().items():
+        for rank, curve in _attempt_rates(store, attempt, ranks, steps).items():
+            if len(curve):
+                parts.setdefault(rank, []).append(curve)
+    return {rank: concatenated(curves) for rank, curves in parts.items()}
+
+
+def _attempt_rates(
+    store: RunStore, attempt: int, ranks: tuple[int, ...], steps: tuple[int, int] | None
+) -> dict[int | None, CurveData]:
+    first, last = steps or (None, None)
+
+    def of(rank: int | None) -> tuple[CurveData, CurveData]:
+        samples, seconds = (
+            _read(store, name, rank=rank, attempt=attempt, first_step=first, last_step=last)
+            for name in ("step/samples", "step/seconds")
+        )
+        return samples, seconds
+
+    if not ranks:
+        return {}
+    if len(ranks) > RANK_CURVES:
+        samples, seconds = of(None)
+        # Each point counts the steps of all ranks; the time of one of them passed.
+        curve = rate_curve(samples, replace(seconds, count=seconds.count / len(ranks)))
+        total = curve.mean * len(ranks)
+        return {None: replace(curve, mean=total, low=total, high=total)}
+    rates: dict[int | None, CurveData] = {rank: rate_curve(*of(rank)) for rank in ranks}
+    rates = {rank: curve for rank, curve in rates.items() if len(curve)}
+    return {None: sum_of(list(rates.values())), **rates} if rates else {}
+
+
+def _read(
+    store: RunStore,
+    name: str,
+    *,
+    rank: int | None = 0,
+    attempt: int | None = None,
+    first_step: int | None = None,
+    last_step: int | None = None,
+    points: int = CURVE_POINTS,
+) -> CurveData:
+    curve = store.curve(
+        name,
+        max_points=points,
+        rank=rank,
+        first_step=first_step,
+        last_step=last_step,
+        attempt=attempt,
+    )
+    return CurveData(**{column: np.asarray(getattr(curve, column)) for column in COLUMNS})

@@ -1,0 +1,47 @@
+"""The details of a run as a panel that scrolls: two columns where it is wide enough."""
+
+from __future__ import annotations
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from ltui.app.live.frame import Frame
+from ltui.app.presentation import run_details
+
+TWO_COLUMNS_FROM = 100
+"""Cells of width from which the two parts stand beside each other."""
+
+
+class DetailsView(VerticalScroll):
+    """Metrics and configuration, then checkpoints, events and facts."""
+
+    DEFAULT_CSS = """
+    DetailsView { height: 1fr; width: 1fr; scrollbar-size: 0 1; }
+    DetailsView Static { width: 1fr; height: auto; }
+    DetailsView #detail-facts { margin-top: 1; }
+    DetailsView.-wide #detail-facts { margin-top: 0; }
+    DetailsView.-wide { layout: horizontal; }
+    DetailsView.-wide #detail-figures { margin-right: 3; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="detail-figures", markup=False)
+        yield Static(id="detail-facts", markup=False)
+
+    def on_mount(self) -> None:
+        self._shown: dict[str, object] = {}
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width >= TWO_COLUMNS_FROM, "-wide")
+
+    def show(self, frame: Frame) -> None:
+        parts = {
+            "#detail-figures": run_details.figures(frame),
+            "#detail-facts": run_details.facts(frame),
+        }
+        for selector, text in parts.items():
+            if self._shown.get(selector) != text:
+                self._shown[selector] = text
+                self.query_one(selector, Static).update(text)

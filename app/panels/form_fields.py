@@ -1,0 +1,186 @@
+"""The fields of a form: a label, what is typed or chosen, and its mistake or meaning beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Input, Select, Static
+
+from ltui.training.config.ltui_section import Knob
+from ltui.training.config.preset_form import START_FROM, field_text
+from ltui.training.problem import Problem
+from ltui.widgets.sanitise import clean_line, clean_name
+
+
+class FormField(Horizontal):
+    """One field. It checks nothing: its screen does, and calls ``show_problems``."""
+
+    class Changed(Message):
+        """The field holds another text now."""
+
+    class Entered(Message):
+        """Enter was pressed in the field."""
+
+    def __init__(self, key: str, label: str, text: str, *, default: str | None = None) -> None:
+        """Show problems that name ``key``, and mark a text that is not ``default`` as changed."""
+        super().__init__()
+        self.key, self.label = key, label
+        self._first, self._default = text, default
+        self._last = text
+        self._control: Widget | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text(clean_name(self.label)), classes="label")
+        self._control = self._made()
+        yield self._control
+        yield Static(self._beside(), classes="beside", markup=False)
+
+    def on_mount(self) -> None:
+        self.set_class(self.changed, "-changed")
+
+    def _made(self) -> Widget:
+        return Input(self._first, compact=True, select_on_focus=False)
+
+    @property
+    def text(self) -> str:
+        control = self._control
+        if isinstance(control, (Input, Select)):
+            return str(control.value)
+        return self._first
+
+    @property
+    def changed(self) -> bool:
+        """Whether the text differs from the default."""
+        return self._default is not None and self.text.strip() != self._default
+
+    def show_problems(self, problems: Sequence[Problem]) -> None:
+        """Show the mistakes beside the field; without any, its meaning."""
+        self.set_class(bool(problems), "-wrong")
+        self.query_one(".beside", Static).update(self._beside(problems))
+
+    def _beside(self, problems: Sequence[Problem] = ()) -> Text:
+        if problems:
+            words = " ".join(_sentence(p) for p in problems)
+            return Text(f"✗ {clean_line(words)}", "bold")
+        parts = [f"was {self._default or 'empty'}"] if self.changed else []
+        return Text(clean_line(" · ".join([*parts, *self.meaning()])))
+
+    def meaning(self) -> list[str]:
+        """What the field is for, in a few words each."""
+        return []
+
+    @on(Input.Changed)
+    @on(Select.Changed)
+    def _control_changed(self, event: Message) -> None:
+        event.stop()
+        if self.text != self._last:
+            self._last = self.text
+            self.set_class(self.changed, "-changed")
+            self.post_message(self.Changed())
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.post_message(self.Entered())
+
+
+class KnobField(FormField):
+    """A key of the configuration."""
+
+    def __init__(self, knob: Knob, text: str) -> None:
+        super().__init__(knob.key, knob.label or knob.key, text, default=field_text(knob.default))
+        self.knob = knob
+
+    def _made(self) -> Widget:
+        choices = self._choices()
+        if not choices:
+            return super()._made()
+        first = self._first if self._first in choices else choices[0]
+        return select([(Text(choice), choice) for choice in choices], first)
+
+    def _choices(self) -> Sequence[str]:
+        if self.knob.type == "bool":
+            return ("true", "false")
+        return self.knob.choices if self.knob.type == "choice" else ()
+
+    def meaning(self) -> list[str]:
+        return [w.replace("`", "") for w in (self.knob.unit, self.knob.help) if w]
+
+
+class StartField(FormField):
+    """Another run's checkpoint, which the run begins with."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(START_FROM, START_FROM, text)
+        self._words = ""
+
+    def explain(self, words: str) -> None:
+        self._words = words
+
+    def meaning(self) -> list[str]:
+        return [self._words or "another run's checkpoint: RUN or RUN:STEP"]
+
+
+class TextField(FormField):
+    """Free text."""
+
+    def __init__(self, key: str, meaning: str) -> None:
+        super().__init__(key, key, "")
+        self._meaning = meaning
+
+    def meaning(self) -> list[str]:
+        return [self._meaning]
+
+
+class ChoiceField(FormField):
+    """One of several possibilities, each with its value."""
+
+    def __init__(self, key: str, options: Sequence[tuple[str, str]]) -> None:
+        """``options``: words and value, the first one chosen."""
+        super().__init__(key, key, options[0][1])
+        self._options = tuple(options)
+
+    def _made(self) -> Widget:
+        return select([(Text(words), value) for words, value in self._options], self._first)
+
+
+def select(options: Sequence[tuple[Text, str]], value: str) -> Select[str]:
+    """A field to choose from, as high and wide as one to type into."""
+    return Select(options, value=value, allow_blank=False, compact=True)
+
+
+def show_problems(
+    fields: Iterable[FormField], rest: Iterable[Static], problems: Iterable[Problem]
+) -> None:
+    """Show each problem beside its field, and what belongs to no field in ``rest``."""
+    by_key: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_key.setdefault(problem.where, []).append(problem)
+    for field in fields:
+        field.show_problems(by_key.pop(field.key, ()))
+    lines = [str(problem) for found in by_key.values() for problem in found]
+    text = Text("\n".join(f"✗ {clean_line(line)}" for line in lines), "bold")
+    for where in rest:
+        where.update(text)
+        where.display = bool(lines)
+
+
+def named(problems: Iterable[Problem], fields: Iterable[FormField]) -> list[str]:
+    """The problems in lines that name fields by their labels: ``epochs (trainer.max_epochs)``."""
+    labels = {field.key: field.label for field in fields}
+    lines = []
+    for problem in problems:
+        label = labels.get(problem.where, problem.where)
+        where = label if label == problem.where else f"{label} ({problem.where})"
+        lines.append(clean_line(f"{where}: {_sentence(problem)}"))
+    return lines
+
+
+def _sentence(problem: Problem) -> str:
+    return f"{problem.what} {problem.remedy}" if problem.remedy else problem.what

@@ -1,0 +1,309 @@
+"""The form of the selected preset on the home screen: checked while typed, edited, launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual import on, work
+from textual.app import ComposeResult
+from textual.message import Message
+
+from ltui.app.panels.launch_line import LaunchLine
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.worker_calls import call_screen
+from ltui.app.screens.confirm import ProblemScreen
+
+if TYPE_CHECKING:
+    from textual.timer import Timer
+
+    from ltui.app.panels.launch_form import LaunchForm
+    from ltui.training.config.device_selection import Machine
+    from ltui.training.config.preset_form import FormResult
+    from ltui.training.config.presets import Preset
+    from ltui.training.problem import Problem
+    from ltui.training.store.run_directory import RunDir
+
+CHECK_AFTER_S = 0.15
+"""Seconds without typing after which the form is checked."""
+READONLY = "This dashboard only watches (--readonly). Nothing was started or changed."
+NOTHING_SELECTED = "Select a preset that can be read."
+
+
+class FormPanel(Panel):
+    """The form with its checks, and the launch of what is in it."""
+
+    class Launched(Message):
+        """The supervisor of a new run has answered."""
+
+        def __init__(self, run_dir: RunDir) -> None:
+            super().__init__()
+            self.run_dir = run_dir
+
+    class Checked(Message):
+        """The form was checked; ``text`` is the configuration that Lightning would be given."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, home: Path, *, readonly: bool, python: str | None, id: str) -> None:  # noqa: A002
+        super().__init__(2, "reading presets …", id=id)
+        self.home, self.readonly, self.python = home, readonly, python
+        self.preset: Preset | None = None
+        self.result: FormResult | None = None
+        """The form as last checked; None while it is being checked."""
+        self.machine: Machine
+        self._machine_known = False
+        self._edited: dict[str, Preset] = {}
+        self._check_timer: Timer | None = None
+        self._launching = False
+
+    def compose(self) -> ComposeResult:
+        yield LaunchLine(id="launch-line", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(LaunchLine).display = False
+
+    async def start(self) -> None:
+        """Put the form in place; it is checked once ``use_machine`` was called."""
+        # Imported here: the first frame has no form.
+        from ltui.app.panels.launch_form import LaunchForm
+        from ltui.training.config.device_selection import UNSEEN
+
+        self.machine = UNSEEN
+        await self.mount(LaunchForm(id="launch-form"), before="#launch-line")
+
+    def use_machine(self, machine: Machine) -> None:
+        """Check the form for a machine with these devices."""
+        self.machine, self._machine_known = machine, True
+        self._check_form()
+
+    def form(self) -> LaunchForm | None:
+        """The form, once it is in place."""
+        from ltui.app.panels.launch_form import LaunchForm
+
+        return next(iter(self.query(LaunchForm)), None)
+
+    # -- the preset in the form --------------------------------------------------------------------
+
+    async def show_preset(self, preset: Preset, *, keep: bool = True) -> None:
+        """Show the form of ``preset``; with ``keep``, as it was edited and filled in before."""
+        form = self.form()
+        if form is None:
+            return
+        shown = self._edited.get(preset.name, preset)
+        self.preset, self.result = shown, None
+        title = shown.title if shown is preset else f"{shown.title} (edited)"
+        self.say(title, " ".join(shown.tags))
+        await form.show(shown, keep=keep)
+        line = self.query_one(LaunchLine)
+        line.display = True
+        line.show("checking …", ready=False)
+        self._check_form()
+
+    async def show_nothing(self, title: str, text: Text) -> None:
+        """Say in place of a form why there is none."""
+        self.preset = self.result = None
+        self.say(title)
+        self.query_one(LaunchLine).display = False
+        form = self.form()
+        if form is not None:
+            await form.show_message(text)
+
+    async def reset(self, preset: Preset) -> None:
+        """Forget what was edited and typed for ``preset``."""
+        self._edited.pop(preset.name, None)
+        await self.show_preset(preset, keep=False)
+
+    # -- checking ----------------------------------------------------------------------------------
+
+    def on_form_field_changed(self, event: Message) -> None:
+        event.stop()
+        self.result = None
+        if self._check_timer is not None:
+            self._check_timer.stop()
+        self._check_timer = self.set_timer(CHECK_AFTER_S, self._check_form)
+
+    def on_form_field_entered(self, event: Message) -> None:
+        event.stop()
+        self.launch()
+
+    def _check_form(self) -> None:
+        form = self.form()
+        if form is None or not self._machine_known:
+            return
+        if form.preset is not None and form.preset is self.preset:
+            self._check(form.preset, form.texts(), form.start_from)
+
+    @work(thread=True, exclusive=True, group="check", exit_on_error=False)
+    def _check(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
+        from ltui.app.presentation.launch_summary import launch_summary
+        from ltui.training.config.preset_form import apply_form
+        from ltui.training.config.yaml_document import resolve, write_document
+        from ltui.training.problem import ProblemError
+
+        result = apply_form(preset, texts, self.machine)
+        words, problems = "", list(result.problems)
+        if start_from:
+            # Imported here: most runs start from the beginning.
+            from ltui.app.launch.check_and_launch import start_words
+
+            try:
+                words = start_words(self.home, start_from)
+            except ProblemError as error:
+                problems += error.problems
+        result = replace(result, problems=tuple(problems))
+        text = write_document(resolve(result.document)[0])
+        summary = launch_summary(result.document, self.machine, preset.cpu_ranks)
+        if words:
+            summary += f", from {words}"
+
+        def checked() -> None:
+            form = self.form()
+            if form is None or form.preset is not preset:
+                return
+            if (form.texts(), form.start_from) == (texts, start_from):
+                form.show_start(words)
+                self._checked(form, result, summary)
+                self.post_message(self.Checked(text))
+
+        call_screen(self, checked)
+
+    def _checked(self, form: LaunchForm, result: FormResult, summary: str) -> None:
+        self.result = result
+        form.show_problems(result.problems)
+        line, count = self.query_one(LaunchLine), len(result.problems)
+        if self.readonly:
+            line.show("off: this dashboard only watches (--readonly)", ready=False)
+        elif count:
+            line.show(
+                "1 mistake to correct" if count == 1 else f"{count} mistakes to correct",
+                ready=False,
+            )
+        else:
+            line.show(summary, ready=True)
+
+    def check_with_classes(self) -> None:
+        """Check the form by importing the classes that it names."""
+        form = self.form()
+        if self.preset is None or form is None:
+            self.refuse(NOTHING_SELECTED)
+            return
+        self.notify("checking (a few seconds) …", timeout=4)
+        self._deep_check(self.preset, form.texts())
+
+    @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
+    def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
+        from ltui.app.launch.build_spec import prepare_preset
+        from ltui.app.launch.real_class_check import check_with_classes
+        from ltui.training.config.preset_form import apply_form
+        from ltui.training.problem import ProblemError
+
+        result = apply_form(preset, texts, self.machine)
+        try:
+            if result.problems:
+                raise ProblemError(*result.problems)
+            check_with_classes(prepare_preset(preset, result.overrides, self.python))
+        except ProblemError as error:
+            title = f"{preset.name} would not run"
+            call_screen(self, self._show_problems, title, preset, error.problems)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            call_screen(self, self._show_failure, f"{preset.name} could not be checked", error)
+        else:
+            words = f"{preset.name}: OK. The configuration loads in this environment."
+            call_screen(self, self._tell, words)
+
+    # -- editing -----------------------------------------------------------------------------------
+
+    def edit(self) -> None:
+        """Open the configuration as YAML."""
+        form = self.form()
+        if self.preset is None or form is None:
+            self.refuse(NOTHING_SELECTED)
+            return
+        from ltui.app.launch.preset_text import edited, editor_text, faults
+        from ltui.app.screens.yaml_editor import YamlScreen
+        from ltui.training.config.preset_form import apply_form
+
+        preset = self.preset
+        text = editor_text(preset, apply_form(preset, form.texts(), self.machine).document)
+
+        async def taken(new: str | None) -> None:
+            if new is not None and new != text:
+                self._edited[preset.name] = edited(preset, new)
+                await self.show_preset(preset, keep=False)
+                self.notify("Enter launches the edited configuration.", timeout=4)
+
+        title = f"{preset.name}: configuration; `ltui:` sets checkpoints, stalls and restarts"
+        self.app.push_screen(
+            YamlScreen(title, text, lambda t: faults(preset, t, self.machine)), taken
+        )
+
+    # -- launching ---------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Start the run that the launch line describes."""
+        form = self.form()
+        if self.readonly:
+            self.refuse(READONLY)
+        elif self.preset is None or form is None:
+            self.refuse(NOTHING_SELECTED)
+        elif not self._launching:
+            self._launching = True
+            self._launch(self.preset, form.texts(), form.start_from)
+
+    @work(thread=True, group="launch", exit_on_error=False)
+    def _launch(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
+        from ltui.app.launch.check_and_launch import start_run
+        from ltui.training.config.preset_form import apply_form
+        from ltui.training.problem import ProblemError
+
+        title = f"{preset.name} was not launched"
+        try:
+            result = apply_form(preset, texts, self.machine)
+            if result.problems:
+                raise ProblemError(*result.problems)
+            run_dir = start_run(
+                self.home,
+                preset,
+                result.overrides,
+                self.python,
+                start_from,
+                lambda: call_screen(self, self._tell, f"launching {preset.name} …"),
+            )
+        except ProblemError as error:
+            call_screen(self, self._show_problems, title, preset, error.problems)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            call_screen(self, self._show_failure, title, error)
+        else:
+            call_screen(self, self.post_message, self.Launched(run_dir))
+        finally:
+            self._launching = False
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _show_problems(self, title: str, preset: Preset, problems: Sequence[Problem]) -> None:
+        form, lines = self.form(), [str(problem) for problem in problems]
+        if form is not None and form.preset is preset:
+            form.show_problems(problems)
+            lines = form.named(problems)
+        self.app.push_screen(ProblemScreen(title, lines))
+
+    def _show_failure(self, title: str, error: Exception) -> None:
+        self.app.push_screen(ProblemScreen(title, [f"{type(error).__name__}: {error}"]))
+
+    def _tell(self, words: str) -> None:
+        self.notify(words, timeout=4, markup=False)
+
+    def refuse(self, why: str) -> None:
+        """Say why nothing was done."""
+        self.notify(why, severity="warning", markup=False)
+
+    @on(LaunchLine.Pressed)
+    def _pressed(self, event: LaunchLine.Pressed) -> None:
+        event.stop()
+        self.launch()

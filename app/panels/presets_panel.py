@@ -1,0 +1,198 @@
+"""The list of presets on the home screen, with its filter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+from textual import events, on
+from textual.app import ComposeResult
+from textual.message import Message
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from ltui.app.panels.panel import Panel
+from ltui.widgets.sanitise import clean_name
+
+TITLE = "presets"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PresetEntry:
+    """One line of the list: a preset or a configuration file of the user."""
+
+    name: str
+    tags: tuple[str, ...] = ()
+    own: bool = False
+    """A file in the current folder, not a shipped preset."""
+    problem: str | None = None
+    """The reason the file can't be read."""
+
+    def words(self) -> tuple[str, ...]:
+        """The words on the right of the name, the most important first."""
+        if self.problem is not None:
+            return ("damaged",)
+        return ("yours", *self.tags) if self.own else self.tags
+
+
+class PresetList(OptionList):
+    """A list in which a click selects and only a double click or Enter chooses."""
+
+    class WidthChanged(Message):
+        """There is room for more words, or for fewer."""
+
+    _clicked_selected = False
+    """Whether the first click of a series was on the selected line."""
+    _width = 0
+
+    def on_resize(self, event: events.Resize) -> None:
+        if event.size.width != self._width:
+            self._width = event.size.width
+            self.post_message(self.WidthChanged())
+
+    def on_click(self, event: events.Click) -> None:
+        # The base class would choose the line at the first click.
+        event.prevent_default()
+        index = event.style.meta.get("option")
+        if index is None or self.get_option_at_index(index).disabled:
+            return
+        if event.chain == 1:
+            self._clicked_selected = index == self.highlighted
+            self.highlighted = index
+        elif event.chain == 2 and self._clicked_selected and index == self.highlighted:
+            self.action_select()
+
+
+class PresetsPanel(Panel):
+    """The presets that match the filter."""
+
+    class Highlighted(Message):
+        """The cursor is on another preset; ``name`` is None if no preset matches the filter."""
+
+        def __init__(self, name: str | None) -> None:
+            super().__init__()
+            self.name = name
+
+    class Launch(Message):
+        """Enter or a double click on the selected preset."""
+
+    def __init__(self, names: Sequence[str], *, id: str) -> None:  # noqa: A002 - Textual's name
+        """``names`` are shown until ``show`` is called with what is known of them."""
+        super().__init__(1, TITLE, id=id)
+        self._entries = tuple(PresetEntry(name=name) for name in names)
+        self._last: str | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Input(
+            placeholder="filter by name or tag", id="filter", compact=True, classes="filter"
+        )
+        options = [Option(Text(entry.name), id=entry.name) for entry in self._entries]
+        yield PresetList(*options, id="preset-list", markup=False)
+
+    @property
+    def options(self) -> PresetList:
+        return self.query_one(PresetList)
+
+    @property
+    def filter_text(self) -> str:
+        return self.query_one("#filter", Input).value.strip()
+
+    def show(self, entries: Sequence[PresetEntry]) -> None:
+        """Replace the list; the cursor stays on its preset."""
+        self._entries = tuple(entries)
+        self._list()
+
+    @on(PresetList.WidthChanged)
+    def _fit_words(self, event: PresetList.WidthChanged) -> None:
+        event.stop()
+        self._list()
+
+    def _list(self) -> None:
+        options = self.options
+        wanted = self.filter_text.lower()
+        shown = [e for e in self._entries if wanted in f"{e.name} {' '.join(e.words())}".lower()]
+        options.clear_options()
+        options.add_options([Option(self._line(entry), id=entry.name) for entry in shown])
+        names = [entry.name for entry in shown]
+        if names:
+            # A shipped preset at first: a newcomer's Enter launches the quickstart.
+            first = next((n for n, entry in enumerate(shown) if not entry.own), 0)
+            last = self._last
+            options.highlighted = names.index(last) if last in names else first
+        else:
+            options.add_option(Option(Text("no match", "dim"), disabled=True))
+            self.post_message(self.Highlighted(None))
+        self.say(TITLE, f"{len(names)} of {len(self._entries)}" if wanted else "")
+
+    def _line(self, entry: PresetEntry) -> Text:
+        text = Text(clean_name(entry.name))
+        room = self.options.scrollable_content_region.width - len(text) - 2
+        words = ""
+        for word in map(clean_name, entry.words()):
+            longer = f"{words}, {word}" if words else word
+            if len(longer) > room:
+                break
+            words = longer
+        if words:
+            style = "bold" if entry.problem is not None else "dim"
+            text.append(words.rjust(room + 2), style)
+        return text
+
+    @property
+    def highlighted_name(self) -> str | None:
+        options = self.options
+        if options.highlighted is None:
+            return None
+        return options.get_option_at_index(options.highlighted).id
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all readable and damaged presets, also those that the filter hides."""
+        return tuple(entry.name for entry in self._entries)
+
+    def select(self, name: str) -> None:
+        """Move the cursor and the focus to a preset, without the filter if that hides it."""
+        self._last = name
+        if name not in (option.id for option in self.options.options):
+            self.clear_filter()
+            self._list()
+        self.options.highlighted = self.options.get_option_index(name)
+        self.options.focus()
+
+    # -- events ------------------------------------------------------------------------------------
+
+    @on(OptionList.OptionHighlighted)
+    def _moved(self, event: OptionList.OptionHighlighted) -> None:
+        event.stop()
+        if event.option_id is not None:
+            self._last = event.option_id
+            self.post_message(self.Highlighted(event.option_id))
+
+    @on(OptionList.OptionSelected)
+    def _entered(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.post_message(self.Launch())
+
+    @on(Input.Changed, "#filter")
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._list()
+
+    @on(Input.Submitted, "#filter")
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.set_class(bool(self.filter_text), "-filtering")
+        self.options.focus()
+
+    # -- the filter --------------------------------------------------------------------------------
+
+    def open_filter(self) -> None:
+        self.add_class("-filtering")
+        self.query_one("#filter", Input).focus()
+
+    def clear_filter(self) -> None:
+        """Show every preset again and go back to the list."""
+        self.remove_class("-filtering")
+        self.query_one("#filter", Input).value = ""
+        self.options.focus()

@@ -1,0 +1,180 @@
+"""The list of runs on the home screen: read once a second, filtered, sorted, and deleted from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.message import Message
+from textual.widgets import Input
+
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.worker_calls import call_screen
+
+if TYPE_CHECKING:
+    from ltui.app.live.run_list import RunLine, RunsList
+    from ltui.app.panels.runs_table import RunsTable
+
+TITLE = "runs"
+REFRESH_S = 1.0
+NEWEST_FIRST = "newest first"
+
+
+class RunsPanel(Panel):
+    """The runs below ``home`` that match the filter."""
+
+    class Opened(Message):
+        """Enter or a click on a run."""
+
+        def __init__(self, line: RunLine) -> None:
+            super().__init__()
+            self.line = line
+
+    def __init__(self, home: Path, *, id: str) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(3, TITLE, id=id)
+        self.home = home
+        self.lines: dict[str, RunLine] = {}
+        """Every run, also those that the filter hides."""
+        self.order = NEWEST_FIRST
+        self._list: RunsList | None = None
+        self._reading = False
+        self._wanted: str | None = None
+
+    def compose(self) -> ComposeResult:
+        placeholder = "filter by name, preset or state"
+        yield Input(placeholder=placeholder, id="runs-filter", compact=True, classes="filter")
+
+    async def start(self) -> None:
+        """Show the table and refresh it from now on."""
+        # Imported here: the first frame has no table.
+        from ltui.app.panels.runs_table import RunsTable
+
+        await self.mount(RunsTable(id="runs-table"))
+        self.refresh_runs()
+        self.set_interval(REFRESH_S, self.refresh_runs)
+
+    @property
+    def table(self) -> RunsTable:
+        from ltui.app.panels.runs_table import RunsTable
+
+        return self.query_one(RunsTable)
+
+    @property
+    def filter_text(self) -> str:
+        return self.query_one("#runs-filter", Input).value.strip()
+
+    @property
+    def selected(self) -> RunLine | None:
+        """The run under the cursor; None before the table is there."""
+        from ltui.app.panels.runs_table import RunsTable
+
+        table = next(iter(self.query(RunsTable)), None)
+        return self.lines.get(table.cursor_key or "") if table is not None else None
+
+    @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
+    def refresh_runs(self) -> None:
+        """Read the runs in a thread, unless that is being done."""
+        from ltui.app.live.run_list import RunsList
+        from ltui.training.lifecycle.recover_runs import current_snapshot
+
+        if self._reading:
+            return
+        self._reading = True
+        try:
+            if self._list is None:
+                self._list = RunsList(self.home, current_snapshot)
+            lines = self._list.look()
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            call_screen(self, self._failed, f"{type(error).__name__}: {error}")
+        else:
+            call_screen(self, self._read, lines)
+        finally:
+            self._reading = False
+
+    def _failed(self, why: str) -> None:
+        self.say(TITLE, f"can't be read: {why}")
+
+    def _read(self, lines: Sequence[RunLine]) -> None:
+        self.lines = {line.id: line for line in lines}
+        self._show()
+
+    def _show(self) -> None:
+        from ltui.app.presentation.run_order import matches, ordered
+        from ltui.app.presentation.run_rows import run_row
+
+        wanted = self.filter_text
+        shown = [line for line in self.lines.values() if matches(line, wanted)]
+        now = time.time()
+        table = self.table
+        table.note = "no match" if self.lines and not shown else None
+        table.set_rows([run_row(line, now) for line in ordered(shown, self.order)])
+        self.say(TITLE, self._figures(len(shown)))
+        self._select_wanted()
+
+    def _figures(self, shown: int) -> str:
+        count = len(self.lines)
+        if not count:
+            return ""
+        live = sum(line.live for line in self.lines.values())
+        runs = "1 run" if count == 1 else f"{count} runs"
+        words = [runs if shown == count else f"{shown} of {runs}", f"{live or 'none'} running"]
+        if self.order != NEWEST_FIRST:
+            words.append(f"sorted by {self.order}")
+        return ", ".join(words)
+
+    # -- the selected run --------------------------------------------------------------------------
+
+    def focus_run(self, run_id: str) -> None:
+        """Put the cursor and the focus on a run, as soon as it is listed."""
+        self._wanted = run_id
+        self._select_wanted()
+        self.table.focus()
+
+    def _select_wanted(self) -> None:
+        if self._wanted is None or self._wanted not in self.lines:
+            return
+        keys = [row.id for row in self.table.rows]
+        if self._wanted in keys:
+            self.table.cursor = keys.index(self._wanted)
+            self._wanted = None
+        elif self.filter_text:
+            self.clear_filter()
+
+    def on_table_row_selected(self, event: Message) -> None:
+        event.stop()
+        line = self.lines.get(getattr(event, "key", ""))
+        if line is not None:
+            self.post_message(self.Opened(line))
+
+    # -- filter and order --------------------------------------------------------------------------
+
+    def open_filter(self) -> None:
+        self.add_class("-filtering")
+        self.query_one("#runs-filter", Input).focus()
+
+    def clear_filter(self) -> None:
+        """Show every run again and go back to the table."""
+        self.remove_class("-filtering")
+        self.query_one("#runs-filter", Input).value = ""
+        self.table.focus()
+
+    def next_order(self) -> None:
+        from ltui.app.presentation.run_order import next_order
+
+        self.order = next_order(self.order)
+        self._show()
+
+    @on(Input.Changed, "#runs-filter")
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._show()
+
+    @on(Input.Submitted, "#runs-filter")
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.set_class(bool(self.filter_text), "-filtering")
+        self.table.focus()

@@ -1,0 +1,1 @@
+"""Pure functions from a run to what the screens and the command line show of it."""

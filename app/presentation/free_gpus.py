@@ -1,0 +1,51 @@
+"""Which GPUs of this machine are free, for whoever chooses among them. Pure."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ltui.training.gpu.free_gpus import occupied, usable
+from ltui.training.gpu.reading import GpuReading
+from ltui.training.gpu.sampler import GpuView
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+
+MOST = 8
+"""GPUs named one by one; of more, those in use come first."""
+
+
+def free_text(view: GpuView) -> Text:
+    """How many GPUs are free, then each with its free memory or with who uses it."""
+    readings = usable(view.readings)
+    if not readings:
+        return Text(f"GPUs: {clean_line(view.note or 'none')}", "dim")
+    why = {reading.index: occupied(reading) for reading in readings}
+    free = sum(reason is None for reason in why.values())
+    out = Text()
+    out.append(f"GPUs: {free} of {len(readings)} free", "bold")
+    if free:
+        which = "one" if free == 1 else "two"
+        out.append(f"; free:{min(free, 2)} chooses the {which} with the most free memory", "dim")
+    if view.note is not None:
+        out.append(f"\n! {clean_line(view.note)}", "bold")
+    shown = list(readings)
+    if len(shown) > MOST:
+        shown.sort(key=lambda r: (why[r.index] is None, r.index))
+        shown = shown[:MOST]
+    for reading in shown:
+        _one(out, reading, why[reading.index])
+    if len(readings) > len(shown):
+        out.append(f"\n  and {len(readings) - len(shown)} more", "dim")
+    return out
+
+
+def _one(out: Text, reading: GpuReading, why: str | None) -> None:
+    name = clean_name((reading.name or formats.NA).removeprefix("NVIDIA "))
+    used, total = reading.memory_used_bytes, reading.memory_total_bytes
+    memory = None if used is None or total is None else total - used
+    sign = "○" if why is None else "●"
+    said = "free" if why is None else clean_line(why)
+    out.append(
+        f"\n  {sign} {reading.label:>3}  {name:<16.16}  {formats.size(memory):>8} left  {said}",
+        "" if why is None else "dim",
+    )

@@ -1,0 +1,312 @@
+"""From a frame to what is shown of GPUs: rows, findings, and everything known of one. Pure."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ltui.app.live.frame import Frame
+from ltui.app.live.gpu_history import GpuPast
+from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
+from ltui.widgets import formats
+from ltui.widgets.gpu_table import SIGNS
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.view_models import Cell, GpuRow, Tone
+
+OLD_AFTER_S = 5.0
+"""A reading older than this is said to be, with its age."""
+HOT_C = 85.0
+"""For GPUs that don't tell at which temperature they slow down."""
+NEAR_C = 3.0
+HEAT_FROM = 8
+"""So many GPUs are shown as a heat strip as well."""
+OWNERS = {
+    "rank": "rank",
+    "run": "this run",
+    "foreign": "foreign",
+    "display": "display",
+    "unseen": "not visible from here",
+}
+
+
+def is_gpu_finding(verdict: Verdict) -> bool:
+    return verdict.kind.startswith("gpu_")
+
+
+def standing_findings(frame: Frame) -> tuple[Verdict, ...]:
+    """What is wrong with GPUs now, the serious first."""
+    if frame.snapshot.state not in LIVE:
+        return ()
+    found = [v for v in frame.snapshot.verdicts if is_gpu_finding(v) and v.ended is None]
+    return tuple(sorted(found, key=lambda v: not v.evidence.get("serious")))
+
+
+def _tones(frame: Frame) -> dict[int, Tone]:
+    """By index of the GPU, where something is wrong with it."""
+    tones: dict[int, Tone] = {}
+    for finding in reversed(standing_findings(frame)):
+        tone = _tone(finding)
+        gpus = finding.evidence.get("gpus")
+        for index in gpus if isinstance(gpus, (list, tuple)) else ():
+            if isinstance(index, int):
+                tones[index] = tone
+    return tones
+
+
+def _tone(finding: Verdict) -> Tone:
+    return Tone.BAD if finding.evidence.get("serious") else Tone.WARN
+
+
+def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
+    """One row a GPU or slice, slices below their GPU."""
+    tones = _tones(frame)
+    gpus = frame.snapshot.gpus
+    with_slices = {g.mig_parent for g in gpus if g.mig_parent is not None}
+    return tuple(
+        _row(
+            gpu,
+            frame.gpu_pasts.get(gpu.index, GpuPast()),
+            frame.now,
+            tones.get(gpu.index, Tone.PLAIN),
+            sliced=gpu.index in with_slices,
+        )
+        for gpu in sorted(gpus, key=_place)
+    )
+
+
+def _place(gpu: GpuSnapshot) -> tuple[int, int]:
+    return (gpu.index, -1) if gpu.mig_parent is None else (gpu.mig_parent, gpu.index)
+
+
+def name_of(gpu: GpuSnapshot) -> str:
+    return clean_name(gpu.label or str(gpu.index))
+
+
+def _row(gpu: GpuSnapshot, past: GpuPast, now: float, tone: Tone, *, sliced: bool) -> GpuRow:
+    use = _share(gpu.utilisation_percent)
+    note = _note(gpu, now)
+    return GpuRow(
+        index=name_of(gpu),
+        name=clean_name((gpu.name or formats.NA).removeprefix("NVIDIA ")),
+        ranks=f"r{formats.ranks(gpu.ranks)}" if gpu.ranks else "",
+        utilisation=use,
+        utilisation_text="MIG" if sliced and use is None else formats.percent(use),
+        memory=_ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        power_text=formats.power(gpu.power_w, gpu.power_limit_w),
+        temperature=_temperature(gpu),
+        clock_text=formats.clock(gpu.sm_clock_mhz),
+        strip=past.strip,
+        heat=past.heat,
+        note=clean_name(note),
+        sm_text=formats.percent(gpu.sm_activity),
+        tensor_text=formats.percent(gpu.tensor_activity),
+        dram_text=formats.percent(gpu.dram_activity),
+        throttle=clean_name(", ".join(gpu.throttle_reasons or ())),
+        tone=Tone.BAD if gpu.error and tone is Tone.PLAIN else tone,
+    )
+
+
+def _temperature(gpu: GpuSnapshot) -> Cell:
+    limit = gpu.slowdown_temperature_c
+    least = HOT_C if limit is None else limit - NEAR_C
+    hot = gpu.temperature_c is not None and gpu.temperature_c >= least
+    text = formats.temperature(gpu.temperature_c)
+    return Cell(text=f"{text}!" if hot else text, tone=Tone.WARN if hot else Tone.PLAIN)
+
+
+def _note(gpu: GpuSnapshot, now: float) -> str:
+    if gpu.error:
+        return gpu.error
+    if gpu.sampled_at is not None and now - gpu.sampled_at > OLD_AFTER_S:
+        return f"{formats.age(now - gpu.sampled_at)} old"
+    return ""
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Text:
+    """The findings below the rows, one a line; the driver's own trouble first.
+
+    ``more`` says where to read the others if there are more than ``most``.
+    """
+    lines: list[tuple[str, str]] = []
+    if frame.snapshot.gpu_note and frame.snapshot.gpus:
+        lines.append((f"! {clean_line(frame.snapshot.gpu_note)}", "bold"))
+    for finding in standing_findings(frame):
+        tone = _tone(finding)
+        style = "bold" if tone is Tone.BAD else ""
+        lines.append((f"{SIGNS[tone]} {clean_line(finding.cause)}{_whom(finding)}", style))
+    out = Text()
+    shown = lines if len(lines) <= most else lines[: max(1, most - 1)]
+    for i, (line, style) in enumerate(shown):
+        out.append("\n" if i else "")
+        out.append(line, style)
+    if len(shown) < len(lines):
+        out.append(f"\nand {len(lines) - len(shown)} more{more}", "dim")
+    return out
+
+
+def _whom(finding: Verdict) -> str:
+    if not finding.culprits or "rank" in finding.cause:
+        return ""
+    word = "rank" if len(finding.culprits) == 1 else "ranks"
+    return f" ({word} {formats.ranks(finding.culprits)})"
+
+
+def gpus_title(frame: Frame) -> str:
+    """``8 × H100 80GB HBM3``, or how many there are of several models."""
+    counts: dict[str, int] = {}
+    for gpu in frame.snapshot.gpus:
+        if gpu.mig_parent is None:
+            name = clean_name((gpu.name or "unknown model").removeprefix("NVIDIA "))
+            counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{n} × {name}" for name, n in counts.items())
+
+
+# -- one GPU ---------------------------------------------------------------------------------------
+
+
+def find_gpu(frame: Frame, name: str) -> GpuSnapshot | None:
+    return next((gpu for gpu in frame.snapshot.gpus if name_of(gpu) == name), None)
+
+
+def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
+    """All readings of one GPU in words and units; what the driver refuses is n/a."""
+    out = Text()
+    if gpu.error:
+        out.append(f"! {clean_line(gpu.error)}\n", "bold")
+    for finding in standing_findings(frame):
+        if gpu.index in (finding.evidence.get("gpus") or ()):
+            out.append(f"{SIGNS[_tone(finding)]} {clean_line(finding.cause)}\n", "bold")
+    for title, lines in _groups(gpu, frame.now):
+        out.append(f"{title}\n", "bold")
+        for label, value in lines:
+            out.append(f"  {label:<22}", "dim")
+            out.append(f"{value}\n")
+    _processes(out, gpu)
+    return out
+
+
+Lines = list[tuple[str, str]]
+
+
+def _groups(gpu: GpuSnapshot, now: float) -> list[tuple[str, Lines]]:
+    return [
+        ("GPU", _identity(gpu, now)),
+        ("work", _work(gpu)),
+        ("power and heat", _heat(gpu)),
+        ("links", _links(gpu)),
+        ("memory health", _health(gpu)),
+    ]
+
+
+def _identity(gpu: GpuSnapshot, now: float) -> Lines:
+    age = None if gpu.sampled_at is None else max(0.0, now - gpu.sampled_at)
+    return [
+        ("model", clean_name(gpu.name or formats.NA)),
+        ("UUID", clean_name(gpu.uuid or formats.NA)),
+        ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none"),
+        ("sampled", formats.ago(age)),
+    ]
+
+
+def _work(gpu: GpuSnapshot) -> Lines:
+    return [
+        ("utilisation", _utilisation(gpu.utilisation_percent)),
+        ("SM activity", formats.percent(gpu.sm_activity)),
+        ("SM occupancy", formats.percent(gpu.sm_occupancy)),
+        ("tensor-core activity", formats.percent(gpu.tensor_activity)),
+        ("DRAM bandwidth", formats.percent(gpu.dram_activity)),
+        ("memory controller", formats.percent(_share(gpu.memory_utilisation_percent))),
+        ("memory", formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
+    ]
+
+
+def _utilisation(percent: float | None) -> str:
+    text = formats.percent(_share(percent))
+    return text if percent is None else f"a kernel was running {text} of the time"
+
+
+def _heat(gpu: GpuSnapshot) -> Lines:
+    reasons = gpu.throttle_reasons
+    held = formats.NA if reasons is None else ", ".join(reasons) or "nothing"
+    state = gpu.performance_state
+    limit = formats.temperature(gpu.slowdown_temperature_c)
+    return [
+        ("power", formats.power(gpu.power_w, gpu.power_limit_w)),
+        ("temperature", f"{formats.temperature(gpu.temperature_c)}, slows down at {limit}"),
+        ("memory temperature", formats.temperature(gpu.memory_temperature_c)),
+        ("fan", formats.percent(_share(gpu.fan_percent))),
+        ("SM clock", _of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
+        ("memory clock", formats.clock(gpu.memory_clock_mhz)),
+        ("throttled by", clean_name(held)),
+        ("performance state", formats.NA if state is None else f"P{state} (P0 is fastest)"),
+    ]
+
+
+def _of(value: float | None, most: float | None, unit: str) -> str:
+    text = formats.count(value)
+    return f"{text} {unit}" if most is None else f"{text} of {formats.count(most)} {unit}"
+
+
+def _links(gpu: GpuSnapshot) -> Lines:
+    up = formats.NA if gpu.nvlinks is None else f"{formats.count(gpu.nvlinks_up)} of {gpu.nvlinks}"
+    generation = _pair(gpu.pcie_generation, gpu.pcie_generation_max)
+    lanes = _pair(gpu.pcie_width, gpu.pcie_width_max)
+    return [
+        ("PCIe", f"generation {generation}, {lanes} lanes"),
+        ("PCIe out, in", _rates(gpu.pcie_tx_bytes_per_s, gpu.pcie_rx_bytes_per_s)),
+        ("NVLinks up", up),
+        ("NVLink out, in", _rates(gpu.nvlink_tx_bytes_per_s, gpu.nvlink_rx_bytes_per_s)),
+        ("NVLink errors", formats.count(gpu.nvlink_errors)),
+    ]
+
+
+def _pair(value: int | None, most: int | None) -> str:
+    if value is None:
+        return formats.NA
+    return f"{value} of {most}" if most is not None else str(value)
+
+
+def _rates(out: float | None, into: float | None) -> str:
+    return f"{formats.quantity(out, 'B/s')}, {formats.quantity(into, 'B/s')}"
+
+
+def _health(gpu: GpuSnapshot) -> Lines:
+    repair = {None: formats.NA, False: "none", True: "yes, at the next reset"}
+    failed = " (a repair failed)" if gpu.repair_failed else ""
+    xid = formats.NA if gpu.xid_code is None else f"XID {gpu.xid_code}"
+    return [
+        ("ECC corrected", formats.count(gpu.ecc_corrected)),
+        ("ECC uncorrected", formats.count(gpu.ecc_uncorrected)),
+        ("retired pages", formats.count(gpu.retired_pages)),
+        ("remapped rows", formats.count(gpu.remapped_rows)),
+        ("repair pending", f"{repair[gpu.repair_pending]}{failed}"),
+        ("last driver error", xid if gpu.xid_code is not None else "none seen"),
+    ]
+
+
+def _processes(out: Text, gpu: GpuSnapshot) -> None:
+    out.append("processes\n", "bold")
+    if gpu.processes is None:
+        out.append(f"  {formats.NA}\n")
+    elif not gpu.processes:
+        out.append("  none\n")
+    for process in sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0)):
+        out.append(f"  {_process(process)}\n", "bold" if process.owner == "foreign" else "")
+
+
+def _process(process: GpuProcessSnapshot) -> str:
+    whose = OWNERS.get(process.owner, clean_name(process.owner))
+    if process.rank is not None:
+        whose = f"rank {process.rank}"
+    user = f", user {clean_name(process.user)}" if process.user else ""
+    name = clean_name(process.name or formats.NA)
+    memory = formats.size(process.memory_bytes)
+    return f"pid {process.pid:<9} {memory:>9}  {whose}: {name}{user}"

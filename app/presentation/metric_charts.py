@@ -1,0 +1,313 @@
+"""From a frame's curves to the charts of metrics and throughput. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ltui.app.live.curve_arithmetic import epoch_places, part, smooth
+from ltui.app.live.frame import CurveData, FloatArray, Frame
+from ltui.app.live.metric_history import RANK_CURVES
+from ltui.app.presentation.metric_selection import (
+    default_choice,
+    groups,
+    is_validation,
+    quantity_of,
+)
+from ltui.app.presentation.run_view import SAMPLES, silence
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.state.verdict_tracker import GRAVE
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_name
+from ltui.widgets.view_models import ChartShape, Series
+
+AXES = ("step", "epoch", "time")
+SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+DIFFERENCE = 0.05
+"""Ranks whose rates lie closer together than this share are shown by their total alone."""
+WAITING_TOO_LONG = 0.2
+MOST_UNSMOOTHED = 3
+"""Fewer points than this have nothing to smooth."""
+_LR = re.compile(r"(^|[/_.-])(lr|learning_rate)($|[/_.-])", re.IGNORECASE).search
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChartSettings:
+    """What the keys of a run screen change."""
+
+    axis: str = "step"
+    smoothing: float = 0.9
+    metrics: tuple[str, ...] | None = None
+    """Those that a person chose; None for the default choice."""
+
+    def next_axis(self) -> str:
+        return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
+
+    def smoother(self, by: int) -> float:
+        place = min(range(len(SMOOTHINGS)), key=lambda i: abs(SMOOTHINGS[i] - self.smoothing))
+        return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + by))]
+
+
+class Axis:
+    """Places steps on the chosen x axis."""
+
+    def __init__(self, settings: ChartSettings, frame: Frame) -> None:
+        self._kind = settings.axis
+        self._reference = reference_curve(frame)
+        self._steps_per_epoch = _steps_per_epoch(frame)
+        self._origin = _beginning(frame, self._reference)
+        self.label = self._kind
+        self.is_time = self._kind == "time"
+        self.ends = self._ends([*frame.curves.values(), *frame.rates.values()])
+        """Where the axis begins and ends, for every chart alike."""
+
+    def _ends(self, curves: Sequence[CurveData]) -> tuple[float, float] | None:
+        found = [self.places(part(c, [0, -1])) for c in curves if len(c)]
+        known = [ends for ends in found if np.isfinite(ends).all()]
+        if not known:
+            return None
+        return min(float(e[0]) for e in known), max(float(e[1]) for e in known)
+
+    def places(self, curve: CurveData) -> FloatArray:
+        if self._kind == "time":
+            return curve.times - self._origin
+        if self._kind == "epoch":
+            return epoch_places(curve.steps, self._reference or curve, self._steps_per_epoch)
+        return curve.steps
+
+    def steps_between(self, low: float, high: float) -> tuple[int, int] | None:
+        """The steps of a part of this axis; None where that is not known."""
+        if self._kind == "step":
+            return math.floor(low), math.ceil(high)
+        if self._reference is None:
+            return None
+        places = self.places(self._reference)
+        inside = np.flatnonzero((places >= low) & (places <= high))
+        if not inside.size:
+            return None
+        first, last = max(0, inside[0] - 1), min(len(places) - 1, inside[-1] + 1)
+        return int(self._reference.steps[first]), int(self._reference.steps[last])
+
+
+def reference_curve(frame: Frame) -> CurveData | None:
+    """The longest curve: it tells which step lies in which epoch, and when."""
+    return max(frame.curves.values(), key=len, default=None)
+
+
+def _steps_per_epoch(frame: Frame) -> float | None:
+    run = frame.snapshot
+    if run.max_steps and run.max_epochs and run.max_epochs > 0:
+        return run.max_steps / run.max_epochs
+    return run.batches_per_epoch
+
+
+def _beginning(frame: Frame, reference: CurveData | None) -> float:
+    """Unix seconds at which the time axis begins: when the run was created."""
+    if frame.snapshot.created_at is not None:
+        return frame.snapshot.created_at
+    if reference is None or not len(reference):
+        return frame.snapshot.started_at or frame.now
+    return float(np.nanmin(reference.times))
+
+
+def shown_metrics(frame: Frame, settings: ChartSettings) -> tuple[str, ...]:
+    """The chosen metrics that this run has, or the default choice if it has none of them."""
+    names = frame.curve_names or tuple(sorted(frame.curves))
+    chosen = tuple(name for name in settings.metrics or () if name in names)
+    return chosen or default_choice(names)
+
+
+def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartShape]:
+    """One chart for each quantity among the shown metrics, at least one."""
+    axis = Axis(settings, frame)
+    names = shown_metrics(frame, settings)
+    colours = {name: number for number, name in enumerate(names)}
+    shapes = [
+        _metric_chart(frame, axis, settings, [(name, colours[name]) for name in group])
+        for group in groups(names)
+        if any(name in frame.curves for name in group)
+    ]
+    return shapes or [_metric_chart(frame, axis, settings, [])]
+
+
+def _metric_chart(
+    frame: Frame, axis: Axis, settings: ChartSettings, named: Sequence[tuple[str, int]]
+) -> ChartShape:
+    series: list[Series] = []
+    for name, colour in named:
+        curve = frame.curves.get(name)
+        if curve is not None and len(curve):
+            smoothing = settings.smoothing if is_smoothed(name) else 0.0
+            series += _metric_series(name, curve, axis, smoothing, colour)
+    title = quantity_of(named[0][0]) if named else "metrics"
+    return ChartShape(
+        title=clean_name(title),
+        series=tuple(series),
+        x_label=axis.label,
+        x_time=axis.is_time,
+        x_whole=axis.label == "step",
+        x_ends=axis.ends,
+        cut_outliers=True,
+        note=None if series else _nothing(frame, "no training step yet"),
+    )
+
+
+def is_smoothed(name: str) -> bool:
+    """Values of single steps are noisy. Means over a validation, and what is set, are not."""
+    return not is_validation(name) and name not in ("step/lr", "step/samples") and not _LR(name)
+
+
+def _metric_series(
+    name: str, curve: CurveData, axis: Axis, smoothing: float, colour: int
+) -> list[Series]:
+    places = axis.places(curve)
+    shown = clean_name(name)
+    if smoothing <= 0 or len(curve) < MOST_UNSMOOTHED:
+        return [_series(shown, places, curve, colour=colour)]
+    smoothed = smooth(curve, smoothing)
+    return [
+        _series(f"{shown} raw", places, curve, colour=colour, dim=True),
+        Series(name=f"{shown} smoothed", x=places, y=smoothed, colour=colour),
+    ]
+
+
+def _series(
+    name: str, places: FloatArray, curve: CurveData, *, colour: int, dim: bool = False
+) -> Series:
+    banded = bool(np.any(curve.low != curve.high))
+    low, high = (curve.low, curve.high) if banded else (None, None)
+    return Series(name=name, x=places, y=curve.mean, colour=colour, dim=dim, low=low, high=high)
+
+
+def metrics_title(shapes: Sequence[ChartShape]) -> str:
+    return shapes[0].title if len(shapes) == 1 else "metrics"
+
+
+def metrics_figures(frame: Frame, settings: ChartSettings) -> str:
+    """Validation scores that no curve shows, and how smooth the curves are."""
+    names = shown_metrics(frame, settings)
+    quiet = silence(frame) if frame.curves else None
+    smoothed = any(is_smoothed(name) for name in names)
+    smoothing = f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw"
+    scores = _scores(frame, names)
+    return " · ".join([*([quiet] if quiet else []), *scores, *([smoothing] if smoothed else [])])
+
+
+def _scores(frame: Frame, shown: Collection[str]) -> list[str]:
+    """What validation says besides its loss: ``val/acc 0.9870``."""
+    metrics = frame.snapshot.metrics
+    names = sorted(n for n in metrics if is_validation(n) and "loss" not in n.lower())
+    wanted = [n for n in names if n not in shown][:2]
+    return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in wanted]
+
+
+def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
+    """Samples per second of all ranks; a thin line a rank where ranks differ."""
+    axis = Axis(settings, frame)
+    total = frame.rates.get(None)
+    series: list[Series] = []
+    if total is not None and len(total):
+        series += _rank_series(frame.rates, axis)
+        series.append(_series("total", axis.places(total), total, colour=2))
+    return ChartShape(
+        title="throughput, samples/s",
+        subtitle=throughput_figures(frame),
+        series=tuple(series),
+        x_label=axis.label,
+        x_time=axis.is_time,
+        x_whole=axis.label == "step",
+        x_ends=axis.ends,
+        note=None if series else _nothing(frame, "no throughput yet"),
+    )
+
+
+def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[Series]:
+    by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
+    if not 1 < len(by_rank) <= RANK_CURVES or not _differ(list(by_rank.values())):
+        return []
+    return [
+        _series(f"r{rank}", axis.places(curve), curve, colour=3 + rank, dim=True)
+        for rank, curve in sorted(by_rank.items())
+    ]
+
+
+def _differ(curves: list[CurveData]) -> bool:
+    lately = [float(np.nanmean(c.mean[-20:])) for c in curves]
+    return max(lately) - min(lately) > DIFFERENCE * max(lately)
+
+
+def throughput_figures(frame: Frame) -> str:
+    """``31.4 k samples/s · best 32.0 k``; ``paused`` or ``stalled`` instead of a rate."""
+    best = best_throughput(frame)
+    words = []
+    if frame.snapshot.state in LIVE:
+        words.append(_rate_now(frame.snapshot))
+    if best is not None:
+        words.append(f"best {formats.quantity(best, '')}")
+    share = frame.snapshot.model_flop_utilisation
+    if share is not None and frame.snapshot.state in LIVE:
+        words.append(f"MFU {formats.percent(share)}")
+    return " · ".join(words)
+
+
+def _rate_now(run: RunSnapshot) -> str:
+    if run.state is RunState.PAUSED:
+        return "paused"
+    if any(v.level in GRAVE and v.ended is None for v in run.verdicts):
+        return "stalled"
+    return formats.quantity(run.throughput.samples_per_s, SAMPLES)
+
+
+def best_throughput(frame: Frame) -> float | None:
+    """The highest figure of all attempts, never less than what the chart shows."""
+    stored = frame.snapshot.throughput.best_samples_per_s
+    total = frame.rates.get(None)
+    drawn = float(np.nanmax(total.mean)) if total is not None and len(total) else None
+    return max((rate for rate in (stored, drawn) if rate is not None), default=None)
+
+
+def waiting_line(frame: Frame) -> str:
+    """``waiting for data 4 %``, and what to do where it is much."""
+    share = frame.snapshot.throughput.data_wait_share
+    text = f"waiting for data {formats.percent(share)}"
+    if share is not None and share > WAITING_TOO_LONG:
+        text += " · ranks wait for data: use more workers or a faster loader"
+    return text
+
+
+def phases_line(frame: Frame) -> str:
+    """``fetch 4 · forward 31 · backward 58 · optimizer 7 %`` of a step."""
+    of = frame.snapshot.throughput
+    shares = (
+        ("fetch", of.fetch_share),
+        ("forward", of.forward_share),
+        ("backward", of.backward_share),
+        ("optimizer", of.optimizer_share),
+    )
+    known = [f"{name} {formats.percent(share)}" for name, share in shares if share is not None]
+    return " · ".join(known)
+
+
+def waiting_text(frame: Frame) -> str:
+    """Both lines under the throughput chart."""
+    return "\n".join(line for line in (waiting_line(frame), phases_line(frame)) if line)
+
+
+def _nothing(frame: Frame, otherwise: str) -> str:
+    run = frame.snapshot
+    quiet = silence(frame)
+    if quiet:
+        return quiet
+    if run.state not in LIVE:
+        return "nothing was recorded"
+    if run.started_at is None or run.state is RunState.PAUSED:
+        return otherwise
+    if run.state is RunState.RUNNING and run.ranks and all(r.phase is None for r in run.ranks):
+        # A program that is not Lightning may well train: only its processes are known.
+        otherwise = "no telemetry"
+    # Importing torch and preparing data take their time: say how long it has been.
+    return f"{otherwise}, {formats.duration(frame.now - run.started_at)} after the start"

@@ -1,0 +1,114 @@
+"""What happened between two looks at a run, in the past tense, with the number. Pure."""
+
+from __future__ import annotations
+
+from ltui.app.presentation.state_words import (
+    FAILED,
+    bad_loss_sentence,
+    ended_detail,
+    ended_sentence,
+)
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+
+
+def happened(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, str]]:
+    """(sentence, severity) of every change worth a notice; severities as Textual's."""
+    if before is None:
+        return []
+    said = []
+    if now.attempt != before.attempt:
+        said.append((f"attempt {now.attempt} started{_from(now)}", "information"))
+    elif now.state is not before.state:
+        said += _state_change(before, now)
+    if now.attempt == before.attempt and now.state in LIVE:
+        said += _new_checkpoints(before, now)
+    return said
+
+
+def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
+    step = f"step {formats.step(now.global_step)}"
+    if before.state is RunState.STOPPING and now.state in LIVE:
+        return [(clean_line(now.detail or f"not stopped at {step}"), "error")]
+    if now.state is RunState.PAUSED:
+        return [(f"paused at {step}", "information")]
+    if now.state is RunState.RUNNING and before.state in (RunState.PAUSED, RunState.PAUSING):
+        return [(f"continued at {step}", "information")]
+    if now.state in LIVE:
+        return []
+    sentence = ended_detail(now) or f"{now.state.value} at {step}"
+    bad_loss = bad_loss_sentence(now)
+    sentence = f"{sentence}; {bad_loss}" if bad_loss else sentence
+    return [(sentence, "error" if now.state in FAILED else "information")]
+
+
+def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
+    old = {c.path for c in before.checkpoints}
+    return [
+        (f"checkpoint saved at step {formats.step(c.global_step)}{_checked(c.ok)}", "information")
+        for c in now.checkpoints
+        if c.path not in old and c.reason == "request"
+    ]
+
+
+def _checked(ok: bool | None) -> str:
+    return {True: ", verified", False: ", but it is damaged", None: ""}[ok]
+
+
+def _from(now: RunSnapshot) -> str:
+    return f" from step {formats.step(now.global_step)}" if now.global_step else ""
+
+
+def farewell(snapshot: RunSnapshot) -> str:
+    """What leaving the dashboard says."""
+    name = clean_name(snapshot.name)
+    if snapshot.state in LIVE:
+        return f"{name} keeps running. To watch it: ltui attach {clean_name(snapshot.id)}"
+    return f"{name}: {ended_sentence(snapshot)}"
+
+
+def resume_hint(snapshot: RunSnapshot, *, readonly: bool) -> str:
+    """What the line about an ended run offers."""
+    if refusal(snapshot, "resume", readonly=readonly) is None:
+        return "r resume" if snapshot.state is not RunState.FINISHED else "r train on"
+    return "R run again" if refusal(snapshot, "rerun", readonly=readonly) is None else ""
+
+
+def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str | None:
+    """Why ``action`` can't be done now, in a sentence; None where it can."""
+    if action not in CONTROLS:
+        return None
+    if readonly:
+        return "This dashboard is read-only (--readonly): nothing was requested"
+    if snapshot is None:
+        return "The state of the run is not known yet"
+    live = snapshot.state in LIVE
+    name = clean_name(snapshot.name)
+    if action == "rerun":
+        return None
+    if action == "resume":
+        if live:
+            return f"{name} is {snapshot.state.value}: there is nothing to resume"
+        if all(checkpoint.ok is False for checkpoint in snapshot.checkpoints):
+            return f"{name} has no good checkpoint. Press R to run it again from the beginning."
+        return None
+    if not live:
+        return f"{name} has ended: there is nothing to {WORDS[action]}"
+    if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
+        return f"{name} is {snapshot.state.value}: its ranks have not started to train yet"
+    if snapshot.state is RunState.STOPPING and action != "kill":
+        return f"{name} is stopping already. Press k to kill it"
+    return None
+
+
+WORDS = {
+    "stop": "stop",
+    "pause": "pause",
+    "checkpoint": "save",
+    "kill": "kill",
+    "resume": "resume",
+    "rerun": "run again",
+}
+CONTROLS = frozenset(WORDS)
+BEFORE_TRAINING = frozenset({RunState.QUEUED, RunState.STARTING})

@@ -1,0 +1,47 @@
+"""A run's configuration as names and values, and where it was started from. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.yaml_document import walk
+
+MAX_SETTINGS = 300
+MAX_VALUE = 200
+"""Characters of a value that are shown."""
+
+Settings = list[tuple[str, str]]
+
+
+def settings(spec: RunSpec) -> Settings:
+    """Names and values of the configuration as launched; settings without a value are left out.
+
+    ``model.init_args.width`` is named ``model.width``, and a class by its own name.
+    """
+    if spec.config is None:
+        return [("command", shlex.join(spec.command))] if spec.command else []
+    found: Settings = []
+    for path, value in walk(spec.config):
+        if value is None or (isinstance(value, (Mapping, list)) and value):
+            continue
+        name = path.replace(".init_args", "")
+        if name.endswith(".class_path"):
+            name, value = name.removesuffix(".class_path"), str(value).rpartition(".")[2]
+        found.append((name, value_text(value)))
+    return found[:MAX_SETTINGS]
+
+
+def hyperparameters(values: Mapping[str, Any]) -> Settings:
+    """The module's hyperparameters as its rank sent them (``save_hyperparameters``)."""
+    return [(str(name), value_text(value)) for name, value in values.items()][:MAX_SETTINGS]
+
+
+def value_text(value: Any) -> str:
+    """A value as YAML would show it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"

@@ -1,0 +1,156 @@
+"""The facts of a run in words: metrics, configuration, checkpoints, events, where files are. Pure.
+
+All texts may hold what a run wrote, so nothing here is ever parsed as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+
+from ltui.app.live.frame import Frame
+from ltui.app.presentation.run_configuration import hyperparameters, settings
+from ltui.app.presentation.run_summary import ordered_metrics
+from ltui.app.presentation.run_view import checkpoint_text, what_runs
+from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+
+MAX_METRICS = 200
+MAX_CHECKPOINTS = 30
+NAME_CELLS = 20
+LEARNING_RATE = "step/lr"
+"""The curve of the learning rate that each step's record carries."""
+
+
+def figures(frame: Frame) -> Text:
+    """Metrics and configuration."""
+    out = Text()
+    _metrics(out, frame)
+    _configuration(out, frame)
+    out.rstrip()
+    return out
+
+
+def facts(frame: Frame) -> Text:
+    """Checkpoints, events, and what the run is."""
+    out = Text()
+    _checkpoints(out, frame)
+    _script_checkpoints(out, frame)
+    _events(out, frame)
+    _run(out, frame)
+    out.rstrip()
+    return out
+
+
+def _metrics(out: Text, frame: Frame) -> None:
+    titles = "".join(title.rjust(10) for title in ("last", "lowest", "highest"))
+    out.append(f"{'metric'.ljust(NAME_CELLS)}{titles}\n", "bold")
+    metrics = ordered_metrics(frame.snapshot)
+    if not metrics:
+        out.append("none logged yet\n", "dim")
+    for name, value in metrics[:MAX_METRICS]:
+        last, low, high = value.last, value.best_min, value.best_max
+        numbers = "".join(formats.metric(number).rjust(10) for number in (last, low, high))
+        out.append(f"{_cut(clean_name(name))}{numbers}\n")
+    if len(metrics) > MAX_METRICS:
+        out.append(f"and {len(metrics) - MAX_METRICS} more\n", "dim")
+    rates = frame.curves.get(LEARNING_RATE)
+    if rates is not None and len(rates):
+        out.append(f"{_cut('learning rate')}{formats.metric(float(rates.mean[-1])).rjust(10)}\n")
+
+
+def _cut(name: str) -> str:
+    return (name if len(name) < NAME_CELLS else f"{name[: NAME_CELLS - 2]}…").ljust(NAME_CELLS)
+
+
+def _configuration(out: Text, frame: Frame) -> None:
+    spec = frame.spec
+    if spec is not None and spec.start_from:
+        out.append("\nstarted from\n", "bold")
+        out.append(f"{clean_name(spec.start_from)}\n")
+    if spec is not None:
+        _pairs(out, "configuration", settings(spec))
+    if frame.snapshot.changes:
+        out.append("\nchanged for this attempt\n", "bold")
+        for change in frame.snapshot.changes:
+            out.append(f"{clean_line(change, 300)}\n")
+    if spec is None or spec.config is None:
+        # With a configuration they would only be said again.
+        _pairs(out, "hyperparameters", hyperparameters(frame.hyperparameters))
+
+
+def _pairs(out: Text, title: str, pairs: Sequence[tuple[str, str]]) -> None:
+    if not pairs:
+        return
+    out.append(f"\n{title}\n", "bold")
+    for name, value in pairs:
+        out.append(f"{clean_name(name)}  ", "dim")
+        out.append(f"{clean_line(value, 300)}\n")
+
+
+def _checkpoints(out: Text, frame: Frame) -> None:
+    out.append("checkpoints\n", "bold")
+    saved = frame.snapshot.checkpoints
+    if not saved:
+        none = "none by ltui yet" if frame.snapshot.script_checkpoints else "none yet"
+        out.append(f"{none}\n", "dim")
+    for checkpoint in _newest(saved):
+        age = formats.ago(frame.now - checkpoint.saved_at) if checkpoint.saved_at else ""
+        out.append(f"{checkpoint_text(checkpoint)}, {checkpoint.reason or 'saved'} {age}\n")
+
+
+def _newest(saved: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
+    ordered = sorted(saved, key=lambda c: (c.saved_at or 0.0, c.global_step), reverse=True)
+    return ordered[:MAX_CHECKPOINTS]
+
+
+def _script_checkpoints(out: Text, frame: Frame) -> None:
+    """What the script's own ModelCheckpoint saved; a resume of ltui does not use these."""
+    saved = frame.snapshot.script_checkpoints
+    if not saved:
+        return
+    out.append("\ncheckpoints of the script's own callbacks\n", "bold")
+    for checkpoint in _newest(saved):
+        words = [f"step {checkpoint.global_step}"]
+        words += [clean_line(checkpoint.reason)] if checkpoint.reason else []
+        words += [] if checkpoint.size_bytes is None else [formats.size(checkpoint.size_bytes)]
+        words += [formats.ago(frame.now - checkpoint.saved_at)] if checkpoint.saved_at else []
+        out.append(f"{', '.join(words)}\n")
+        out.append(f"  {clean_line(checkpoint.path)}\n", "dim")
+
+
+def _events(out: Text, frame: Frame) -> None:
+    out.append("\nevents, newest first\n", "bold")
+    if not frame.events:
+        out.append("none yet\n", "dim")
+    for at, text in reversed(frame.events):
+        # The hour, not the age, which would be drawn anew every second.
+        out.append(f"{time.strftime('%H:%M:%S', time.localtime(at))} ", "dim")
+        out.append(f"{clean_line(text, 200)}\n")
+
+
+def _run(out: Text, frame: Frame) -> None:
+    run = frame.snapshot
+    out.append("\nrun\n", "bold")
+    hosts = sorted({clean_name(r.host) for r in run.ranks if r.host})
+    python = "" if frame.spec is None else frame.spec.python
+    for name, value in (
+        ("id", run.id),
+        ("preset" if run.preset else "command", what_runs(run)),
+        ("world size", formats.count(run.world_size)),
+        ("hosts", ", ".join(hosts)),
+        ("Python", python),
+        ("supervisor", "" if run.supervisor_pid is None else f"pid {run.supervisor_pid}"),
+        ("FLOP per batch", _flops(run.flops_per_batch)),
+        ("model FLOP utilisation", formats.percent(run.model_flop_utilisation)),
+        ("folder", run.run_dir or ""),
+    ):
+        if value:
+            out.append(f"{name}: {clean_line(value)}\n")
+
+
+def _flops(count: float | None) -> str:
+    return "" if count is None else f"{formats.quantity(count, 'FLOP')} per rank"

@@ -1,0 +1,53 @@
+"""Which runs the home screen lists, and in which order. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ltui.app.live.run_list import RunLine
+from ltui.app.presentation.headline_metric import metric_of
+from ltui.app.presentation.run_view import what_runs
+
+ORDERS = ("newest first", "name", "preset", "state", "metric")
+"""The first is the order in which runs are listed: running ones first, then the newest."""
+
+
+def next_order(order: str) -> str:
+    return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
+
+
+def matches(line: RunLine, wanted: str) -> bool:
+    """Whether every word of ``wanted`` is in the run's name, preset, state or detail."""
+    run = line.snapshot
+    text = f"{line.id} {line.problem or ''}"
+    if run is not None:
+        text += f" {run.name} {what_runs(run)} {run.state.value} {run.detail or ''}"
+    return all(word in text.lower() for word in wanted.lower().split())
+
+
+def ordered(lines: Sequence[RunLine], order: str) -> list[RunLine]:
+    """``lines`` in that order; runs without a value come last, and ties keep their places."""
+    if order == "name":
+        return sorted(lines, key=lambda line: line.snapshot.name if line.snapshot else line.id)
+    if order == "preset":
+        return sorted(lines, key=_preset_key)
+    if order == "state":
+        return sorted(lines, key=_state_key)
+    return sorted(lines, key=_metric_key) if order == "metric" else list(lines)
+
+
+def _preset_key(line: RunLine) -> tuple[bool, str]:
+    return (line.snapshot is None, what_runs(line.snapshot) if line.snapshot else "")
+
+
+def _state_key(line: RunLine) -> tuple[bool, str]:
+    return (not line.live, line.snapshot.state.value if line.snapshot else "~")
+
+
+def _metric_key(line: RunLine) -> tuple[bool, str, float]:
+    """The best value of each metric first."""
+    shown = metric_of(line.snapshot) if line.snapshot is not None else None
+    if shown is None or not math.isfinite(shown.value):
+        return (True, "", 0.0)
+    return (False, shown.name, shown.value if shown.lower_is_better else -shown.value)

@@ -1,0 +1,99 @@
+"""From what is known of runs to the rows of home's list. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ltui.app.live.run_list import RunLine, trouble
+from ltui.app.presentation.headline_metric import metric_of
+from ltui.app.presentation.run_view import done_share, state_sign, what_runs
+from ltui.app.presentation.state_words import FAILED, bad_loss_sentence, ended_detail
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.view_models import Cell, Tone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRow:
+    """One run in one line."""
+
+    id: str
+    sign: Cell
+    name: str
+    preset: str
+    state: Cell
+    share: float | None
+    progress: str
+    metric: str
+    """The value of ``metric_name``; both are empty before a metric is logged."""
+    metric_name: str
+    created: str
+    """How long ago the run was launched."""
+    note: Cell
+
+
+def run_row(line: RunLine, now: float) -> RunRow:
+    run = line.snapshot
+    if run is None:
+        return RunRow(
+            id=line.id,
+            sign=Cell(text="?", tone=Tone.WARN),
+            name=clean_name(line.id),
+            preset="",
+            state=Cell(text="unreadable", tone=Tone.WARN),
+            share=None,
+            progress="",
+            metric="",
+            metric_name="",
+            created="",
+            note=Cell(text=clean_line(line.problem or ""), tone=Tone.WARN),
+        )
+    sign, word, tone = state_sign(run)
+    shown = metric_of(run)
+    return RunRow(
+        id=line.id,
+        sign=Cell(text=sign, tone=tone),
+        name=clean_name(run.name),
+        preset=clean_name(_program(run)),
+        state=Cell(text=word, tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
+        share=done_share(run),
+        progress=_progress(run),
+        metric=formats.metric(shown.value) if shown is not None else "",
+        metric_name=clean_name(shown.name) if shown is not None else "",
+        created=formats.ago(_age_s(run, now)),
+        note=_note(run),
+    )
+
+
+def _program(run: RunSnapshot) -> str:
+    """The preset, or the script of a command without the interpreter and the folders before it."""
+    if run.preset or not run.command:
+        return what_runs(run)
+    scripts = [n for n, word in enumerate(run.command) if word.endswith((".py", ".sh"))]
+    program, *rest = run.command[scripts[0] if scripts else 0 :]
+    return " ".join([program.rpartition("/")[2], *rest])
+
+
+def _progress(run: RunSnapshot) -> str:
+    if run.global_step is None:
+        return ""
+    return f"step {formats.step(run.global_step, run.max_steps)}"
+
+
+def _age_s(run: RunSnapshot, now: float) -> float | None:
+    return None if run.created_at is None else max(0.0, now - run.created_at)
+
+
+def _note(run: RunSnapshot) -> Cell:
+    bad = trouble(run)
+    if bad is not None:
+        return Cell(text=bad, tone=Tone.BAD)
+    if run.state in LIVE:
+        left = "" if run.eta_s is None else f"{formats.duration(run.eta_s)} left"
+        return Cell(text=left, tone=Tone.DIM)
+    if run.state in FAILED:
+        return Cell(text=ended_detail(run), tone=Tone.WARN)
+    if loss := bad_loss_sentence(run):
+        return Cell(text=loss, tone=Tone.WARN)
+    return Cell(text=clean_line(run.detail or ""), tone=Tone.DIM)

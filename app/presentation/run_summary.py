@@ -1,0 +1,292 @@
+"""A run in words: how it ended, all of it for ``ltui show``, a line for ``ltui runs``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ltui.app.foreground.progress_lines import (
+    caution_line,
+    position,
+    rank_line,
+    ranks_text,
+    title,
+    value_text,
+    verdict_line,
+)
+from ltui.app.presentation.state_words import (
+    FAILED,
+    bad_loss_sentence,
+    ended_detail,
+    ended_sentence,
+    needs_help,
+    open_verdicts,
+    state_word,
+    state_words,
+)
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    CheckpointInfo,
+    GpuSnapshot,
+    MetricValue,
+    RunSnapshot,
+    RunState,
+)
+from ltui.training.state.verdict_tracker import gravest_first
+from ltui.widgets.formats import (
+    NA,
+    ago,
+    count,
+    duration,
+    percent,
+    power,
+    quantity,
+    size,
+    size_of,
+    temperature,
+)
+from ltui.widgets.sanitise import clean_line, clean_name
+
+METRICS_SHOWN = 12
+REASON_CELLS = 80
+RANKS_SHOWN = 64
+
+
+def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
+    """Rows in aligned columns; those in ``right`` are right-aligned."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def short(text: str, cells: int) -> str:
+    """``text`` cut to so many cells, with a sign where it was."""
+    return text if len(text) <= cells else f"{text[: cells - 1]}…"
+
+
+def state_line(snapshot: RunSnapshot) -> str:
+    """``stopped at step 1204, checkpoint verified``."""
+    bad = bad_loss_sentence(snapshot)
+    if snapshot.state not in LIVE:
+        return f"{ended_sentence(snapshot)}; {bad}" if bad else ended_sentence(snapshot)
+    detail = clean_line(snapshot.detail or "", 300)
+    word = state_word(snapshot)
+    return f"{word}: {detail}" if detail and not detail.lower().startswith(word) else detail or word
+
+
+def resumable(snapshot: RunSnapshot) -> bool:
+    """Whether there is a checkpoint that a resume would start from."""
+    return any(checkpoint.ok is not False for checkpoint in snapshot.checkpoints)
+
+
+def last_checkpoint(snapshot: RunSnapshot) -> CheckpointInfo | None:
+    """The one with the highest step of those that are not known to be bad."""
+    good = [c for c in snapshot.checkpoints if c.ok is not False]
+    return max(good, key=lambda c: (c.global_step, c.saved_at or 0.0)) if good else None
+
+
+def checkpoint_text(checkpoint: CheckpointInfo) -> str:
+    """``step 1204, verified, 2.1 MiB: /path``."""
+    sound = {True: "verified", False: "DAMAGED", None: "not verified"}[checkpoint.ok]
+    parts = [f"step {checkpoint.global_step}", sound]
+    parts += [checkpoint.reason] if checkpoint.reason else []
+    parts += [size(checkpoint.size_bytes)] if checkpoint.size_bytes is not None else []
+    return f"{', '.join(parts)}: {clean_line(checkpoint.path)}"
+
+
+def ending_lines(snapshot: RunSnapshot) -> list[str]:
+    """What is left on the screen when a run in the foreground has ended."""
+    rows = [("", f"{title(snapshot)}: {state_line(snapshot)}")]
+    rows.append(("progress", position(snapshot)))
+    if snapshot.elapsed_s is not None:
+        attempt = f", attempt {snapshot.attempt}" if snapshot.attempt > 1 else ""
+        rows.append(("time", f"{duration(snapshot.elapsed_s)}{attempt}"))
+    rows += [
+        (f"{clean_name(name, 60)}", f"{value_text(value.last)}  at step {value.step}")
+        for name, value in ordered_metrics(snapshot)[:METRICS_SHOWN]
+    ]
+    if snapshot.throughput.best_samples_per_s is not None:
+        best = snapshot.throughput.best_samples_per_s
+        rows.append(("throughput", f"{quantity(best, 'samples/s')} at its best"))
+    checkpoint = last_checkpoint(snapshot)
+    if checkpoint is not None or snapshot.state is not RunState.FINISHED:
+        rows.append(("checkpoint", checkpoint_text(checkpoint) if checkpoint else "none"))
+    if snapshot.history_note:
+        rows.append(("history", clean_line(snapshot.history_note)))
+    if snapshot.log_dir:
+        rows.append(("logs", snapshot.log_dir))
+    lines = _indented([(name, text) for name, text in rows[1:] if text])
+    return [rows[0][1], *lines, *_next_steps(snapshot)]
+
+
+def ordered_metrics(snapshot: RunSnapshot) -> list[tuple[str, MetricValue]]:
+    """Losses and scores first, learning rates last, each by name."""
+    return sorted(snapshot.metrics.items(), key=lambda pair: (pair[0].startswith("lr"), pair[0]))
+
+
+def _next_steps(snapshot: RunSnapshot) -> list[str]:
+    name = clean_name(snapshot.id)
+    if snapshot.state in LIVE:
+        return [f"  To watch it: ltui attach {name}"]
+    lines = []
+    if snapshot.state is not RunState.FINISHED and resumable(snapshot):
+        lines.append(f"  To resume: ltui resume {name}")
+    if snapshot.state not in (RunState.STOPPED, RunState.FINISHED):
+        lines.append(f"  Logs: ltui logs {name}")
+    return [*lines, f"  Charts and logs: ltui attach {name}"]
+
+
+def _indented(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"  {line}" for line in columns(list(rows))]
+
+
+def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
+    """Everything about a run that fits a page."""
+    lines = [f"{title(snapshot)}  ({clean_name(snapshot.id)})", *_indented(_facts(snapshot, now))]
+    told = state_line(snapshot)
+    verdicts = [v for v in open_verdicts(snapshot) if clean_line(v.cause, 300) not in told]
+    lines += [f"  {verdict_line(verdict)}" for verdict in verdicts]
+    lines += [f"  {caution_line(caution)}" for caution in snapshot.cautions]
+    if snapshot.metrics:
+        rows = [
+            (clean_name(name, 60), value_text(value.last), f"step {value.step}")
+            for name, value in ordered_metrics(snapshot)
+        ]
+        lines += ["", "metrics", *(f"  {line}" for line in columns(rows, frozenset({1, 2})))]
+    if snapshot.ranks:
+        lines += ["", "ranks"]
+        lines += [f"  {rank_line(snapshot, rank)}" for rank in snapshot.ranks[:RANKS_SHOWN]]
+        rest = snapshot.ranks[RANKS_SHOWN:]
+        lines += [f"  and {ranks_text(rest)}"] if rest else []
+    if snapshot.gpus:
+        lines += ["", "GPUs", *(f"  {line}" for line in columns([_gpu(g) for g in snapshot.gpus]))]
+    if snapshot.checkpoints:
+        lines += ["", "checkpoints"]
+        lines += [f"  {checkpoint_text(checkpoint)}" for checkpoint in snapshot.checkpoints]
+    if snapshot.script_checkpoints:
+        lines += ["", "checkpoints of the script's own callbacks"]
+        lines += [f"  {checkpoint_text(c)}" for c in snapshot.script_checkpoints]
+    return lines
+
+
+def _flop_use(snapshot: RunSnapshot) -> str:
+    """Model FLOP utilisation; nothing where operations were not counted."""
+    if snapshot.flops_per_batch is None:
+        return ""
+    share = percent(snapshot.model_flop_utilisation)
+    return f"{share} ({quantity(snapshot.flops_per_batch, 'FLOP')} per batch on each rank)"
+
+
+def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
+    supervisor = "none" if snapshot.supervisor_pid is None else f"process {snapshot.supervisor_pid}"
+    speed = snapshot.throughput
+    data_wait = ""
+    if speed.data_wait_share is not None:
+        data_wait = f", {percent(speed.data_wait_share)} waiting for data"
+    pace = quantity(speed.samples_per_s, "samples/s")
+    if speed.best_samples_per_s is not None:
+        pace += f", best {quantity(speed.best_samples_per_s, '')}"
+    rows = [
+        ("state", state_line(snapshot)),
+        ("progress", position(snapshot) or NA),
+        ("time", _times(snapshot, now) or NA),
+        ("attempt", _attempt(snapshot)),
+        ("stops", clean_line(" or ".join(snapshot.stops))),
+        ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
+        ("throughput", f"{pace}{data_wait}"),
+        ("MFU", _flop_use(snapshot)),
+        ("supervisor", supervisor),
+        ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
+        ("GPUs", clean_line(snapshot.gpu_note) if snapshot.gpu_note else ""),
+        ("logs", snapshot.log_dir or ""),
+        ("directory", snapshot.run_dir or ""),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _times(snapshot: RunSnapshot, now: float) -> str:
+    """``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
+    created, started = snapshot.created_at, snapshot.started_at
+    times = []
+    if (first := created if created is not None else started) is not None:
+        times.append(f"started {ago(now - first)}")
+    if snapshot.attempt > 1 and started is not None:
+        times.append(f"attempt {snapshot.attempt} started {ago(now - started)}")
+    if snapshot.ended_at is not None:
+        times.append(f"ended {ago(now - snapshot.ended_at)}")
+        if snapshot.elapsed_s is not None:
+            whose = f"attempt {snapshot.attempt} " if snapshot.attempt > 1 else ""
+            times.append(f"{whose}took {duration(snapshot.elapsed_s)}")
+    elif snapshot.eta_s is not None and state_word(snapshot) == snapshot.state.value:
+        times.append(f"{duration(snapshot.eta_s)} left")
+    return ", ".join(times)
+
+
+def _attempt(snapshot: RunSnapshot) -> str:
+    """``2, with optimizer.init_args.lr=0.01``"""
+    parts = [str(snapshot.attempt)]
+    if snapshot.changes:
+        parts.append(f"with {', '.join(snapshot.changes)}")
+    if snapshot.restarted_because:
+        parts.append(snapshot.restarted_because)
+    return clean_line(", ".join(parts), 300)
+
+
+def _gpu(gpu: GpuSnapshot) -> tuple[str, ...]:
+    if gpu.error:
+        return (str(gpu.index), clean_name(gpu.name or NA), clean_line(gpu.error), "", "", "")
+    busy = None if gpu.utilisation_percent is None else gpu.utilisation_percent / 100
+    return (
+        str(gpu.index),
+        clean_name(gpu.name or NA),
+        f"{percent(busy)} busy",
+        size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        power(gpu.power_w, gpu.power_limit_w),
+        temperature(gpu.temperature_c),
+    )
+
+
+def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
+    """A line for each run."""
+    reasons = [short(_reason(snapshot), REASON_CELLS) for snapshot in snapshots]
+    head = "REASON" if any(reasons) else ""
+    rows = [("ID", "WHAT", "STATE", "PROGRESS", "STARTED", head)]
+    for snapshot, reason in zip(snapshots, reasons, strict=True):
+        what = snapshot.preset or " ".join(snapshot.command or ())
+        rows.append(
+            (
+                clean_name(snapshot.id),
+                short(clean_name(what), 30) or NA,
+                state_words(snapshot),
+                position(snapshot) or NA,
+                _started(snapshot, now),
+                reason,
+            )
+        )
+    return columns(rows)
+
+
+def _started(snapshot: RunSnapshot, now: float) -> str:
+    """``2 h ago``, with the present attempt's age after a resume: ``2 h ago (attempt 2: 4 m)``."""
+    created, started = snapshot.created_at, snapshot.started_at
+    first = created if created is not None else started
+    if first is None:
+        return NA
+    if snapshot.attempt == 1 or started is None:
+        return ago(now - first)
+    return f"{ago(now - first)} (attempt {snapshot.attempt}: {ago(now - started)})"
+
+
+def _reason(snapshot: RunSnapshot) -> str:
+    """Why a run needs help, or how it ended, if the state's word does not say it."""
+    if snapshot.state in LIVE:
+        grave = gravest_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
+        return clean_line(grave[0].cause) if grave else ""
+    sentence = ended_detail(snapshot) if snapshot.state in FAILED else ""
+    return "; ".join(part for part in (sentence, bad_loss_sentence(snapshot)) if part)

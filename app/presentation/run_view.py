@@ -1,0 +1,377 @@
+"""From a frame to what the header, the ranks, the GPUs and the lines above them show. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.text import Text
+
+from ltui.app.foreground.progress_lines import caution_line
+from ltui.app.live.frame import Cleared, Ending, Frame
+from ltui.app.presentation.state_words import (
+    FAILED,
+    bad_loss_sentence,
+    ended_detail,
+    needs_help,
+    state_word,
+)
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    CheckpointInfo,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Verdict,
+)
+from ltui.training.state.verdict_tracker import GRAVE, gravest_first
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.view_models import Cell, HeaderShape, RankRow, Tone
+
+CLEARED_SHOWN_S = 10.0
+"""How long a banner goes on saying that something is over."""
+SILENT_AFTER_S = 5.0
+"""Nothing new for this long is said, with its age."""
+PROCESS_ROWS = 16
+SAMPLES = "samples/s"
+
+STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
+    RunState.QUEUED: ("○", Tone.DIM),
+    RunState.STARTING: ("○", Tone.PLAIN),
+    RunState.RUNNING: ("●", Tone.GOOD),
+    RunState.PAUSING: ("‖", Tone.PLAIN),
+    RunState.PAUSED: ("‖", Tone.WARN),
+    RunState.STOPPING: ("■", Tone.PLAIN),
+    RunState.STOPPED: ("■", Tone.PLAIN),
+    RunState.FINISHED: ("✓", Tone.GOOD),
+    RunState.FAILED: ("✗", Tone.BAD),
+    RunState.CRASHED: ("✗", Tone.BAD),
+    RunState.LOST: ("✗", Tone.BAD),
+}
+
+RANK_TONES: dict[RankState, Tone] = {
+    RankState.STARTING: Tone.DIM,
+    RankState.OK: Tone.PLAIN,
+    RankState.RUNNING: Tone.PLAIN,
+    RankState.WAITING: Tone.WARN,
+    RankState.STALLED: Tone.BAD,
+    RankState.PAUSED: Tone.WARN,
+    RankState.DEAD: Tone.BAD,
+    RankState.ENDED: Tone.DIM,
+    RankState.UNKNOWN: Tone.DIM,
+}
+LOUD = frozenset({RankState.STALLED, RankState.DEAD})
+
+
+def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
+    return Cell(text=text, tone=tone)
+
+
+def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
+    """Return the sign, the word and the tone of a run's state."""
+    word = state_word(snapshot)
+    if needs_help(snapshot):
+        return "!", word, Tone.BAD
+    sign, tone = STATE_SIGNS[snapshot.state]
+    return sign, word, tone
+
+
+def done_share(snapshot: RunSnapshot) -> float | None:
+    """How much of the run is done, 0 to 1; None where its end is not known."""
+    if snapshot.state is RunState.FINISHED:
+        return 1.0
+    if snapshot.global_step is not None and snapshot.max_steps:
+        return min(1.0, snapshot.global_step / snapshot.max_steps)
+    return None
+
+
+def header(frame: Frame) -> HeaderShape:
+    """The first lines of a run screen."""
+    run = frame.snapshot
+    sign, word, tone = state_sign(run)
+    banner, banner_tone = banner_of(frame)
+    moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not _held_up(run)
+    return HeaderShape(
+        name=clean_name(run.name),
+        preset=clean_name(what_runs(run)),
+        state=word,
+        state_sign=sign,
+        tone=tone,
+        epoch=f"epoch {_epoch(run)}",
+        step=f"step {formats.step(run.global_step, run.max_steps)}",
+        share=done_share(run),
+        eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
+        elapsed=formats.duration(run.elapsed_s),
+        attempt=f"attempt {run.attempt}",
+        banner=banner,
+        banner_tone=banner_tone,
+        notes=notes(frame),
+    )
+
+
+def _held_up(run: RunSnapshot) -> bool:
+    """Whether a rank is stalled or dead, so that no end can be foreseen."""
+    return any(v.level in GRAVE and v.ended is None for v in run.verdicts) or any(
+        rank.state in LOUD for rank in run.ranks
+    )
+
+
+def what_runs(run: RunSnapshot) -> str:
+    if run.preset:
+        return run.preset
+    return " ".join(run.command) if run.command else ""
+
+
+def _epoch(run: RunSnapshot) -> str:
+    if run.epoch is None:
+        return formats.NA
+    shown = run.epoch + 1
+    if run.max_epochs and run.max_epochs > 0:
+        return formats.of(min(shown, run.max_epochs), run.max_epochs)
+    return formats.count(shown)
+
+
+def banner_of(frame: Frame) -> tuple[str | None, Tone]:
+    """The worst verdict that stands now, or the last one that is just over."""
+    standing = [v for v in frame.snapshot.verdicts if v.ended is None]
+    if standing and frame.snapshot.state in LIVE:
+        worst, *others = gravest_first(standing)
+        return _verdict_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
+    recent = [c for c in frame.cleared if frame.now - c.at < CLEARED_SHOWN_S]
+    if recent:
+        return _cleared_text(recent[-1]), Tone.GOOD
+    return None, Tone.BAD
+
+
+def _verdict_tone(verdict: Verdict) -> Tone:
+    return Tone.BAD if verdict.level in ("dead", "stalled") else Tone.WARN
+
+
+def _verdict_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
+    cause = clean_line(verdict.cause)
+    # A finding about GPUs says how old it is, and so do some causes.
+    aged = verdict.began is not None and not verdict.kind.startswith("gpu_")
+    lasting = ""
+    if aged and verdict.began is not None and not _DURATION.search(cause):
+        lasting = f" for {formats.age(now - verdict.began)}"
+    # Capitals are for what stops a run.
+    word = verdict.level.upper() if verdict.level in GRAVE else verdict.level.capitalize()
+    others = f" (+{more} more, d)" if more else ""
+    text = f"{word}{lasting}{others}: "
+    if not verdict.remedy:
+        return text + cause
+    return f"{text}{_sentence(cause)} {clean_line(verdict.remedy)}"
+
+
+_DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
+"""A duration in a sentence: ``is stopped (SIGSTOP) in backward for 9 s``."""
+
+
+def _sentence(text: str) -> str:
+    """``text`` with a full stop, unless it ends with a sign already."""
+    return text if not text or text[-1] in ".!?…" else f"{text}."
+
+
+def _cleared_text(cleared: Cleared) -> str:
+    verdict = cleared.verdict
+    lasted = formats.age(cleared.lasted_s)
+    if verdict.kind.startswith("gpu_"):
+        return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
+    if not verdict.culprits:
+        return f"Recovered after {lasted}: the run was {verdict.level}"
+    who = formats.rank_words(verdict.culprits)
+    were = "was" if len(verdict.culprits) == 1 else "were"
+    return f"Recovered after {lasted}: {who} {were} {verdict.level}"
+
+
+def notes(frame: Frame) -> tuple[str, ...]:
+    """What a person must know to read the rest right."""
+    run = frame.snapshot
+    lines = []
+    if run.history_note:
+        lines.append(f"history incomplete: {clean_line(run.history_note)}")
+    if run.detail and run.state in LIVE and run.state is not RunState.PAUSED:
+        lines.append(clean_line(run.detail))
+    if run.stops and run.state in LIVE:
+        lines.append(clean_line(f"stops {', or '.join(run.stops)}"))
+    if run.state in LIVE and not frame.supervisor_answers:
+        since = formats.age(frame.now - frame.snapshot_at)
+        lines.append(f"the supervisor does not answer; figures are {since} old")
+    if frame.error is not None:
+        since = "" if frame.error_since is None else formats.age(frame.now - frame.error_since)
+        lines.append(f"the run can't be read, for {since}: {clean_line(frame.error)}")
+    if run.cautions and run.state in LIVE:
+        more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""
+        lines.append(f"{caution_line(run.cautions[0])}{more}")
+    return tuple(lines)
+
+
+def silence(frame: Frame) -> str | None:
+    """``no data for 12 s``, where ranks should be writing and do not."""
+    if frame.snapshot.state is not RunState.RUNNING or frame.last_record_at is None:
+        return None
+    silent_s = frame.now - frame.last_record_at
+    if silent_s < SILENT_AFTER_S:
+        return None
+    return f"no data for {formats.age(silent_s)}"
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
+    """One row a rank, in order of rank, so that rows keep their place."""
+    standing = [v for v in gravest_first(frame.snapshot.verdicts) if v.ended is None]
+    places = {rank: v for v in reversed(standing) for rank in v.culprits}
+    held_up = {rank for v in standing if v.level in GRAVE for rank in v.waiting}
+    ordered = sorted(_present(frame.snapshot), key=lambda r: r.rank)
+    return tuple(
+        _rank_row(rank, places.get(rank.rank), waits=rank.rank in held_up) for rank in ordered
+    )
+
+
+def _present(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
+    """The ranks without the readings that were true only while they lived."""
+    if run.state in LIVE:
+        return run.ranks
+    return tuple(
+        replace(r, age_s=None, samples_per_s=None, cpu_percent=None, rss_bytes=None)
+        for r in run.ranks
+    )
+
+
+def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> RankRow:
+    note = rank.note or ""
+    if not note and verdict is not None and verdict.place:
+        note = verdict.place
+    if not note and rank.missed_records:
+        note = f"{formats.count(rank.missed_records)} records missed"
+    return RankRow(
+        rank=f"r{rank.rank}",
+        pid=formats.NA if rank.pid is None else str(rank.pid),
+        device=_device(rank.device),
+        phase=clean_name(rank.phase or formats.NA),
+        step=formats.step(rank.global_step),
+        age=formats.age(rank.age_s),
+        strip=rank.recent_step_s,
+        rate=formats.quantity(rank.samples_per_s, ""),
+        cpu=formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %",
+        memory=formats.size(rank.rss_bytes),
+        state=_rank_state(rank.state, verdict, waits),
+        note=clean_name(note),
+    )
+
+
+def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
+    """The state in a word; of a rank that moves, what a verdict says of it."""
+    if state in (RankState.OK, RankState.RUNNING, RankState.STARTING):
+        if verdict is not None and verdict.level in GRAVE:
+            state = RankState.DEAD if verdict.level == "dead" else RankState.STALLED
+        elif waits:
+            state = RankState.WAITING
+        elif verdict is not None and verdict.level == "slow":
+            return _cell("slow", Tone.WARN)
+    word = state.value.upper() if state in LOUD else state.value
+    return _cell(word, RANK_TONES[state])
+
+
+def _device(device: str | None) -> str:
+    if device is None:
+        return formats.NA
+    return clean_name(device).replace("cuda:", "gpu")
+
+
+def ranks_title(frame: Frame) -> str:
+    """``4 ok`` or ``3 ok, 1 STALLED``."""
+    counts: dict[RankState, int] = {}
+    for rank in frame.snapshot.ranks:
+        counts[rank.state] = counts.get(rank.state, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: item[0] not in LOUD)
+    words = ((s.value.upper() if s in LOUD else s.value, n) for s, n in ordered)
+    return ", ".join(f"{n} {word}" for word, n in words)
+
+
+# -- without GPUs ----------------------------------------------------------------------------------
+
+
+def gpus_missing(frame: Frame) -> str:
+    """Why there are no GPU rows, in a line."""
+    return clean_line(frame.snapshot.gpu_note or "no GPU readings yet")
+
+
+def processes_text(frame: Frame) -> Text:
+    """On a machine without GPU readings: why, and the processor and memory of each rank."""
+    out = Text(gpus_missing(frame), "dim")
+    for rank in sorted(_present(frame.snapshot), key=lambda r: r.rank)[:PROCESS_ROWS]:
+        cpu = formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %"
+        pid = formats.NA if rank.pid is None else str(rank.pid)
+        memory = formats.size(rank.rss_bytes)
+        out.append(f"\nr{rank.rank:<3} pid {pid:<9} CPU {cpu:>6}   memory {memory:>9}", "not dim")
+    return out
+
+
+def cells_text(cells: Sequence[Cell], hint: str = "") -> Text:
+    """Lines one below the other, loud ones in bold."""
+    out = Text()
+    for i, cell in enumerate(cells):
+        out.append("\n" if i else "")
+        out.append(cell.text, "bold" if cell.tone is Tone.BAD else "")
+    if hint:
+        out.append(f"   {hint}", "bold")
+    return out
+
+
+# -- how it ended ----------------------------------------------------------------------------------
+
+
+def good_checkpoint(checkpoints: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
+    """The furthest checkpoint that is not known to be broken."""
+    usable = [c for c in checkpoints if c.ok is not False]
+    return max(usable, key=lambda c: (c.global_step, c.saved_at or 0.0), default=None)
+
+
+def ending_lines(frame: Frame) -> tuple[Cell, ...]:
+    """How the run ended, the root cause first; empty while it lives."""
+    run = frame.snapshot
+    if run.state in LIVE:
+        return ()
+    bad = run.state in FAILED
+    lines = [_cell(ended_detail(run) or run.state.value, Tone.BAD if bad else Tone.PLAIN)]
+    if loss := bad_loss_sentence(run):
+        lines.append(_cell(loss, Tone.WARN))
+    # Not where the sentence above says the same.
+    told = [_exception_text(e) for e in frame.endings[:1]]
+    lines += [_cell(text, Tone.BAD) for text in told if not lines[0].text.startswith(text)]
+    if len(frame.endings) > 1:
+        others = tuple(e.rank for e in frame.endings[1:])
+        lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
+    elif bad and not frame.endings:
+        lines += [
+            _cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD)
+            for r in run.ranks
+            if r.note and (r.state is RankState.DEAD or r.exit_code)
+        ][:2]
+    checkpoint = good_checkpoint(run.checkpoints)
+    if checkpoint is None:
+        own = " by ltui; details list those of the script" if run.script_checkpoints else ""
+        lines.append(_cell(f"no checkpoint was saved{own}", Tone.DIM))
+    else:
+        lines.append(_cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
+    return tuple(lines)
+
+
+def _exception_text(ending: Ending) -> str:
+    message = clean_line(ending.message.strip().split("\n", 1)[0])
+    return f"rank {ending.rank} raised {clean_name(ending.type)}: {message}"
+
+
+def checkpoint_text(checkpoint: CheckpointInfo) -> str:
+    """``step 1204, verified, 1.2 MiB``."""
+    words = [f"step {formats.step(checkpoint.global_step)}"]
+    words.append({True: "verified", False: "damaged", None: "not verified"}[checkpoint.ok])
+    if checkpoint.size_bytes is not None:
+        words.append(formats.size(checkpoint.size_bytes))
+    return ", ".join(words)

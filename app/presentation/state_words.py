@@ -1,0 +1,147 @@
+"""The words for a run's state: one word for lists and headers, one sentence for reports. Pure.
+
+Every front end takes its words from here, so that they agree: home, the run screen, ``ltui runs``,
+``ltui show``, ``ltui diagnose`` and the lines of a run in the foreground.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Verdict,
+)
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line
+
+SIMILAR_SPEED = 1.1
+"""Ranks are equally fast if the slowest takes at most this many times as long as the fastest."""
+FAILED = frozenset({RunState.FAILED, RunState.CRASHED, RunState.LOST})
+STALLED, RANK_DEAD, LOSS_NAN = "STALLED", "RANK DEAD", "LOSS NaN"
+_LOUD = {RankState.DEAD: RANK_DEAD, RankState.STALLED: STALLED}
+_CERTAIN = 0.6
+"""A cause of death below this confidence does not replace the supervisor's own sentence."""
+
+
+def state_word(snapshot: RunSnapshot) -> str:
+    """Return the word for the state of a run, in capitals if the run needs help."""
+    if snapshot.state in LIVE:
+        levels = {verdict.level for verdict in open_verdicts(snapshot)}
+        for rank_state, word in _LOUD.items():
+            if rank_state.value in levels or any(r.state is rank_state for r in snapshot.ranks):
+                return word
+        if snapshot.state is RunState.RUNNING and bad_loss(snapshot) is not None:
+            return LOSS_NAN
+    return snapshot.state.value
+
+
+def needs_help(snapshot: RunSnapshot) -> bool:
+    """Return whether the state's word is one that calls for a person."""
+    return state_word(snapshot) in (STALLED, RANK_DEAD, LOSS_NAN)
+
+
+def state_words(snapshot: RunSnapshot) -> str:
+    """Return the state's word; a run that ended with a NaN loss says so: ``finished, loss NaN``."""
+    word = state_word(snapshot)
+    ended_nan = snapshot.state not in LIVE and bad_loss(snapshot) is not None
+    return f"{word}, loss NaN" if ended_nan else word
+
+
+def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
+    """Return the verdicts that are still in force."""
+    return [verdict for verdict in snapshot.verdicts if verdict.ended is None]
+
+
+def bad_loss(snapshot: RunSnapshot) -> Verdict | None:
+    """Return the verdict that the loss is not a finite number, if it is in force."""
+    return next((v for v in open_verdicts(snapshot) if v.kind == "nan_loss"), None)
+
+
+def bad_loss_sentence(snapshot: RunSnapshot) -> str:
+    """Return ``the loss is NaN since step 152, first on rank 0``; empty if the loss is finite."""
+    verdict = bad_loss(snapshot)
+    if verdict is None:
+        return ""
+    step, rank = verdict.evidence.get("step"), verdict.evidence.get("first_rank")
+    since = "" if step is None else f" since step {step}"
+    first = "" if rank is None else f", first on rank {rank}"
+    return f"the loss is {'infinite' if 'infinite' in verdict.cause else 'NaN'}{since}{first}"
+
+
+def state_sentence(snapshot: RunSnapshot) -> str:
+    """Return how a run without a verdict is doing, or how it ended."""
+    if snapshot.state not in LIVE:
+        return ended_sentence(snapshot)
+    if snapshot.state is RunState.PAUSED:
+        return "Healthy: the run is paused"
+    if snapshot.state is not RunState.RUNNING:
+        return f"No problem found: the run is {snapshot.state.value}"
+    if not snapshot.ranks:
+        return "No problem found, but no rank has reported yet"
+    count = len(snapshot.ranks)
+    who = {1: "the rank is", 2: "both ranks are"}.get(count, f"all {count} ranks are")
+    return f"Healthy: {who} running{_pace(snapshot.ranks)}"
+
+
+def _pace(ranks: tuple[RankSnapshot, ...]) -> str:
+    known = [(r.step_s, r.rank) for r in ranks if r.step_s]
+    if not known:
+        return ""
+    (slow_s, slow), (fast_s, _) = max(known), min(known)
+    if slow_s < SIMILAR_SPEED * fast_s:
+        return f", {formats.duration(slow_s)} per step"
+    return (
+        f"; rank {slow} is the slowest with {formats.duration(slow_s)} per step "
+        f"(the fastest: {formats.duration(fast_s)})"
+    )
+
+
+def ended_sentence(snapshot: RunSnapshot) -> str:
+    """Return the final state and its cause, as exactly as the diagnosis knows the cause."""
+    word, detail = snapshot.state.value, ended_detail(snapshot)
+    if _cause_of_death(snapshot) is not None and snapshot.global_step is not None:
+        return f"{word} at {detail}"
+    return detail if detail.lower().startswith(word) else f"{word}: {detail}" if detail else word
+
+
+def ended_detail(snapshot: RunSnapshot) -> str:
+    """Return the cause of the end without the state's word; empty if nothing is known."""
+    if (verdict := _cause_of_death(snapshot)) is not None:
+        at = "" if snapshot.global_step is None else f"step {snapshot.global_step}: "
+        return f"{at}{clean_line(verdict.cause, 300)}"
+    return clean_line(snapshot.detail or "", 300)
+
+
+def _cause_of_death(snapshot: RunSnapshot) -> Verdict | None:
+    """Return the verdict on the rank that failed first, if it says more than the detail does.
+
+    The detail is written from exit codes alone; the verdict also knows the kernel's log, the rank's
+    last lines and what the other ranks raised as a consequence.
+    """
+    if snapshot.state not in FAILED:
+        return None
+    detail = snapshot.detail or ""
+    dead = [v for v in snapshot.verdicts if v.level == "dead"]
+    dead.sort(key=lambda v: (v.began or float("inf"), len(v.culprits)))
+    named = re.match(r"rank (\d+) (?!raised)", detail)
+    if named is not None:
+        signals = set(re.findall(r"SIG[A-Z]+", detail))
+        certain = [v for v in dead if int(named[1]) in v.culprits and v.confidence >= _CERTAIN]
+        known = [v for v in certain if all(name in v.cause for name in signals)]
+        reasons = [(v.evidence.get("reasons") or {}).get(named[1]) for v in known]
+        return known[0] if known and not any(r and r in detail for r in reasons) else None
+    return dead[0] if dead and not re.search(r"\brank", detail) else None
+
+
+def rank_note(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
+    """Return why a rank died, as the verdict knows it, else the rank's own note."""
+    for verdict in snapshot.verdicts:
+        reason = (verdict.evidence.get("reasons") or {}).get(str(rank.rank))
+        if verdict.level == "dead" and reason and verdict.confidence >= _CERTAIN:
+            return clean_line(str(reason), 120)
+    return clean_line(rank.note or "", 120)

@@ -1,0 +1,289 @@
+"""The diagnosis of a run: what is wrong and what to do, collectives, stacks, processes.
+
+The sentence above follows the run's frames. Evidence is asked for when the screen is
+opened, when a verdict comes or goes, and on demand: it takes seconds, in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import Screen
+from textual.worker import get_current_worker
+
+from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_shape
+from ltui.app.diagnosis.request_diagnosis import Found, find, from_snapshot
+from ltui.app.diagnosis.text_report import file_name, report
+from ltui.app.keys.footer import KeyHint, KeyLine
+from ltui.app.keys.key_table import bindings
+from ltui.app.live.frame import Frame
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.tab_bar import TabLine
+from ltui.app.presentation.run_view import notes
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets import diagnosis as parts
+from ltui.widgets.line_sheet import Sheet
+from ltui.widgets.view_models import DiagnosisShape
+
+LOOK_S = 1.0
+AGAIN_S = 10.0
+"""Least seconds between two questions that nobody asked for."""
+WIDE, HIGH = 120, 34
+"""From here on all panels are seen at once; below, one at a time."""
+PANELS = ("verdict", "collectives", "stacks", "processes")
+TITLES = {
+    "verdict": "problem and what to do",
+    "collectives": "collectives",
+    "stacks": "stacks",
+    "processes": "processes",
+}
+SHORT_TITLES = {**TITLES, "verdict": "what to do"}
+HINTS = (
+    KeyHint("y", "copy", "screen.copy", keep=True),
+    KeyHint("w", "save a file", "screen.write", keep=True),
+    KeyHint("a", "refresh", "screen.again", keep=True),
+    KeyHint("q", "back", "screen.close", keep=True),
+    KeyHint("1-4", "panel", "screen.panel('verdict')"),
+    KeyHint("z", "maximise", "screen.zoom"),
+    KeyHint("?", "help", "app.help"),
+    KeyHint("tab", "next panel", "app.focus_next"),
+)
+
+Find = Callable[[RunDir], Found]
+
+
+class DiagnoseScreen(Screen[None]):
+    """Over the run screen, whose newest frame ``frame_of`` gives."""
+
+    SCOPE = "diagnose"
+    ABOUT = "The diagnosis does not disturb the ranks. ≠ marks where one rank differs."
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "diagnose",
+        """
+        [Diagnosis]
+        a      | again                | refresh     | Refresh: ask the ranks again
+        y      | copy                 | copy        | Copy the report; save it with the run too
+        w      | write                | save a file | Save the report in the current folder
+        [Screen]
+        1      | panel('verdict')     | problem     | Go to the problem and what to do
+        2      | panel('collectives') | collectives | Go to the collectives
+        3      | panel('stacks')      | stacks      | Go to the stacks
+        4      | panel('processes')   | processes   | Go to the processes
+        z      | zoom                 | maximise    | Maximise the panel in focus, or restore all
+        escape | cancel               | cancel      | Restore a maximised panel, or go back
+        q,d    | close                | close       | Go back to the run
+        """,
+    )
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        frame_of: Callable[[], Frame | None],
+        *,
+        find: Find = find,
+        folder: Path | None = None,
+    ) -> None:
+        """``folder`` is where ``w`` writes: the current one."""
+        super().__init__()
+        self.run_dir, self._frame_of, self._find = run_dir, frame_of, find
+        self._folder = folder or Path()
+        self.found: Found | None = None
+        self._asking = False
+        self._asked_at = 0.0
+        self._asked_of: object = None
+        self._problem: str | None = None
+        self._shown: DiagnosisShape | None = None
+        self.chosen = PANELS[0]
+        self.zoomed = False
+
+    def compose(self) -> ComposeResult:
+        yield Sheet(id="headline")
+        yield TabLine(id="tabs")
+        with Vertical(id="body"):
+            for names in (PANELS[:2], PANELS[2:]):
+                with Horizontal(classes="row"):
+                    for name in names:
+                        number = PANELS.index(name) + 1
+                        with (
+                            Panel(number, TITLES[name], id=name),
+                            VerticalScroll(id=f"{name}-scroll"),
+                        ):
+                            yield Sheet(id=f"{name}-sheet")
+        yield KeyLine(HINTS, id="keys")
+
+    def on_mount(self) -> None:
+        self._lay_out()
+        self.action_panel(self.chosen)
+        self.action_again()
+        self._look()
+        self.set_interval(LOOK_S, self._look)
+
+    # -- layout ------------------------------------------------------------------------------------
+
+    def on_resize(self) -> None:
+        if self.is_mounted:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        width, height = self.app.size
+        alone = self.zoomed or width < WIDE or height < HIGH
+        self.set_class(alone, "-alone")
+        for name in PANELS:
+            self.query_one(f"#{name}").display = not alone or name == self.chosen
+        for row in self.query(".row"):
+            row.display = any(panel.display for panel in row.children)
+        self.query_one(TabLine).display = alone
+        tabs = [(i, name, SHORT_TITLES[name]) for i, name in enumerate(PANELS, 1)]
+        self.query_one(TabLine).show(tabs, self.chosen)
+
+    def action_panel(self, name: str) -> None:
+        self.chosen = name
+        self._lay_out()
+        self.query_one(f"#{name}-scroll").focus()
+
+    @on(events.DescendantFocus)
+    def _focus_moved(self, event: events.DescendantFocus) -> None:
+        name = (event.widget.id or "").removesuffix("-scroll")
+        if name in PANELS and name != self.chosen:
+            self.chosen = name
+            self._lay_out()
+
+    def action_zoom(self) -> None:
+        self.zoomed = not self.zoomed
+        self._lay_out()
+
+    # -- drawing -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        frame = self._frame_of()
+        if frame is not None and self._asked_of not in (None, _news(frame.snapshot)):
+            self._ask_again_at_leisure(frame.snapshot)
+        shape = self.shape()
+        if shape is None or shape == self._shown:
+            return
+        self._shown = shape
+        self.query_one("#headline", Sheet).show(lambda w: parts.headline_lines(shape, w)[:5])
+        for name, draw in (
+            ("verdict", parts.verdicts_lines),
+            ("collectives", parts.fronts_lines),
+            ("stacks", parts.stacks_and_words_lines),
+            ("processes", parts.processes_lines),
+        ):
+            self.query_one(f"#{name}-sheet", Sheet).show(
+                lambda width, draw=draw: draw(shape, width)  # type: ignore[misc]
+            )
+
+    def shape(self, *, full_paths: bool = False) -> DiagnosisShape | None:
+        """What is shown: the evidence with the verdicts of this moment."""
+        frame = self._frame_of()
+        if frame is None:
+            return None
+        run = frame.snapshot
+        diagnosis = from_snapshot(run)
+        earlier = tuple(c.verdict for c in frame.cleared)
+        if self.found is not None:
+            diagnosis, earlier = self.found.diagnosis, self.found.earlier
+            if run.state in LIVE:
+                diagnosis = from_snapshot(run, base=diagnosis)
+        said = notes(frame) if self._problem is None else (*notes(frame), self._problem)
+        context = Context(
+            snapshot=run,
+            # Whole seconds: what is drawn changes once a second.
+            now=float(int(frame.now)),
+            earlier=earlier,
+            notes=said,
+            full_paths=full_paths,
+            asking=self._asking and self.found is None,
+        )
+        return diagnosis_shape(diagnosis, context)
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def action_again(self) -> None:
+        if self._asking:
+            return
+        frame = self._frame_of()
+        self._asking, self._asked_at = True, time.monotonic()
+        self._asked_of = _news(frame.snapshot) if frame is not None else None
+        self._ask()
+
+    def _ask_again_at_leisure(self, run: RunSnapshot) -> None:
+        if time.monotonic() - self._asked_at >= AGAIN_S or run.state not in LIVE:
+            self.action_again()
+
+    @work(thread=True, exclusive=True, group="diagnose", exit_on_error=False)
+    def _ask(self) -> None:
+        worker = get_current_worker()
+        found, problem = None, None
+        try:
+            found = self._find(self.run_dir)
+        except ProblemError as error:
+            problem = "; ".join(str(p) for p in error.problems)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            problem = f"the diagnosis failed: {type(error).__name__}: {error}"
+        if not worker.is_cancelled:
+            self.app.call_from_thread(self._take, found, problem)
+
+    def _take(self, found: Found | None, problem: str | None) -> None:
+        self._asking, self._problem = False, problem
+        self.found = found or self.found
+        self._look()
+
+    # -- the report --------------------------------------------------------------------------------
+
+    def _report(self) -> str | None:
+        shape = self.shape(full_paths=True)
+        return None if shape is None else report(shape)
+
+    def action_copy(self) -> None:
+        text = self._report()
+        if text is None:
+            return
+        self.app.copy_to_clipboard(text)
+        saved = self._save(self.run_dir.path / "diagnosis.txt", text)
+        # A terminal may not take it, and does not say so: the file is there in any case.
+        self.notify(f"Copied to the clipboard, if your terminal allows it. {saved}", markup=False)
+
+    def action_write(self) -> None:
+        text = self._report()
+        if text is None:
+            return
+        stamp = time.strftime("%H%M%S")
+        name = file_name(self.run_dir.id)
+        saved = self._save(self._folder / f"{name}-{stamp}.txt", text)
+        self.notify(saved, markup=False)
+
+    def _save(self, path: Path, text: str) -> str:
+        """Save the report, and say where, or why that failed."""
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            return f"Not saved: {path} can't be written ({error.strerror})"
+        return f"Saved: {path.absolute()}"
+
+    def action_cancel(self) -> None:
+        if self.zoomed:
+            self.action_zoom()
+        else:
+            self.action_close()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+def _news(run: RunSnapshot) -> tuple[object, ...]:
+    """Changes when a verdict comes or goes, or the run ends: then evidence is of the past."""
+    standing = ((v.kind, v.culprits) for v in run.verdicts if v.ended is None)
+    return run.attempt, run.state in LIVE, *sorted(standing)

@@ -1,0 +1,61 @@
+"""The list of colour themes. The theme under the cursor is shown at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from ltui.app.keys.key_table import bindings
+
+
+class ThemeScreen(ModalScreen[str]):
+    """Returns the chosen theme, or None after Esc. Restores the theme that was on before."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "themes",
+        """
+        escape,q,t | cancel | cancel | Close the list and keep the theme of before
+        """,
+    )
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = tuple(names)
+        self._before = ""
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield OptionList(*(Option(name, id=name) for name in self._names), markup=False)
+            yield Static(Text("↑↓ preview   ⏎ use   esc cancel"), id="answers")
+
+    def on_mount(self) -> None:
+        self._before = self.app.theme
+        self.query_one(".dialog").border_title = "theme"
+        options = self.query_one(OptionList)
+        if self._before in self._names:
+            options.highlighted = self._names.index(self._before)
+        options.focus()
+
+    @on(OptionList.OptionHighlighted)
+    def _preview(self, event: OptionList.OptionHighlighted) -> None:
+        event.stop()
+        if event.option_id is not None and event.option_id != self.app.theme:
+            self.app.theme = event.option_id
+
+    @on(OptionList.OptionSelected)
+    def _choose(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.dismiss(event.option_id)
+
+    def action_cancel(self) -> None:
+        self.app.theme = self._before
+        self.dismiss(None)

@@ -1,0 +1,95 @@
+"""The configuration of a preset as text that can be edited, checked while it is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static, TextArea
+
+from ltui.app.keys.key_table import bindings
+from ltui.app.screens.confirm import ConfirmScreen
+from ltui.training.problem import Problem
+from ltui.widgets.sanitise import clean_line
+
+CHECK_AFTER_S = 0.3
+SHOWN = 6
+HINT = "ctrl+s: use this   ctrl+z: undo   ctrl+y: redo   Esc: cancel"
+
+
+class YamlEditor(TextArea):
+    """A text area with the usual keys for its first and last line."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+home", "document(0)", "start", show=False, id="editor.start"),
+        Binding("ctrl+end", "document(1)", "end", show=False, id="editor.end"),
+    ]
+
+    def action_document(self, end: int) -> None:
+        self.move_cursor(self.document.end if end else (0, 0))
+
+
+class YamlScreen(ModalScreen[str]):
+    """Return the text on ctrl+s, and None if it was left unchanged or discarded."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "yaml",
+        """
+        ctrl+s | take | use this | Use this configuration for the next launch
+        escape | drop | cancel   | Close the editor; asks before changes are discarded
+        """,
+        priority=True,
+    )
+
+    def __init__(self, title: str, text: str, check: Callable[[str], Sequence[Problem]]) -> None:
+        super().__init__()
+        self._title, self._text, self._check = title, text, check
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -wide"):
+            yield Static(Text(self._title, "bold"), id="question")
+            yield YamlEditor(self._text, show_line_numbers=True, id="editor", soft_wrap=False)
+            yield Static(id="yaml-problems", markup=False)
+            yield Static(Text(HINT), id="answers")
+
+    def on_mount(self) -> None:
+        self._timer = self.set_timer(0.01, self._look)
+        self.query_one("#editor").focus()
+
+    @on(TextArea.Changed)
+    def _typed(self, event: TextArea.Changed) -> None:
+        event.stop()
+        self._timer.stop()
+        self._timer = self.set_timer(CHECK_AFTER_S, self._look)
+
+    def _look(self) -> bool:
+        problems = self._check(self.query_one(TextArea).text)
+        lines = [f"✗ {clean_line(str(p))}" for p in problems[:SHOWN]]
+        if len(problems) > SHOWN:
+            lines.append(f"and {len(problems) - SHOWN} more")
+        self.query_one("#yaml-problems", Static).update(Text("\n".join(lines), "bold"))
+        return not problems
+
+    def action_take(self) -> None:
+        if self._look():
+            self.dismiss(self.query_one(TextArea).text)
+
+    def action_drop(self) -> None:
+        if self.query_one(TextArea).text == self._text:
+            self.dismiss(None)
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.dismiss(None)
+
+        question = "Discard the changes to this configuration?"
+        self.app.push_screen(
+            ConfirmScreen(question, yes="discard them", no="keep editing"), answered
+        )

@@ -1,0 +1,123 @@
+"""Evidence of real faults, for the pure judge: ``recorded/*.json``, from runs of the zoo.
+
+    python -m tests.diagnosis.recordings DIAGNOSIS.json NAME
+
+makes one of a kept diagnosis: its evidence, shortened, with the paths of no particular machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.evidence import Diagnosis, Evidence
+from ltui.training.diagnosis.judge import Judgement, judge
+from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.state.json_decoder import from_json
+from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.run_snapshot import to_json
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+from tests.state.records import pulse, steps
+
+FOLDER = Path(__file__).with_name("recorded")
+_LABELS = {phase.label: phase for phase in Phase}
+
+
+def load(name: str) -> Evidence:
+    return from_json(Evidence, json.loads((FOLDER / f"{name}.json").read_text()))
+
+
+def pulses_of(evidence: Evidence) -> dict[int, PulseState | None]:
+    """The pulses as they stood when the evidence was taken."""
+    found: dict[int, PulseState | None] = {}
+    for rank, seen in evidence.ranks.items():
+        if seen.phase is None:
+            found[rank] = None
+            continue
+        still_s = seen.still_s or 0.0
+        found[rank] = replace(
+            pulse(rank, _LABELS[seen.phase], 0.0),
+            pid=seen.pid or 0,
+            world_size=len(evidence.ranks),
+            epoch=seen.epoch or 0,
+            batch=seen.batch or 0,
+            global_step=seen.global_step or 0,
+            changed_ns=evidence.taken_ns - round(still_s * 1e9),
+            outcome=Outcome[(seen.outcome or "running").upper()],
+        )
+    return found
+
+
+def judged(
+    evidence: Evidence,
+    later_s: float = 0.5,
+    batches: int = 20,
+    planned: Mapping[int, int] | None = None,
+    **more: object,
+) -> Judgement:
+    """As the supervisor judges ``later_s`` after the evidence was taken, after steps of 0.1 s.
+
+    ``planned``: rank -> batches that Lightning planned for an epoch; then the batches that each
+    rank completed are those of the evidence.
+    """
+    state = Fold()
+    for rank in evidence.ranks if batches else ():
+        state = fold(state, rank, steps(batches, 0.1))
+    for rank, count in (planned or {}).items():
+        known = replace(
+            state.ranks[rank],
+            plan={"batches_per_epoch": count},
+            epoch_batches=evidence.ranks[rank].epoch_batches,
+        )
+        state = replace(state, ranks={**state.ranks, rank: known})
+    return judge(
+        evidence.taken_ns + round(later_s * 1e9),
+        pulses_of(evidence),
+        StallPolicy(),
+        HealthHistory(),
+        fold=state,
+        evidence=evidence,
+        closer=True,
+        now_s=evidence.taken_at + later_s,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _anywhere(text: str) -> str:
+    text = re.sub(r'"[^"]*/site-packages/', '"/env/lib/python3/site-packages/', text)
+    text = re.sub(r'"[^"]*/lib/python3\.\d+/', '"/usr/lib/python3.11/', text)
+    text = re.sub(r'"[^"]*/ltui/training/', '"/home/user/.ltui/rank-side/0/ltui/training/', text)
+    text = re.sub(r'"[^"]*/tests/faults/scripts/', '"/home/user/project/', text)
+    return re.sub(r'"host": "[^"]*"', '"host": "box"', text)
+
+
+def _shortened(evidence: Evidence) -> Evidence:
+    ranks = {
+        r: replace(
+            e,
+            collectives=tuple(replace(c, frames=()) for c in e.collectives[-12:]),
+            stacks=tuple(
+                replace(s, frames=s.frames[:34] + s.frames[-2:]) for s in e.stacks if s.main
+            ),
+            earlier_stacks=tuple(replace(s, frames=s.frames[:20]) for s in e.earlier_stacks),
+            log_tail=(),
+        )
+        for r, e in evidence.ranks.items()
+    }
+    return replace(evidence, ranks=ranks)
+
+
+def main(source: str, name: str) -> None:
+    kept = Diagnosis.from_document(json.loads(Path(source).read_text()))
+    assert kept.evidence is not None
+    text = json.dumps(to_json(_shortened(kept.evidence)))
+    (FOLDER / f"{name}.json").write_text(_anywhere(text) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

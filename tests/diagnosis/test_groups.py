@@ -1,0 +1,104 @@
+"""Ranks in several process groups: who holds up whom, and groups used in different orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.evidence import (
+    Collective,
+    Evidence,
+    Frame,
+    ProcessSight,
+    RankEvidence,
+    ThreadStack,
+)
+from ltui.training.diagnosis.judge import judge
+from ltui.training.diagnosis.rules.collective_positions import fronts
+from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.tensor_queue.record_types import Phase
+from tests.state.records import SECOND, pulse, steps
+
+_C10D = Frame(file="/x/torch/distributed/distributed_c10d.py", line=3000, function="all_reduce")
+_DATA = Frame(file="/home/user/data.py", line=7, function="__getitem__")
+
+
+def _line(rank: int) -> Frame:
+    return Frame(file="/home/user/train.py", line=10 + rank, function="training_step")
+
+
+def _rank(rank: int, members: Mapping[str, tuple[int, ...]], waits_in: str | None) -> RankEvidence:
+    """After nine collectives of the default group it waits in the first of ``waits_in``; None: it
+    stands in its dataset."""
+    entries = [Collective(group="0", seq=n, op="all_reduce", retired=True) for n in range(1, 10)]
+    if waits_in is not None:
+        entries.append(Collective(group=waits_in, seq=1, op="all_reduce", call_site=_line(rank)))
+    frames = (_DATA,) if waits_in is None else (_C10D, _line(rank))
+    return RankEvidence(
+        rank=rank, pid=100 + rank, alive=True, joined=True,
+        groups={g: of for g, of in members.items() if rank in of},
+        last_enqueued={"0": 9} | ({waits_in: 1} if waits_in is not None else {}),
+        collectives=tuple(entries),
+        stacks=(ThreadStack(name="MainThread", main=True, frames=frames),),
+        process=ProcessSight(pid=100 + rank, state="S", interval_s=2, cpu_share=0.0, switches=0),
+    )  # fmt: skip
+
+
+def _said(members: Mapping[str, tuple[int, ...]], *waits_in: str | None) -> Verdict:
+    """The verdict on ranks that wait so."""
+    everybody = tuple(range(len(waits_in)))
+    every = {"0": everybody, **members}
+    state = Fold()
+    for rank in everybody:
+        state = fold(state, rank, steps(20, 0.1))
+    evidence = Evidence(
+        taken_at=1010.0, taken_ns=10 * SECOND,
+        ranks={r: _rank(r, every, group) for r, group in enumerate(waits_in)},
+    )  # fmt: skip
+    pulses = {r: pulse(r, Phase.FORWARD, 4.0, batch=20, pid=100 + r) for r in everybody}
+    (verdict,) = judge(
+        12 * SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, evidence=evidence,
+        closer=True, now_s=1012.0,
+    ).verdicts  # fmt: skip
+    return verdict
+
+
+def test_one_rank_that_uses_the_groups_in_another_order_is_named() -> None:
+    verdict = _said({"1": (0, 1, 2), "2": (0, 1, 2)}, "1", "2", "1")
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("mismatch", "stalled", (1,))
+    assert verdict.waiting == (0, 2)
+    assert "rank 1 all_reduce #1 of group 2 at train.py:11" in verdict.cause
+    assert "different orders" in verdict.cause
+
+
+def test_of_two_ranks_nobody_can_tell_which_order_is_wrong() -> None:
+    verdict = _said({"1": (0, 1), "2": (0, 1)}, "1", "2")
+    assert (verdict.kind, verdict.culprits) == ("mismatch", (0, 1))
+    assert "it is unknown which" in verdict.cause
+
+
+def test_who_is_absent_from_a_group_that_it_has_never_used_is_named() -> None:
+    verdict = _said({"1": (0, 1, 2)}, "1", None, "1")
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == ("frozen", (1,), (0, 2))
+    assert "data.py:7" in verdict.cause
+
+
+def test_a_chain_of_groups_leads_to_the_rank_that_does_not_wait() -> None:
+    # Rank 1 waits for rank 0 in one group, rank 0 for rank 2 in another.
+    verdict = _said({"1": (0, 1), "2": (0, 2)}, "2", "1", None)
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == ("frozen", (2,), (0, 1))
+
+
+def test_a_group_that_is_no_affair_of_a_rank_does_not_miss_it() -> None:
+    verdict = _said({"1": (0, 1)}, "1", "1", None)
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == ("transport", (), (0, 1))
+
+
+def test_who_has_never_used_a_group_that_others_wait_in_stands_beside_them() -> None:
+    every = {"0": (0, 1, 2), "1": (0, 1, 2), "2": (0, 2)}
+    close = {r: _rank(r, every, g) for r, g in enumerate(("1", None, "1"))}
+    seen = {(f.rank, f.group): f.last_enqueued for f in fronts(close)}
+    assert {r: seen[r, "1"] for r in range(3)} == {0: 1, 1: 0, 2: 1}
+    assert (0, "2") not in seen

@@ -1,0 +1,326 @@
+"""What the judge makes of evidence recorded in runs with real faults."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ltui.training.diagnosis.evidence import (
+    Collective,
+    Diagnosis,
+    Evidence,
+    Frame,
+    ProcessSight,
+    RankEvidence,
+    ThreadStack,
+)
+from ltui.training.diagnosis.rules.collective_positions import split
+from ltui.training.diagnosis.rules.diagnosis_document import diagnosis, headline
+from ltui.training.state.json_decoder import from_json
+from ltui.training.state.run_snapshot import RankSnapshot, RankState, to_json
+from ltui.training.tensor_queue.record_types import Phase
+from tests.diagnosis.recordings import FOLDER, judged, load
+
+CASES = (
+    ("data_sleep", "frozen", (1,), ("dataset code", "injections.py:", "FROZEN", "all_reduce #")),
+    ("data_gil", "gil_held", (1,), ("GIL is held by a C call", "injections.py:")),
+    ("data_lock", "frozen", (1,), ("futex wait", "FROZEN", "injections.py:")),
+    ("worker_sleep", "worker_frozen", (1,), ("DataLoader worker", "injections.py:", "FROZEN")),
+    ("worker_stop", "worker_stopped", (1,), ("DataLoader worker", "stopped")),
+    ("rank0_barrier", "mismatch", (0,), ("barrier", "mismatch at #", "injections.py:")),
+    ("log_rank0", "mismatch", (0,), ("mismatch", "train_zoo.py:")),
+    ("mismatch_shape", "mismatch", (1,), ("size mismatch",)),
+    ("unused_params", "unused_parameters", (1,), ("no gradient all_reduce",)),
+    ("call_sites", "mismatch", (0,), ("injections.py:", "line")),
+)
+
+
+@pytest.mark.parametrize(("name", "kind", "culprits", "words"), CASES)
+def test_the_culprit_and_the_cause_are_named(
+    name: str, kind: str, culprits: tuple[int, ...], words: tuple[str, ...]
+) -> None:
+    evidence = load(name)
+    found = judged(evidence, later_s=4.0)
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == (kind, "stalled", culprits)
+    said = f"{verdict.cause} {verdict.place}"
+    assert [word for word in words if word not in said] == []
+    assert set(verdict.waiting) == set(evidence.ranks) - set(culprits)
+    assert all(found.states[r] is RankState.STALLED for r in culprits)
+    assert all(found.states[r] is RankState.WAITING for r in verdict.waiting)
+    assert verdict.remedy
+    json.dumps(to_json(verdict))
+
+
+def test_a_rank_that_spins_is_given_longer_than_one_that_is_frozen() -> None:
+    evidence = _still_for(load("data_spin"), 5.0)
+    assert not judged(evidence, later_s=0.1).verdicts
+    (verdict,) = judged(evidence, later_s=4.0).verdicts
+    assert (verdict.kind, verdict.culprits) == ("busy", (1,))
+
+
+@pytest.mark.parametrize(("share", "allowed_s"), [(0.9, 7.5), (0.25, 10.0), (0.1, 25.0)])
+def test_on_a_crowded_machine_a_busy_rank_is_given_longer(share: float, allowed_s: float) -> None:
+    evidence = load("data_spin")
+    sight = replace(_sight(evidence, 1), cpu_share=share, run_delay_share=0.95 - share, state="R")
+    crowded = _still_for(_with_process(evidence, 1, sight), 1.0)
+    assert not judged(crowded, later_s=allowed_s - 1.5).verdicts
+    (verdict,) = judged(crowded, later_s=allowed_s - 0.5).verdicts
+    assert (verdict.kind, verdict.culprits) == ("busy", (1,))
+
+
+def test_a_rank_in_its_first_steps_may_compute_for_long() -> None:
+    evidence = _still_for(load("data_spin"), 1.0)
+    assert not judged(evidence, later_s=20.0, batches=2).verdicts
+    assert not judged(evidence, later_s=20.0, batches=0).verdicts
+    (verdict,) = judged(evidence, later_s=31.0, batches=2).verdicts
+    assert (verdict.kind, verdict.culprits) == ("busy", (1,))
+
+
+def test_a_rank_that_gets_no_processor_at_all_is_not_frozen() -> None:
+    evidence = load("data_sleep")
+    sight = replace(_sight(evidence, 1), state="R", switches=0, cpu_share=0.0, interval_s=3.0)
+    assert sight.starved
+    assert not sight.frozen
+    (verdict,) = judged(_with_process(evidence, 1, sight), later_s=8.0).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_rank", "slow", (1,))
+    assert "waits for a processor 100 % of the time" in verdict.cause
+    assert "fewer processes" in str(verdict.remedy)
+
+
+def test_within_the_budget_a_frozen_rank_is_only_suspected() -> None:
+    found = judged(_still_for(load("data_sleep"), 3.0), later_s=0.1)
+    assert found.verdicts == ()
+    assert found.suspects == {0, 1, 2}
+
+
+def test_a_mismatch_needs_no_budget() -> None:
+    (verdict,) = judged(_still_for(load("rank0_barrier"), 2.3), later_s=0.1).verdicts
+    assert verdict.kind == "mismatch"
+
+
+def test_evidence_of_a_rank_that_moved_since_says_nothing() -> None:
+    evidence = load("rank0_barrier")
+    moved = {r: replace(e, still_s=-1.0) for r, e in evidence.ranks.items()}
+    assert judged(replace(evidence, ranks=moved), later_s=2.0).verdicts == ()
+
+
+def test_two_ranks_two_reasons() -> None:
+    one, other = load("data_sleep"), load("worker_stop")
+    second = replace(other.ranks[1], rank=2, collectives=one.ranks[1].collectives,
+                     last_enqueued=one.ranks[1].last_enqueued)  # fmt: skip
+    both = replace(one, ranks={**one.ranks, 2: second})
+    found = judged(_still_for(both, 5.0)).verdicts
+    assert {(v.kind, v.culprits) for v in found} == {("frozen", (1,)), ("worker_stopped", (2,))}
+
+
+def test_without_stacks_and_recorder_the_ranks_are_still_told_apart() -> None:
+    evidence = load("data_sleep")
+    bare = {
+        r: replace(e, stacks=(), earlier_stacks=(), collectives=(), last_enqueued={})
+        for r, e in evidence.ranks.items()
+    }
+    (verdict,) = judged(replace(evidence, ranks=bare), later_s=8.0).verdicts
+    assert verdict.culprits == (1,)
+    assert "fetch data" in verdict.cause
+
+
+def test_a_slow_write_of_a_checkpoint_is_slow_and_not_stalled() -> None:
+    saving = _saving(switches=400, cpu=0.1, written=200_000_000)
+    assert not judged(_still_for(saving, 6.0), later_s=0.1).verdicts
+    (verdict,) = judged(_still_for(saving, 9.0), later_s=0.1).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("checkpoint", "slow", (0,))
+    assert "still writing a checkpoint" in verdict.cause
+    assert "MOVING" in verdict.cause
+
+
+def test_uninterruptible_io_is_the_disks_fault() -> None:
+    saving = _saving(switches=0, cpu=0.0, written=0, state="D", channel="percpu_rwsem_wait")
+    (verdict,) = judged(_still_for(saving, 3.0), later_s=0.1).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("disk", "stalled", (0,))
+    assert "uninterruptible I/O" in verdict.cause
+
+
+def test_all_in_one_collective_is_the_transports_fault() -> None:
+    evidence = load("data_sleep")
+    first = evidence.ranks[0]
+    ranks = {
+        r: replace(first, rank=r, pid=e.pid, unacknowledged_bytes=512)
+        for r, e in evidence.ranks.items()
+    }
+    (verdict,) = judged(replace(evidence, ranks=ranks), later_s=4.0).verdicts
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == ("transport", (), (0, 1, 2))
+    assert "unacknowledged bytes: 1536" in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("rank0_barrier", "mismatch", ("rank 0 barrier at injections.py:",)),
+        ("log_rank0", "mismatch", ("rank 0 barrier at train_zoo.py:",)),
+        ("unused_params", "unused_parameters", ("no gradient all_reduce",)),
+    ],
+)
+def test_where_nothing_is_recorded_stacks_tell_a_mismatch(
+    name: str, kind: str, words: tuple[str, ...]
+) -> None:
+    evidence = load(name)
+    ranks = {
+        r: replace(e, collectives=(), last_enqueued={}, process=_process())
+        for r, e in evidence.ranks.items()
+    }
+    unrecorded = _still_for(replace(evidence, ranks=ranks), 1.0)
+    assert judged(unrecorded, later_s=2.0).verdicts == ()
+    (verdict,) = judged(unrecorded, later_s=4.0).verdicts
+    expected = (1,) if name == "unused_params" else (0,)
+    assert (verdict.kind, verdict.level, verdict.culprits) == (kind, "stalled", expected)
+    assert [word for word in words if word not in verdict.cause] == []
+    assert "#" not in verdict.cause
+
+
+def test_one_operation_called_from_two_lines_is_a_mismatch_too() -> None:
+    def waits(rank: int, line: int) -> RankEvidence:
+        stack = _stack_tuple(
+            ("/env/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce"),
+            ("/home/user/train.py", line, "step"),
+        )
+        return RankEvidence(rank=rank, pid=100, alive=True, phase="forward", batch=20, still_s=5.0,
+                            joined=True, stacks=stack, process=_process())  # fmt: skip
+
+    def told(*lines: int) -> tuple[str, tuple[int, ...]]:
+        ranks = {r: waits(r, line) for r, line in enumerate(lines)}
+        evidence = Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks)
+        (verdict,) = judged(evidence).verdicts
+        return verdict.kind, verdict.culprits
+
+    assert told(3, 3, 9) == ("mismatch", (2,))
+    assert told(3, 9) == ("mismatch", (0, 1))  # which of them can't be told
+    assert told(3, 3, 3) == ("transport", ())
+
+
+def test_a_rank_that_has_not_joined_is_named() -> None:
+    inside = _stack(
+        ("/env/lib/python3/site-packages/torch/distributed/rendezvous.py", 1, "rendezvous")
+    )
+    outside = _stack(("/home/user/train.py", 7, "prepare"))
+    ranks = {
+        r: RankEvidence(rank=r, pid=100, alive=True, phase="setup", still_s=9.0, joined=False,
+                        stacks=(stack,), process=_process())
+        for r, stack in ((0, inside), (1, outside))
+    }  # fmt: skip
+    found = judged(Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks), later_s=0.5)
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == ("rendezvous", (1,), (0,))
+    assert "has not joined init_process_group" in verdict.cause
+    assert "train.py:7" in verdict.cause
+
+
+def test_a_tree_may_let_some_ranks_run_ahead() -> None:
+    """Rank 2 is done with its part of #39 and waits in #40; rank 1 never came to #39."""
+
+    def rank(number: int, *entries: Collective) -> RankEvidence:
+        return RankEvidence(
+            rank=number, collectives=entries, last_enqueued={"0": entries[-1].seq}, joined=True
+        )
+
+    def entry(seq: int, op: str, *, retired: bool) -> Collective:
+        return Collective(group="0", seq=seq, op=op, retired=retired)
+
+    close = {
+        0: rank(0, entry(39, "broadcast", retired=False)),
+        1: rank(1, entry(38, "all_reduce", retired=True)),
+        2: rank(2, entry(39, "broadcast", retired=True), entry(40, "all_reduce", retired=False)),
+    }
+    found = split(close, {0, 1, 2})
+    assert found is not None
+    assert (found.seq, found.absent, found.waiting) == (39, (1,), (0,))
+
+
+def test_a_diagnosis_survives_its_json() -> None:
+    evidence = load("worker_sleep")
+    made = diagnosis("run", 1, 5.0, judged(evidence, later_s=4.0).verdicts, evidence)
+    assert made.headline.startswith("stalled: rank 1")
+    assert {front.rank for front in made.wavefront} == {0, 1, 2}
+    assert any("worker" in who for group in made.stacks for who in group.who)
+    assert Diagnosis.from_document(json.loads(json.dumps(made.to_document()))) == made
+
+
+@pytest.mark.parametrize("document", [{}, {"run": 1}, {"run": "a", "ranks": 3}])
+def test_what_is_no_diagnosis_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="not a Diagnosis"):
+        Diagnosis.from_document(document)
+
+
+def test_no_recording_names_a_machine() -> None:
+    for path in FOLDER.glob("*.json"):
+        names = {f.file for e in from_json(Evidence, json.loads(path.read_text())).ranks.values()
+                 for s in e.stacks for f in s.frames}  # fmt: skip
+        assert all(n.startswith(("/env/", "/usr/", "/home/user/", "<")) for n in names), names
+
+
+def _sight(evidence: Evidence, rank: int) -> ProcessSight:
+    sight = evidence.ranks[rank].process
+    assert sight is not None
+    return sight
+
+
+def _with_process(evidence: Evidence, rank: int, sight: ProcessSight) -> Evidence:
+    changed = replace(evidence.ranks[rank], process=sight)
+    return replace(evidence, ranks={**evidence.ranks, rank: changed})
+
+
+def _still_for(evidence: Evidence, seconds: float) -> Evidence:
+    return replace(
+        evidence, ranks={r: replace(e, still_s=seconds) for r, e in evidence.ranks.items()}
+    )
+
+
+def _saving(
+    *, switches: int, cpu: float, written: int, state: str = "S", channel: str | None = None
+) -> Evidence:
+    evidence = load("data_sleep")
+    process = ProcessSight(
+        pid=100, state=state, wait_channel=channel, interval_s=0.9, cpu_share=cpu,
+        switches=switches, written_bytes=written, read_bytes=0,
+    )  # fmt: skip
+    absent, waiting = evidence.ranks[1], evidence.ranks[0]
+    saves = replace(
+        absent, rank=0, phase=Phase.CHECKPOINT.label, process=process,
+        stacks=_stack_tuple(
+            ("/home/user/project/train.py", 3, "write"), ("/x/t.py", 1, "save_checkpoint")
+        ),
+    )  # fmt: skip
+    return replace(
+        evidence, ranks={0: saves, 1: replace(waiting, rank=1), 2: replace(waiting, rank=2)}
+    )
+
+
+def _stack(*frames: tuple[str, int, str]) -> ThreadStack:
+    return _stack_tuple(*frames)[0]
+
+
+def _stack_tuple(*frames: tuple[str, int, str]) -> tuple[ThreadStack, ...]:
+    made = tuple(Frame(file=f, line=n, function=c) for f, n, c in frames)
+    return (ThreadStack(name="MainThread", main=True, frames=made),)
+
+
+def _process() -> ProcessSight:
+    return ProcessSight(
+        pid=100, state="S", interval_s=0.9, cpu_share=0.0, switches=0, read_bytes=0, written_bytes=0
+    )
+
+
+def test_the_headline_of_a_healthy_run_and_of_one_that_is_not_known() -> None:
+    rank = RankSnapshot(rank=0, state=RankState.OK, step_s=0.0123, data_wait_share=0.08)
+    assert headline((), (rank,)) == (
+        "Healthy: rank 0 is running, 0.0123 s per step, 8 % of it waiting for data"
+    )
+    both = (rank, replace(rank, rank=1, step_s=0.02))
+    assert headline((), both).startswith(
+        "Healthy: ranks 0 and 1 are running; the slowest is rank 1"
+    )
+    silent = RankSnapshot(rank=0, state=RankState.RUNNING)
+    assert headline((), (silent,)).startswith("Unknown: rank 0 sends no telemetry")
+    assert headline((), ()) == "No rank has started to train yet"

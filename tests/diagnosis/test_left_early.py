@@ -1,0 +1,90 @@
+"""A rank that leaves an epoch before its planned batches is told from one with fewer batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.judge import judge
+from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.state.record_fold import Fold, FoldedEvent, RankFold
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+from tests.diagnosis.recordings import judged, load
+from tests.state.records import pulse
+
+EQUAL = {0: 3000, 1: 3000, 2: 3000}
+
+
+@pytest.mark.parametrize(("name", "done"), [("stop_one", 9), ("swallowed", 8)])
+def test_equally_long_data_makes_it_a_departure(name: str, done: int) -> None:
+    (verdict,) = judged(load(name), later_s=4.0, planned=EQUAL).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("left_early", "stalled", (1,))
+    assert f"left epoch 0 early, after {done} of 3000 planned batches" in verdict.cause
+    assert "ranks 0 and 2 are still in it" in verdict.cause
+    assert "uneven" not in verdict.cause
+    assert "should_stop" in str(verdict.remedy)
+    assert "swallow" in str(verdict.remedy)
+    assert verdict.waiting == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["stop_one", "swallowed"])
+def test_shorter_data_or_unknown_plans_leave_it_uneven(name: str) -> None:
+    evidence = load(name)
+    shorter = {**EQUAL, 1: evidence.ranks[1].epoch_batches[0]}
+    for planned in (shorter, None, {0: 3000, 2: 3000}):
+        (verdict,) = judged(evidence, later_s=4.0, planned=planned).verdicts
+        assert (verdict.kind, verdict.culprits) == ("uneven", (1,))
+
+
+def _rank(number: int, epochs: dict[int, int], **fields: object) -> RankFold:
+    return RankFold(
+        rank=number, plan={"batches_per_epoch": 12}, epoch_batches=epochs, **fields  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _verdicts(
+    fold: Fold, *pulses: PulseState, history: HealthHistory | None = None
+) -> list[Verdict]:
+    return list(
+        judge(
+            10_000_000_000, {p.rank: p for p in pulses}, StallPolicy(),
+            history or HealthHistory(), fold=fold, now_s=1010.0,
+        ).verdicts
+    )  # fmt: skip
+
+
+def test_what_the_others_then_raise_is_its_consequence() -> None:
+    """The rank ended its process, so the others' back ends only report a closed connection."""
+    fields = {"type": "RuntimeError", "message": "Connection closed by peer", "t": 1005.0}
+    error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
+    fold = Fold(ranks={0: _rank(0, {0: 9}, exception=error), 1: _rank(1, {0: 9})})
+    ended = pulse(1, Phase.ENDED, 4.0, outcome=Outcome.FINISHED)
+    raised = pulse(0, Phase.EXCEPTION, 5.0, outcome=Outcome.RAISED)
+    (verdict,) = _verdicts(fold, raised, ended)
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("left_early", "dead", (1,))
+    assert "left epoch 0 early, after 9 of 12 planned batches" in verdict.cause
+    assert verdict.cause.endswith("; the error of rank 0 followed from that")
+    whole = replace(fold, ranks={0: fold.ranks[0], 1: _rank(1, {0: 12})})
+    (verdict,) = _verdicts(whole, raised, ended)
+    assert (verdict.kind, verdict.culprits) == ("raised", (0,))
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_drift_names_the_rank_that_left(gone: int) -> None:
+    other = 1 - gone
+    fold = Fold(
+        ranks={
+            gone: _rank(gone, {0: 9, 1: 1}, epoch=1, batch=0, global_step=10),
+            other: _rank(other, {0: 10}, epoch=0, batch=9, global_step=10),
+        }
+    )
+    pulses = (
+        pulse(gone, Phase.FORWARD, 9.9, epoch=1, batch=1, global_step=10),
+        pulse(other, Phase.FORWARD, 9.9, epoch=0, batch=10, global_step=10),
+    )
+    (verdict,) = _verdicts(fold, *pulses, history=HealthHistory(drift_ns=(1, 9_900_000_000)))
+    assert (verdict.kind, verdict.culprits) == ("drift", (gone,))
+    assert "it left epoch 0 early, after 9 of 12 batches" in verdict.cause

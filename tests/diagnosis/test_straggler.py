@@ -1,0 +1,264 @@
+"""Who holds the others up in steps of seconds, and what takes a rank's processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.evidence import (
+    Evidence,
+    Frame,
+    ProcessSight,
+    RankEvidence,
+    ThreadStack,
+)
+from ltui.training.diagnosis.judge import Judgement, judge
+from ltui.training.diagnosis.rules.judge_input import HealthHistory, key_of
+from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.tensor_queue.record_types import Phase
+from tests.diagnosis.recordings import judged, load
+from tests.state.records import SECOND, pulse, steps
+
+_LINE = Frame(file="/home/user/data.py", line=7, function="__getitem__")
+
+
+def _folded(*lengths: tuple[float, float, float], usual: int = 10, ranks: int = 2) -> Fold:
+    """After ``usual`` steps of 0.1 s, steps of (length, what rank 0 and rank 1 fetch for)."""
+    state = Fold()
+    for rank in range(ranks):
+        state = fold(state, rank, steps(usual, 0.1, fetch_s=0.0))
+        at_s = usual * 0.1
+        for number, (length, *fetched) in enumerate(lengths):
+            at_s += length
+            one = steps(1, length, first=usual + 1 + number, start_s=at_s, fetch_s=fetched[rank])
+            state = fold(state, rank, one)
+    return state
+
+
+def _end_s(state: Fold) -> float:
+    total = state.ranks[0].total
+    assert total is not None
+    return total.t_ns / SECOND
+
+
+def _rank(rank: int, still_s: float, *, switches: int = 3, delay: float = 0.0) -> RankEvidence:
+    waits = Frame(file="/x/torch/distributed/distributed_c10d.py", line=1, function="all_reduce")
+    frame = _LINE if rank == 1 else waits
+    return RankEvidence(
+        rank=rank, pid=100 + rank, alive=True, phase="fetch data" if rank == 1 else "backward",
+        still_s=still_s, stacks=(ThreadStack(name="MainThread", main=True, frames=(frame,)),),
+        process=ProcessSight(
+            pid=100 + rank, state="S", interval_s=1.8, cpu_share=0.01, switches=switches,
+            run_delay_share=delay, read_bytes=0, written_bytes=0,
+        ),
+    )  # fmt: skip
+
+
+def _at(
+    state: Fold, later_s: float, *, evidence: Evidence | None = None,
+    history: HealthHistory | None = None, closer: bool = True,
+) -> Judgement:  # fmt: skip
+    """Since the last step rank 1 fetches data and the other one waits for it."""
+    last_s = _end_s(state)
+    pulses = {
+        r: pulse(r, Phase.FETCH if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
+        for r in state.ranks
+    }
+    return judge(
+        round((last_s + later_s) * SECOND), pulses, StallPolicy(), history or HealthHistory(),
+        fold=state, evidence=evidence, closer=closer, now_s=1000 + last_s + later_s,
+    )  # fmt: skip
+
+
+def _seen(state: Fold, later_s: float, **fields: float) -> Evidence:
+    ranks = {r: _rank(r, later_s, **fields) for r in state.ranks}  # type: ignore[arg-type]
+    taken_ns = round((_end_s(state) + later_s) * SECOND)
+    return Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=ranks)
+
+
+def _straggling_since(seconds: float) -> HealthHistory:
+    return HealthHistory(straggling_since_ns=round(seconds * SECOND), judged_ns=None)
+
+
+def test_after_one_step_far_too_long_the_next_is_looked_at_soon() -> None:
+    usual, slow = _folded(), _folded((4.8, 0.0, 4.7))
+    assert _at(usual, 1.0).suspects == frozenset()
+    assert _at(slow, 1.0).suspects == {0, 1}
+
+
+def test_a_second_long_step_in_a_row_makes_a_straggler() -> None:
+    state = _folded((4.8, 0.0, 4.7))
+    (verdict,) = _at(state, 2.5, evidence=_seen(state, 2.0)).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
+    assert "data.py:7" in verdict.cause
+
+
+def test_a_rank_that_sleeps_through_its_second_long_step_straggles_and_then_stalls() -> None:
+    state = _folded((4.8, 0.0, 4.7))
+    (verdict,) = _at(state, 2.5, evidence=_seen(state, 2.0, switches=0)).verdicts
+    assert (verdict.kind, verdict.level) == ("straggler", "slow")
+    (verdict,) = _at(state, 25.0, evidence=_seen(state, 2.0, switches=0)).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("frozen", "stalled", (1,))
+
+
+def test_one_long_step_alone_is_nothing() -> None:
+    state = _folded((4.8, 0.0, 4.7), (0.1, 0.0, 0.0))
+    assert _at(state, 2.5, evidence=_seen(state, 2.0)).verdicts == ()
+
+
+def test_a_straggler_of_long_steps_stands_while_its_next_step_begins() -> None:
+    state = _folded((4.8, 0.0, 4.7))
+    told = _at(state, 2.5, evidence=_seen(state, 2.0))
+    after = _folded((4.8, 0.0, 4.7), (4.8, 0.0, 4.7))
+    (verdict,) = _at(after, 0.3, history=_unhurried(told)).verdicts
+    assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
+    assert "data.py:7" in verdict.cause
+    level = _folded((4.8, 0.0, 4.7), (4.8, 4.7, 4.7))
+    assert not _at(level, 0.3, history=_unhurried(told)).verdicts
+
+
+def test_six_long_steps_are_enough_where_none_was_ever_short() -> None:
+    slow = (2.0, 0.1, 1.7)
+    state = _folded(*[slow] * 6, usual=4)
+    since = _straggling_since(_end_s(state) - 3)
+    (verdict,) = _at(state, 0.3, history=since, closer=False).verdicts
+    assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
+    for other in ((2.0, 1.7, 1.7), (2.0, 1.7, 0.1)):
+        state = _folded(*[slow] * 3, other, *[slow] * 2, usual=4)
+        assert not _at(state, 0.3, history=since, closer=False).verdicts
+
+
+def test_a_straggler_is_looked_at_and_told_with_what_takes_its_processor() -> None:
+    state = _folded(*[(1.0, 0.0, 0.9)] * 12)
+    since = _straggling_since(_end_s(state) - 3)
+    found = _at(state, 0.3, history=since)
+    assert found.verdicts == ()
+    assert found.suspects == {1}
+    looked = _at(state, 0.3, history=since, evidence=_seen(state, 0.2, delay=0.8))
+    (verdict,) = looked.verdicts
+    assert "other processes use its processor core" in verdict.cause
+    assert "waits for a processor 80 %" in verdict.cause
+    (verdict,) = _at(state, 0.3, history=since, evidence=_seen(state, 0.2)).verdicts
+    assert "its data is slow" in verdict.cause
+    assert "data.py:7" in str(verdict.place)
+
+
+def test_evidence_from_before_it_straggled_says_nothing_of_why() -> None:
+    state = _folded(*[(1.0, 0.0, 0.9)] * 12)
+    since = _straggling_since(_end_s(state) - 7)
+    old = replace(_seen(state, 0.2, delay=0.8), taken_ns=round((_end_s(state) - 8) * SECOND))
+    (verdict,) = _at(state, 0.3, history=since, evidence=old).verdicts
+    assert "processor" not in verdict.cause
+
+
+def test_where_all_ranks_lack_a_processor_nobody_is_to_blame() -> None:
+    state = _folded((4.8, 4.7, 4.7))
+    pulses = {r: pulse(r, Phase.FORWARD, _end_s(state), pid=100 + r) for r in state.ranks}
+    own = {r: replace(_rank(1, 2.0, switches=300, delay=0.7), rank=r, pid=100 + r) for r in pulses}
+    taken_ns = round((_end_s(state) + 2.0) * SECOND)
+    found = judge(
+        taken_ns + SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, closer=True,
+        evidence=Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=own), now_s=1000.0,
+    )  # fmt: skip
+    verdict: Verdict
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_step", "slow", ())
+    assert "the machine is overloaded" in verdict.cause
+
+
+def _unhurried(told: Judgement) -> HealthHistory:
+    """As if it had been judged a moment ago."""
+    return replace(told.history, judged_ns=None)
+
+
+def _gpu(kind: str, cause: str, *ranks: int, place: str = "GPU 1") -> Verdict:
+    return Verdict(kind=f"gpu_{kind}", level="warning", culprits=ranks, place=place, cause=cause)
+
+
+def test_a_straggler_in_computing_is_told_with_what_its_gpu_suffers_from() -> None:
+    hot = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 1)
+    full = _gpu("memory_full", "memory at 98 %", 1)
+    elsewhere = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 0, place="GPU 0")
+    both = _gpu("thermal", "GPUs 0, 1: thermal slowdown", 0, 1, place="GPUs 0, 1")
+    assert "its computation is slow" in _computing(()).cause
+    assert "GPU" not in _computing((full, elsewhere)).cause
+    told = _computing((full, hot))
+    assert "in forward: GPU 1: thermal slowdown for 9 s (93 °C)" in told.cause
+    assert "cooling" in (told.remedy or "")
+    assert _computing((both,)).cause.count("GPUs 0, 1") == 1
+
+
+def _computing(devices: tuple[Verdict, ...]) -> Verdict:
+    """The straggler of a run in which rank 1 computes three times as long as the others."""
+    state = Fold()
+    for rank in range(2):
+        rows = steps(60, 0.3, fetch_s=0.0, forward_s=0.28 if rank == 1 else 0.05)
+        state = fold(state, rank, rows)
+    last_s = _end_s(state)
+    pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in range(2)}
+    (verdict,) = judge(
+        round((last_s + 0.1) * SECOND), pulses, StallPolicy(), _straggling_since(last_s - 3),
+        fold=state, closer=False, devices=devices, now_s=1000 + last_s,
+    ).verdicts  # fmt: skip
+    return verdict
+
+
+def test_a_stall_on_a_gpu_that_reported_an_error_names_it() -> None:
+    plain = _stuck(())
+    assert "XID" not in _stuck((_gpu("xid", "XID 79: the GPU fell off the bus", 0),)).cause
+    assert "heat" not in _stuck((_gpu("thermal", "heat", 1),)).cause
+    over = replace(_gpu("xid", "XID 79: the GPU fell off the bus", 1), ended=1000.0)
+    assert _stuck((over,)) == plain
+    told = _stuck((_gpu("xid", "XID 79: the GPU fell off the bus", 1),))
+    assert told.cause == f"{plain.cause}; GPU 1: XID 79: the GPU fell off the bus"
+    assert "nvidia-smi" in (told.remedy or "")
+
+
+def _stuck(devices: tuple[Verdict, ...]) -> Verdict:
+    """Rank 1 is stuck in its dataset, which has nothing to do with its GPU as far as is known."""
+    (verdict,) = judged(load("data_sleep"), devices=devices).verdicts
+    return verdict
+
+
+def _contended(delays: dict[int, float], *, length_s: float = 1.3) -> tuple[Fold, list[Verdict]]:
+    """Three steps of which rank 1 works ``length_s`` and the others wait for it."""
+    state = _folded(*[(length_s, 0.05, length_s - 0.1)] * 3)
+    last_s = _end_s(state)
+    pulses = {
+        r: pulse(r, Phase.FORWARD if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
+        for r in state.ranks
+    }
+    found = judge(
+        round((last_s + 0.3) * SECOND), pulses, StallPolicy(), _straggling_since(last_s - 3),
+        fold=state, evidence=_seen(state, 0.2, delay=delays[1]), closer=True, now_s=1000 + last_s,
+        delays=delays,
+    )  # fmt: skip
+    return state, list(found.verdicts)
+
+
+def test_a_rank_that_others_crowd_out_is_named_after_two_long_steps() -> None:
+    """Steps of more than half a second are too few for the windows of steps alone."""
+    _, (verdict,) = _contended({0: 0.05, 1: 0.9})
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
+    assert "other processes use its processor core" in verdict.cause
+
+
+def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() -> None:
+    assert _contended({0: 0.7, 1: 0.9})[1] == []
+    assert _contended({0: 0.0, 1: 0.3})[1] == []
+    assert _contended({0: 0.9, 1: 0.05})[1] == [], "it is not the rank that the others wait for"
+
+
+def test_a_crowded_rank_stays_named_while_the_difference_shrinks() -> None:
+    state, told = _contended({0: 0.05, 1: 0.9})
+    level = _folded(*[(1.3, 0.05, 1.2)] * 3, *[(1.3, 1.2, 1.2)] * 9)
+    active = HealthHistory(active={key_of(v): v for v in told})
+    last_s = _end_s(level)
+    pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
+    for delays, kept in (({0: 0.3, 1: 0.6}, True), ({0: 0.5, 1: 0.6}, False)):
+        found = judge(
+            round((last_s + 0.3) * SECOND), pulses, StallPolicy(), active, fold=level,
+            closer=True, now_s=1000 + last_s, delays=delays,
+        )  # fmt: skip
+        assert [v.kind for v in found.verdicts] == (["straggler"] if kept else [])

@@ -1,0 +1,262 @@
+"""The sentence that says how a run ended, from what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ltui.training.lifecycle.classify_end import Ending, Facts, ending, with_cause
+from ltui.training.lifecycle.elastic_log import last_error_line, worker_failures
+from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.state.record_fold import Fold, FoldedEvent, RankFold
+from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+
+ELASTIC_LOG = """\
+W1121 torch/distributed/elastic/multiprocessing/api.py:1000] Sending process 4301 closing signal
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+/bin/sh FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_04:20:00
+  host      : vm
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 4300)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_04:19:59
+  host      : vm
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 4301)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 4301
+============================================================
+"""
+
+
+def _pulse(rank: int, outcome: Outcome = Outcome.RUNNING, changed: float = 1.0) -> PulseState:
+    return PulseState(
+        pid=100 + rank, start_ticks=1, rank=rank, local_rank=rank, world_size=2,
+        phase=Phase.FORWARD, epoch=0, batch=0, global_step=7, changed_ns=0,
+        changed_wall_s=changed, outcome=outcome, decision_done=0, collective_enqueued=-1,
+        collective_completed=-1, telemetry_ok=True, restarts=0,
+    )  # fmt: skip
+
+
+def _raised(rank: int, t: float, name: str, message: str) -> RankFold:
+    fields: dict[str, Any] = {"type": name, "message": message, "t": t, "step": 7}
+    event = FoldedEvent(rank=rank, t_ns=0, kind="exception", text=message, fields=fields)
+    return RankFold(rank=rank, exception=event)
+
+
+def _facts(**changes: Any) -> Facts:
+    facts = Facts(
+        exit=EngineExit(exit_code=1),
+        pulses={0: _pulse(0), 1: _pulse(1)},
+        global_step=7,
+    )
+    return replace(facts, **changes)
+
+
+def test_a_stop_on_one_of_several_nodes() -> None:
+    gone = _raised(1, 1.0, "RuntimeError", "Connection closed by peer")
+    for fold in (Fold(), Fold(ranks={1: gone})):
+        found = ending(_facts(stop_requested=True, apart=True, fold=fold))
+        assert found.state is RunState.STOPPED
+        assert "no checkpoint was saved" in found.detail
+    own = Fold(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
+    assert ending(_facts(stop_requested=True, apart=True, fold=own)).state is RunState.FAILED
+    assert ending(_facts(apart=True)).state is RunState.FAILED
+
+
+def test_torch_elastic_says_who_failed_first() -> None:
+    failures = worker_failures(f"earlier output\n{ELASTIC_LOG}")
+    assert [(f.rank, f.exit_code, f.first) for f in failures] == [(0, 1, False), (1, -9, True)]
+    assert worker_failures("nothing of the kind") == []
+
+
+def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
+    victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:3")
+    found = ending(
+        _facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=Fold(ranks={0: victim}))
+    )
+    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+    assert found.detail.startswith("rank 1 was killed by SIGKILL")
+    assert found.detail.endswith("at step 7")
+
+
+def test_without_an_agent_the_silent_rank_is_the_cause() -> None:
+    victim = _raised(0, 5.0, "RuntimeError", "Connection reset by peer")
+    found = ending(_facts(fold=Fold(ranks={0: victim})))
+    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+
+
+def test_the_real_exception_wins_over_those_it_caused() -> None:
+    ranks = {
+        0: _raised(0, 4.0, "RuntimeError", "[gloo] Socket timeout"),
+        1: _raised(1, 5.0, "IndexError", "index 9 is out of bounds\nfor axis 0"),
+    }
+    found = ending(_facts(fold=Fold(ranks=ranks)))
+    assert found.state is RunState.FAILED
+    assert found.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
+
+
+def test_an_error_of_the_users_own_is_no_consequence() -> None:
+    """Whatever words of ours it happens to contain."""
+    own = (
+        ("KeyError", "no such store: 'train'"),
+        ("ValueError", "the peer of sample 7 is missing"),
+        ("RuntimeError", "barrier height must be positive"),
+        ("RuntimeError", "Default process group has not been initialized"),
+    )
+    failures = tuple(worker_failures(ELASTIC_LOG))
+    for name, message in own:
+        fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
+        found = ending(_facts(failures=failures, fold=fold))
+        assert found.detail == f"rank 0 raised {name}: {message} at step 7"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("DistStoreError", "wait timeout after 300000ms, keys: /default_pg/0//1"),
+        ("DistNetworkError", "The client socket has timed out after 60000ms while trying"),
+        ("RuntimeError", "[pair.cc:525] Read error [127.0.1.1]:24232: Connection reset by peer"),
+        ("RuntimeError", "[unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"),
+        ("RuntimeError", "Application timeout caused pair closure"),
+        ("RuntimeError", "Rank 1 failed to pass monitoredBarrier in 1800000 ms"),
+        ("DistBackendError", "NCCL error in: x.cpp:3, remote process exited or there was"),
+        ("SIGTERMException", ""),
+    ],
+)
+def test_what_torch_says_of_a_partner_that_has_gone(name: str, message: str) -> None:
+    fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
+    found = ending(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
+    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+
+
+def test_ends_that_are_no_failure() -> None:
+    well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
+    assert ending(_facts(exit=EngineExit(exit_code=0), pulses=well)).state is RunState.FINISHED
+    left = {r: _pulse(r, Outcome.STOPPED) for r in (0, 1)}
+    whole = CheckpointInfo(path="p", global_step=7, ok=True, saved_at=1.0)
+    stopped = ending(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(whole,)))
+    assert stopped.detail == "stopped at step 7, checkpoint verified"
+    broken = replace(whole, ok=False)
+    stopped = ending(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(broken,)))
+    assert stopped.detail == "stopped at step 7, no checkpoint was saved"
+    plain = ending(Facts(exit=EngineExit(exit_code=0), foreign=True))
+    assert (plain.state, plain.detail) == (RunState.FINISHED, "exit code 0")
+
+
+def test_an_end_before_training_ended_says_so() -> None:
+    found = ending(_facts(exit=EngineExit(exit_code=0)))
+    assert "exit code 0, but rank 0 had not ended its training" in found.detail
+
+
+def test_signals_as_shells_tell_them() -> None:
+    found = ending(Facts(exit=EngineExit(exit_code=137), foreign=True))
+    assert (found.state, "SIGKILL" in found.detail) == (RunState.CRASHED, True)
+    asked = ending(Facts(exit=EngineExit(exit_code=143), foreign=True, stop_requested=True))
+    assert asked.state is RunState.STOPPED
+
+
+def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry() -> None:
+    """torchrun answers SIGTERM with an exception of its own and exit code 1."""
+    torchrun = Facts(exit=EngineExit(exit_code=1), foreign=True, stop_requested=True)
+    found = ending(torchrun)
+    assert (found.state, found.exit_code) == (RunState.STOPPED, 1)
+    assert found.detail == (
+        "stopped on request (the command exited with code 1)"
+        "; ltui saves no checkpoints of a command without telemetry"
+    )
+    failed = replace(torchrun, failures=tuple(worker_failures(ELASTIC_LOG)))
+    assert ending(failed).state is not RunState.STOPPED, "a rank had failed by itself"
+    assert ending(replace(torchrun, stop_requested=False)).state is RunState.FAILED
+    preset = replace(torchrun, foreign=False)
+    assert ending(preset).state is RunState.FAILED
+
+
+def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
+    victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer")
+    found = ending(_facts(fold=Fold(ranks={0: victim})))
+    assert "died without a Python error" in found.detail
+    verdict = Verdict(
+        kind="killed", level="dead", culprits=(1,), cause="...", confidence=0.95,
+        evidence={
+            "reasons": {"1": "was killed by SIGKILL (not the out-of-memory killer)"},
+            "consequences": {"0": "raised RuntimeError"},
+        },
+    )  # fmt: skip
+    told = with_cause(found, (verdict,), 7)
+    assert told.detail == (
+        "rank 1 was killed by SIGKILL (not the out-of-memory killer) at step 7"
+        "; the error of rank 0 followed from that"
+    )
+    unsure = replace(verdict, confidence=0.55)
+    assert with_cause(found, (unsure,), 7) == found
+    engine = Ending(state=RunState.FAILED, detail="the command exited with code 1", exit_code=1)
+    cause = replace(verdict, cause="rank 1 was killed by SIGKILL")
+    told = with_cause(engine, (cause,), 7)
+    assert (told.state, told.first_failed_rank) == (RunState.CRASHED, 1)
+    assert told.detail == "rank 1 was killed by SIGKILL at step 7"
+    raised = replace(verdict, kind="raised")
+    assert with_cause(found, (raised,), 7) == found
+    other = replace(verdict, evidence={"reasons": {"0": "was killed by SIGKILL"}})
+    assert with_cause(found, (other,), 7) == found
+
+
+def test_a_command_that_could_not_start() -> None:
+    found = ending(Facts(exit=EngineExit(exit_code=127, error="x could not be started: no")))
+    assert (found.state, found.detail) == (RunState.FAILED, "x could not be started: no")
+
+
+def test_nobody_saw_it() -> None:
+    assert ending(_facts(exit=None)).state is RunState.LOST
+    assert "the machine was restarted" in ending(_facts(exit=None, rebooted=True)).detail
+    well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
+    assert ending(_facts(exit=None, pulses=well)).state is RunState.FINISHED
+    assert ending(_facts(exit=None, keeper_died=True)).state is RunState.CRASHED
+
+
+def test_the_line_that_says_most() -> None:
+    log = "a\nTraceback\nValueError: bad\nbye\n\n"
+    assert last_error_line(log) == "ValueError: bad"
+    assert last_error_line("one\ntwo\n") == "two"
+    assert last_error_line("") is None
+
+
+def test_a_warning_after_the_exception_is_not_the_cause() -> None:
+    trace = "Traceback (most recent call last):\n  File 't.py', line 3, in f\n    g()\n    ^^^\n"
+    warning = (
+        "/x/resource_tracker.py:254: UserWarning: resource_tracker: 1 leaked semaphore objects\n"
+        "  warnings.warn('resource_tracker: ...')\n"
+    )
+    ignored = f"Exception ignored in: <function Pool.__del__>\n{trace}TypeError: no\n"
+    assert last_error_line(f"{trace}my.Surprise: 3\n{warning}{ignored}") == "my.Surprise: 3"
+    prefixed = "".join(f"[rank1]: {line}\n" for line in f"{trace}ValueError: bad".split("\n"))
+    assert last_error_line(prefixed + warning) == "ValueError: bad"
+    chained = f"{trace}KeyError: 1\n\nDuring handling of the above:\n\n{trace}OSError: 2\n"
+    assert last_error_line(chained) == "OSError: 2"
+    assert last_error_line(f"gives up\n{warning}") == "gives up"
+    assert last_error_line("gives up\n/l/loop.py:224: You're resuming from ...\n") == "gives up"
+
+
+def test_what_a_rank_said_goes_before_the_agents_own_traceback() -> None:
+    log = (
+        "W1121 05:21:31.1 25653 torch/distributed/run.py:982] Setting OMP_NUM_THREADS\n"
+        "rank 1 gives up early\n"
+        "W1121 05:21:31.5 25653 torch/distributed/elastic/multiprocessing/api.py:1028] closing\n"
+        "E1121 05:21:31.5 25653 torch/distributed/elastic/multiprocessing/api.py:1002] failed\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    )
+    assert last_error_line(log) == "rank 1 gives up early"
+    assert last_error_line(ELASTIC_LOG) is not None

@@ -1,0 +1,99 @@
+"""Records and pulses as ranks write them, for tests of the pure core."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ltui.training.tensor_queue.queue_reader import Record
+from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, PulseState, StepField
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Poll:
+    records: tuple[Record, ...]
+    missed: int = 0
+
+
+def step(
+    global_step: int,
+    t_s: float,
+    *,
+    epoch: int = 0,
+    batch: int | None = None,
+    samples: float = 32,
+    loss: float = 1.0,
+    step_s: float = math.nan,
+    fetch_s: float = math.nan,
+    forward_s: float = math.nan,
+) -> Record:
+    row = np.full(len(StepField), math.nan)
+    row[StepField.GLOBAL_STEP] = global_step
+    row[StepField.EPOCH] = epoch
+    row[StepField.BATCH] = global_step if batch is None else batch
+    row[StepField.SAMPLES] = samples
+    row[StepField.LOSS] = loss
+    row[StepField.STEP_S] = step_s
+    row[StepField.FETCH_S] = fetch_s
+    row[StepField.FORWARD_S] = forward_s
+    row[StepField.WALL_S] = 1000 + t_s
+    row[StepField.STEPPED] = 1
+    return Record(
+        seq=global_step, kind=int(Kind.STEP), t_ns=round(t_s * SECOND), label=b"", array=row
+    )
+
+
+def steps(
+    count: int, every_s: float, *, first: int = 1, start_s: float = 0.0, **fields: Any
+) -> list[Record]:
+    fields.setdefault("step_s", every_s)
+    return [step(first + i, start_s + i * every_s, **fields) for i in range(count)]
+
+
+def labelled(kind: Kind, label: dict[str, Any], values: Any = (), t_s: float = 0.0) -> Record:
+    return Record(
+        seq=0,
+        kind=int(kind),
+        t_ns=round(t_s * SECOND),
+        label=json.dumps(label).encode(),
+        array=np.asarray(values, dtype=np.float64),
+    )
+
+
+_PULSE = PulseState(
+    pid=100,
+    start_ticks=1,
+    rank=0,
+    local_rank=0,
+    world_size=2,
+    phase=Phase.FORWARD,
+    epoch=0,
+    batch=10,
+    global_step=10,
+    changed_ns=0,
+    changed_wall_s=1000.0,
+    outcome=Outcome.RUNNING,
+    decision_done=0,
+    collective_enqueued=-1,
+    collective_completed=-1,
+    telemetry_ok=True,
+    restarts=0,
+)
+
+
+def pulse(rank: int, phase: Phase, changed_s: float = 0.0, **fields: Any) -> PulseState:
+    return replace(
+        _PULSE,
+        rank=rank,
+        local_rank=rank,
+        phase=phase,
+        changed_ns=round(changed_s * SECOND),
+        changed_wall_s=1000 + changed_s,
+        **fields,
+    )

@@ -1,0 +1,251 @@
+"""The fold and the windows: any split of the records gives the same, and nothing freezes."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ltui.training.state.record_fold import (
+    EVENTS_KEPT,
+    RECENT_STEPS,
+    Fold,
+    fold,
+    fold_many,
+    step_rows,
+)
+from ltui.training.state.run_snapshot import MetricValue, RankState
+from ltui.training.state.snapshot_parts import metrics, progress, rank_snapshots
+from ltui.training.state.throughput import throughput
+from ltui.training.tensor_queue.record_types import Kind, Phase
+from tests.state.records import SECOND, Poll, labelled, pulse, step, steps
+
+values = st.floats(allow_nan=True, allow_infinity=True, width=64)
+gaps = st.floats(min_value=1e-4, max_value=30.0)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list:  # type: ignore[type-arg]
+    t_s, epoch, records = 0.0, 0, []
+    for index in range(draw(st.integers(1, 60))):
+        t_s += draw(gaps)
+        epoch += draw(st.integers(0, 9)) == 0
+        records.append(
+            step(
+                index + 1,
+                t_s,
+                epoch=epoch,
+                loss=draw(values),
+                step_s=draw(st.one_of(st.just(math.nan), gaps)),
+                fetch_s=draw(st.one_of(st.just(math.nan), gaps)),
+            )
+        )
+    return records
+
+
+@given(histories(), st.lists(st.integers(0, 60), max_size=5))
+def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:  # type: ignore[type-arg]
+    whole = fold(Fold(), 0, records).ranks[0]
+    state = Fold()
+    edges = [0, *sorted(cuts), len(records)]
+    for begin, end in pairwise(edges):
+        state = fold(state, 0, records[begin:end])
+    split = state.ranks[0]
+    assert repr(split.total) == repr(whole.total)
+    assert split.marks == whole.marks
+    assert split.recent_step_s == whole.recent_step_s
+    assert repr(split.recent_loss) == repr(whole.recent_loss)
+    assert split.between_epochs_s == pytest.approx(whole.between_epochs_s)
+    assert repr(split.samples_per_s) == repr(whole.samples_per_s)
+
+
+@given(histories(), st.floats(0, 1000))
+def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float) -> None:  # type: ignore[type-arg]
+    state = fold(Fold(), 0, records)
+    found = throughput(state, records[-1].t_ns + round(later_s * SECOND))
+    for rate in (found.samples_per_s, found.steps_per_s, found.best_samples_per_s):
+        assert rate is None or (rate >= 0 and math.isfinite(rate))
+    assert found.data_wait_share is None or 0 <= found.data_wait_share <= 1
+
+
+@given(histories())
+def test_bounds_hold(records: list) -> None:  # type: ignore[type-arg]
+    rank = fold(Fold(), 0, records * 3).ranks[0]
+    assert len(rank.recent_step_s) <= RECENT_STEPS
+    assert len(rank.recent_loss) <= RECENT_STEPS
+    assert len(rank.marks) <= 96
+    finite = [r.array[4] for r in records if math.isfinite(r.array[4])]
+    if rank.loss is not None:
+        assert rank.loss.best_min == min(finite, default=None)
+        assert rank.loss.best_max == max(finite, default=None)
+
+
+def test_folding_leaves_the_old_value_alone() -> None:
+    first = fold(Fold(), 0, steps(5, 0.1))
+    before = repr(first)
+    fold(first, 0, steps(5, 0.1, first=6, start_s=0.5))
+    fold(first, 1, steps(5, 0.1))
+    assert repr(first) == before
+
+
+def test_rates_of_ranks_add_up() -> None:
+    polls = {rank: Poll(tuple(steps(101, 0.1, fetch_s=0.02))) for rank in range(4)}
+    state = fold_many(Fold(), polls)
+    found = throughput(state, 10 * SECOND)
+    assert found.samples_per_s == pytest.approx(4 * 320)
+    assert found.best_samples_per_s == pytest.approx(4 * 320)
+    assert found.steps_per_s == pytest.approx(10)
+    assert found.data_wait_share == pytest.approx(0.2)
+
+
+def test_slow_steps_have_a_rate_too() -> None:
+    state = fold(Fold(), 0, steps(5, 30.0, samples=300))
+    assert throughput(state, 4 * 30 * SECOND).samples_per_s == pytest.approx(10)
+    assert throughput(state, (4 * 30 + 20) * SECOND).samples_per_s == pytest.approx(10)
+
+
+def test_a_rate_does_not_decay_and_is_unknown_after_a_window_without_a_batch() -> None:
+    state = fold(Fold(), 0, steps(101, 0.1))
+    rates = [throughput(state, (10 + s) * SECOND).samples_per_s for s in (0, 2, 4, 8)]
+    assert rates == [pytest.approx(320)] * 4
+    stale = throughput(state, 30 * SECOND)
+    assert stale.samples_per_s is None
+    assert stale.steps_per_s is None
+    assert stale.data_wait_share is None
+    assert stale.best_samples_per_s == pytest.approx(320)
+
+
+def test_time_between_steps_is_no_part_of_a_rate() -> None:
+    """A validation of six seconds lies between the two halves."""
+    records = [*steps(40, 0.1), *steps(40, 0.1, first=41, start_s=10.0, epoch=1)]
+    state = fold(Fold(), 0, records)
+    found = throughput(state, 14 * SECOND)
+    assert found.samples_per_s == pytest.approx(320)
+    assert found.best_samples_per_s == pytest.approx(320)
+
+
+def test_the_figure_of_a_run_is_the_sum_of_its_ranks_and_never_above_the_best() -> None:
+    fast, slow = steps(60, 0.1), steps(60, 0.1, samples=16)
+    state = Fold()
+    for i in range(0, 60, 7):
+        state = fold(fold(state, 0, fast[i : i + 7]), 1, slow[i : i + 7])
+        now = state.ranks[0].total
+        assert now is not None
+        found = throughput(state, now.t_ns)
+        rows = rank_snapshots(state, {}, {}, now.t_ns)
+        rates = [row.samples_per_s for row in rows if row.samples_per_s is not None]
+        if found.samples_per_s is not None:
+            assert found.samples_per_s == pytest.approx(sum(rates))
+            assert found.best_samples_per_s is not None
+            assert found.samples_per_s <= found.best_samples_per_s * (1 + 1e-9)
+
+
+def test_batches_of_unknown_size_have_no_rate() -> None:
+    state = fold(Fold(), 0, steps(40, 0.1, samples=math.nan))
+    assert throughput(state, 4 * SECOND).samples_per_s is None
+    assert state.best_samples_per_s is None
+
+
+def test_a_few_quick_steps_are_no_record() -> None:
+    state = fold(Fold(), 0, steps(3, 0.001))
+    assert state.best_samples_per_s is None
+
+
+def test_labels_become_hello_plan_events_and_metrics() -> None:
+    state = fold(
+        Fold(),
+        2,
+        [
+            labelled(Kind.HELLO, {"rank": 2, "host": "a", "device": "cuda:2", "world_size": 4}),
+            labelled(Kind.PLAN, {"max_steps": 50}),
+            labelled(Kind.METRICS, {"names": ["a", "b"], "step": 3}, [1.0, math.nan]),
+            labelled(Kind.METRICS, {"names": ["a"], "step": 4}, [0.5]),
+            labelled(Kind.EVENT, {"kind": "exception", "text": "Raised.", "type": "ValueError"}),
+            labelled(Kind.EVENT, {"kind": "telemetry_off", "error": "full"}),
+        ],
+        missed=7,
+    )
+    rank = state.ranks[2]
+    assert rank.metrics["a"] == MetricValue(last=0.5, step=4, best_min=0.5, best_max=1.0)
+    assert math.isnan(rank.metrics["b"].last)
+    assert rank.metrics["b"].best_min is None
+    assert [e.kind for e in state.events] == ["exception", "telemetry_off"]
+    (shown,) = rank_snapshots(state, {}, {2: RankState.DEAD}, 0)
+    assert (shown.host, shown.device, shown.missed_records) == ("a", "cuda:2", 7)
+    assert shown.age_s is None
+    assert shown.note == "Raised."
+
+
+def test_labels_that_are_no_json_are_passed_over() -> None:
+    broken = [
+        labelled(Kind.HELLO, {}).__class__(seq=0, kind=k, t_ns=0, label=label, array=None)  # type: ignore[arg-type]
+        for k in (2, 3, 4, 5)
+        for label in (b"", b"\xff", b"[1]", b"{")
+    ]
+    state = fold(Fold(), 0, broken)
+    assert state.ranks[0].hello is None
+    assert state.events == ()
+
+
+def test_events_are_bounded_and_counted() -> None:
+    events = [labelled(Kind.EVENT, {"kind": "note", "text": str(i)}) for i in range(1000)]
+    state = fold(Fold(), 0, events)
+    assert len(state.events) == EVENTS_KEPT
+    assert state.events_seen == 1000
+    assert state.events[-1].text == "999"
+
+
+def test_the_loss_is_the_users_where_they_log_it() -> None:
+    state = fold(Fold(), 0, steps(3, 0.1, loss=2.0))
+    assert metrics(state)["train/loss"].last == 2.0
+    logged = labelled(Kind.METRICS, {"names": ["train/loss"], "step": 3}, [7.0])
+    assert metrics(fold(state, 0, [logged]))["train/loss"].last == 7.0
+
+
+def test_no_loss_at_all_is_no_metric() -> None:
+    state = fold(Fold(), 0, steps(20, 0.1, loss=math.nan))
+    assert metrics(state) == {}
+    assert state.ranks[0].bad_loss == 0
+
+
+def test_rows_of_other_layouts_are_padded_or_cut() -> None:
+    short = step(1, 0.0)
+    rows = step_rows(
+        [
+            short,
+            short.__class__(seq=1, kind=1, t_ns=1, label=b"", array=short.array[:5]),
+            short.__class__(seq=2, kind=1, t_ns=2, label=b"", array=np.array([*short.array, 9.0])),
+        ]
+    )[1]
+    assert rows.shape == (3, 16)
+    assert math.isnan(rows[1, 5])
+
+
+def test_the_end_is_estimated_from_steps_and_pauses_between_epochs() -> None:
+    plan = labelled(Kind.PLAN, {"max_steps": 40, "max_epochs": 4, "batches_per_epoch": 10})
+    records = [plan, *steps(10, 0.5), *steps(6, 0.5, first=11, start_s=4.5 + 3.5, epoch=1)]
+    state = fold(Fold(), 0, records)
+    last_s = records[-1].t_ns / SECOND
+    here = pulse(0, Phase.FORWARD, last_s, epoch=1, global_step=16)
+    found = progress(state, {0: here}, round(last_s * SECOND))
+    assert (found.global_step, found.max_steps, found.epoch) == (16, 40, 1)
+    # 24 steps of half a second, and two pauses of three seconds.
+    assert found.eta_s == pytest.approx(24 * 0.5 + 2 * 3.0, rel=0.1)
+    still = progress(state, {0: here}, round((last_s + 60) * SECOND))
+    assert still.eta_s is None
+    validating = pulse(0, Phase.VALIDATION, last_s, epoch=1, global_step=16)
+    assert progress(state, {0: validating}, round((last_s + 60) * SECOND)).eta_s is not None
+
+
+def test_steps_follow_from_epochs_where_the_plan_names_none() -> None:
+    hello = labelled(Kind.HELLO, {"accumulate_grad_batches": 4, "world_size": 2})
+    plan = labelled(Kind.PLAN, {"max_steps": None, "max_epochs": 3, "batches_per_epoch": 10})
+    state = fold(Fold(), 0, [hello, plan])
+    found = progress(state, {}, 0)
+    assert found.max_steps == 9
+    assert found.world_size == 2
+    assert found.eta_s is None

@@ -1,0 +1,119 @@
+"""Verdicts from one look to the next: which are new, which are over, which the policy answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.verdict_tracker import (
+    Standing,
+    calls_somebody,
+    gravest_first,
+    superseded,
+)
+
+STALL = Verdict(kind="frozen", level="stalled", culprits=(1,), cause="rank 1 stands", began=100.0)
+DEAD = Verdict(kind="exited", level="dead", culprits=(0,), cause="rank 0 is gone", began=101.0)
+SLOW = Verdict(kind="straggler", level="slow", culprits=(2,), cause="rank 2 is slow", began=90.0)
+
+
+def follow(*looks: tuple[float, list[Verdict]], settle_s: float = 0.0) -> list[tuple[str, str]]:
+    """(new or over, cause) of everything told over the looks."""
+    standing, told = Standing(), []
+    for at, verdicts in looks:
+        standing, new, over = standing.follow(verdicts, 1000 + at, at, settle_s=settle_s)
+        told += [("new", v.cause) for v in new] + [("over", v.cause) for v in over]
+    return told
+
+
+def test_a_verdict_is_new_once_and_over_once() -> None:
+    again = replace(STALL, cause="rank 1 stands for 9 s")
+    told = follow((0, [STALL]), (1, [again]), (2, [again]), (3, []), (4, []))
+    assert told == [("new", "rank 1 stands"), ("over", "rank 1 stands for 9 s")]
+
+
+def test_a_better_known_cause_is_the_same_verdict() -> None:
+    killed = replace(DEAD, kind="killed", cause="rank 0 was killed by SIGKILL", place="forward")
+    assert follow((0, [DEAD]), (0.2, [killed]), (2, [killed]), settle_s=1.5) == [
+        ("new", "rank 0 was killed by SIGKILL")
+    ]
+
+
+def test_a_stalled_rank_that_dies_is_news() -> None:
+    dead = replace(DEAD, culprits=(1,), began=100.0)
+    assert [what for what, _ in follow((0, [STALL]), (1, [dead]))] == ["new", "new", "over"]
+
+
+def test_a_verdict_that_becomes_graver_is_told_again_and_acted_on_from_then() -> None:
+    slow = replace(STALL, level="slow", cause="rank 1 is slow")
+    told = follow((0, [slow]), (120, [STALL]), (121, [slow]), (122, [STALL]), (123, []))
+    assert told == [("new", "rank 1 is slow"), ("new", "rank 1 stands"), ("over", "rank 1 stands")]
+    standing = Standing()
+    for at, verdict in ((0.0, slow), (120.0, STALL), (149.0, STALL)):
+        standing, _, _ = standing.follow([verdict], 1000 + at, at)
+    policy = StallPolicy(then="stop", then_after_s=30)
+    assert standing.to_act_on(policy, 149.0) is None
+    assert standing.to_act_on(policy, 150.0) == STALL
+
+
+def test_two_ranks_at_once_are_two_verdicts() -> None:
+    other = replace(STALL, culprits=(3,), cause="rank 3 stands", began=102.0)
+    told = follow((0, [STALL]), (1, [STALL, other]), (2, [other]))
+    assert told == [("new", "rank 1 stands"), ("new", "rank 3 stands"), ("over", "rank 1 stands")]
+
+
+def test_what_is_gone_before_it_has_settled_is_not_told() -> None:
+    assert follow((0, [STALL]), (1, []), (2, []), settle_s=1.5) == []
+
+
+def test_a_verdict_ends_after_it_began_whatever_the_clock_says() -> None:
+    standing, _, _ = Standing().follow([STALL], 50.0, 0.0)
+    _, _, (over,) = standing.follow([], 60.0, 1.0)
+    assert over.ended == 100.0
+
+
+def test_verdicts_that_are_over_already_do_not_stand() -> None:
+    assert follow((0, [replace(STALL, ended=101.0)])) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdicts", "after_s", "acted_on"),
+    [
+        (StallPolicy(), [DEAD, STALL], 1e9, None),
+        (StallPolicy(then="stop", then_after_s=30), [STALL], 29.0, None),
+        (StallPolicy(then="stop", then_after_s=30), [STALL], 30.0, STALL),
+        (StallPolicy(then="restart", then_after_s=0), [STALL, DEAD], 0.0, DEAD),
+        (StallPolicy(then="stop", then_after_s=0), [SLOW], 1e9, None),
+        (StallPolicy(then="a later version's"), [STALL], 1e9, None),
+    ],
+)
+def test_what_the_policy_answers(
+    policy: StallPolicy, verdicts: list[Verdict], after_s: float, acted_on: Verdict | None
+) -> None:
+    standing, _, _ = Standing().follow(verdicts, 1000.0, 5.0)
+    standing, _, _ = standing.follow(verdicts, 1000.0, 5.0 + after_s)
+    assert standing.to_act_on(policy, 5.0 + after_s) == acted_on
+
+
+def test_who_is_called_for_what() -> None:
+    hook = StallPolicy(on_verdict="http://a/b", on_verdict_level="stalled")
+    assert [calls_somebody(v, hook) for v in (DEAD, STALL, SLOW)] == [True, True, False]
+    assert calls_somebody(SLOW, StallPolicy(on_verdict=("mail",)))
+    assert not calls_somebody(DEAD, StallPolicy())
+
+
+def test_the_gravest_and_the_oldest_come_first() -> None:
+    over = replace(DEAD, ended=200.0)
+    odd = Verdict(kind="x", level="a later version's", cause="c")
+    assert gravest_first([odd, over, SLOW, STALL]) == [STALL, SLOW, odd, over]
+
+
+def test_what_was_only_the_first_word_on_a_death_is_left_out() -> None:
+    first = replace(DEAD, ended=101.2)
+    better = replace(DEAD, kind="killed", began=101.0)
+    assert superseded(first, [first, better])
+    assert not superseded(better, [first, better])
+    assert not superseded(STALL, [STALL, better])

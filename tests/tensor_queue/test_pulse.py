@@ -1,0 +1,104 @@
+"""The pulse: what is set is read, changes move the clock, half-written slots are never read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ltui.training.tensor_queue.file_layout import PULSE_AT
+from ltui.training.tensor_queue.queue_reader import QueueReader
+from ltui.training.tensor_queue.rank_status import PULSE_BYTES, PulseWriter, parse_pulse
+from ltui.training.tensor_queue.record_types import Outcome, Phase
+from ltui.training.tensor_queue.ring_writer import RingWriter
+
+FIELDS = {
+    "pid": 4_000_000,
+    "start_ticks": 1 << 40,
+    "rank": 3,
+    "local_rank": 1,
+    "world_size": 8,
+    "epoch": 5,
+    "batch": 77,
+    "global_step": 10_000_000_000,
+    "decision_done": 4,
+    "collective_enqueued": 12,
+    "collective_completed": 11,
+    "restarts": 2,
+}
+
+
+@pytest.fixture
+def page() -> bytearray:
+    return bytearray(PULSE_AT + 4096)
+
+
+def block(page: bytearray) -> bytes:
+    return bytes(page[PULSE_AT : PULSE_AT + PULSE_BYTES])
+
+
+def test_every_field_comes_out_as_it_was_set(tmp_path: Path) -> None:
+    ring = RingWriter.create(tmp_path / "q", 4096)
+    reader = QueueReader(tmp_path / "q")
+    assert reader.pulse() is None
+    pulse = PulseWriter(ring.view)
+    pulse.set(phase=Phase.BACKWARD, outcome=Outcome.STOPPED, telemetry_ok=False, **FIELDS)
+    state = reader.pulse()
+    assert state is not None
+    assert {name: getattr(state, name) for name in FIELDS} == FIELDS
+    assert (state.phase, state.outcome) == (Phase.BACKWARD, Outcome.STOPPED)
+    assert state.telemetry_ok is False
+    pulse.mute()
+    ring.close()
+
+
+def test_only_a_change_of_place_moves_its_time(page: bytearray) -> None:
+    pulse = PulseWriter(memoryview(page))
+    pulse.phase(Phase.FETCH)
+    first = parse_pulse(block(page))
+    pulse.phase(Phase.FETCH)
+    pulse.set(collective_enqueued=5, batch=0)
+    pulse.beat()
+    still = parse_pulse(block(page))
+    assert first is not None
+    assert still is not None
+    assert (still.changed_ns, still.changed_wall_s) == (first.changed_ns, first.changed_wall_s)
+    assert still.heartbeat_ns > first.heartbeat_ns
+    for change in ({"batch": 1}, {"epoch": 1}, {"global_step": 1}, {"phase": Phase.FORWARD}):
+        before = parse_pulse(block(page))
+        pulse.set(**change)
+        after = parse_pulse(block(page))
+        assert before is not None
+        assert after is not None
+        assert after.changed_ns > before.changed_ns, change
+
+
+def test_an_unknown_field_is_refused(page: bytearray) -> None:
+    with pytest.raises(TypeError, match="globalstep"):
+        PulseWriter(memoryview(page)).set(globalstep=3)
+
+
+def test_a_slot_written_to_any_point_leaves_the_pulse_before(page: bytearray) -> None:
+    pulse = PulseWriter(memoryview(page))
+    for batch in range(6):
+        pulse.set(phase=Phase.FORWARD, batch=batch)
+    before = block(page)
+    pulse.set(batch=6)
+    after = block(page)
+    changed = [at for at in range(PULSE_BYTES) if before[at] != after[at]]
+    assert len(changed) > 3
+    for cut in range(changed[0], changed[-1] + 1):
+        state = parse_pulse(after[:cut] + before[cut:])
+        assert state is not None
+        assert state.batch == 5
+    whole = parse_pulse(after)
+    assert whole is not None
+    assert whole.batch == 6
+
+
+def test_a_phase_of_a_newer_rank_side_is_unknown(page: bytearray) -> None:
+    pulse = PulseWriter(memoryview(page))
+    pulse.set(phase=4000, batch=3)
+    state = parse_pulse(block(page))
+    assert state is not None
+    assert (state.phase, state.batch) == (Phase.UNKNOWN, 3)

@@ -1,0 +1,140 @@
+"""A preset's form: what is typed into its fields, as a configuration and the mistakes in it.
+
+Pure: the screen calls ``apply_form`` on every change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from ltui.training.config.device_selection import UNSEEN, Machine, free_count
+from ltui.training.config.ltui_section import Knob
+from ltui.training.config.presets import Preset
+from ltui.training.config.structure_check import find_faults, placed
+from ltui.training.config.trainer_arguments import bounds
+from ltui.training.config.yaml_document import Document, parse_value, with_value
+from ltui.training.problem import Problem
+
+START_FROM = "start from"
+"""The field for another run's checkpoint, which is no key of the configuration."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormResult:
+    document: Document
+    """The preset's document with the fields that are right applied."""
+    overrides: tuple[str, ...]
+    """The same as ``--set`` would say it: only fields that differ from the preset."""
+    problems: tuple[Problem, ...]
+    """``where`` is the knob's key for a mistake in a field, else the place in the file."""
+
+
+def field_texts(preset: Preset) -> dict[str, str]:
+    """What each field holds at first, by knob key."""
+    return {knob.key: field_text(knob.default) for knob in preset.knobs}
+
+
+def field_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def apply_form(preset: Preset, texts: Mapping[str, str], machine: Machine = UNSEEN) -> FormResult:
+    """``texts`` is what the fields hold, by knob key; a missing one keeps the preset's value."""
+    document = dict(preset.document)
+    overrides: list[str] = []
+    problems: list[Problem] = []
+    for knob in preset.knobs:
+        text = texts.get(knob.key)
+        if text is None or text.strip() == field_text(knob.default):
+            continue
+        try:
+            value = parse_field(knob, text)
+            document = with_value(document, knob.key, value)
+        except (ValueError, KeyError) as error:
+            problems.append(Problem(where=knob.key, what=str(error.args[0])))
+            continue
+        overrides.append(f"{knob.key}={_flow(value)}")
+    keys = {knob.key for knob in preset.knobs}
+    wrong = {problem.where for problem in problems}
+    for fault in find_faults(document, machine=machine, cpu_ranks=preset.cpu_ranks):
+        if fault.path not in keys:
+            problems.append(placed(fault, preset.where, preset.lines))
+        elif fault.path not in wrong:
+            problems.append(Problem(where=fault.path, what=fault.what, remedy=fault.remedy))
+    return FormResult(document=document, overrides=tuple(overrides), problems=tuple(problems))
+
+
+def parse_field(knob: Knob, text: str) -> Any:
+    """The value that a field's text stands for. Raises ``ValueError`` with a sentence."""
+    text = text.strip()
+    if knob.type == "choice":
+        return _choice(knob, text)
+    if not text:
+        if knob.default is None or knob.type in ("str", "path"):
+            return None if knob.default is None else ""
+        raise ValueError("required")
+    if knob.type in ("str", "path"):
+        return text
+    if knob.type == "devices":
+        return _devices(text)
+    try:
+        value = parse_value(text)
+    except ValueError:
+        value = text
+    if knob.type == "bool":
+        if isinstance(value, bool):
+            return value
+        raise ValueError(f"must be true or false (got `{text}`)")
+    return _number(knob, value, text)
+
+
+def _choice(knob: Knob, text: str) -> Any:
+    if text not in knob.choices:
+        raise ValueError(f"must be one of {', '.join(knob.choices)} (got `{text}`)")
+    value = parse_value(text)
+    # A choice keeps the type that the preset gives it: `16-mixed` is a text, `32` may be either.
+    return text if isinstance(knob.default, str) or isinstance(value, (dict, list)) else value
+
+
+def _devices(text: str) -> Any:
+    if text == "auto" or free_count(text):
+        return text
+    if text.lstrip("-").isdecimal():
+        return int(text)
+    parts = [p.strip() for p in text.strip("[]").split(",") if p.strip()]
+    if parts and all(p.isdecimal() for p in parts):
+        return [int(p) for p in parts]
+    raise ValueError(
+        "must be auto, a number of devices, a list such as 0,1, or free:2 for two free GPUs "
+        f"(got `{text}`)"
+    )
+
+
+def _number(knob: Knob, value: Any, text: str) -> int | float:
+    whole = knob.type == "int"
+    kind = "a whole number" if whole else "a number"
+    right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if right and math.isfinite(value):
+        low = -math.inf if knob.min is None else knob.min
+        high = math.inf if knob.max is None else knob.max
+        if low <= value <= high:
+            number: int | float = value
+            return number
+    raise ValueError(f"must be {kind}{bounds(knob.min, knob.max)} (got `{text}`)")
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...").removesuffix("\n")

@@ -1,0 +1,261 @@
+"""Presets: reading them, and making a run's specification of one.
+
+A preset is a configuration file that LightningCLI would accept, with one more section, ``ltui:``.
+The shipped ones stand in ``ltui.presets``; any LightningCLI file of the user's works without it.
+Only this module and ``preset_names`` read files in ``training/config``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ltui.training.config.device_selection import UNSEEN, Machine, choose_devices
+from ltui.training.config.ltui_section import Knob, Section, read_section
+from ltui.training.config.node_environment import choose_nodes
+from ltui.training.config.overrides import apply_overrides, overridden_paths
+from ltui.training.config.preset_names import (
+    SUFFIXES,
+    doubtful_names,
+    preset_names,
+    shipped_folder,
+    shipped_names,
+)
+from ltui.training.config.run_spec import CheckpointPolicy, RunSpec, StallPolicy
+from ltui.training.config.structure_check import find_faults, nearest, placed
+from ltui.training.config.yaml_document import Document, get, read_document, resolve
+from ltui.training.problem import Problem, ProblemError
+
+_MOST_BYTES = 4 << 20
+_MOST_DOUBTFUL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """One configuration that can be run."""
+
+    name: str
+    """``quickstart``; for a file of the user's its path as given."""
+    title: str
+    about: str = ""
+    tags: tuple[str, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    document: Document = field(default_factory=dict)
+    """As written, without the ``ltui`` section; interpolations are still in it."""
+    path: Path | None = None
+    """None for text that was never a file."""
+    shipped: bool = False
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of each dotted path in the file."""
+    stall: StallPolicy = field(default_factory=StallPolicy)
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    after_fit: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    """Distributions that the ranks' interpreter needs besides torch and Lightning."""
+    cpu_ranks: int = 1
+    """Ranks where devices are ``auto`` and there is no GPU."""
+    restarts: int = 0
+    """So often at most the run goes back to its last good checkpoint after a crash."""
+    section: Mapping[str, Any] = field(default_factory=dict)
+    """The ``ltui`` section as written."""
+
+    @property
+    def where(self) -> str:
+        """How a mistake in it is located: the file's name."""
+        return f"{self.name}.yaml" if self.shipped else self.name
+
+
+def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
+    """The shipped preset of that name, else the file (``cwd`` is where relative paths begin).
+
+    Raises ``ProblemError``: no such preset (with the nearest name), unreadable, not YAML, or a
+    wrong ``ltui`` section. What the configuration itself says is checked by ``check_preset``.
+    """
+    shipped = shipped_names()
+    if name_or_path in shipped:
+        path = shipped_folder() / f"{name_or_path}.yaml"
+        return parse_preset(_read(path, path.name), name=name_or_path, path=path, shipped=True)
+    path = (cwd or Path()) / Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise ProblemError(_no_such_preset(name_or_path, path, preset_names(cwd)))
+    return parse_preset(_read(path, name_or_path), name=name_or_path, path=path.resolve())
+
+
+def damaged_files(cwd: Path) -> dict[str, Problem]:
+    """The files in ``cwd`` that are meant as presets and are not valid YAML, with the mistake.
+
+    A large file is left out: to read it would take longer than its line in a list is worth.
+    """
+    found: dict[str, Problem] = {}
+    for name in doubtful_names(cwd):
+        try:
+            if (cwd / name).stat().st_size <= _MOST_DOUBTFUL_BYTES:
+                read_document(_read(cwd / name, name), name)
+        except ProblemError as error:
+            found[name] = error.problems[0]
+        except OSError:
+            continue
+    return found
+
+
+def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
+    if path.is_dir():
+        return Problem(where=name, what="this is a folder.", remedy="Give a preset or a YAML file.")
+    short = {n.removeprefix("./").rsplit(".", 1)[0]: n for n in known}
+    near = nearest(name, [*known, *short], cutoff=0.5)
+    remedy = f"Did you mean `{short.get(near, near)}`?" if near else None
+    if path.suffix in SUFFIXES or "/" in name:
+        return Problem(where=name, what="no such file.", remedy=remedy)
+    names = ", ".join(known)
+    return Problem(
+        where=name,
+        what="no preset or file of that name.",
+        remedy=remedy or f"Known presets: {names}.",
+    )
+
+
+def _read(path: Path, where: str) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ProblemError(Problem(where=where, what="too large for a configuration."))
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror}."
+        raise ProblemError(Problem(where=where, what=what)) from error
+    except UnicodeDecodeError as error:
+        raise ProblemError(Problem(where=where, what="the file is not UTF-8 text.")) from error
+
+
+def parse_preset(
+    text: str, *, name: str, path: Path | None = None, shipped: bool = False
+) -> Preset:
+    """A preset from its YAML: of a file, or as edited on the screen. Raises ``ProblemError``."""
+    where = f"{name}.yaml" if shipped else name
+    source = read_document(text, where)
+    section, faults = read_section(source.values.get("ltui"))
+    if faults:
+        raise ProblemError(*(placed(fault, where, source.lines) for fault in faults))
+    document = {k: v for k, v in source.values.items() if k != "ltui"}
+    lines: Mapping[str, int] = source.lines
+    if "model" not in document and isinstance(document.get("fit"), dict):
+        # LightningCLI also takes its settings below the subcommand's name.
+        document = document["fit"]
+        lines = {k.removeprefix("fit."): v for k, v in lines.items()}
+    knobs = tuple(k.with_default(get(document, k.key)) for k in section.knobs)
+    preset = _preset(section, name, path, shipped, document, lines, knobs)
+    return replace(preset, section=source.values.get("ltui") or {})
+
+
+def _preset(
+    section: Section,
+    name: str,
+    path: Path | None,
+    shipped: bool,
+    document: Document,
+    lines: Mapping[str, int],
+    knobs: tuple[Knob, ...],
+) -> Preset:
+    return Preset(
+        name=name,
+        title=section.title or (path.stem if path else name),
+        about=section.about,
+        tags=section.tags,
+        knobs=knobs,
+        document=document,
+        path=path,
+        shipped=shipped,
+        lines=lines,
+        stall=section.stall,
+        checkpoint=section.checkpoint,
+        after_fit=section.after_fit,
+        requires=section.requires,
+        cpu_ranks=section.cpu_ranks,
+        restarts=section.restarts,
+    )
+
+
+def check_preset(
+    preset: Preset, overrides: Sequence[str] = (), machine: Machine = UNSEEN
+) -> list[Problem]:
+    """Every mistake in the preset with the overrides applied, each with its place."""
+    try:
+        document = apply_overrides(preset.document, overrides)
+    except ProblemError as error:
+        return list(error.problems)
+    keys = overridden_paths(overrides)
+    faults = find_faults(document, machine=machine, cpu_ranks=preset.cpu_ranks)
+    return [placed(fault, preset.where, preset.lines, keys) for fault in faults]
+
+
+def build_spec(
+    preset: Preset,
+    overrides: Sequence[str],
+    *,
+    id: str,  # noqa: A002  (the field's name)
+    name: str,
+    cwd: Path | str,
+    python: str,
+    created_at: float,
+    machine: Machine = UNSEEN,
+) -> RunSpec:
+    """The run that the preset and the overrides make on this machine.
+
+    Interpolations are replaced; ``trainer.accelerator`` and ``devices`` become what was decided.
+    Raises ``ProblemError`` with every mistake.
+    """
+    problems = check_preset(preset, overrides, machine)
+    if problems:
+        raise ProblemError(*problems)
+    document, _ = resolve(apply_overrides(preset.document, overrides))
+    trainer = dict(document.get("trainer") or {})
+    chosen, _ = choose_devices(trainer, machine, preset.cpu_ranks)
+    document["trainer"] = {**trainer, "accelerator": chosen.accelerator, "devices": chosen.devices}
+    folder = preset.path.parent if preset.path is not None and not preset.shipped else None
+    return RunSpec(
+        id=id,
+        name=name,
+        created_at=created_at,
+        cwd=str(cwd),
+        python=python,
+        preset=preset.name,
+        config=document,
+        after_fit=preset.after_fit,
+        python_path=() if folder is None else (str(folder),),
+        nproc=chosen.nproc,
+        nodes=choose_nodes(trainer, machine.place)[0],
+        gpus=chosen.gpus,
+        overrides=tuple(overrides),
+        checkpoint=preset.checkpoint,
+        stall=preset.stall,
+        restarts=preset.restarts,
+        tags=preset.tags,
+        about=preset.about or None,
+    )
+
+
+_MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "opencv-python": "cv2", "pyyaml": "yaml"}
+
+
+def required_modules(requires: Iterable[str]) -> dict[str, str]:
+    """Each required distribution with the module to look for in the ranks' interpreter."""
+    named = {r: re.split(r"[<>=!~\[; ]", r, maxsplit=1)[0] for r in requires}
+    return {r: _MODULES.get(n.lower(), n.replace("-", "_")) for r, n in named.items()}
+
+
+def missing_requirements(
+    preset: Preset, installed: Callable[[str], bool], python: str
+) -> list[Problem]:
+    """What the preset needs and ``python`` lacks, by name, with the command that installs it.
+
+    ``installed`` tells of a module's name whether that interpreter has it.
+    """
+    lacking = [r for r, m in required_modules(preset.requires).items() if not installed(m)]
+    if not lacking:
+        return []
+    command = f"{python} -m pip install {' '.join(lacking)}"
+    names = ", ".join(lacking)
+    what = f"{python} lacks {names}, which this preset needs."
+    return [Problem(where=preset.name, what=what, remedy=f"Install with: {command}")]

@@ -1,0 +1,1 @@
+"""``.beton`` files: writing, checking and reading them by FFCV, or by torch's DataLoader."""

@@ -1,0 +1,74 @@
+"""FFCV for small arrays in memory: writing a ``.beton``, and batches of it in a given order.
+
+FFCV takes seconds to import (numba) and is optional, so it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from ltui.training.data.atomic_file import part_file
+from ltui.training.data.ffcv.beton_file import BetonFile
+
+_PAGE_BYTES = 2 << 20
+"""FFCV's least; its default wastes megabytes on small data."""
+
+
+def has_ffcv() -> bool:
+    """Whether FFCV is installed, without importing it."""
+    return find_spec("ffcv") is not None
+
+
+def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Write uint8 ``images`` (n, channels, height, width) and integer ``labels`` unless it exists.
+
+    The file appears whole or not at all. Call it on one rank of a machine; the others wait.
+    """
+    if path.exists():
+        return
+    from ffcv.fields import IntField, NDArrayField
+    from ffcv.writer import DatasetWriter
+
+    fields = {
+        "image": NDArrayField(np.dtype(np.uint8), tuple(images.shape[1:])),
+        "label": IntField(),
+    }
+    dataset = TensorDataset(images, labels)
+    with part_file(path) as part:
+        writer = DatasetWriter(str(part), fields, page_size=_PAGE_BYTES, num_workers=1)
+        writer.from_indexed_dataset(_Pairs(dataset))
+
+
+class _Pairs:
+    """Samples as the writer wants them: an array and a plain number."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = self.dataset[index]
+        return image.numpy(), int(label)
+
+
+def beton_batches(
+    path: Path, batch_size: int, device: torch.device
+) -> Callable[[list[int]], Iterator[Any]]:
+    """What ``RankLoader`` opens an epoch with: every field as it stands, on ``device``. Compiled
+    once; ``BetonError`` where the file can't be read."""
+    from ltui.training.data.ffcv.ffcv_reader import FfcvReader
+    from ltui.training.data.ffcv.field_pipelines import value_pipeline
+
+    file = BetonFile(path)
+    pipelines = {field.name: value_pipeline(field.type_id, device) for field in file.fields}
+    reader = FfcvReader(file, pipelines, batch_size=batch_size, device=device, num_workers=1)
+    return reader.batches

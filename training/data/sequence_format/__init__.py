@@ -1,0 +1,1 @@
+"""Variable-length sequences in memory-mapped files."""

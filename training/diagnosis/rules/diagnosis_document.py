@@ -1,0 +1,107 @@
+"""The document of a diagnosis, made of a judgement and its evidence. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
+from ltui.training.diagnosis.rules.collective_positions import fronts
+from ltui.training.diagnosis.rules.verdict_words import motion_text, ranks_text, verb
+from ltui.training.state.run_snapshot import RankSnapshot, RankState, Verdict
+
+_FOLDED_FRAMES = 40
+
+
+def diagnosis(
+    run: str,
+    attempt: int,
+    taken_at: float,
+    verdicts: Sequence[Verdict],
+    evidence: Evidence | None,
+    ranks: Sequence[RankSnapshot] = (),
+    ended: str | None = None,
+) -> Diagnosis:
+    """``ended``: how the run ended, where it has."""
+    missing: tuple[str, ...] = ()
+    if evidence is not None:
+        own = [f"rank {r}: {why}" for r, e in sorted(evidence.ranks.items()) for why in e.missing]
+        missing = (*evidence.missing, *own)
+    return Diagnosis(
+        run=run,
+        attempt=attempt,
+        taken_at=taken_at,
+        headline=headline(verdicts, ranks, ended),
+        verdicts=tuple(verdicts),
+        evidence=evidence,
+        wavefront=fronts(evidence.ranks) if evidence is not None else (),
+        stacks=folded(evidence) if evidence is not None else (),
+        missing=missing,
+    )
+
+
+def headline(
+    verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot], ended: str | None = None
+) -> str:
+    """The gravest verdict's cause, else how the ranks do, as far as that is known."""
+    if verdicts:
+        first = verdicts[0]
+        more = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
+        return f"{first.level}: {first.cause}{more}"
+    if ended is not None:
+        return ended
+    timed = [r for r in ranks if r.step_s is not None]
+    silent = [r.rank for r in ranks if r.state in (RankState.RUNNING, RankState.UNKNOWN)]
+    if not timed and silent:
+        return (
+            f"Unknown: {ranks_text(silent)} {verb(silent, 'sends', 'send')} no telemetry, so only"
+            " the state of the processes can be checked; none of them is stopped"
+        )
+    if not timed:
+        return "No rank has started to train yet"
+    slowest = max(timed, key=lambda r: ((r.data_wait_share or 0.0), r.step_s or 0.0))
+    wait = slowest.data_wait_share
+    share = f", {100 * wait:.0f} % of it waiting for data" if wait is not None else ""
+    if len(ranks) == 1:
+        return f"Healthy: rank {slowest.rank} is running, {slowest.step_s:.3g} s per step{share}"
+    running = [r.rank for r in ranks]
+    return (
+        f"Healthy: {ranks_text(running)} {verb(running, 'is', 'are')} running; the slowest is rank"
+        f" {slowest.rank} ({slowest.step_s:.3g} s per step{share})"
+    )
+
+
+def folded(evidence: Evidence) -> tuple[StackGroup, ...]:
+    """Main threads of ranks and workers, those with equal stacks together, the largest last: the
+    odd one out is what is looked for."""
+    groups: dict[tuple[Frame, ...], list[tuple[str, int]]] = {}
+    for rank, of_rank in sorted(evidence.ranks.items()):
+        if of_rank.main_stack is not None:
+            frames = of_rank.main_stack.frames[:_FOLDED_FRAMES]
+            groups.setdefault(frames, []).append((f"rank {rank}", rank))
+        for worker in of_rank.workers:
+            main = next((s for s in worker.stacks if s.main), None)
+            if main is not None:
+                who = f"worker {worker.process.pid} of rank {rank}"
+                groups.setdefault(main.frames[:_FOLDED_FRAMES], []).append((who, rank))
+    return tuple(
+        StackGroup(
+            who=tuple(who for who, _ in members),
+            ranks=tuple(sorted({rank for _, rank in members})),
+            frames=frames,
+        )
+        for frames, members in sorted(groups.items(), key=lambda item: len(item[1]))
+    )
+
+
+def processes_text(evidence: Evidence) -> list[str]:
+    """One line a process: what it does."""
+    lines = []
+    for rank, of_rank in sorted(evidence.ranks.items()):
+        process = of_rank.process
+        state = process.state if process is not None else None
+        lines.append(f"rank {rank} pid {of_rank.pid} {state or 'gone'}{motion_text(process)}")
+        lines += [
+            f"  worker {w.process.pid} {w.process.state or 'gone'}{motion_text(w.process)}"
+            for w in of_rank.workers
+        ]
+    return lines

@@ -1,0 +1,139 @@
+"""Stacks: whose line it is, what the thread waits for, and whether two are alike. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ltui.training.diagnosis.evidence import Frame, ThreadStack
+
+_LIBRARIES = re.compile(
+    r"(/site-packages/|/dist-packages/|/lib/python3[^/]*/|^<frozen|^<string>|/ltui/training/|"
+    r"/rank-side/[0-9a-f]+/|importlib/_bootstrap|"
+    # Written by torch.compile, in a folder of the user's choice.
+    r"/torchinductor_|/c[a-z2-7]{51}\.py$|^<eval_with_key>)"
+)
+_LAUNCHERS = frozenset({"<module>", "main", "cli_main"})
+_COLLECTIVES = frozenset(
+    """all_reduce broadcast barrier monitored_barrier all_gather all_gather_into_tensor
+    all_gather_object broadcast_object_list reduce reduce_scatter reduce_scatter_tensor gather
+    scatter all_to_all all_to_all_single gather_object scatter_object_list""".split()  # noqa: SIM905
+)
+_MESSAGES = frozenset(
+    "recv send recv_object_list send_object_list batch_isend_irecv".split()  # noqa: SIM905
+)
+_RENDEZVOUS = frozenset(
+    """init_process_group rendezvous _new_process_group_helper _store_based_barrier next_rendezvous
+    _create_c10d_store _env_rendezvous_handler setup_distributed _init_dist_connection
+    new_group""".split()  # noqa: SIM905
+)
+_CHILD_FILES = frozenset({"subprocess.py", "popen_fork.py"})
+_CHILD_WAITS = frozenset({"wait", "_wait", "communicate", "_communicate", "poll"})
+_LOADER_WAIT = frozenset({"_try_get_data", "_get_data"})
+"""Of torch's ``dataloader.py``: the rank waits for a worker."""
+
+
+def is_library(file: str) -> bool:
+    """Whether the line is not the user's."""
+    return bool(_LIBRARIES.search(file))
+
+
+def call_site(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost call that is the user's; of libraries alone the innermost outside of torch."""
+    for frame in frames:
+        if not is_library(frame.file):
+            return frame
+    return next((f for f in frames if "/torch/" not in f.file), None)
+
+
+def user_frame(stack: ThreadStack | None) -> Frame | None:
+    """The innermost line of the user's own code; None where there is none but the script's call of
+    ``fit``."""
+    if stack is None:
+        return None
+    own = [f for f in stack.frames if not is_library(f.file)]
+    if not own:
+        return None
+    inner = own[0]
+    calls_fit = any("/trainer/trainer.py" in f.file for f in stack.frames)
+    only_the_script = calls_fit and all(_outside_fit(stack, f) for f in own)
+    return None if only_the_script else inner
+
+
+def _outside_fit(stack: ThreadStack, frame: Frame) -> bool:
+    """Whether the frame called ``fit`` rather than was called by it."""
+    place = stack.frames.index(frame)
+    return not any("/trainer/trainer.py" in f.file for f in stack.frames[place + 1 :])
+
+
+def collective_in(stack: ThreadStack | None) -> str | None:
+    """The collective that the thread is in, by its frames."""
+    return _call_in(stack, _COLLECTIVES)
+
+
+def message_in(stack: ThreadStack | None) -> str | None:
+    """The call that sends to or receives from one other rank, which the thread is in."""
+    return _call_in(stack, _MESSAGES)
+
+
+def _call_in(stack: ThreadStack | None, names: frozenset[str]) -> str | None:
+    for frame in stack.frames if stack else ():
+        if frame.file.endswith("distributed_c10d.py") and frame.function in names:
+            return frame.function
+    return None
+
+
+def has(stack: ThreadStack | None, function: str, file: str = "") -> bool:
+    return stack is not None and any(
+        f.function == function and f.file.endswith(file) for f in stack.frames
+    )
+
+
+def in_rendezvous(stack: ThreadStack | None) -> bool:
+    return stack is not None and any(
+        f.function in _RENDEZVOUS and "/torch/distributed/" in f.file for f in stack.frames
+    )
+
+
+def in_loader(stack: ThreadStack | None) -> bool:
+    """Whether the rank is in its DataLoader's iterator with workers."""
+    return stack is not None and any(
+        f.file.endswith("utils/data/dataloader.py") and f.function in _LOADER_WAIT
+        for f in stack.frames
+    )
+
+
+def waits_for_child(stack: ThreadStack | None) -> bool:
+    """Whether the thread waits for a process that it has started to end or to speak."""
+    return stack is not None and any(
+        f.file.rpartition("/")[2] in _CHILD_FILES and f.function in _CHILD_WAITS
+        for f in stack.frames
+    )
+
+
+def in_backward(stack: ThreadStack | None) -> bool:
+    return has(stack, "_engine_run_backward")
+
+
+def spot(frame: Frame | None) -> str | None:
+    """``train.py:31 in training_step``."""
+    if frame is None:
+        return None
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
+
+
+def line_facts(frame: Frame | None) -> dict[str, Any]:
+    """The line as a verdict's evidence has it."""
+    return {"frame": f"{frame.file}:{frame.line} {frame.function}"} if frame is not None else {}
+
+
+def innermost(stack: ThreadStack | None) -> Frame | None:
+    return stack.frames[0] if stack and stack.frames else None
+
+
+def same_place(stacks: Iterable[ThreadStack]) -> bool:
+    """Whether all stand in one function of the user's, whose lines a loop goes round; False where
+    there are fewer than two."""
+    found = [user_frame(s) for s in stacks]
+    return len(found) > 1 and len({(f.file, f.function) if f else None for f in found}) == 1

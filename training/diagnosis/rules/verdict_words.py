@@ -1,0 +1,93 @@
+"""How verdicts name ranks, places and times. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ltui.training.diagnosis.evidence import Collective, ProcessSight
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """``rank 2``; ``ranks 0, 1 and 3``; ``ranks 0, 1, 2 and 61 others``."""
+    names = [str(r) for r in ranks]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    if len(names) > 6:
+        return f"ranks {', '.join(names[:3])} and {len(names) - 3} others"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def verb(ranks: Collection[int], one: str, many: str) -> str:
+    return one if len(ranks) == 1 else many
+
+
+def collective_text(entry: Collective) -> str:
+    """``all_reduce #34``; without the number where it is not known."""
+    return f"{entry.op} #{entry.seq}" if entry.seq >= 0 else entry.op
+
+
+def sizes_text(entry: Collective) -> str:
+    return "x".join(str(list(s)) for s in entry.sizes) or "no tensor"
+
+
+def waiting_text(waiting: Collection[int], where: str | None) -> str:
+    """``; ranks 0 and 2 wait in all_reduce #34``."""
+    if not waiting:
+        return ""
+    place = f" in {where}" if where else ""
+    return f"; {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}{place}"
+
+
+def followed(ranks: Collection[int]) -> str:
+    """``; the error of rank 0 followed from that``."""
+    if not ranks:
+        return ""
+    errors = verb(ranks, "the error of", "the errors of")
+    return f"; {errors} {ranks_text(ranks)} followed from that"
+
+
+def motion_text(process: ProcessSight | None) -> str:
+    """What the process does, in brackets: ``FROZEN: no context switch in 0.9 s, futex wait``."""
+    if process is None or process.interval_s is None:
+        return ""
+    waits = channel_text(process.wait_channel)
+    if process.frozen:
+        said = f"FROZEN: no context switch in {process.interval_s:.1f} s"
+        return f" ({said}, {waits})" if waits else f" ({said})"
+    facts = []
+    if process.cpu_share is not None and process.cpu_share >= 0.02:
+        facts.append(f"CPU {100 * process.cpu_share:.0f} %")
+    if process.switches is not None:
+        facts.append(f"{process.switches / process.interval_s:.0f} context switches/s")
+    if process.written_bytes:
+        facts.append(f"writes {process.written_bytes / process.interval_s / 1e6:.0f} MB/s")
+    if process.read_bytes:
+        facts.append(f"reads {process.read_bytes / process.interval_s / 1e6:.0f} MB/s")
+    if process.starved:
+        share = process.run_delay_share or 0.0
+        facts.append(f"waits for a processor {100 * (share or 1.0):.0f} % of the time")
+    return f" (MOVING: {', '.join(facts)})" if facts else ""
+
+
+def channel_text(channel: str | None) -> str | None:
+    """The kernel's wait channel in words."""
+    if not channel:
+        return None
+    for part, words in (
+        ("futex", "futex wait (a lock)"),
+        ("nanosleep", "sleeps"),
+        ("pipe", "waits at a pipe"),
+        ("unix_stream", "waits at a local socket"),
+        ("inet", "waits at a network socket"),
+        ("sk_wait", "waits at a network socket"),
+        ("poll", "waits in poll"),
+        ("wait4", "waits for a child process"),
+        ("do_wait", "waits for a child process"),
+        ("flock", "waits for a file lock"),
+        ("posix_lock", "waits for a file lock"),
+        ("nfs", "waits for NFS"),
+        ("fuse", "waits for a FUSE file system"),
+    ):
+        if part in channel:
+            return words
+    return f"waits in {channel}"

@@ -1,0 +1,1 @@
+"""Starting, resuming, finding and ending runs, from any process. The supervisor builds on it."""

@@ -1,0 +1,94 @@
+"""Starting a new run.
+
+Everything that a person can get wrong is a ``ProblemError`` here, and leaves nothing behind.
+People wait for the first training step, so nothing that is imported here is heavy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.kill_processes import sweep
+from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.start_checks import check_start
+from ltui.training.lifecycle.start_supervisor import (
+    SupervisorKilledError,
+    keeper_revives,
+    start_supervisor,
+)
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.identity import lock_holder
+from ltui.training.store.run_directory import RunDir
+
+if TYPE_CHECKING:
+    from ltui.training.state.run_snapshot import CheckpointInfo
+
+
+def launch(
+    spec: RunSpec,
+    home: Path,
+    start_from: CheckpointInfo | None = None,
+    *,
+    interpreter_checked: bool = False,
+) -> RunDir:
+    """Start a run and return once its supervisor answers. ``ProblemError``: there is no run.
+
+    ``start_from`` is a checkpoint of another run (training/lifecycle/start_from.py);
+    ``interpreter_checked`` is as in ``check_start``.
+    """
+    check_start(spec, interpreter_checked=interpreter_checked)
+    run_dir = RunDir(home / "runs" / spec.id)
+    try:
+        install_rank_side(home)
+        _make(run_dir, spec)
+        arguments = ["--attempt", "1"]
+        if start_from is not None:
+            from ltui.training.store.checkpoint_manifest import bring
+
+            brought = bring(start_from, run_dir.checkpoints_dir)
+            arguments += ["--resume-from", brought.path]
+            arguments += ["--resume-step", str(brought.global_step)]
+    except (OSError, ValueError) as error:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        failure = error if isinstance(error, OSError) else OSError(str(error))
+        raise unwritable(home, failure) from error
+    try:
+        start_supervisor(run_dir, arguments)
+    except BaseException as error:
+        if isinstance(error, SupervisorKilledError) and keeper_revives(run_dir):
+            return run_dir
+        if lock_holder(run_dir.lock_path) is None:
+            sweep(run_dir)
+            run_dir.remove_far_socket()
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise
+    return run_dir
+
+
+def _make(run_dir: RunDir, spec: RunSpec) -> None:
+    """The run's directory, complete or absent."""
+    made = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
+    try:
+        made.path.mkdir(mode=0o700)
+        for name in ("logs", "queue", "engine", "checkpoints"):
+            (made.path / name).mkdir(mode=0o700)
+        made.write_spec(spec)
+        os.rename(made.path, run_dir.path)
+    except BaseException:
+        shutil.rmtree(made.path, ignore_errors=True)
+        raise
+
+
+def unwritable(home: Path, error: OSError) -> ProblemError:
+    """The problem that ``error`` under ``home`` is."""
+    return ProblemError(
+        Problem(
+            where=str(home),
+            what=f"it cannot be written ({error.strerror or error}).",
+            remedy="Make room, or set LTUI_HOME to another directory.",
+        )
+    )

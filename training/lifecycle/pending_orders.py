@@ -1,0 +1,142 @@
+"""What a person asked of the run and is still to happen, kept where another supervisor finds it.
+
+``orders.json`` holds the conditions to stop, and the stop that is under way: a supervisor that
+takes over goes on with both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ltui.training.lifecycle.stop_escalation import Ladder
+from ltui.training.process.identity import boot_id
+from ltui.training.state.run_snapshot import MetricValue
+from ltui.training.state.stop_conditions import StopCondition, due, from_document, with_condition
+from ltui.training.store.run_directory import RunDir, write_atomically
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """The standing orders of one run."""
+
+    conditions: tuple[StopCondition, ...] = ()
+    attempt: int = 0
+    """Of the stop that is under way."""
+    ladder: Ladder | None = None
+
+    def words(self) -> tuple[str, ...]:
+        return tuple(condition.words() for condition in self.conditions)
+
+    def with_conditions(self, conditions: Sequence[StopCondition]) -> Orders:
+        return replace(self, conditions=tuple(conditions))
+
+    def stop_step(self) -> int | None:
+        """For the ranks: the first step at which they stop."""
+        return min((c.step for c in self.conditions if c.step is not None), default=None)
+
+    def stop_epochs(self) -> int | None:
+        """For the ranks: completed epochs at which they stop."""
+        return min((c.epochs for c in self.conditions if c.epochs is not None), default=None)
+
+
+def read_orders(run_dir: RunDir) -> Orders:
+    """None standing where nothing can be read."""
+    try:
+        document = json.loads(run_dir.orders_path.read_text(encoding="utf-8"))
+        same_boot = document.get("boot") == boot_id()
+        conditions = [from_document(c) for c in document["conditions"]]
+        ladder = document.get("ladder")
+        return Orders(
+            # Seconds of the steady clock mean nothing after a reboot.
+            conditions=tuple(c for c in conditions if same_boot or c.until_s is None),
+            attempt=int(document.get("attempt", 0)),
+            ladder=Ladder(**ladder) if ladder and same_boot else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Orders()
+
+
+def write_orders(run_dir: RunDir, orders: Orders) -> None:
+    """Raises ``OSError`` where the disk does not take it."""
+    ladder = orders.ladder
+    document: dict[str, Any] = {
+        "boot": boot_id(),
+        "conditions": [condition.to_document() for condition in orders.conditions],
+        "attempt": orders.attempt,
+        "ladder": None
+        if ladder is None
+        else {
+            "began_s": ladder.began_s,
+            "timeout_s": ladder.timeout_s,
+            "telemetry": ladder.telemetry,
+            "kill_at_once": ladder.kill_at_once,
+        },
+    }
+    write_atomically(run_dir.orders_path, json.dumps(document).encode())
+
+
+def forget_orders(run_dir: RunDir) -> None:
+    run_dir.orders_path.unlink(missing_ok=True)
+
+
+class OrderBook:
+    """The orders of a run in its supervisor's hands: each change is on disk before it counts."""
+
+    def __init__(self, run_dir: RunDir, attempt: int) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self.orders = read_orders(run_dir)
+
+    def kept_ladder(self) -> Ladder | None:
+        """Of a stop that the supervisor before this one had begun."""
+        return self.orders.ladder if self.orders.attempt == self._attempt else None
+
+    def take(self, conditions: Sequence[StopCondition]) -> None:
+        standing = self.orders.conditions
+        for condition in conditions:
+            standing = with_condition(standing, condition)
+        self._keep(self.orders.with_conditions(standing))
+
+    def cancel(self) -> None:
+        self._keep(self.orders.with_conditions(()))
+
+    def follow(self, ladder: Ladder | None) -> None:
+        """Remember the stop that is under way, if any."""
+        if ladder != self.orders.ladder:
+            self._keep(replace(self.orders, ladder=ladder, attempt=self._attempt))
+
+    def due(
+        self, metrics: Callable[[], Mapping[str, MetricValue]], now_s: float, steady_s: float
+    ) -> str | None:
+        """What has come true; that condition then no longer stands."""
+        if not self.orders.conditions:
+            return None
+        found = metrics() if any(c.metric for c in self.orders.conditions) else {}
+        for condition in self.orders.conditions:
+            text = due(condition, found, now_s, steady_s)
+            if text is not None:
+                rest = [c for c in self.orders.conditions if c is not condition]
+                self._keep(self.orders.with_conditions(rest))
+                return text
+        return None
+
+    def drop_past(self, global_step: int, epochs: int) -> None:
+        """Those that the ranks could not keep: the disk refused the checkpoint there."""
+        rest = [
+            c
+            for c in self.orders.conditions
+            if not (c.step is not None and c.step <= global_step)
+            and not (c.epochs is not None and c.epochs <= epochs)
+        ]
+        if len(rest) != len(self.orders.conditions):
+            self._keep(self.orders.with_conditions(rest))
+
+    def _keep(self, orders: Orders) -> None:
+        # On a full disk they stand as long as this process does.
+        self.orders = orders
+        with contextlib.suppress(OSError):
+            write_orders(self._run_dir, orders)

@@ -1,0 +1,114 @@
+"""The code that ranks import, copied to where any interpreter can take it from.
+
+Ranks run in the user's environment, which need not hold ltui; see "The rank side" in
+``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import ltui.training
+
+_ROOMS = ("tensor_queue", "rank", "models", "data")
+_FILES = ("__init__.py",)
+_SITE = '''"""Lets stacks of a run be read, then runs the sitecustomize that this one hides."""
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+try:
+    from ltui.training.rank.heartbeat.stack_dump_setup import begin
+
+    begin()
+except Exception:
+    pass
+
+
+def _next():
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path) != here]
+    return importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+
+
+_spec = _next()
+if _spec is not None and _spec.loader is not None:
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules["sitecustomize"] = _module
+    _spec.loader.exec_module(_module)
+'''
+"""Python imports it at every start of an interpreter that has the folder on its path."""
+_METADATA = "Metadata-Version: 2.1\nName: ltui-rank\nVersion: 0\n"
+_ENTRY_POINTS = """\
+[lightning.pytorch.callbacks_factory]
+ltui = ltui.training.rank.callback_factory:callbacks
+
+[pytorch_lightning.callbacks_factory]
+ltui = ltui.training.rank.callback_factory:callbacks
+"""
+
+
+def install_rank_side(home: Path) -> Path:
+    """The folder for ``PYTHONPATH``; made where this version's is not there yet.
+
+    Raises ``OSError`` where it can't be written.
+    """
+    files = _files()
+    folder = home / "rank-side" / _digest(files)
+    if _is_whole(folder, files):
+        return folder
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    if folder.is_dir():
+        # After a power cut a file may have its name and not its content.
+        os.rename(folder, made / "broken")
+        shutil.rmtree(made / "broken", ignore_errors=True)
+    try:
+        for name, data in files.items():
+            path = made / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        os.rename(made, folder)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        if not folder.is_dir():
+            raise
+        # Another launch was quicker.
+    return folder
+
+
+def _is_whole(folder: Path, files: dict[str, bytes]) -> bool:
+    """Whether every file is there in its full size."""
+    try:
+        return all((folder / name).stat().st_size == len(data) for name, data in files.items())
+    except OSError:
+        return False
+
+
+def _files() -> dict[str, bytes]:
+    """Path below the folder -> content."""
+    training = Path(next(iter(ltui.training.__path__)))
+    sources = [training / name for name in _FILES if (training / name).exists()]
+    for room in _ROOMS:
+        sources += sorted((training / room).glob("**/*.py"))
+    files = {
+        f"ltui/training/{path.relative_to(training).as_posix()}": path.read_bytes()
+        for path in sources
+    }
+    files["sitecustomize.py"] = _SITE.encode()
+    files["ltui_rank-0.dist-info/METADATA"] = _METADATA.encode()
+    files["ltui_rank-0.dist-info/entry_points.txt"] = _ENTRY_POINTS.encode()
+    return files
+
+
+def _digest(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,84 @@
+"""What the keeper leaves in the run directory: who it is, and how the engine ended."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ltui.training.process.identity import ProcessMark, boot_id
+from ltui.training.store.run_directory import RunDir
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineExit:
+    """How an engine ended."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None
+    """Why it could not be started."""
+    ended_at: float | None = None
+    killed: tuple[int, ...] = ()
+    """Processes that it left behind and that had to be ended."""
+
+
+def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
+    """None while the engine runs, or where nobody saw it end."""
+    document = _read(run_dir.engine_exit_path(attempt))
+    if document is None:
+        return None
+    return EngineExit(
+        exit_code=document.get("exit_code"),
+        signal=document.get("signal"),
+        error=document.get("error"),
+        ended_at=document.get("ended_at"),
+        killed=tuple(document.get("killed") or ()),
+    )
+
+
+def keeper_mark(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
+    """The keeper's process, of this boot; of ``attempt`` where that is given."""
+    return _mark(run_dir, attempt, "pid", "start_ticks")
+
+
+def engine_mark(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
+    """The engine's process, of this boot."""
+    return _mark(run_dir, attempt, "engine_pid", "engine_start_ticks")
+
+
+def of_earlier_boot(run_dir: RunDir) -> bool:
+    """Whether the keeper was started before the machine was: then nothing of it is left."""
+    document = _read(run_dir.keeper_path)
+    return document is not None and document.get("boot_id") not in (None, boot_id())
+
+
+def latest_attempt(run_dir: RunDir) -> int | None:
+    """The attempt that was started last; None before the first."""
+    try:
+        names = [path.name for path in (run_dir.path / "engine").iterdir()]
+    except OSError:
+        return None
+    numbers = [int(m[1]) for name in names if (m := re.fullmatch(r"(\d+)\.start\.json", name))]
+    return max(numbers, default=None)
+
+
+def _mark(run_dir: RunDir, attempt: int | None, pid: str, ticks: str) -> ProcessMark | None:
+    document = _read(run_dir.keeper_path)
+    if document is None or not document.get(pid):
+        return None
+    if document.get("boot_id") not in (None, boot_id()):
+        return None
+    if attempt is not None and document.get("attempt") != attempt:
+        return None
+    return ProcessMark(int(document[pid]), int(document.get(ticks) or 0))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None

@@ -1,0 +1,119 @@
+"""What would keep a run from starting at all, found before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.problem import Problem, ProblemError
+
+# Finds packages without importing them: importing torch takes seconds.
+_PROBE = """
+import importlib.util as u, json, sys
+has = lambda name: u.find_spec(name) is not None
+lightning = has("lightning") or has("pytorch_lightning")
+print(json.dumps({"version": sys.version_info[:2], "torch": has("torch"), "lightning": lightning}))
+"""
+
+
+def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
+    """What would keep the engine from starting at all, as a ``ProblemError``.
+
+    ``interpreter_checked``: the caller has found torch and Lightning in ``spec.python`` already,
+    which takes a tenth of a second.
+    """
+    problems = [] if Path(spec.cwd).is_dir() else [
+        Problem(where="working directory", what=f"{spec.cwd} does not exist.")
+    ]  # fmt: skip
+    if spec.command is not None:
+        problems += _command_problems(spec)
+    elif not interpreter_checked:
+        problems += _interpreter_problems(spec)
+    problems += _call_problems(spec)
+    if problems:
+        raise ProblemError(*problems)
+
+
+def _call_problems(spec: RunSpec) -> list[Problem]:
+    """Whoever is to be called on a verdict must be there before it is three in the morning."""
+    target = spec.stall.on_verdict
+    if target is None or isinstance(target, str):
+        return []
+    search = spec.env.get("PATH", os.environ.get("PATH"))
+    program = os.path.join(spec.cwd, target[0]) if os.sep in target[0] else target[0]
+    if shutil.which(program, path=search) is not None:
+        return []
+    return [
+        Problem(
+            where=f"on_verdict {target[0]}",
+            what="there is no program of that name that can be run.",
+            remedy="Give its path, or a webhook's URL.",
+        )
+    ]
+
+
+def _command_problems(spec: RunSpec) -> list[Problem]:
+    name = spec.command[0] if spec.command else ""
+    search = spec.env.get("PATH", os.environ.get("PATH"))
+    # A relative path is meant from the run's directory, as a shell there would take it.
+    found = (
+        os.access(Path(spec.cwd) / name, os.X_OK) and not (Path(spec.cwd) / name).is_dir()
+        if os.sep in name
+        else shutil.which(name, path=search) is not None
+    )
+    if name and found:
+        return []
+    return [
+        Problem(
+            where=name or "COMMAND",
+            what="there is no such command.",
+            remedy="Give what you would type to start the training: ltui exec -- python train.py",
+        )
+    ]
+
+
+def _interpreter_problems(spec: RunSpec) -> list[Problem]:
+    where = f"--python {spec.python}"
+    environ = {**os.environ, **spec.env}
+    try:
+        probe = subprocess.run(
+            [spec.python, "-c", _PROBE],
+            cwd=spec.cwd if Path(spec.cwd).is_dir() else None,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        facts = json.loads(probe.stdout.strip().split("\n")[-1])
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return [
+            Problem(
+                where=where,
+                what=f"this interpreter cannot be started ({failure_reason(error)}).",
+                remedy="Give the python of the environment that has torch and lightning.",
+            )
+        ]
+    missing = [name for name in ("torch", "lightning") if not facts[name]]
+    if not missing:
+        return []
+    return [
+        Problem(
+            where=where,
+            what=f"its environment lacks {' and '.join(missing)}.",
+            remedy=f"{spec.python} -m pip install {' '.join(missing)}, or give another --python.",
+        )
+    ]
+
+
+def failure_reason(error: Exception) -> str:
+    """Why a process could not be started, in a few words."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return str(error.stderr).strip().split("\n")[-1] or f"exit code {error.returncode}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it does not answer"

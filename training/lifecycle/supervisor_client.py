@@ -1,0 +1,109 @@
+"""Asking a supervisor: one JSON line to its socket, one back. No state, safe from any thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.identity import lock_holder
+from ltui.training.state.run_snapshot import RunSnapshot, snapshot_from_json
+from ltui.training.store.run_directory import RunDir
+
+_LINE_BYTES = 64 << 20
+
+
+class NotSupervised(ProblemError):  # noqa: N818 - a state of things, caught by name
+    """Nobody answers for the run: its supervisor ended, died, or hangs."""
+
+
+class ControlClient:
+    """Commands to the supervisor of one run."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+
+    def request(
+        self,
+        command: dict[str, Any],
+        timeout_s: float = 2.0,
+        progress: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        """The answer to ``command``; ``progress`` is called with what a long one says meanwhile.
+
+        ``timeout_s`` bounds every wait for a line. Raises ``NotSupervised`` where nobody answers
+        and ``ProblemError`` with the supervisor's sentence where it refuses.
+        """
+        try:
+            for answer in self._lines(command, timeout_s):
+                if "progress" not in answer:
+                    break
+                if progress is not None:
+                    progress(str(answer["progress"]))
+            else:
+                raise NotSupervised(
+                    self._problem("its supervisor closed the connection without an answer.")
+                )
+        except (OSError, ValueError) as error:
+            if isinstance(error, NotSupervised):
+                raise
+            raise NotSupervised(self._problem(_why(error))) from error
+        if not answer.get("ok"):
+            raise ProblemError(self._problem(str(answer.get("error") or "the command failed.")))
+        return answer
+
+    def status(self, timeout_s: float = 1.0) -> RunSnapshot | None:
+        """The run as its supervisor sees it now; None where nobody answers."""
+        try:
+            answer = self.request({"cmd": "status"}, timeout_s)
+            return snapshot_from_json(answer["snapshot"])
+        except (ProblemError, KeyError, ValueError):
+            return None
+
+    def _lines(self, command: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(timeout_s)
+            self._connect(link, time.monotonic() + timeout_s)
+            link.sendall(json.dumps(command).encode() + b"\n")
+            with link.makefile("rb") as file:
+                while line := file.readline(_LINE_BYTES):
+                    answer = json.loads(line)
+                    if not isinstance(answer, dict):
+                        raise ValueError("not an answer")
+                    yield answer
+
+    def _connect(self, link: socket.socket, deadline: float) -> None:
+        """Connect; a supervisor that has only just taken the run gets the time to listen."""
+        while True:
+            try:
+                link.connect(str(_resolved(self._run_dir.socket_path)))
+                return
+            except (FileNotFoundError, ConnectionRefusedError):
+                starting = lock_holder(self._run_dir.lock_path) is not None
+                if not starting or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def _problem(self, what: str) -> Problem:
+        return Problem(where=self._run_dir.id, what=what)
+
+
+def _resolved(path: Path) -> Path:
+    """Where the link at a deep ``control.sock`` points: the kernel limits what it is given."""
+    try:
+        return Path(os.readlink(path))
+    except OSError:
+        return path
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+        return "it has no supervisor."
+    if isinstance(error, TimeoutError):
+        return "its supervisor does not answer."
+    return f"its supervisor cannot be reached ({error})."

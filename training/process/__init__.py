@@ -1,0 +1,1 @@
+"""Processes of this machine, read from ``/proc``: identity, usage, activity, stacks, exits."""

@@ -1,0 +1,204 @@
+"""Looks at single processes through ``/proc``: what they did between two moments.
+
+Needs no rights beyond the user's own and never touches the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ltui.training.diagnosis.evidence import ProcessSight
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+LOADER_NAME = "pt_data_worker"
+"""How torch names its DataLoader workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the process table, zombies included."""
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+    start_ticks: int
+    rss_bytes: int
+
+
+def process_table() -> dict[int, Entry]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (entry := entry_of(int(name))) is not None:
+            found[entry.pid] = entry
+    return found
+
+
+def entry_of(pid: int) -> Entry | None:
+    data = _read(f"/proc/{pid}/stat")
+    head, _, rest = data.rpartition(")")
+    fields = rest.split()
+    if len(fields) < 22:
+        return None
+    comm = head.partition("(")[2]
+    return Entry(
+        pid, int(fields[1]), comm, fields[0], int(fields[19]), int(fields[21]) * _PAGE_BYTES
+    )
+
+
+def descendants(table: Mapping[int, Entry], pid: int, without: Iterable[int] = ()) -> list[Entry]:
+    """Those of ``pid``, nearest first; the trees of ``without`` are left out."""
+    left_out = set(without)
+    children: dict[int, list[Entry]] = {}
+    for entry in table.values():
+        children.setdefault(entry.parent, []).append(entry)
+    found: list[Entry] = []
+    pending = [pid]
+    while pending:
+        below = [e for e in children.get(pending.pop(0), []) if e.pid not in left_out]
+        found += below
+        pending += [e.pid for e in below]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counters of one process at one moment."""
+
+    at_s: float
+    ran_ns: int
+    """Processor time of all threads but the one left out."""
+    switches: int
+    delay_ns: int
+    read_bytes: int | None
+    written_bytes: int | None
+
+
+def sample(pid: int, at_s: float, without_thread: int | None = None) -> Sample | None:
+    """None where the process is gone or another user's. ``at_s`` is of any steady clock."""
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return None
+    ran, delay = 0, 0
+    for thread in threads:
+        if thread == without_thread:
+            continue
+        times = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+        if len(times) >= 2:
+            ran += int(times[0])
+            delay += int(times[1]) if thread == pid else 0
+    switches = context_switches(pid)
+    moved = _io(f"/proc/{pid}/io")
+    own = _io(f"/proc/{pid}/task/{without_thread}/io") if without_thread else None
+    read = None if moved is None else moved[0] - (own[0] if own else 0)
+    written = None if moved is None else moved[1] - (own[1] if own else 0)
+    return Sample(at_s, ran, switches, delay, read, written)
+
+
+def context_switches(pid: int) -> int:
+    """Of the main thread, so far."""
+    status = _status(f"/proc/{pid}/task/{pid}/status")
+    names = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    return sum(int(status.get(name, 0)) for name in names)
+
+
+def sight(pid: int, before: Sample | None, after: Sample | None) -> ProcessSight:
+    """What the process did between the two."""
+    entry = entry_of(pid)
+    if entry is None or entry.state == "X":
+        return ProcessSight(pid=pid)
+    status = _status(f"/proc/{pid}/status")
+    common = {
+        "pid": pid,
+        "name": entry.name,
+        "state": entry.state,
+        "wait_channel": _read(f"/proc/{pid}/wchan").strip("0\n") or None,
+        "rss_bytes": entry.rss_bytes,
+        "signals_caught": _signals(status.get("SigCgt")),
+        "signals_pending": (
+            *_signals(status.get("SigPnd")),
+            *_signals(status.get("ShdPnd")),
+        ),
+    }
+    if before is None or after is None or after.at_s <= before.at_s:
+        return ProcessSight(**common)  # type: ignore[arg-type]
+    seconds = after.at_s - before.at_s
+    return ProcessSight(
+        **common,  # type: ignore[arg-type]
+        interval_s=seconds,
+        cpu_share=max(0, after.ran_ns - before.ran_ns) / 1e9 / seconds,
+        switches=max(0, after.switches - before.switches),
+        run_delay_share=max(0, after.delay_ns - before.delay_ns) / 1e9 / seconds,
+        read_bytes=_difference(before.read_bytes, after.read_bytes),
+        written_bytes=_difference(before.written_bytes, after.written_bytes),
+    )
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal, so that it will not end it."""
+    mask = _status(f"/proc/{pid}/status").get("SigCgt")
+    return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def holds_open(pid: int, folder: str) -> str | None:
+    """The file below ``folder`` that the process has open; None where it has none."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return None
+    for name in sorted(names, key=len, reverse=True):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(f"{folder}/stacks-"):
+            return target
+    return None
+
+
+def threads_of(pid: int) -> list[int]:
+    """The main thread first; empty where the process is gone."""
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda thread: thread != pid)
+    except OSError:
+        return []
+
+
+def thread_state(pid: int, thread: int) -> str | None:
+    rest = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
+    return rest[0] if rest else None
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(0, after - before)
+
+
+def _signals(mask: str | None) -> tuple[str, ...]:
+    if mask is None:
+        return ()
+    bits = int(mask, 16)
+    return tuple(s.name for s in signal.Signals if bits >> (s - 1) & 1)
+
+
+def _io(path: str) -> tuple[int, int] | None:
+    fields = _status(path)
+    if "read_bytes" not in fields:
+        return None
+    return int(fields["read_bytes"]), int(fields["write_bytes"])
+
+
+def _status(path: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in _read(path).splitlines())
+    return {key: value.strip() for key, _, value in pairs}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""How the ranks agree where to stop, pause and save, and how they save a checkpoint."""

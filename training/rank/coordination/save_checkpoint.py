@@ -1,0 +1,126 @@
+"""Saving a checkpoint in which all ranks take part.
+
+What makes it whole on disk stands in ``publish.py``: a file without a manifest, or whose size or
+checksum differs, is never resumed from. A sharded checkpoint is a directory; its manifest lists the
+checksum of every file. Beside it lies a small file of each rank with what is the rank's own
+(``exact.py``), listed in the manifest too.
+
+Every rank calls ``save`` at the same place and passes the same collectives whatever fails:
+Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier when rank 0's disk is full,
+so its parts are called here one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ltui.training.rank.checkpoint_files import (
+    checkpoint_name,
+    part_of,
+    publish,
+    rank_file,
+    remove,
+    require_space,
+)
+from ltui.training.rank.rank_queue import lightning_version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """How saving went on this rank: ``error`` is None where it went well."""
+
+    path: Path
+    size_bytes: int | None = None
+    seconds: float = 0.0
+    error: str | None = None
+
+
+def save(
+    trainer: Any,
+    folder: Path,
+    reason: str,
+    *,
+    attempt: int,
+    fit: int,
+    amend: Callable[[dict[str, Any]], None] | None = None,
+    rank_state: Callable[[], dict[str, Any]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Saved:
+    """Write one checkpoint; all ranks call it together. Raises nothing that a disk can cause.
+
+    ``amend`` may change the dumped dictionary before it is written. ``rank_state`` gives what this
+    rank keeps for itself; ``facts`` go into the manifest.
+    """
+    began = time.perf_counter()
+    step, epoch = trainer.global_step, trainer.current_epoch
+    path = folder / checkpoint_name(step, reason)
+    temporary = part_of(path)
+    error: str | None = None
+    own_part = part_of(rank_file(path, trainer.global_rank))
+    ranks = trainer.world_size if rank_state is not None else 0
+    try:
+        state = None if rank_state is None else rank_state()
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(False)
+        if amend is not None:
+            amend(checkpoint)
+        if trainer.is_global_zero:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            remove(temporary)
+            require_space(folder, bytes_of(checkpoint))
+        trainer.strategy.save_checkpoint(checkpoint, str(temporary))
+        if state is not None:
+            _write_state(own_part, state)
+    except Exception as failure:  # noqa: BLE001  (the barrier below must be reached by every rank)
+        error = f"{type(failure).__name__}: {failure}"
+        remove(own_part)
+    trainer.strategy.barrier("ltui checkpoint")
+    size: int | None = None
+    if trainer.is_global_zero:
+        try:
+            if error is None:
+                versions = {"torch": torch.__version__, "lightning": lightning_version(trainer)}
+                path, size = publish(
+                    temporary,
+                    path,
+                    ranks,
+                    global_step=step,
+                    epoch=epoch,
+                    reason=reason,
+                    attempt=attempt,
+                    fit=fit,
+                    **versions,
+                    **(facts or {}),
+                )
+        except OSError as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        if error is not None:
+            for part in (temporary, *folder.glob(f".{path.name}.rank-*.part")):
+                remove(part)
+    return Saved(path=path, size_bytes=size, seconds=time.perf_counter() - began, error=error)
+
+
+def _write_state(part: Path, state: dict[str, Any]) -> None:
+    # Every rank writes, and the first to come makes the folder.
+    part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with part.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of all tensors in a checkpoint dictionary."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(bytes_of(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(bytes_of(item) for item in value)
+    return 0

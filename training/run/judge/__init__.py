@@ -1,1 +1,0 @@
-"""The judgement of a run's ranks, in small parts; its door is ``training/run/health.py``. Pure."""

@@ -1,0 +1,212 @@
+"""When a run stops by itself: at a step, at an epoch's end, at a metric's value, at a time. Pure.
+
+The ranks check steps and epochs (``training/rank/coordination/step_consensus.py``), so that they
+stop exactly there; the supervisor checks metrics and times.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from ltui.training.config.whole_numbers import ungrouped
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
+
+KINDS = ("step", "epoch", "metric", "clock", "wait")
+_COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_METRIC = re.compile(r"\s*(?P<name>[^<>=\s]+)\s*(?P<op><=|>=|<|>)\s*(?P<value>\S+)\s*")
+_CLOCK = re.compile(r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}))?")
+_WAIT = re.compile(r"\+\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|min|h|d)")
+_UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopCondition:
+    """One of ``KINDS``. What a supervisor has taken is settled: ``taken_at`` is set."""
+
+    kind: str
+    step: int | None = None
+    epochs: int | None = None
+    """Epochs completed at its end; None until settled: of the epoch that runs."""
+    metric: str | None = None
+    compare: str = "<"
+    value: float = math.nan
+    after_step: int | None = None
+    """A metric's step when the condition was taken: only later values count."""
+    at_s: float | None = None
+    """``clock``: unix time. A clock that is set moves it, as it moves what people call 18:30."""
+    wait_s: float | None = None
+    """``wait``: seconds from when it was taken."""
+    until_s: float | None = None
+    """``wait``, settled: on the machine's steady clock, which nobody sets."""
+
+    def words(self) -> str:
+        """``at step 500``"""
+        if self.kind == "step":
+            return f"at step {self.step}"
+        if self.kind == "epoch":
+            return "at the end of " + (
+                "this epoch" if self.epochs is None else f"epoch {self.epochs}"
+            )
+        if self.kind == "metric":
+            return f"when {self.metric} {self.compare} {self.value:g}"
+        if self.kind == "clock":
+            return f"at {_clock_words(self.at_s or 0.0)}"
+        return f"{_wait_words(self.wait_s or 0.0)} after the request"
+
+    def subject(self) -> tuple[str, str]:
+        """A condition replaces the one about the same."""
+        kind = "clock" if self.kind == "wait" else self.kind
+        return kind, self.metric or ""
+
+    def to_document(self) -> dict[str, Any]:
+        given = {k: v for k, v in asdict(self).items() if v is not None}
+        return given if self.kind == "metric" else {k: given[k] for k in given if k != "value"}
+
+
+def from_document(document: Mapping[str, Any]) -> StopCondition:
+    """The inverse of ``to_document``. ``ValueError`` with a sentence where it is none."""
+    try:
+        condition = StopCondition(**document)
+    except TypeError as error:
+        raise ValueError("this is not a stop condition.") from error
+    needed = {
+        "step": type(condition.step) is int,
+        "epoch": condition.epochs is None or type(condition.epochs) is int,
+        "metric": isinstance(condition.metric, str)
+        and condition.compare in _COMPARE
+        and isinstance(condition.value, (int, float))
+        and math.isfinite(condition.value),
+        "clock": isinstance(condition.at_s, (int, float)),
+        "wait": isinstance(condition.wait_s, (int, float)),
+    }
+    if not needed.get(condition.kind, False):
+        raise ValueError("this is not a stop condition.")
+    return condition
+
+
+# -- from a person's words -------------------------------------------------------------------------
+
+
+def metric_condition(text: str) -> StopCondition:
+    """``val/loss<0.2``. ``ProblemError`` where it can't be read."""
+    found = _METRIC.fullmatch(text)
+    value = math.nan
+    if found is not None:
+        try:
+            value = float(found["value"])
+        except ValueError:
+            value = math.nan
+    if found is None or not math.isfinite(value):
+        raise _problem("--when", text, "Compare a metric with a number, such as 'val/loss<0.2'.")
+    return StopCondition(kind="metric", metric=found["name"], compare=found["op"], value=value)
+
+
+def clock_condition(text: str, now_s: float) -> StopCondition:
+    """``18:30`` (the next one, in local time) or ``+2h``. ``ProblemError`` where it is neither."""
+    text = text.strip()
+    if wait := _WAIT.fullmatch(text):
+        wait_s = float(wait["number"]) * _UNIT_S[wait["unit"]]
+        return StopCondition(kind="wait", wait_s=wait_s)
+    clock = _CLOCK.fullmatch(text)
+    now = datetime.fromtimestamp(now_s)
+    try:
+        if clock is None:
+            raise ValueError
+        parts = [int(clock[name] or 0) for name in ("hour", "minute", "second")]
+        at = now.replace(hour=parts[0], minute=parts[1], second=parts[2], microsecond=0)
+    except ValueError:
+        raise _problem("--at", text, "Give a time such as 18:30, or a delay such as +2h.") from None
+    return StopCondition(
+        kind="clock", at_s=(at if at > now else at + timedelta(days=1)).timestamp()
+    )
+
+
+def condition_of(text: str, now_s: float) -> StopCondition:
+    """``500``, ``epoch``, ``val/loss<0.2``, ``18:30``, ``+2h``. ``ProblemError``: none of them."""
+    text = ungrouped(text)
+    if text.isdecimal():
+        return StopCondition(kind="step", step=int(text))
+    if text.lower() in ("epoch", "epoch end", "end of epoch"):
+        return StopCondition(kind="epoch")
+    if any(sign in text for sign in "<>"):
+        return metric_condition(text)
+    try:
+        return clock_condition(text, now_s)
+    except ProblemError:
+        remedy = "Give a step, `epoch`, a condition on a metric, or a time, as shown above."
+        raise _problem("stop when", text, remedy) from None
+
+
+def _problem(where: str, text: str, remedy: str) -> ProblemError:
+    return ProblemError(Problem(where=f"{where} {text}", what="invalid condition.", remedy=remedy))
+
+
+# -- in the supervisor -----------------------------------------------------------------------------
+
+
+def refusal(condition: StopCondition, snapshot: RunSnapshot) -> str | None:
+    """Why the run can't stop there, in a sentence; None where it can."""
+    if condition.kind != "step" or condition.step is None:
+        return None
+    now, end = snapshot.global_step or 0, snapshot.max_steps
+    if condition.step <= now:
+        return f"step {condition.step} has passed; the run is at step {now}."
+    if end is not None and condition.step >= end:
+        return f"the run already ends at step {end}."
+    return None
+
+
+def settled(
+    condition: StopCondition, metrics: Mapping[str, MetricValue], epoch: int | None, steady_s: float
+) -> StopCondition:
+    """The condition with what "now" means in it."""
+    if condition.kind == "epoch" and condition.epochs is None:
+        return replace(condition, epochs=(epoch or 0) + 1)
+    if condition.kind == "metric" and (found := metrics.get(condition.metric or "")):
+        return replace(condition, after_step=found.step)
+    if condition.kind == "wait":
+        return replace(condition, until_s=steady_s + (condition.wait_s or 0.0))
+    return condition
+
+
+def with_condition(
+    standing: Sequence[StopCondition], condition: StopCondition
+) -> tuple[StopCondition, ...]:
+    return (*(c for c in standing if c.subject() != condition.subject()), condition)
+
+
+def due(
+    condition: StopCondition, metrics: Mapping[str, MetricValue], now_s: float, steady_s: float
+) -> str | None:
+    """What has come true of a settled condition that is not the ranks' to keep; None if it has
+    not."""
+    if condition.kind == "clock" and condition.at_s is not None:
+        return condition.words() if now_s >= condition.at_s else None
+    if condition.kind == "wait" and condition.until_s is not None:
+        return condition.words() if steady_s >= condition.until_s else None
+    found = metrics.get(condition.metric or "") if condition.kind == "metric" else None
+    if found is None or (condition.after_step is not None and found.step <= condition.after_step):
+        return None
+    if not _COMPARE[condition.compare](found.last, condition.value):
+        return None
+    limit = f"{condition.compare} {condition.value:g}"
+    return f"because {condition.metric} is {found.last:g} ({limit}) at step {found.step}"
+
+
+def _clock_words(at_s: float) -> str:
+    at = datetime.fromtimestamp(at_s)
+    return at.strftime("%H:%M" if at.second == 0 else "%H:%M:%S")
+
+
+def _wait_words(wait_s: float) -> str:
+    for unit in ("d", "h", "min"):
+        if wait_s >= _UNIT_S[unit] and wait_s % _UNIT_S[unit] == 0:
+            return f"{wait_s / _UNIT_S[unit]:g} {unit}"
+    return f"{wait_s:g} s"

@@ -1,0 +1,100 @@
+"""A run's metrics as CSV or JSON: one row per metric, step and rank.
+
+A row that stands for several steps has ``first_step``, ``min``, ``max`` and ``count`` as well.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.run_snapshot import to_json
+from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.history_reader import RunStore
+
+COLUMNS = (
+    "metric", "step", "epoch", "time", "rank", "value", "first_step", "min", "max", "count",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Thinned:
+    """The part of an export that is kept as windows only, gathered while rows pass through."""
+
+    first_step: int | None = None
+    last_step: int = 0
+    longest: int = 0
+    """Steps of the longest window."""
+    metrics: dict[str, None] = field(default_factory=dict)
+
+    def watch(self, rows: Iterable[ExportRow]) -> Iterator[ExportRow]:
+        """Pass the rows on, and note those that stand for several steps."""
+        for row in rows:
+            if row.first_step is not None:
+                self._note(row, row.first_step)
+            yield row
+
+    def _note(self, row: ExportRow, first_step: int) -> None:
+        known = self.first_step
+        self.first_step = first_step if known is None else min(known, first_step)
+        self.last_step = max(self.last_step, row.step)
+        self.longest = max(self.longest, row.step - first_step + 1)
+        self.metrics[row.metric] = None
+
+    def sentence(self) -> str | None:
+        """Say which steps are not complete, and what the rows hold instead; None if all are."""
+        if self.first_step is None:
+            return None
+        return (
+            f"Steps {self.first_step} to {self.last_step} of {', '.join(self.metrics)} are stored "
+            f"as windows of up to {self.longest} steps: each of their rows holds a mean (value), "
+            "with first_step, min, max and count. All other steps are complete."
+        )
+
+
+def chosen_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
+    """Metrics that fit any of ``globs``; all without one. ``ProblemError`` where none fits."""
+    names = store.metric_names()
+    if not globs:
+        return names
+    chosen = [n for n in names if any(fnmatch.fnmatchcase(n, glob) for glob in globs)]
+    if not chosen:
+        known = ", ".join(names) or "none yet"
+        raise ProblemError(
+            Problem(where="--metric", what=f"no metric matches; the run has: {known}.")
+        )
+    return chosen
+
+
+def write_csv(rows: Iterable[ExportRow], file: TextIO) -> None:
+    """Rows under a header; what is not known stays empty."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_values(row) for row in rows)
+
+
+def write_json(rows: Iterable[ExportRow], file: TextIO) -> None:
+    """A list of objects, written as it is read."""
+    file.write("[")
+    for text in _joined(json.dumps(_object(row)) for row in rows):
+        file.write(text)
+    file.write("]\n")
+
+
+def _joined(texts: Iterator[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        yield text if number == 0 else f",\n {text}"
+
+
+def _values(row: ExportRow) -> tuple[Any, ...]:
+    place = (row.metric, row.step, row.epoch, row.time, row.rank, row.value)
+    return (*place, row.first_step, row.low, row.high, row.count)
+
+
+def _object(row: ExportRow) -> dict[str, Any]:
+    return {name: to_json(value) for name, value in zip(COLUMNS, _values(row), strict=True)}

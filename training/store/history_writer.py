@@ -1,0 +1,413 @@
+"""The supervisor's side of ``run.db``: one transaction a tick, rows and queue cursors together.
+
+Because a cursor is stored with the rows that it counts, a supervisor that takes over neither loses
+nor repeats a record. Errors of the disk come out as ``sqlite3.Error``; the caller goes on without.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict, to_json
+from ltui.training.store import history_windows
+from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
+
+KEEP_ROWS = 200_000
+"""Newest rows of one rank (of all metrics: of one metric) kept at full resolution."""
+KEEP_WINDOWS = 200_000
+"""Newest windows of a level kept where a coarser level holds them too."""
+KEEP_READINGS_S = 6 * 3600.0
+"""Seconds of GPU and process readings kept."""
+
+_INSERT_STEP = (
+    f"INSERT OR IGNORE INTO steps (attempt, rank, seq, {', '.join(STEP_COLUMNS)}) "  # noqa: S608
+    f"VALUES ({', '.join('?' * (3 + len(STEP_COLUMNS)))})"
+)
+_INSERT_SAMPLE = (
+    "INSERT OR IGNORE INTO samples (attempt, rank, name_id, seq, step, epoch, t, value) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_EVENT = (
+    "INSERT OR IGNORE INTO events (attempt, rank, seq, t, kind, text, data) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far one rank's queue is in the store."""
+
+    next_seq: int
+    """Counts on where a rank starts anew with another queue file."""
+    base: int = 0
+    """What is added to the sequence numbers of the present file."""
+    inode: int = 0
+    """Of the present file."""
+
+
+@dataclass
+class Batch:
+    """What one tick adds to the history."""
+
+    steps: list[tuple[int, int, Sequence[float]]] = field(default_factory=list)
+    """(rank, seq, the values of ``StepField``)"""
+    samples: list[tuple[int, int, str, int | None, int | None, float, float]] = field(
+        default_factory=list
+    )
+    """(rank, seq, name, step, epoch, unix time, value)"""
+    events: list[tuple[int | None, int | None, float, str, str, Mapping[str, Any]]] = field(
+        default_factory=list
+    )
+    """(rank, seq, unix time, kind, text, everything that came with it)"""
+    gaps: list[tuple[int, int, int, float, str]] = field(default_factory=list)
+    """(rank, seq of the first record read after the gap, records missed, unix time, why)"""
+    cursors: dict[int, Cursor] = field(default_factory=dict)
+    gpus: Sequence[GpuSnapshot] = ()
+    processes: list[tuple[int, float, float | None, int | None]] = field(default_factory=list)
+    """(rank, unix time, CPU percent, resident bytes)"""
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.steps or self.samples or self.events or self.gaps or self.gpus or self.processes
+        )
+
+
+@dataclass
+class _Tail:
+    """How far the windows of one series are."""
+
+    open_step: int
+    first_step: int
+    newest_step: int = 0
+    rows: int = 0
+
+
+class StoreWriter:
+    """The only writer of one run's database."""
+
+    def __init__(self, path: Path, *, keep_rows: int = KEEP_ROWS) -> None:
+        self._connection = open_for_writing(path)
+        self._keep_rows = keep_rows
+        self._names = self._read_names()
+        self._tails: dict[tuple[int, ...], _Tail] = {}
+        self._pruned_at = 0.0
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # -- attempts and states -------------------------------------------------------------------
+
+    def last_attempt(self) -> int:
+        row = self._connection.execute("SELECT max(attempt) FROM attempts").fetchone()
+        return int(row[0] or 0)
+
+    def begin_attempt(
+        self,
+        attempt: int,
+        *,
+        started_at: float,
+        boot_id: str | None,
+        resumed_path: str | None,
+        resumed_step: int | None,
+        changes: Sequence[str] = (),
+        reason: str | None = None,
+    ) -> None:
+        """``changes``: what ``--set`` changed since the attempt before. ``reason``: of a restart
+        that nobody asked for."""
+        self._connection.execute(
+            "INSERT OR IGNORE INTO attempts (attempt, started_at, state, resumed_path, "
+            "resumed_step, boot_id, changes, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                attempt, started_at, RunState.STARTING.value, resumed_path, resumed_step, boot_id,
+                json.dumps(list(changes)), reason,
+            ),
+        )  # fmt: skip
+
+    def why_started(self, attempt: int) -> tuple[tuple[str, ...], str | None]:
+        """``changes`` and ``reason`` of ``begin_attempt``."""
+        row = self._connection.execute(
+            "SELECT changes, reason FROM attempts WHERE attempt = ?", (attempt,)
+        ).fetchone()
+        return ((), None) if row is None else (tuple(json.loads(row[0] or "[]")), row[1])
+
+    def started_at(self, attempt: int) -> float | None:
+        row = self._connection.execute(
+            "SELECT started_at FROM attempts WHERE attempt = ?", (attempt,)
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def resumed_path(self, attempt: int) -> Path | None:
+        """The checkpoint that the attempt began from."""
+        row = self._connection.execute(
+            "SELECT resumed_path FROM attempts WHERE attempt = ?", (attempt,)
+        ).fetchone()
+        return Path(row[0]) if row is not None and row[0] else None
+
+    def set_resumed_step(self, attempt: int, step: int) -> None:
+        self._connection.execute(
+            "UPDATE attempts SET resumed_step = ? WHERE attempt = ?", (step, attempt)
+        )
+
+    def set_state(
+        self, attempt: int, t: float, state: RunState, detail: str | None, exit_code: int | None
+    ) -> None:
+        """Record a change of state; ``exit_code`` and the end are kept with the attempt."""
+        with _Transaction(self._connection):
+            self._connection.execute(
+                "INSERT INTO states (attempt, t, state, detail) VALUES (?, ?, ?, ?)",
+                (attempt, t, state.value, detail),
+            )
+            self._connection.execute(
+                "UPDATE attempts SET state = ?, detail = ?, exit_code = ? WHERE attempt = ?",
+                (state.value, detail, exit_code, attempt),
+            )
+
+    def end_attempt(self, attempt: int, t: float) -> None:
+        self._connection.execute("UPDATE attempts SET ended_at = ? WHERE attempt = ?", (t, attempt))
+
+    def cursors(self, attempt: int) -> dict[int, Cursor]:
+        rows = self._connection.execute(
+            "SELECT rank, next_seq, base, inode FROM cursors WHERE attempt = ?", (attempt,)
+        )
+        return {rank: Cursor(*cursor) for rank, *cursor in rows}
+
+    def missed(self) -> int:
+        """Records of all ranks and attempts that no history holds."""
+        row = self._connection.execute(
+            "SELECT sum(missed) FROM gaps WHERE rank IS NOT NULL"
+        ).fetchone()
+        return int(row[0] or 0)
+
+    def holes(self) -> list[str]:
+        """What else is missing, in words: parts that no count of records can tell of."""
+        rows = self._connection.execute("SELECT reason FROM gaps WHERE rank IS NULL ORDER BY id")
+        return [row[0] for row in rows]
+
+    def add_hole(self, attempt: int, reason: str) -> None:
+        """Keep on record that a part of the history is missing, and which."""
+        self._connection.execute(
+            "INSERT INTO gaps (attempt, rank, after_seq, missed, t, reason) "
+            "VALUES (?, NULL, 0, 0, ?, ?)",
+            (attempt, time.time(), reason),
+        )
+
+    def last_step(self) -> int:
+        """The furthest step of any rank and attempt; 0 where there is none."""
+        row = self._connection.execute(
+            "SELECT max((SELECT coalesce(max(step), 0) FROM steps), "
+            "(SELECT coalesce(max(last_step), 0) FROM step_windows))"
+        ).fetchone()
+        return int(row[0])
+
+    def write_snapshot(self, snapshot: RunSnapshot) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO snapshot (id, taken_at, document) VALUES (1, ?, ?)",
+            (snapshot.taken_at, json.dumps(to_json(snapshot), separators=(",", ":"))),
+        )
+
+    def write_verdict(self, attempt: int, verdict: Verdict) -> None:
+        """Add a verdict, or say how it ended where its beginning is known already."""
+        self._connection.execute(
+            "INSERT INTO verdicts (attempt, began, ended, kind, level, cause, document) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (attempt, kind, began) "
+            "DO UPDATE SET ended = excluded.ended, cause = excluded.cause, "
+            "document = excluded.document",
+            (
+                attempt, verdict.began, verdict.ended, verdict.kind, verdict.level, verdict.cause,
+                json.dumps(to_json(verdict), separators=(",", ":")),
+            ),
+        )  # fmt: skip
+
+    # -- records -------------------------------------------------------------------------------
+
+    def commit(self, attempt: int, batch: Batch, snapshot: RunSnapshot | None = None) -> None:
+        """Write ``batch``, its cursors and ``snapshot`` in one transaction, or nothing of them."""
+        try:
+            with _Transaction(self._connection):
+                self._insert(attempt, batch)
+                self._connection.executemany(
+                    "INSERT OR REPLACE INTO cursors (attempt, rank, next_seq, base, inode) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    [(attempt, r, c.next_seq, c.base, c.inode) for r, c in batch.cursors.items()],
+                )
+                self._close_windows(attempt, batch)
+                if snapshot is not None:
+                    self.write_snapshot(snapshot)
+        except sqlite3.Error:
+            # What was learnt within the transaction went with it.
+            self._tails.clear()
+            self._names = self._read_names()
+            raise
+
+    def _read_names(self) -> dict[str, int]:
+        rows = self._connection.execute("SELECT id, name FROM names")
+        return {name: number for number, name in rows}
+
+    def _insert(self, attempt: int, batch: Batch) -> None:
+        db = self._connection
+        db.executemany(
+            _INSERT_STEP, [_step_row(attempt, rank, seq, v) for rank, seq, v in batch.steps]
+        )
+        db.executemany(
+            _INSERT_SAMPLE,
+            [
+                (attempt, rank, self._name_id(name), seq, step or 0, epoch, t, _finite(value))
+                for rank, seq, name, step, epoch, t, value in batch.samples
+            ],
+        )
+        db.executemany(
+            _INSERT_EVENT,
+            [
+                (attempt, rank, seq, t, kind, text, json.dumps(to_json(dict(data))))
+                for rank, seq, t, kind, text, data in batch.events
+            ],
+        )
+        db.executemany(
+            "INSERT INTO gaps (attempt, rank, after_seq, missed, t, reason) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            [(attempt, *gap) for gap in batch.gaps],
+        )
+        db.executemany(
+            "INSERT OR IGNORE INTO gpu_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [_gpu_row(gpu) for gpu in batch.gpus if gpu.sampled_at is not None],
+        )
+        db.executemany(
+            "INSERT OR IGNORE INTO process_samples VALUES (?, ?, ?, ?, ?)",
+            [(attempt, *row) for row in batch.processes],
+        )
+
+    def drop_old_readings(self, now: float) -> None:
+        """Delete readings older than ``KEEP_READINGS_S``; does so at most once a minute."""
+        if 0.0 <= now - self._pruned_at < 60.0:
+            return
+        self._pruned_at = now
+        for table in ("gpu_samples", "process_samples"):
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE t < ?",  # noqa: S608
+                (now - KEEP_READINGS_S,),
+            )
+
+    def _name_id(self, name: str) -> int:
+        number = self._names.get(name)
+        if number is None:
+            row = self._connection.execute(
+                "INSERT INTO names (name) VALUES (?) ON CONFLICT (name) DO UPDATE SET name = name "
+                "RETURNING id",
+                (name,),
+            ).fetchone()
+            number = self._names[name] = int(row[0])
+        return number
+
+    # -- windows -------------------------------------------------------------------------------
+
+    def _close_windows(self, attempt: int, batch: Batch) -> None:
+        newest: dict[tuple[int, ...], tuple[int, int]] = {}
+        for rank, _, values in batch.steps:
+            _raise_newest(newest, (attempt, rank), _whole(values[0]))
+        for rank, _, name, step, _, _, _ in batch.samples:
+            _raise_newest(newest, (attempt, rank, self._name_id(name)), step or 0)
+        for key, (step, rows) in newest.items():
+            self._advance(key, step, rows)
+
+    def _advance(self, key: tuple[int, ...], newest_step: int, rows: int) -> None:
+        family = history_windows.STEPS if len(key) == 2 else history_windows.SAMPLES
+        tail = self._tails.get(key)
+        if tail is None:
+            tail = self._tails[key] = self._find_tail(family, key)
+        tail.newest_step = max(tail.newest_step, newest_step)
+        tail.rows += rows
+        opened = history_windows.close_windows(
+            self._connection, family, key, open_step=tail.open_step, newest_step=tail.newest_step
+        )
+        tail.open_step = opened
+        if tail.rows > self._keep_rows * 1.1:
+            self._drop_old(family, key, tail)
+
+    def _drop_old(self, family: history_windows.Family, key: tuple[int, ...], tail: _Tail) -> None:
+        per_step = max(1.0, tail.rows / max(1, tail.newest_step - tail.first_step))
+        keep_from = tail.newest_step - int(self._keep_rows / per_step)
+        history_windows.drop_old(
+            self._connection,
+            family,
+            key,
+            keep_from_step=keep_from,
+            open_step=tail.open_step,
+            keep_windows=KEEP_WINDOWS,
+        )
+        self._tails[key] = self._find_tail(family, key)
+
+    def _find_tail(self, family: history_windows.Family, key: tuple[int, ...]) -> _Tail:
+        first, newest, rows = self._connection.execute(
+            f"SELECT min(step), max(step), count(*) FROM {family.rows} "  # noqa: S608
+            f"WHERE {family.where()}",
+            key,
+        ).fetchone()
+        return _Tail(
+            open_step=history_windows.first_open_step(self._connection, family, key),
+            first_step=first or 0,
+            newest_step=newest or 0,
+            rows=rows,
+        )
+
+
+class _Transaction:
+    """``BEGIN IMMEDIATE`` to ``COMMIT``, or back to where it began."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            try:
+                self._connection.execute("COMMIT")
+                return
+            except sqlite3.Error:
+                self._roll_back()
+                raise
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        # SQLite rolls back by itself on a full disk; then there is nothing to roll back.
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+def _raise_newest(
+    newest: dict[tuple[int, ...], tuple[int, int]], key: tuple[int, ...], step: int
+) -> None:
+    known, rows = newest.get(key, (0, 0))
+    newest[key] = (max(known, step), rows + 1)
+
+
+def _whole(value: float) -> int:
+    return int(value) if math.isfinite(value) else 0
+
+
+def _finite(value: float) -> float | None:
+    """SQLite keeps infinities and turns NaN into NULL by itself; say so here."""
+    return None if math.isnan(value) else value
+
+
+def _step_row(attempt: int, rank: int, seq: int, values: Sequence[float]) -> tuple[Any, ...]:
+    try:
+        place = (int(values[0]), int(values[1]), int(values[2]))
+    except (ValueError, OverflowError):  # NaN: not known
+        place = (_whole(values[0]), _whole(values[1]), _whole(values[2]))
+    return (attempt, rank, seq, *place, *values[3 : len(STEP_COLUMNS)])
+
+
+def _gpu_row(gpu: GpuSnapshot) -> tuple[Any, ...]:
+    return (
+        gpu.index, gpu.sampled_at, gpu.utilisation_percent, gpu.memory_utilisation_percent,
+        gpu.memory_used_bytes, gpu.power_w, gpu.temperature_c, gpu.sm_clock_mhz,
+    )  # fmt: skip

@@ -1,0 +1,310 @@
+"""Where runs live: ltui's home, the paths of one run, and how a person's words name a run.
+
+Knows nothing of processes or databases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from ltui.training.problem import Problem, ProblemError
+
+if TYPE_CHECKING:
+    from ltui.training.config.run_spec import RunSpec
+
+_SOCKET_PATH_BYTES = 107
+"""``sun_path`` holds 108 bytes with its terminating zero."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
+
+_ADJECTIVES = """
+amber bold brave bright calm clear clever cosmic crisp daring deep eager early fair fast fine fond
+fresh gentle glad golden grand green happy hidden humble keen kind late light lively loud lucky
+mellow merry mild neat noble old patient plain polite proud quick quiet rapid rare ready rich royal
+sharp shy silent silver simple slow smooth soft solid spare steady still strong sunny swift tall
+tame tidy tiny vast vivid warm wide wild wise young
+""".split()  # noqa: SIM905 - words are read more easily than a list of strings
+_NOUNS = """
+ant badger bat bear beaver bee birch bison brook cat cedar comet crane crow deer dove duck eagle elk
+elm falcon fern finch fir fox frog goat goose hare hawk heron hill horse ibis iris jay kite lake
+lark leaf lemur lion lynx maple marten mole moon moose moss moth newt oak orca otter owl panda pear
+perch pine plum puma quail raven reed robin rook rose salmon seal shrew sparrow spruce stag star
+stoat stone stork swan swift tern thrush tiger toad trout tulip vole wasp whale willow wolf wren yak
+""".split()  # noqa: SIM905
+
+
+def ltui_home(*, to_write: bool = True) -> Path:
+    """``$LTUI_HOME`` or the platform's user data directory for ltui; made 0700 where absent.
+
+    Raises ``ProblemError`` where it can't be made, or written unless it is only looked at.
+    """
+    given = os.environ.get("LTUI_HOME")
+    if given:
+        home = Path(given).expanduser().absolute()
+    else:
+        # Local: the commands that set LTUI_HOME, and ranks, need no platformdirs.
+        import platformdirs
+
+        home = Path(platformdirs.user_data_dir("ltui", appauthor=False))
+    where = "LTUI_HOME" if given else str(home)
+    if not to_write and os.access(home / "runs", os.R_OK | os.X_OK):
+        return home
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (home / "runs").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _home_problem(where, home, error.strerror or str(error)) from error
+    if not os.access(home / "runs", os.W_OK | os.X_OK):
+        raise _home_problem(where, home, "Permission denied")
+    return home
+
+
+def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
+    return ProblemError(
+        Problem(
+            where=where,
+            what=f"{home} cannot be written ({reason}).",
+            remedy="Set LTUI_HOME to a directory that you can write.",
+        )
+    )
+
+
+class RunDir:
+    """The paths of one run. Making one touches no file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.id = self.path.name
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunDir) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def home(self) -> Path:
+        return self.path.parent.parent
+
+    @property
+    def spec_path(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def db_path(self) -> Path:
+        return self.path / "run.db"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "supervisor.lock"
+
+    @property
+    def socket_path(self) -> Path:
+        """Where clients look; a symbolic link where the directory is too deep for a socket."""
+        return self.path / "control.sock"
+
+    @property
+    def keeper_path(self) -> Path:
+        return self.path / "keeper.json"
+
+    @property
+    def restarts_path(self) -> Path:
+        """Attempts since the run was last started by hand (``lifecycle/restart_rules.py``)."""
+        return self.path / "restarts.json"
+
+    @property
+    def orders_path(self) -> Path:
+        """Requests that are still to be carried out (``training/lifecycle/pending_orders.py``)."""
+        return self.path / "orders.json"
+
+    @property
+    def environment_path(self) -> Path:
+        """What a run that waits for GPUs is to be started with; gone once it is."""
+        return self.path / "engine" / "environment.json"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def supervisor_log_path(self) -> Path:
+        return self.path / "logs" / "supervisor.log"
+
+    def queue_dir(self, attempt: int) -> Path:
+        return self.path / "queue" / str(attempt)
+
+    def logs_dir(self, attempt: int) -> Path:
+        return self.path / "logs" / str(attempt)
+
+    def rank_log_path(self, attempt: int, rank: int) -> Path:
+        return self.logs_dir(attempt) / f"rank-{rank:05d}.log"
+
+    def engine_log_path(self, attempt: int) -> Path:
+        return self.logs_dir(attempt) / "engine.log"
+
+    def engine_start_path(self, attempt: int) -> Path:
+        """What the keeper starts: command, environment, directory."""
+        return self.path / "engine" / f"{attempt}.start.json"
+
+    def engine_exit_path(self, attempt: int) -> Path:
+        return self.path / "engine" / f"{attempt}.json"
+
+    def engine_final_path(self, attempt: int) -> Path:
+        """Exists once the attempt's final state is in the store: the keeper may leave."""
+        return self.path / "engine" / f"{attempt}.final"
+
+    def config_path(self, attempt: int) -> Path:
+        """What the ranks of a preset are given."""
+        return self.path / "engine" / f"{attempt}.config.json"
+
+    def bound_socket_path(self) -> Path:
+        """Where the supervisor binds: ``socket_path``, or a short path where that is too long."""
+        if len(os.fsencode(self.socket_path)) <= _SOCKET_PATH_BYTES:
+            return self.socket_path
+        return _short_socket_dir() / f"{self.id[-40:]}.sock"
+
+    def remove_far_socket(self) -> None:
+        """Remove the socket that a killed supervisor left where ``socket_path`` points."""
+        with contextlib.suppress(OSError):  # no link, no socket, or another user's folder
+            far = self.path / os.readlink(self.socket_path)
+            if stat.S_ISSOCK(far.lstat().st_mode):
+                far.unlink()
+
+    def read_spec(self) -> RunSpec:
+        """Raises ``ProblemError`` if the file is missing, damaged or from a newer ltui."""
+        # Local: the first screen of the dashboard needs the paths of runs, and no YAML.
+        from ltui.training.store.spec_file import read_spec_file
+
+        return read_spec_file(self.spec_path)
+
+    def write_spec(self, spec: RunSpec) -> None:
+        """Replace ``spec.yaml`` (0600) in one step."""
+        from ltui.training.store.spec_file import spec_text
+
+        write_atomically(self.spec_path, spec_text(spec).encode("utf-8"))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a 0600 file beside ``path`` and rename it over ``path``."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def open_private_log(path: Path) -> BinaryIO:
+    """A log to append to, 0600 whatever the umask."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def _short_socket_dir() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        directory = Path(runtime) / "ltui"
+    else:
+        directory = Path(tempfile.gettempdir()) / f"ltui-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    owner = directory.lstat()
+    if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+        raise ProblemError(
+            Problem(
+                where=str(directory),
+                what="it belongs to someone else or is open to others.",
+                remedy="Remove it, or set LTUI_HOME to a shorter path.",
+            )
+        )
+    return directory
+
+
+def list_runs(home: Path) -> list[RunDir]:
+    """Every run below ``home``, the latest launched or resumed first."""
+    found: list[tuple[float, RunDir]] = []
+    try:
+        entries = list(os.scandir(home / "runs"))
+    except OSError:
+        return []
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        try:
+            changed = os.stat(os.path.join(entry.path, "spec.yaml")).st_mtime
+        except OSError:
+            continue
+        found.append((changed, RunDir(Path(entry.path))))
+    return [run for _, run in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
+
+
+def find_run(home: Path, text: str) -> RunDir:
+    """The run that ``text`` names: an id, a name, a unique prefix, or ``last``.
+
+    Raises ``ProblemError`` with the nearest id where there is none, with all ids where several fit.
+    """
+    runs = list_runs(home)
+    if text == "last":
+        if runs:
+            return runs[0]
+        raise ProblemError(
+            Problem(
+                where="RUN", what="there is no run yet.", remedy="Start one: ltui run quickstart"
+            )
+        )
+    for fits in (
+        [run for run in runs if run.id == text],
+        [run for run in runs if run.id[:-5] == text],
+        [run for run in runs if text and run.id.startswith(text)],
+    ):
+        if len(fits) == 1:
+            return fits[0]
+        if fits:
+            ids = ", ".join(run.id for run in fits[:6])
+            raise ProblemError(
+                Problem(where=text, what=f"several runs match: {ids}.", remedy="Give the full id.")
+            )
+    raise ProblemError(
+        Problem(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
+    )
+
+
+def _nearest_run(runs: list[RunDir], text: str) -> str:
+    near = difflib.get_close_matches(text, [run.id for run in runs], n=1, cutoff=0.5)
+    near = near or difflib.get_close_matches(text, [run.id[:-5] for run in runs], n=1, cutoff=0.5)
+    return f"Did you mean {near[0]}?" if near else "ltui runs lists them."
+
+
+def new_run_id(home: Path, name: str | None) -> tuple[str, str]:
+    """A free id and the name in it; two words where ``name`` is None.
+
+    Raises ``ProblemError`` where ``name`` can't be a directory's name.
+    """
+    # Local: it brings hashing libraries that opening the dashboard does not need.
+    import secrets
+
+    if name is not None and (not _NAME.fullmatch(name) or name == "last"):
+        raise ProblemError(
+            Problem(
+                where="--name",
+                what=f"{name!r} cannot name a run.",
+                remedy="Use at most 40 letters, digits, dots, dashes and underscores; not 'last'.",
+            )
+        )
+    while True:
+        chosen = name or f"{secrets.choice(_ADJECTIVES)}-{secrets.choice(_NOUNS)}"
+        run_id = f"{chosen}-{secrets.token_hex(2)}"
+        if not (home / "runs" / run_id).exists():
+            return run_id, chosen

@@ -1,0 +1,222 @@
+"""The supervisor's side of the control socket: answers at once, in its own thread.
+
+It knows two things: the latest snapshot, which the loop publishes, and a mailbox, from which the
+loop takes commands. So an answer never waits for the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ltui.training.state.run_snapshot import RunSnapshot, to_json
+
+_REQUEST_BYTES = 1 << 16
+_LINKS = 64
+
+Handler = Callable[[dict[str, Any]], "dict[str, Any] | Future[dict[str, Any]]"]
+"""Takes a command other than ping and status; returns the answer, or what will hold it: others are
+answered meanwhile. Called in the server's thread."""
+
+
+@dataclass
+class _Link:
+    """One connected client."""
+
+    socket: socket.socket
+    unread: bytes = b""
+    unsent: deque[memoryview] = field(default_factory=deque)
+
+
+class ControlServer:
+    """Listens at ``path`` (0600) until ``close``; refuses other users."""
+
+    def __init__(self, path: Path, link_path: Path, handler: Handler) -> None:
+        """``link_path`` is where clients look: ``path`` itself or a symbolic link to it."""
+        self._path = path
+        self._link_path = link_path
+        self._handler = handler
+        self._published: tuple[RunSnapshot, bytes | None] | None = None
+        self._listener = _listen(path)
+        if link_path != path:
+            with contextlib.suppress(FileNotFoundError):
+                link_path.unlink()
+            link_path.symlink_to(path)
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._closing = False
+        self._late: deque[tuple[_Link, Future[dict[str, Any]]]] = deque()
+        """Answers that have come since."""
+        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+        self._thread.start()
+
+    def publish(self, snapshot: RunSnapshot) -> None:
+        """What ``status`` answers from now on."""
+        self._published = (snapshot, None)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket."""
+        self._closing = True
+        self._wake_in.send(b"x")
+        self._thread.join(2.0)
+        for path in {self._path, self._link_path}:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    # -- the server's thread -------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._closing:
+            for key, events in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj is self._wake_out:
+                    self._wake_out.recv(4096)
+                    self._send_late()
+                elif key.data is not None:
+                    self._exchange(key.data, events)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        self._wake_in.close()
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return
+        client.setblocking(False)
+        if _peer_uid(client) != os.getuid() or len(self._selector.get_map()) > _LINKS:
+            client.close()
+            return
+        self._selector.register(client, selectors.EVENT_READ, _Link(client))
+
+    def _exchange(self, link: _Link, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._receive(link)
+            if events & selectors.EVENT_WRITE:
+                self._send(link)
+        except (OSError, ValueError):
+            self._drop(link)
+
+    def _receive(self, link: _Link) -> None:
+        data = link.socket.recv(65536)
+        if not data:
+            self._drop(link)
+            return
+        link.unread += data
+        while b"\n" in link.unread:
+            line, _, link.unread = link.unread.partition(b"\n")
+            answer = self._answer(line)
+            if isinstance(answer, Future):
+                answer.add_done_callback(lambda done, link=link: self._came(link, done))  # type: ignore[misc]
+            else:
+                link.unsent.append(memoryview(answer + b"\n"))
+        if len(link.unread) > _REQUEST_BYTES:
+            raise ValueError("request too long")
+        self._send(link)
+
+    def _came(self, link: _Link, done: Future[dict[str, Any]]) -> None:
+        """Called in whatever thread has the answer."""
+        self._late.append((link, done))
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"x")
+
+    def _send_late(self) -> None:
+        while self._late:
+            link, done = self._late.popleft()
+            try:
+                answer = json.dumps(done.result()).encode()
+            except ValueError as error:
+                answer = _refusal(str(error))
+            link.unsent.append(memoryview(answer + b"\n"))
+            try:
+                self._send(link)
+            except (OSError, ValueError, KeyError):
+                self._drop(link)
+
+    def _send(self, link: _Link) -> None:
+        while link.unsent:
+            try:
+                sent = link.socket.send(link.unsent[0])
+            except BlockingIOError:
+                break
+            if sent == len(link.unsent[0]):
+                link.unsent.popleft()
+            else:
+                link.unsent[0] = link.unsent[0][sent:]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
+        self._selector.modify(link.socket, wanted, link)
+
+    def _drop(self, link: _Link) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(link.socket)
+        link.socket.close()
+
+    def _answer(self, line: bytes) -> bytes | Future[dict[str, Any]]:
+        try:
+            request = json.loads(line)
+            command = request["cmd"]
+        except (ValueError, KeyError, TypeError):
+            return _refusal("this is not a command.")
+        published = self._published
+        if command == "status" and published is not None:
+            return self._status(*published)
+        if command == "ping":
+            state = published[0].state.value if published is not None else "starting"
+            return json.dumps({"ok": True, "pid": os.getpid(), "state": state}).encode()
+        if command == "status":
+            return _refusal("the supervisor is still starting.")
+        try:
+            answer = self._handler(request)
+            return answer if isinstance(answer, Future) else json.dumps(answer).encode()
+        except ValueError as error:
+            return _refusal(str(error))
+
+    def _status(self, snapshot: RunSnapshot, answer: bytes | None) -> bytes:
+        """One encoding serves every client that asks about the same snapshot."""
+        if answer is None:
+            answer = json.dumps({"ok": True, "snapshot": to_json(snapshot)}).encode()
+            published = self._published
+            if published is not None and published[0] is snapshot:
+                self._published = (snapshot, answer)
+        return answer
+
+
+def _refusal(sentence: str) -> bytes:
+    return json.dumps({"ok": False, "error": sentence}).encode()
+
+
+def _peer_uid(client: socket.socket) -> int:
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket, 0600 from its first moment. The lock guards against a live one here."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(mask)
+    listener.listen(16)
+    listener.setblocking(False)
+    return listener

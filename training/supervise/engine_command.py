@@ -1,0 +1,133 @@
+"""What the keeper starts: the command line and environment of a preset's ranks, or of a command.
+
+For presets the engine is torch elastic; for ``ltui exec`` it is the user's command as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.state.run_snapshot import to_json
+from ltui.training.store.run_directory import RunDir
+
+DEFAULT_QUEUE_BYTES = 4 << 20
+
+# Torch elastic passes these on to its ranks, which then agree on a stop, and waits so long for
+# them. Without the first, SIGUSR1 ends it at once. Versions that know no such options pass them
+# over.
+_AGENT = {
+    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    "PET_SHUTDOWN_TIMEOUT": "60",
+}
+
+# A shell, because nothing else writes a rank's log from its very first byte: the interpreter's own
+# failure to start included. It replaces itself by the rank.
+_TO_RANK_LOG = 'exec "$@" >>"$LTUI_LOG_DIR/rank-$(printf %05d "$RANK").log" 2>&1'
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """How to start the engine. ``env`` is added to the environment; None takes a variable out."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str | None]
+    cwd: str
+    log: str
+
+
+def engine_start(
+    run_dir: RunDir,
+    spec: RunSpec,
+    attempt: int,
+    *,
+    rank_side: Path,
+    resume_from: Path | None,
+    environ: Mapping[str, str],
+    changes: tuple[str, ...] = (),
+) -> EngineStart:
+    """The engine of ``attempt``; ``environ`` is the environment that ``env`` will be added to."""
+    env = _environment(run_dir, spec, attempt, rank_side, resume_from, environ)
+    env["LTUI_CHANGED"] = json.dumps(list(changes)) if changes else None
+    argv = _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command
+    return EngineStart(argv, env, spec.cwd, str(run_dir.engine_log_path(attempt)))
+
+
+def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
+    """What the ranks of a preset read."""
+    document = {
+        "config": spec.config,
+        "after_fit": list(spec.after_fit),
+        "python_path": list(spec.python_path),
+        "checkpoints_dir": str(run_dir.checkpoints_dir),
+        "cwd": spec.cwd,
+    }
+    path = run_dir.config_path(attempt)
+    path.write_text(json.dumps(to_json(document)), encoding="utf-8")
+    path.chmod(0o600)
+
+
+def _preset_argv(run_dir: RunDir, spec: RunSpec, attempt: int) -> tuple[str, ...]:
+    return (
+        spec.python, "-m", "torch.distributed.run",
+        "--nproc-per-node", str(spec.nproc), "--max-restarts", "0",
+        *_rendezvous(run_dir, spec.nodes),
+        "--no-python", "/bin/sh", "-c", _TO_RANK_LOG, "rank",
+        spec.python, "-u", "-m", "ltui.training.rank.train_preset",
+        str(run_dir.config_path(attempt)),
+    )  # fmt: skip
+
+
+def _rendezvous(run_dir: RunDir, nodes: Nodes | None) -> tuple[str, ...]:
+    """One agent alone, at port 0, which leaves the choice of a free one to the kernel; or one on
+    each node, which meet at the first's address."""
+    if nodes is None:
+        return (
+            "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+            "--rdzv-id", run_dir.id, "--local-addr", "127.0.0.1",
+        )  # fmt: skip
+    words = (
+        "--nnodes", str(nodes.count), "--node-rank", str(nodes.rank),
+        "--master-addr", nodes.address, "--master-port", str(nodes.port),
+    )  # fmt: skip
+    # By itself the agent of the first node would tell the ranks its host's full name, which the
+    # other nodes need not know.
+    return (*words, "--local-addr", nodes.address) if nodes.rank == 0 else words
+
+
+def _environment(
+    run_dir: RunDir,
+    spec: RunSpec,
+    attempt: int,
+    rank_side: Path,
+    resume_from: Path | None,
+    environ: Mapping[str, str],
+) -> dict[str, str | None]:
+    python_path = spec.env.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
+    env: dict[str, str | None] = {
+        "PYTHONUNBUFFERED": "1",
+        # Restarted workers would read addresses of the ones before them from the shared store.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **{name: environ.get(name, value) for name, value in _AGENT.items()},
+        **spec.env,
+        "LTUI_RUN_DIR": str(run_dir.path),
+        "LTUI_RUN_ID": run_dir.id,
+        "LTUI_ATTEMPT": str(attempt),
+        "LTUI_LOG_DIR": str(run_dir.logs_dir(attempt)),
+        "LTUI_QUEUE_BYTES": environ.get("LTUI_QUEUE_BYTES", str(DEFAULT_QUEUE_BYTES)),
+        "LTUI_CHECKPOINT_EVERY_S": f"{spec.checkpoint.every_s:g}",
+        "LTUI_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
+        "LTUI_CHECKPOINT_BEST": spec.checkpoint.best,
+        "LTUI_CHECKPOINT_BEST_MODE": spec.checkpoint.mode,
+        "LTUI_CHECKPOINT_BEST_KEEP": str(spec.checkpoint.keep_best),
+        "LTUI_RESUME_FROM": None if resume_from is None else str(resume_from),
+        "PYTHONPATH": os.pathsep.join(p for p in (str(rank_side), python_path) if p),
+    }
+    if spec.command is None and "OMP_NUM_THREADS" not in {**environ, **spec.env}:
+        # Torch elastic would say 1 whatever the machine; the ranks share what it has.
+        env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(1, spec.nproc)))
+    return env

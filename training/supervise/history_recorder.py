@@ -1,0 +1,218 @@
+"""From polled records to the store, surviving a disk that is full or fails.
+
+While nothing can be written the rings go on holding what they can: the cursor stays where it is.
+Once the store works again whatever still stands in the rings is written, the rest becomes a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ltui.training.lifecycle.queue_poller import QueueWatch
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
+from ltui.training.tensor_queue.record_types import Kind, StepField
+
+RETRY_S = 2.0
+_LABELLED = {Kind.EVENT: None, Kind.HELLO: "hello", Kind.PLAN: "plan"}
+"""Kinds kept as events; the name where the label names none."""
+
+
+class Recorder:
+    """Writes one attempt's records, each exactly once."""
+
+    def __init__(self, store: StoreWriter, attempt: int, watch: QueueWatch) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._watch = watch
+        self._next = {rank: c.next_seq for rank, c in store.cursors(attempt).items()}
+        self._lost = store.missed()
+        self._holes = store.holes()
+        self._failing_since: float | None = None
+        self._failure = ""
+        self._retry_at = 0.0
+        self._seen: dict[int, int] = {}
+        self._rows_waiting = 0
+
+    def record(
+        self, polls: Mapping[int, Poll], extra: Batch, snapshot: RunSnapshot | None, now_s: float
+    ) -> None:
+        """Write what ``polls`` gave, and ``extra`` and ``snapshot``, in one transaction."""
+        for rank, poll in polls.items():
+            if poll.records:
+                self._seen[rank] = poll.records[-1].seq + 1
+        if self._failing_since is not None:
+            self._rows_waiting += sum(_steps(poll.records) for poll in polls.values())
+            self._recover(now_s)
+            return
+        batch, lost = self._batch({r: p.records for r, p in polls.items()}, now_s, extra)
+        if not batch and snapshot is None and not batch.cursors:
+            return
+        try:
+            self._store.commit(self._attempt, batch, snapshot)
+            self._store.drop_old_readings(now_s)
+        except sqlite3.Error as error:
+            self._fail(error, now_s)
+            self._rows_waiting += len(batch.steps)
+        else:
+            self._take(batch, lost)
+
+    def attempt(self, write: Callable[[], None], now_s: float) -> bool:
+        """Do one write of another kind; whether the disk took it."""
+        try:
+            write()
+        except sqlite3.Error as error:
+            self._fail(error, now_s)
+            return False
+        return True
+
+    @property
+    def note(self) -> str | None:
+        """What is missing from the history, in a few words."""
+        if self._failing_since is not None:
+            clock = time.strftime("%H:%M", time.localtime(self._failing_since))
+            return f"{self._failure} since {clock}, {self._rows_waiting} step records not written"
+        lost = [f"records lost: {self._lost}"] if self._lost else []
+        return "; ".join([*self._holes, *lost]) or None
+
+    @property
+    def failing(self) -> bool:
+        return self._failing_since is not None
+
+    # -- failure and recovery ------------------------------------------------------------------
+
+    def _fail(self, error: sqlite3.Error, now_s: float) -> None:
+        if self._failing_since is None:
+            self._failing_since = now_s
+            self._rows_waiting = 0
+        self._failure = _reason(error)
+        self._retry_at = time.monotonic() + RETRY_S
+
+    def _recover(self, now_s: float) -> None:
+        """Write what the rings still hold since the store stopped taking records."""
+        if time.monotonic() < self._retry_at:  # a clock that is set back must not put it off
+            return
+        try:
+            for rank, seen in sorted(self._seen.items()):
+                self._catch_up(rank, seen, now_s)
+        except sqlite3.Error as error:
+            self._fail(error, now_s)
+        else:
+            self._failing_since = None
+            self._rows_waiting = 0
+
+    def _catch_up(self, rank: int, seen: int, now_s: float) -> None:
+        try:
+            reader, base = self._watch.read_again(rank, self._next.get(rank, 0))
+        except (OSError, QueueFileError):
+            return
+        try:
+            while self._next.get(rank, 0) < seen:
+                polled = [replace(r, seq=r.seq + base) for r in reader.poll().records]
+                records = [r for r in polled if r.seq < seen]
+                if not records:
+                    return
+                batch, lost = self._batch({rank: records}, now_s, Batch())
+                self._store.commit(self._attempt, batch)
+                self._take(batch, lost)
+        except (OSError, QueueFileError):
+            return
+        finally:
+            reader.close()
+
+    def _take(self, batch: Batch, lost: int) -> None:
+        self._next.update({rank: c.next_seq for rank, c in batch.cursors.items()})
+        self._lost += lost
+
+    # -- records to rows -----------------------------------------------------------------------
+
+    def _batch(
+        self, polled: Mapping[int, Iterable[Record]], now_s: float, extra: Batch
+    ) -> tuple[Batch, int]:
+        """The rows of records that no earlier batch held, and how many are lost before them."""
+        lost = 0
+        for rank, records in polled.items():
+            expected = self._next.get(rank, 0)
+            for record in records:
+                if record.seq < expected:
+                    continue
+                if record.seq > expected:
+                    missed = record.seq - expected
+                    lost += missed
+                    extra.gaps.append(
+                        (
+                            rank,
+                            record.seq,
+                            missed,
+                            now_s,
+                            "the queue was overwritten before it was read",
+                        )
+                    )
+                expected = record.seq + 1
+                _add(extra, rank, record, now_s)
+            if expected != self._next.get(rank, 0):
+                extra.cursors[rank] = self._watch.cursor(rank, expected)
+        return extra, lost
+
+
+def _steps(records: Iterable[Record]) -> int:
+    return sum(record.kind == Kind.STEP for record in records)
+
+
+def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
+    if record.kind == Kind.STEP:
+        values = _values(record)
+        values += [math.nan] * (len(StepField) - len(values))
+        batch.steps.append((rank, record.seq, values))
+        return
+    label = _label(record)
+    if record.kind == Kind.METRICS:
+        t, step, epoch = _number(label.get("t")), _whole(label.get("step")), label.get("epoch")
+        for name, value in zip(label.get("names") or (), _values(record), strict=False):
+            batch.samples.append(
+                (rank, record.seq, str(name), step, _whole(epoch), t or now_s, float(value))
+            )
+    elif record.kind in _LABELLED:
+        kind = _LABELLED[Kind(record.kind)] or str(label.get("kind", "note"))
+        t = _number(label.get("t")) or now_s
+        batch.events.append((rank, record.seq, t, kind, str(label.get("text", "")), label))
+
+
+def _values(record: Record) -> list[float]:
+    """The payload as plain floats; nothing where a rank of another version put something else."""
+    if not isinstance(record.array, np.ndarray):
+        return []
+    return [float(value) for value in record.array.reshape(-1).tolist()]
+
+
+def _label(record: Record) -> dict[str, Any]:
+    try:
+        label = json.loads(record.label)
+    except ValueError:
+        return {}
+    return label if isinstance(label, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and math.isfinite(number) else None
+
+
+def _reason(error: sqlite3.Error) -> str:
+    text = str(error)
+    if "full" in text:
+        return "disk full"
+    return f"history not written ({text})"

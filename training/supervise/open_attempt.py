@@ -1,0 +1,342 @@
+"""Taking a run in hand: its lock, its store, its socket, and a keeper for a new attempt.
+
+``open_attempt`` returns a supervisor that stands, or raises ``ProblemError`` and leaves the run as
+it was. A new attempt's engine is started before the supervisor's own modules are imported, because
+people wait for the first training step. So nothing that this module imports is heavy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.attempt_plan import Plan
+from ltui.training.lifecycle.kill_processes import sweep
+from ltui.training.lifecycle.pending_orders import forget_orders
+from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.restart_rules import forget_ledger
+from ltui.training.lifecycle.shim_files import engine_exit, keeper_mark, latest_attempt
+from ltui.training.lifecycle.start_supervisor import keep_environment, supervisor_argv
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.identity import boot_id, lock_holder, runs_with, write_lock_text
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.checkpoint_manifest import remove_unfinished
+from ltui.training.store.database_schema import damaged, is_damaged, set_aside
+from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.run_directory import RunDir, open_private_log, write_atomically
+from ltui.training.supervise.engine_command import engine_start, write_rank_config
+
+if TYPE_CHECKING:
+    from ltui.training.supervise.supervisor import Supervisor
+
+KEEPER_PATH = str(Path(__file__).with_name("shim.py"))
+_LOCK_S = 2.0
+"""The supervisor of the attempt before may need a moment to leave."""
+_KEEPER_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What an attempt needs before its supervisor exists. All of it is on disk."""
+
+    run_dir: RunDir
+    spec: RunSpec
+    attempt: int
+    lock: int
+    store: StoreWriter
+
+    def close(self) -> None:
+        self.store.close()
+        os.close(self.lock)
+
+
+def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Supervisor:
+    """Everything up to the point where the run lives and is watched.
+
+    ``lock`` is the run's, where this process holds it from the attempt before.
+    """
+    opened = _open(run_dir, plan, _take_lock(run_dir) if lock is None else lock)
+    keeper: subprocess.Popen[bytes] | None = None
+    try:
+        if not plan.adopt and opened.spec.gpus is None:
+            keeper = _start_keeper(opened, opened.spec, plan.resume_from, plan.changes)
+        # Imported here because it takes longer than all of the above; the engine starts meanwhile.
+        from ltui.training.supervise.supervisor import Supervisor
+
+        supervisor = Supervisor(
+            run_dir, opened.spec, opened.store, opened.attempt, lock=opened.lock, plan=plan
+        )
+    except BaseException as error:
+        _stop_keeper(run_dir, keeper)
+        opened.close()
+        if isinstance(error, sqlite3.Error):
+            raise damaged(run_dir.db_path, error) from error
+        raise
+    try:
+        if keeper is not None:
+            supervisor.keeper_process = keeper
+            _await_keeper(opened, keeper)
+        else:
+            _start_engine_if_due(opened, supervisor, plan)
+        # The keeper of the attempt before has waited for this.
+        if opened.attempt > 1 and engine_exit(run_dir, opened.attempt - 1) is not None:
+            run_dir.engine_final_path(opened.attempt - 1).touch()
+    except BaseException:
+        supervisor.give_up()
+        raise
+    return supervisor
+
+
+def _open(run_dir: RunDir, plan: Plan, lock: int) -> _Opened:
+    """Read the specification and enter the attempt into the store."""
+    try:
+        if not plan.adopt and plan.restarted_because is None:
+            forget_ledger(run_dir)
+            forget_orders(run_dir)
+        spec = _take_spec(run_dir, plan)
+        run_dir.bound_socket_path()  # Raises where no socket can be made, before anything starts.
+        aside = _set_damage_aside(run_dir)
+        store = _open_store(run_dir)
+    except BaseException:
+        os.close(lock)
+        raise
+    try:
+        attempt = _enter_attempt(run_dir, plan, store, aside)
+        return _Opened(run_dir, spec, attempt, lock, store)
+    except sqlite3.Error as error:
+        store.close()
+        os.close(lock)
+        raise damaged(run_dir.db_path, error) from error
+    except BaseException:
+        store.close()
+        os.close(lock)
+        raise
+
+
+def _enter_attempt(run_dir: RunDir, plan: Plan, store: StoreWriter, aside: Path | None) -> int:
+    """Make the attempt's directories and its row in the store; the attempt's number.
+
+    ``aside`` is where a damaged history was moved.
+    """
+    in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
+    known = max(in_store, in_files)
+    if plan.adopt and not known:
+        raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
+    attempt = known if plan.adopt else known + 1
+    _make_attempt_dirs(run_dir, attempt)
+    if not plan.adopt:
+        remove_unfinished(run_dir.checkpoints_dir)
+    store.begin_attempt(
+        attempt,
+        started_at=time.time(),
+        boot_id=boot_id(),
+        resumed_path=str(plan.resume_from) if plan.resume_from else None,
+        resumed_step=plan.resume_step,
+        changes=plan.changes,
+        reason=plan.restarted_because,
+    )
+    if aside is not None:
+        words = f"the history until now was damaged and is kept as {aside.name}"
+        store.add_hole(attempt, words)
+    elif in_store < in_files:
+        store.add_hole(attempt, "the history until now is missing")
+    elif attempt > 1 and (last := store.last_step()) < (plan.resume_step or 0):
+        store.add_hole(attempt, f"steps {last + 1} to {plan.resume_step} are missing")
+    return attempt
+
+
+def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: Plan) -> None:
+    """Start the engine of an adopted run where it is still to be started, and have the
+    supervisor start that of a run that waits for GPUs."""
+    run_dir, spec, attempt = opened.run_dir, opened.spec, opened.attempt
+    started = keeper_mark(run_dir, attempt) is not None or supervisor.restart_waits
+    begins = not plan.adopt or (not started and _cut_off(run_dir, attempt))
+    # Told what to start, it waits for no GPUs any more, whatever became of it.
+    waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
+    changes, _ = opened.store.why_started(attempt)
+    resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.adopt else None)
+
+    def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
+        keeper = _start_keeper(opened, chosen, resume_from, changes)
+        _await_keeper(opened, keeper)
+        return keeper
+
+    if spec.gpus is not None and (begins or waits):
+        keep_environment(run_dir)
+        supervisor.start_keeper = start
+    elif begins:
+        supervisor.keeper_process = start(spec)
+
+
+def not_restarted(run_dir: RunDir, error: ProblemError | OSError) -> None:
+    """Record that a run stays as it ended, since its next attempt could not be started."""
+    from ltui.training.supervise.snapshot_builder import stored_snapshot
+
+    print(error, file=sys.stderr, flush=True)
+    snapshot = stored_snapshot(run_dir)
+    attempt = latest_attempt(run_dir) or 1
+    if snapshot is not None:
+        detail = f"{snapshot.detail}; that failed: {str(error).splitlines()[0]}"
+        store = _open_store(run_dir)
+        ended = replace(snapshot, state=RunState.FAILED, detail=detail, ended_at=time.time())
+        store.write_snapshot(ended)
+        store.set_state(
+            max(attempt, store.last_attempt()), time.time(), RunState.FAILED, detail, None
+        )
+        store.close()
+    for number in (attempt - 1, attempt):
+        if engine_exit(run_dir, number) is not None:
+            run_dir.engine_final_path(number).touch()
+
+
+def _cut_off(run_dir: RunDir, attempt: int) -> bool:
+    """Whether a supervisor was killed after an attempt was entered and before its keeper stood.
+
+    A keeper that has not said yet that it stands dies with it.
+    """
+    before = keeper_mark(run_dir, attempt - 1)
+    if before is None or not before.alive():
+        return False
+    deadline = time.monotonic() + _KEEPER_S
+    while runs_with(KEEPER_PATH, str(run_dir.path), str(attempt)):
+        if keeper_mark(run_dir, attempt) is not None or time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return keeper_mark(run_dir, attempt) is None
+
+
+def _take_lock(run_dir: RunDir) -> int:
+    """The run's lock, held until this process ends."""
+    handle = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                os.close(handle)
+                raise _held(run_dir) from None
+            time.sleep(0.05)
+    write_lock_text(handle)
+    return handle
+
+
+def _held(run_dir: RunDir) -> ProblemError:
+    holder = lock_holder(run_dir.lock_path)
+    who = f" (pid {holder.pid})" if holder else ""
+    return ProblemError(
+        Problem(
+            where=run_dir.id,
+            what=f"another supervisor{who} already has this run.",
+            remedy=f"ltui attach {run_dir.id} shows it.",
+        )
+    )
+
+
+def _take_spec(run_dir: RunDir, plan: Plan) -> RunSpec:
+    if plan.spec_path is not None:
+        os.replace(plan.spec_path, run_dir.spec_path)
+        shutil.rmtree(plan.spec_path.parent, ignore_errors=True)
+    elif not plan.adopt:
+        os.utime(run_dir.spec_path)  # `last` is the run that was started or resumed last
+    return run_dir.read_spec()
+
+
+def _open_store(run_dir: RunDir) -> StoreWriter:
+    try:
+        return StoreWriter(run_dir.db_path)
+    except sqlite3.DatabaseError as error:
+        raise damaged(run_dir.db_path, error) from error
+
+
+def _set_damage_aside(run_dir: RunDir) -> Path | None:
+    """Where a damaged history went, so that the run can go on with a new one."""
+    if is_damaged(run_dir.db_path) is None:
+        return None
+    try:
+        return set_aside(run_dir.db_path)
+    except OSError:
+        return None  # Opening it says what is wrong.
+
+
+def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
+    for path in (
+        run_dir.queue_dir(attempt),
+        run_dir.logs_dir(attempt),
+        run_dir.path / "engine",
+        run_dir.checkpoints_dir,
+    ):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _start_keeper(
+    opened: _Opened, spec: RunSpec, resume_from: Path | None, changes: tuple[str, ...]
+) -> subprocess.Popen[bytes]:
+    """Start the keeper, which starts the engine of ``spec``."""
+    run_dir, attempt = opened.run_dir, opened.attempt
+    if spec.command is None:
+        write_rank_config(run_dir, spec, attempt)
+    start = engine_start(
+        run_dir,
+        spec,
+        attempt,
+        rank_side=install_rank_side(run_dir.home),
+        resume_from=resume_from,
+        environ=os.environ,
+        changes=changes,
+    )
+    document = {
+        "argv": start.argv,
+        "env": dict(start.env),
+        "cwd": start.cwd,
+        "log": start.log,
+        "supervisor": supervisor_argv(run_dir, "--adopt"),
+        "boot_id": boot_id(),
+    }
+    path = run_dir.engine_start_path(attempt)
+    write_atomically(path, json.dumps(document).encode())
+    run_dir.environment_path.unlink(missing_ok=True)
+    program = [sys.executable, "-I", "-S", KEEPER_PATH]
+    with open_private_log(run_dir.path / "logs" / "keeper.log") as log:
+        return subprocess.Popen(
+            [*program, str(run_dir.path), str(attempt), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _await_keeper(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the keeper has said that it stands. ``ProblemError`` where it does not."""
+    run_dir = opened.run_dir
+    deadline = time.monotonic() + _KEEPER_S
+    while keeper_mark(run_dir, opened.attempt) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise ProblemError(
+                Problem(
+                    where=run_dir.id,
+                    what=f"its keeper could not be started (see {run_dir.path / 'logs'}).",
+                )
+            )
+        time.sleep(0.01)
+
+
+def _stop_keeper(run_dir: RunDir, process: subprocess.Popen[bytes] | None) -> None:
+    """Kill the keeper of an attempt that has no supervisor, and what it has started."""
+    if process is not None:
+        process.kill()
+        process.wait()
+        sweep(run_dir)

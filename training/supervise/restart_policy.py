@@ -1,0 +1,119 @@
+"""Whether another attempt follows the one that runs, and from where: the ledger's keeper.
+
+Used by the supervisor's loop alone. Knows the disk's ledger and checkpoints, no process or socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.attempt_plan import Plan
+from ltui.training.lifecycle.classify_end import Ending
+from ltui.training.lifecycle.restart_rules import (
+    BEFORE_TRAINING,
+    Ledger,
+    Waiting,
+    Wanted,
+    read_ledger,
+    write_ledger,
+)
+from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.checkpoint_manifest import resume_choice
+from ltui.training.store.run_directory import RunDir
+
+_DISK = "the restart could not be written to disk"
+
+
+class RestartDesk:
+    """The restarts of one attempt. Steps are global; None where no rank has told one."""
+
+    def __init__(self, run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
+        self._run_dir = run_dir
+        self._spec = spec
+        self._attempt = attempt
+        self._ledger = read_ledger(run_dir)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The restart that is to come, where the attempt has ended and another follows."""
+        waiting = self._ledger.waiting
+        return waiting if waiting is not None and waiting.attempt == self._attempt else None
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """The restart for which what is left of the attempt is being ended."""
+        wanted = self._ledger.wanted
+        return wanted if wanted is not None and wanted.attempt == self._attempt else None
+
+    def want(self, reason: str, *, of: int, step: int | None) -> str | None:
+        """Write down that a restart is wanted. Why there is none; None where it is on disk."""
+        why = self._ledger.why_not(of, self._failed_at(step))
+        if why is not None:
+            return why
+        wanted = Wanted(attempt=self._attempt, reason=reason, of=of)
+        return None if self._keep(replace(self._ledger, wanted=wanted)) else _DISK
+
+    def forget_wanted(self) -> None:
+        """A person's stop or kill ends it all."""
+        if self._ledger.wanted is not None:
+            self._keep(replace(self._ledger, wanted=None))
+
+    def plan(
+        self, found: Ending, end: EngineExit | None, step: int | None, *, told_to_end: bool
+    ) -> Ending:
+        """Have another attempt follow where one is due; the end, with why not where none is."""
+        wanted = self.wanted
+        crashed = found.state in (RunState.FAILED, RunState.CRASHED)
+        if wanted is not None and found.state is not RunState.FINISHED:
+            of, found = wanted.of, replace(found, detail=wanted.reason)
+        elif crashed and self._spec.restarts and not told_to_end:
+            if end is not None and end.error is not None:
+                return found  # It could not even be started.
+            of = self._spec.restarts
+        else:
+            return found
+        failed_at = self._failed_at(step)
+        why = self._ledger.why_not(of, failed_at)
+        if why is None:
+            ledger = self._ledger.then_wait(
+                attempt=self._attempt, of=of, step=failed_at, state=found.state, detail=found.detail
+            )
+            if self._keep(ledger):
+                return found
+            why = _DISK
+        return replace(found, detail=f"{found.detail}; not restarted: {why}")
+
+    def begin(self, waiting: Waiting, changes: tuple[str, ...]) -> Plan | str:
+        """The next attempt, now that its time has come; why there is none, otherwise."""
+        choice = resume_choice(self._run_dir.checkpoints_dir)
+        taken = choice.taken
+        if taken is None and choice.skipped:
+            return f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped_words())})"
+        self._keep(self._ledger.begun())
+        return Plan(
+            resume_from=None if taken is None else Path(taken.path),
+            resume_step=None if taken is None else taken.global_step,
+            skipped=tuple(choice.skipped_words()),
+            changes=changes,
+            restarted_because=(
+                f"restart {waiting.number} of {waiting.of}, after: {waiting.detail}"
+            ),
+        )
+
+    def drop(self) -> None:
+        """There is no restart after all."""
+        self._keep(replace(self._ledger, waiting=None))
+
+    def _failed_at(self, step: int | None) -> int | None:
+        return BEFORE_TRAINING if step is None and self._spec.command is None else step
+
+    def _keep(self, ledger: Ledger) -> bool:
+        try:
+            write_ledger(self._run_dir, ledger)
+        except OSError:
+            return False
+        self._ledger = ledger
+        return True

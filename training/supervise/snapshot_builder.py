@@ -1,0 +1,303 @@
+"""The parts of a live run put together as one ``RunSnapshot``."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.gpu.flop_utilisation import BatchFlops, model_flop_utilisation
+from ltui.training.gpu.run_gpus import RunGpusView
+from ltui.training.lifecycle.attempt_plan import Plan
+from ltui.training.lifecycle.classify_end import Ending
+from ltui.training.lifecycle.elastic_log import WorkerFailure
+from ltui.training.problem import ProblemError
+from ltui.training.process.identity import ProcessMark
+from ltui.training.process.rank_usage import Reading
+from ltui.training.state.freeze_warnings import cautions
+from ltui.training.state.record_fold import Fold, RankFold
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    CheckpointInfo,
+    MetricValue,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Verdict,
+)
+from ltui.training.state.snapshot_parts import (
+    Progress,
+    metrics,
+    not_before,
+    progress,
+    rank_snapshots,
+)
+from ltui.training.state.throughput import at_rest, throughput
+from ltui.training.state.verdict_tracker import GRAVE
+from ltui.training.store.checkpoint_manifest import checkpoints, verify
+from ltui.training.store.history_reader import TRAIN_LOSS, RunStore
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.untracked_program import Program
+from ltui.training.tensor_queue.record_types import PulseState
+
+WAITS_FOR_LIGHTNING = "waiting for the script to start Lightning"
+NO_TELEMETRY = "no telemetry: process readings only"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """Everything that a snapshot is made of."""
+
+    run_dir: RunDir
+    spec: RunSpec
+    attempt: int
+    state: RunState
+    detail: str | None
+    started_at: float
+    now_s: float
+    now_ns: int
+    fold: Fold
+    pulses: Mapping[int, PulseState | None]
+    judgement: Judgement
+    found: Mapping[int, ProcessMark]
+    """Processes of a command that sends no telemetry."""
+    program: Program
+    """What those processes show."""
+    readings: Mapping[int, Reading]
+    gpus: RunGpusView
+    gpu_verdicts: tuple[Verdict, ...]
+    flops: BatchFlops | None
+    changes: tuple[str, ...]
+    restarted_because: str | None
+    stops: tuple[str, ...]
+    checkpoints: tuple[CheckpointInfo, ...]
+    script_checkpoints: tuple[CheckpointInfo, ...] = ()
+    history_note: str | None
+    supervisor_pid: int
+    start: Progress | None = None
+    """Where a resumed attempt starts."""
+
+
+def compose(picture: Picture) -> RunSnapshot:
+    spec, fold = picture.spec, picture.fold
+    how_far = not_before(progress(fold, picture.pulses, picture.now_ns), picture.start)
+    planned = spec.nproc if spec.command is None else picture.program.world_size
+    ranks = _ranks(picture)
+    speed = throughput(fold, picture.now_ns)
+    resting = picture.state is RunState.PAUSED or any(
+        v.level in GRAVE and v.ended is None for v in picture.judgement.verdicts
+    )
+    return RunSnapshot(
+        id=picture.run_dir.id,
+        name=spec.name,
+        state=picture.state,
+        detail=picture.detail,
+        preset=spec.preset,
+        command=spec.command,
+        attempt=picture.attempt,
+        created_at=spec.created_at,
+        started_at=picture.started_at,
+        supervisor_pid=picture.supervisor_pid,
+        world_size=how_far.world_size or planned or None,
+        epoch=how_far.epoch,
+        global_step=how_far.global_step,
+        max_steps=how_far.max_steps,
+        max_epochs=how_far.max_epochs,
+        batches_per_epoch=how_far.batches_per_epoch,
+        elapsed_s=max(0.0, picture.now_s - picture.started_at),
+        eta_s=None if resting else how_far.eta_s,
+        metrics=metrics(fold),
+        throughput=at_rest(speed) if resting else speed,
+        ranks=ranks,
+        gpus=picture.gpus.gpus,
+        gpu_note=picture.gpus.note,
+        verdicts=(*picture.judgement.verdicts, *picture.gpu_verdicts),
+        checkpoints=picture.checkpoints,
+        script_checkpoints=picture.script_checkpoints,
+        history_note=picture.history_note,
+        log_dir=str(picture.run_dir.logs_dir(picture.attempt)),
+        run_dir=str(picture.run_dir.path),
+        taken_at=picture.now_s,
+        changes=picture.changes,
+        restarted_because=picture.restarted_because,
+        stops=picture.stops,
+        cautions=cautions(fold),
+        flops_per_batch=picture.flops.flops if picture.flops is not None else None,
+        model_flop_utilisation=model_flop_utilisation(
+            picture.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
+        ),
+    )
+
+
+def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
+    states = picture.judgement.states
+    silent = picture.found.keys() - picture.pulses.keys()
+    of_heard = {number: state for number, state in states.items() if number not in silent}
+    known = rank_snapshots(picture.fold, picture.pulses, of_heard, picture.now_ns)
+    ranks = {rank.rank: rank for rank in known}
+    starting = picture.state is RunState.STARTING
+    silent_state = _silent_state(picture.state)
+    for number, mark in picture.found.items():
+        ranks.setdefault(
+            number,
+            RankSnapshot(
+                rank=number,
+                pid=mark.pid,
+                state=states.get(number, silent_state),
+                note=WAITS_FOR_LIGHTNING if starting else NO_TELEMETRY,
+            ),
+        )
+    return tuple(_with_reading(ranks[r], picture.readings.get(r)) for r in sorted(ranks))
+
+
+def _silent_state(run: RunState) -> RankState:
+    """The state of a rank that sends no telemetry and of which no verdict says more."""
+    if run is RunState.STARTING:
+        return RankState.STARTING
+    return RankState.RUNNING if run in LIVE else RankState.ENDED
+
+
+def _with_reading(rank: RankSnapshot, reading: Reading | None) -> RankSnapshot:
+    if reading is None:
+        return rank
+    return replace(rank, cpu_percent=reading.cpu_percent, rss_bytes=reading.rss_bytes)
+
+
+class Shelf:
+    """The run's checkpoints. Sizes are looked at in passing, checksums in a thread, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: tuple[CheckpointInfo, ...] = ()
+        self._checked: dict[tuple[str, float | None], bool] = {}
+        self._stale = True
+        self._checking: threading.Thread | None = None
+
+    def look_again(self) -> None:
+        self._stale = True
+
+    def checkpoints(self) -> tuple[CheckpointInfo, ...]:
+        """As far as is known now, the least trained first."""
+        if self._stale:
+            self._stale = False
+            self._known = tuple(checkpoints(self._folder))
+        self._check_one()
+        return tuple(self._with_check(info) for info in self._known)
+
+    def all_checked(self) -> tuple[CheckpointInfo, ...]:
+        """As they are on disk now, the last one saved with its checksum; waits for that."""
+        if self._checking is not None:
+            self._checking.join()
+        self._known = tuple(checkpoints(self._folder))
+        newest = max(self._known, key=lambda c: c.saved_at or 0.0, default=None)
+        if newest is not None and newest.ok is None:
+            self._check(newest)
+        return tuple(self._with_check(info) for info in self._known)
+
+    def _with_check(self, info: CheckpointInfo) -> CheckpointInfo:
+        checked = self._checked.get((info.path, info.saved_at))
+        return info if info.ok is False or checked is None else replace(info, ok=checked)
+
+    def _check_one(self) -> None:
+        if self._checking is not None and self._checking.is_alive():
+            return
+        for info in reversed(self._known):
+            if info.ok is None and (info.path, info.saved_at) not in self._checked:
+                self._checking = threading.Thread(target=self._check, args=(info,), daemon=True)
+                self._checking.start()
+                return
+
+    def _check(self, info: CheckpointInfo) -> None:
+        key = (info.path, info.saved_at)
+        if key not in self._checked:
+            self._checked[key] = verify(info).ok is True
+
+
+def stored_state(run_dir: RunDir) -> RunState | None:
+    """The state that an earlier supervisor left, where that is one of a live run."""
+    snapshot = stored_snapshot(run_dir)
+    return None if snapshot is None or snapshot.state not in LIVE else snapshot.state
+
+
+def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:
+    """The run as an earlier supervisor left it; None where that can't be read."""
+    try:
+        with RunStore(run_dir) as store:
+            return store.snapshot()
+    except ProblemError:
+        return None
+
+
+def start_of(plan: Plan, before: RunSnapshot | None) -> Progress | None:
+    """Where a resumed attempt starts, and as far as is known how long the run will be.
+
+    ``before``: the run as its last attempt left it. What ``--set`` changed may have changed the
+    run's length.
+    """
+    if plan.resume_step is None:
+        return None
+    if before is None:
+        return Progress(global_step=plan.resume_step)
+    epochs = [c.epoch for c in before.checkpoints if c.global_step == plan.resume_step]
+    same_length = not plan.changes
+    return Progress(
+        global_step=plan.resume_step,
+        epoch=epochs[-1] if epochs else None,
+        max_steps=before.max_steps if same_length else None,
+        max_epochs=before.max_epochs if same_length else None,
+        batches_per_epoch=before.batches_per_epoch if same_length else None,
+    )
+
+
+def refold(run_dir: RunDir, attempt: int) -> Fold:
+    """What the store knows of ``attempt`` (or of the one before), to fold on from.
+
+    Who the ranks are and how long the run will be may long have left the rings.
+    """
+    try:
+        with RunStore(run_dir) as store:
+            snapshot = store.snapshot()
+            told = store.introductions(attempt)
+    except (ProblemError, sqlite3.Error):
+        return Fold()
+    ranks = {
+        rank: RankFold(rank=rank, hello=kinds.get("hello"), plan=kinds.get("plan"))
+        for rank, kinds in told.items()
+    }
+    logged: dict[str, MetricValue] = dict(snapshot.metrics)
+    loss = logged.pop(TRAIN_LOSS, None)
+    if logged or loss is not None:
+        first = ranks.get(0) or RankFold(rank=0)
+        ranks[0] = replace(first, metrics=logged, loss=loss)
+    # Of the whole run: a resume does not begin to count anew.
+    best = snapshot.throughput.best_samples_per_s
+    told_before = snapshot.cautions if snapshot.attempt == attempt else ()
+    return Fold(ranks=ranks, best_samples_per_s=best, cautions=told_before)
+
+
+def with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailure]) -> RunSnapshot:
+    """Exit codes and reasons beside the ranks that they are of."""
+    codes = {f.rank: f.exit_code for f in failures}
+    known = {rank.rank: rank for rank in snapshot.ranks}
+    # One that failed before it was ever seen is a rank of the run all the same.
+    known |= {r: RankSnapshot(rank=r, state=RankState.DEAD) for r in codes if r not in known}
+    ranks = []
+    for _, rank in sorted(known.items()):
+        code = codes.get(rank.rank, 0 if snapshot.exit_code == 0 else None)
+        note = found.detail if rank.rank == found.first_failed_rank else rank.note
+        ranks.append(
+            replace(
+                rank,
+                exit_code=code,
+                note=note,
+                samples_per_s=None,
+                cpu_percent=None,
+                rss_bytes=None,
+            )
+        )
+    return replace(snapshot, ranks=tuple(ranks))

@@ -1,0 +1,193 @@
+"""What people asked for, and how far it is: requests to the ranks, and the stop ladder's signals.
+
+Called by the supervisor's loop alone. Talks to ranks through the control file; signals only where
+the ladder says so.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ltui.training.lifecycle.kill_processes import send, send_group
+from ltui.training.lifecycle.stop_escalation import Ladder, Rung
+from ltui.training.process.identity import ProcessMark
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.tensor_queue.control_block import Command, ControlFile, ControlFileError
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+
+DEFAULT_STOP_S = 60.0
+NOT_STOPPED = "not stopped: "
+"""How the detail of a run begins whose ranks could not save, and so train on."""
+
+
+class Intents:
+    """The run's standing orders."""
+
+    def __init__(self, control_path: Path) -> None:
+        self._control_path = control_path
+        self._control: ControlFile | None = None
+        self._request_id = 0
+        self._sent: set[tuple[Rung, ProcessMark, int]] = set()
+        self._interrupts = 0
+        self.ladder: Ladder | None = None
+        self.pausing = False
+        self.forced: str | None = None
+        self.error: str | None = None
+
+    # -- orders --------------------------------------------------------------------------------
+
+    def stop(self, now_s: float, timeout_s: float, telemetry: bool) -> None:
+        """Ask for the agreed stop; a later order may only shorten the time given."""
+        if self.ladder is None:
+            self.ladder = Ladder(now_s, timeout_s, telemetry)
+            self.error = None
+            if telemetry:
+                self._ask(Command.STOP)
+        else:
+            until_s = now_s + timeout_s - self.ladder.began_s
+            self.ladder = replace(self.ladder, timeout_s=min(self.ladder.timeout_s, until_s))
+
+    def stop_failed(self, why: str) -> None:
+        """The ranks could not save and train on: force would lose what they refused to lose."""
+        if self.ladder is not None and not self.ladder.kill_at_once and self.forced is None:
+            self.ladder = None
+            self.error = f"{NOT_STOPPED}{why} A kill would still end it."
+
+    def kill(self, now_s: float) -> None:
+        began = self.ladder or Ladder(now_s, 0.0, telemetry=False)
+        self.ladder = replace(began, kill_at_once=True)
+
+    def pause(self) -> None:
+        self.pausing = True
+        self._ask(Command.PAUSE)
+
+    def go_on(self) -> None:
+        self.pausing = False
+        self._ask(Command.CONTINUE)
+
+    def checkpoint(self) -> None:
+        self._ask(Command.CHECKPOINT)
+
+    def plan(self, step: int | None, epochs: int | None) -> None:
+        """Have the ranks stop there by themselves; nowhere where both are None."""
+        try:
+            if self._control is None and step is None and epochs is None:
+                return
+            self._open().plan(step, epochs)
+        except (OSError, ControlFileError) as error:
+            self.error = f"the ranks cannot be reached: {error}"
+
+    def notice(self, now_s: float, pulses: Mapping[int, PulseState | None]) -> bool:
+        """Ranks that stop without an order, because a signal told one of them or because they came
+        to a planned step, get the ladder behind them too. Whether that begins now."""
+        live = [p for p in pulses.values() if p is not None and p.telemetry_ok]
+        if self.ladder is not None or not live:
+            return False
+        leave = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
+        if not leave and not self._signalled():
+            return False
+        self.ladder = Ladder(now_s, DEFAULT_STOP_S, telemetry=True)
+        self.error = None
+        return True
+
+    def _signalled(self) -> bool:
+        """Whether a rank has been told to stop by a signal, and not all have agreed on it yet."""
+        try:
+            if self._control is None and not self._control_path.exists():
+                return False
+            return bool(self._open().read().signal)
+        except (OSError, ControlFileError):
+            return False
+
+    def _open(self) -> ControlFile:
+        if self._control is None:
+            self._control_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._control = ControlFile.open(self._control_path)
+        return self._control
+
+    def _ask(self, command: Command) -> None:
+        try:
+            control = self._open()
+            last = control.read().request
+            self._request_id = max(self._request_id, last.request_id if last else 0) + 1
+            control.request(command, self._request_id)
+        except (OSError, ControlFileError) as error:
+            self.error = f"the ranks cannot be reached: {error}"
+
+    def adopt(self, ladder: Ladder | None) -> None:
+        """Take up what the supervisor before had asked for: ``ladder`` of a stop, or a pause."""
+        self.ladder = ladder
+        if not self._control_path.exists():
+            return
+        try:
+            self._control = ControlFile.open(self._control_path)
+            request = self._control.read().request
+        except (OSError, ControlFileError):
+            return
+        if request is not None:
+            self._request_id = request.request_id
+            self.pausing = request.kind is Command.PAUSE
+
+    # -- each tick -----------------------------------------------------------------------------
+
+    def climb(
+        self,
+        now_s: float,
+        pulses: Mapping[int, PulseState | None],
+        engine: ProcessMark | None,
+        others: Mapping[int, ProcessMark],
+    ) -> None:
+        """Do what the ladder's rung asks, once for every process."""
+        if self.ladder is None:
+            return
+        rung = self.ladder.rung(now_s)
+        ranks = {ProcessMark(p.pid, p.start_ticks) for p in pulses.values() if p and p.pid > 0}
+        ranks |= set(others.values())
+        if rung is Rung.TERMINATE and engine is not None:
+            self._once(rung, engine, signal.SIGTERM, group=True)
+            # A process that is stopped (SIGSTOP) would not see a SIGTERM that reaches it.
+            for mark in {engine, *ranks}:
+                self._once(rung, mark, signal.SIGCONT, turn=2)
+        elif rung is Rung.INTERRUPT:
+            # The first raises the rank's flag, the second interrupts it as Ctrl-C would.
+            self._interrupts = min(2, self._interrupts + 1)
+            for mark in ranks:
+                self._once(rung, mark, signal.SIGINT, turn=self._interrupts)
+        elif rung is Rung.KILL:
+            for mark in ranks:
+                self._once(rung, mark, signal.SIGKILL)
+            if engine is not None:
+                self._once(rung, engine, signal.SIGKILL, group=True)
+        self.forced = self.ladder.forced(now_s)
+
+    def _once(
+        self, rung: Rung, mark: ProcessMark, number: int, *, group: bool = False, turn: int = 1
+    ) -> None:
+        if (rung, mark, turn) in self._sent:
+            return
+        self._sent.add((rung, mark, turn))
+        if group:
+            send_group(mark, number)
+        send(mark, number)
+
+    # -- what it means for the state -----------------------------------------------------------
+
+    def state(self, pulses: Mapping[int, PulseState | None], state: RunState) -> RunState:
+        """``state`` of a live run as orders and pulses change it."""
+        known = [p for p in pulses.values() if p is not None]
+        live = [p for p in known if p.outcome is Outcome.RUNNING]
+        if self.ladder is not None or any(p.phase is Phase.STOPPING for p in live):
+            return RunState.STOPPING
+        if live and all(p.phase is Phase.PAUSED for p in live):
+            return RunState.PAUSED
+        if self.pausing:
+            return RunState.PAUSING
+        return state
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None

@@ -1,0 +1,703 @@
+"""The supervisor's loop: look at the queues, fold, judge, do what was asked, write it all down.
+
+One thread does this four times a second. The control server and the GPU sampler have their own
+threads and share only finished values with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from typing import Any
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.gpu.flop_utilisation import BatchFlops
+from ltui.training.lifecycle.attempt_plan import Plan
+from ltui.training.lifecycle.classify_end import Ending, Facts, with_cause
+from ltui.training.lifecycle.elastic_log import WorkerFailure
+from ltui.training.lifecycle.kill_processes import sweep
+from ltui.training.lifecycle.pending_orders import OrderBook, forget_orders
+from ltui.training.lifecycle.queue_poller import QueueWatch, Sight
+from ltui.training.lifecycle.shim_files import (
+    EngineExit,
+    engine_exit,
+    engine_mark,
+    keeper_mark,
+    of_earlier_boot,
+)
+from ltui.training.problem import ProblemError
+from ltui.training.process.identity import ProcessMark
+from ltui.training.state.record_fold import Fold, fold_many
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    RunSnapshot,
+    RunState,
+)
+from ltui.training.state.snapshot_parts import metrics, trains
+from ltui.training.state.stop_conditions import StopCondition
+from ltui.training.state.verdict_tracker import headline
+from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise import command_checks
+from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise.gpu_wait import GpuQueue
+from ltui.training.supervise.history_recorder import Recorder
+from ltui.training.supervise.machine_readings import READINGS_S, MachineWatch
+from ltui.training.supervise.record_end import EndBook, find_end, last_snapshot
+from ltui.training.supervise.restart_policy import RestartDesk
+from ltui.training.supervise.script_checkpoints import ScriptCheckpoints
+from ltui.training.supervise.snapshot_builder import (
+    Picture,
+    Shelf,
+    compose,
+    refold,
+    start_of,
+    stored_snapshot,
+    stored_state,
+)
+from ltui.training.supervise.stop_controller import DEFAULT_STOP_S, Intents
+from ltui.training.supervise.watchdog.evidence_collector import EvidenceDesk
+from ltui.training.supervise.watchdog.health_monitor import JudgeSeat
+from ltui.training.supervise.watchdog.verdict_events import Row, VerdictDesk, stored_verdicts
+from ltui.training.tensor_queue.queue_reader import Poll
+from ltui.training.tensor_queue.record_types import Outcome, PulseState
+
+TICK_S = 0.25
+SNAPSHOT_S = 1.0
+ANSWER_STOP_S = 5.0
+"""Ranks that can still agree on a step get so long to save, before force ends a stalled run."""
+LAST_CALLS_S = 2.0
+"""So long the end of a run waits for calls under way, so that what came of them is recorded."""
+
+
+class Supervisor:
+    """One attempt of one run, from its start (or adoption) to its recorded end."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        spec: RunSpec,
+        store: StoreWriter,
+        attempt: int,
+        *,
+        lock: int,
+        plan: Plan,
+    ) -> None:
+        self.run_dir = run_dir
+        self.spec = spec
+        self.attempt = attempt
+        self.keeper_process: subprocess.Popen[bytes] | None = None
+        self._keeper: ProcessMark | None = None
+        self._engine: ProcessMark | None = None
+        self._store = store
+        self.lock = lock
+        self._adopted = plan.adopt
+        self._changes, self._reason = store.why_started(attempt)
+        before = stored_snapshot(run_dir)
+        self._start = start_of(plan, before)
+        self._restarts = RestartDesk(run_dir, spec, attempt)
+        self._book = OrderBook(run_dir, attempt)
+        self._started_at = store.started_at(attempt) or time.time()
+        self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
+        self._recorder = Recorder(store, attempt, self._watch)
+        self._end_book = EndBook(run_dir, attempt, store, self._recorder)
+        self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
+        self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
+        self._machine = MachineWatch(run_dir.id, foreign=spec.command is not None)
+        self._flops: BatchFlops | None = None
+        self.start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
+        """Set where the engine is still to be started, once there are GPUs for it."""
+        self._queue: GpuQueue | None = None
+        self._queued: str | None = None
+        self._desk = VerdictDesk(spec, attempt, str(run_dir.path))
+        self._answered: str | None = None
+        self._saved_at = 0.0
+        self._shelf = Shelf(run_dir.checkpoints_dir)
+        self._script_checkpoints = ScriptCheckpoints(before)
+        self._orders: deque[dict[str, Any]] = deque()
+        self._woken = threading.Event()
+        self._evidence = EvidenceDesk(run_dir, attempt, self._woken.set)
+        self._seat = JudgeSeat(spec.stall, self._evidence)
+        self._state = RunState.STARTING
+        self._stated: tuple[RunState, str | None] | None = None
+        self._pulses: Mapping[int, PulseState | None] = {}
+        opening: list[Row] = []
+        self._rebooted = False
+        self._last_seen: float | None = None
+        """When an earlier supervisor wrote last, where this one found the attempt over."""
+        if plan.adopt:
+            self._intents.adopt(self._book.kept_ladder())
+            self._state = stored_state(run_dir) or self._state
+            self._rebooted = of_earlier_boot(run_dir)
+            before = stored_snapshot(run_dir)
+            self._last_seen = None if before is None else before.taken_at
+            if self._restarts.wanted is not None:
+                self._intents.kill(time.monotonic())
+            self._desk.know(stored_verdicts(run_dir), time.time(), time.monotonic())
+        else:
+            text, facts = plan.words(attempt), plan.facts()
+            opening.append((None, None, time.time(), "attempt", text, facts))
+        self._plan_stops()
+        now_s = time.time()
+        sight = self._look()
+        if plan.adopt and self._state is RunState.STARTING:
+            # The supervisor before may have died before it wrote that the ranks train.
+            self._state = self._live_state(now_s)
+        self._snapshot = self._compose(self._judge(sight), now_s)
+        self._recorder.attempt(self._write_first, now_s)
+        self._recorder.record(sight.polls, Batch(events=opening), None, now_s)
+        self._server = ControlServer(
+            run_dir.bound_socket_path(), run_dir.socket_path, self._take_order
+        )
+        self._server.publish(self._snapshot)
+
+    def _write_first(self) -> None:
+        if not self._adopted:
+            self._store.set_state(self.attempt, time.time(), self._state, None, None)
+        self._store.write_snapshot(self._snapshot)
+
+    @property
+    def restart_waits(self) -> bool:
+        """Whether the attempt has ended, and another is to follow."""
+        return self._restarts.waiting is not None
+
+    def run(self) -> Plan | None:
+        """Until the attempt's end is in the store. The attempt that is to follow, if any: then the
+        run's lock is still held."""
+        if not self.restart_waits:
+            if self.start_keeper is not None and not self._wait_for_gpus(self.start_keeper):
+                return None
+            self._supervise()
+        return self._wait_to_restart() if self.restart_waits else None
+
+    def _supervise(self) -> None:
+        end: EngineExit | None = None
+        keeper_died = False
+        while end is None and not keeper_died:
+            begun = time.monotonic()
+            behind = self.tick()
+            end = engine_exit(self.run_dir, self.attempt)
+            keeper_died = end is None and not self._keeper_alive()
+            if not behind:
+                self._woken.wait(max(0.02, TICK_S - (time.monotonic() - begun)))
+                self._woken.clear()
+        # The keeper writes how the engine ended before it goes.
+        end = end or engine_exit(self.run_dir, self.attempt)
+        self._finish(end, keeper_died and end is None)
+
+    def _wait_for_gpus(self, start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
+        """Wait in the queue, then start the engine on what became free. False: it ended there."""
+        queue = self._queue = GpuQueue(self.run_dir, self.spec.gpus or "", self._machine.gpus)
+        self._queued = queue.reason
+        looked_at = 0.0
+        try:
+            while self._intents.ladder is None:
+                if time.monotonic() - looked_at >= READINGS_S:
+                    looked_at = time.monotonic()
+                    if (env := queue.look()) is not None:
+                        spec = self.spec.with_changes(env={**self.spec.env, **env})
+                        self.keeper_process = start_keeper(spec)
+                        self._queued, self._started_at = None, time.time()
+                        return True
+                    self._queued = queue.reason
+                self.tick()
+                self._woken.wait(TICK_S)
+                self._woken.clear()
+        except ProblemError as error:
+            self._end_in_queue(RunState.FAILED, str(error))
+            return False
+        self._end_in_queue(
+            RunState.STOPPED, "stopped while it waited for GPUs: nothing was trained"
+        )
+        return False
+
+    def _end_in_queue(self, state: RunState, detail: str) -> None:
+        self._queued = None
+        judgement = self._judge(Sight({}, self._pulses, self._gone()))
+        self._record_end(Ending(state=state, detail=detail), [], None, judgement)
+        self._close()
+
+    def give_up(self) -> None:
+        """Leave without a word in the store: nothing was started."""
+        self._close()
+
+    # -- orders (called by the control server's thread) -----------------------------------------
+
+    def _take_order(self, order: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
+        snapshot = self._snapshot
+        if order.get("cmd") == "diagnose":
+            if snapshot.state not in LIVE:
+                raise ValueError(f"the run is {snapshot.state.value}.")
+            return self._evidence.ask()
+        heard = any(p is not None for p in self._pulses.values())
+        foreign = self.spec.command is not None
+        apart = self.spec.nodes is not None
+        command_checks.check_steering(order, self._steering_error())
+        command_checks.check(order, snapshot, heard=heard, foreign=foreign, apart=apart)
+        answer: dict[str, Any] | Future[dict[str, Any]] = {"ok": True}
+        if order["cmd"] == "stop_when":
+            conditions = command_checks.stop_conditions(
+                order, snapshot, heard=heard, foreign=foreign, apart=apart
+            )
+            # Answered once it is on disk, so that no supervisor forgets what it has confirmed.
+            answer = Future()
+            order = {"cmd": "stop_when", "conditions": conditions, "taken": answer}
+        self._orders.append(order)
+        self._woken.set()
+        return answer
+
+    def ask_to_stop(self, number: int) -> None:
+        """For the process's signal handler."""
+        self._orders.append({"cmd": "stop", "signal": number})
+
+    # -- one tick ------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Look, judge, act, record. True where more records wait than one look takes."""
+        now_s = time.time()
+        self._follow_orders()
+        sight = self._look()
+        engine = self._engine_mark()
+        batch = self._read_machine(now_s, engine)
+        batch.events += self._stop_by_itself(now_s)
+        self._intents.climb(time.monotonic(), self._pulses, engine, self._machine.found)
+        judgement = self._judge(sight)
+        self._state = self._live_state(now_s)
+        self._publish(judgement, now_s)
+        self._evidence.follow(judgement, sight, self._fold, self._snapshot)
+        batch.events += self._desk.follow(
+            self._snapshot.verdicts,
+            now_s,
+            time.monotonic(),
+            ending=self._intents.ladder is not None,
+        )
+        batch.events += self._answer(now_s)
+        self._write(sight.polls, batch, judgement, now_s)
+        return sight.behind
+
+    def _stop_by_itself(self, now_s: float) -> list[Row]:
+        """Stop where a condition has come true, or where ranks stop without having been asked."""
+        rows: list[Row] = []
+        if self._intents.notice(time.monotonic(), self._pulses):
+            self._restarts.forget_wanted()
+        if self._intents.ladder is None:
+            said = self._book.due(lambda: metrics(self._fold), now_s, time.monotonic())
+            if said is not None:
+                self._intents.stop(time.monotonic(), DEFAULT_STOP_S, self._can_be_asked())
+                rows.append((None, None, now_s, "stop_when", f"Stopping {said}.", {}))
+        self._book.follow(self._intents.ladder)
+        return rows
+
+    def _plan_stops(self) -> None:
+        orders = self._book.orders
+        self._intents.plan(orders.stop_step(), orders.stop_epochs())
+
+    def _answer(self, now_s: float) -> list[Row]:
+        """Do what the policy wants once a stall has stood long enough."""
+        if self._state not in (RunState.STARTING, RunState.RUNNING) or self._intents.ladder:
+            return []
+        verdict = self._desk.answer(time.monotonic())
+        if verdict is None:
+            return []
+        policy, said = self.spec.stall, headline(verdict)
+        if policy.then == "restart":
+            why_not = self.restart(f"its stall policy ended it ({said})", of=policy.restarts)
+            if why_not is None:
+                text = (
+                    f"the stall policy restarts the run from its last good checkpoint after {said}"
+                )
+                return [(None, None, now_s, "stall_policy", text, {"then": "restart"})]
+            said = f"{said}; not restarted: {why_not}"
+        self._intents.stop(time.monotonic(), ANSWER_STOP_S, self._can_be_asked())
+        self._answered = f"stopped by its stall policy ({said})"
+        text = f"the stall policy stops the run after {said}"
+        return [(None, None, now_s, "stall_policy", text, {"then": "stop"})]
+
+    def _look(self) -> Sight:
+        sight = self._watch.look()
+        self._pulses = sight.pulses
+        seen = self._fold.events_seen
+        self._fold = fold_many(self._fold, sight.polls)
+        for event in self._fold.events[len(self._fold.events) - (self._fold.events_seen - seen) :]:
+            if event.kind == "checkpoint_saved":
+                self._shelf.look_again()
+            elif event.kind == "script_checkpoint":
+                self._script_checkpoints.add(event.fields)
+            elif event.kind == "resumed":
+                self._note_resumed(event.fields.get("global_step"))
+            elif event.kind == "flops":
+                self._flops = BatchFlops.of_event(event.fields) or self._flops
+            elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
+                # The ranks train on rather than lose what they learned: so does the ladder end.
+                self._intents.stop_failed(event.text)
+                self._book.drop_past(event.fields.get("step") or 0, event.fields.get("epoch") or 0)
+                self._plan_stops()
+        return sight
+
+    def _note_resumed(self, step: Any) -> None:
+        """The rank knows from which step it really went on."""
+        if isinstance(step, int):
+            self._recorder.attempt(
+                lambda: self._store.set_resumed_step(self.attempt, step), time.time()
+            )
+
+    def _furthest_step(self) -> int | None:
+        return max((p.global_step for p in self._pulses.values() if p is not None), default=None)
+
+    def _follow_orders(self) -> None:
+        now_s = time.monotonic()
+        while self._orders:
+            order = self._orders.popleft()
+            command = order["cmd"]
+            if command == "stop":
+                timeout_s = float(order.get("timeout_s", DEFAULT_STOP_S))
+                self._intents.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
+                self._restarts.forget_wanted()
+            elif command == "kill":
+                self._intents.kill(now_s)
+                self._restarts.forget_wanted()
+            elif command == "stop_when":
+                self._take_conditions(order["conditions"], order["taken"])
+            elif command == "pause":
+                self._intents.pause()
+            elif command == "continue":
+                self._intents.go_on()
+            else:
+                self._intents.checkpoint()
+
+    def _take_conditions(
+        self, conditions: list[StopCondition] | None, taken: Future[dict[str, Any]]
+    ) -> None:
+        if conditions is None:
+            self._book.cancel()
+        else:
+            self._book.take(conditions)
+        self._plan_stops()
+        taken.set_result({"ok": True, "stops": [c.words() for c in conditions or ()]})
+
+    def _can_be_asked(self) -> bool:
+        """Whether there are ranks that can agree: some have telemetry, and none is elsewhere."""
+        if self._steering_error() is not None:
+            return False
+        return self.spec.nodes is None and any(
+            p is not None and p.telemetry_ok for p in self._pulses.values()
+        )
+
+    def _steering_error(self) -> str | None:
+        """Why the ranks can't act together; None where they can."""
+        errors = (rank.steering_error for _, rank in sorted(self._fold.ranks.items()))
+        return next((error for error in errors if error is not None), None)
+
+    def _read_machine(self, now_s: float, engine: ProcessMark | None) -> Batch:
+        """Process and GPU readings, once a second."""
+        batch = self._machine.look(self._snapshot, self._pulses, engine, now_s)
+        if batch is None:
+            return Batch()
+        assert self._machine.table is not None
+        self._evidence.note_processes(self._machine.table, self._machine.marks)
+        return batch
+
+    def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
+        told_to_end = self._intents.ladder is not None
+        return self._seat.judge(
+            sight,
+            self._fold,
+            told_to_end=told_to_end,
+            failures=failures,
+            devices=self._machine.verdicts,
+            delays=self._machine.delays(),
+        )
+
+    def _live_state(self, now_s: float) -> RunState:
+        state = self._state
+        if self._queued is not None:
+            return RunState.QUEUED
+        if state in (RunState.STARTING, RunState.QUEUED):
+            state = RunState.RUNNING if self._trains(now_s) else RunState.STARTING
+        elif state not in (RunState.STOPPING,):
+            state = RunState.RUNNING
+        return self._intents.state(self._pulses, state)
+
+    def _trains(self, now_s: float) -> bool:
+        known = [p for p in self._pulses.values() if p is not None]
+        if not known:
+            runs_after_s = self._machine.program.runs_after_s()
+            return self.spec.command is not None and now_s - self._started_at > runs_after_s
+        return trains(known)
+
+    def _detail(self) -> str | None:
+        if self._restarts.waiting is not None:
+            return self._restarts.waiting.words()
+        if self._intents.ladder is not None:
+            return self._intents.ladder.words(time.monotonic())
+        if self._queued is not None:
+            return self._queued
+        if self._intents.error is not None:
+            return self._intents.error
+        if self._state is RunState.PAUSED:
+            return f"paused at step {self._furthest_step()}"
+        if self._state is RunState.RUNNING and not any(self._pulses.values()):
+            return self._machine.program.words()
+        if self._watch.errors:
+            rank, why = next(iter(sorted(self._watch.errors.items())))
+            return f"the queue of rank {rank} cannot be read: {why}"
+        return None
+
+    def _compose(self, judgement: Judgement, now_s: float) -> RunSnapshot:
+        return compose(
+            Picture(
+                run_dir=self.run_dir,
+                spec=self.spec,
+                attempt=self.attempt,
+                state=self._state,
+                detail=self._detail(),
+                started_at=self._started_at,
+                now_s=now_s,
+                now_ns=time.monotonic_ns(),
+                fold=self._fold,
+                pulses=self._pulses,
+                judgement=judgement,
+                found=self._machine.found,
+                program=self._machine.program,
+                readings=self._machine.processes,
+                gpus=self._machine.gpu_view,
+                gpu_verdicts=self._machine.verdicts,
+                flops=self._flops,
+                changes=self._changes,
+                restarted_because=self._reason,
+                stops=self._book.orders.words(),
+                checkpoints=self._shelf.checkpoints(),
+                script_checkpoints=self._script_checkpoints.existing(now_s),
+                history_note=self._recorder.note,
+                supervisor_pid=os.getpid(),
+                start=self._start,
+            )
+        )
+
+    def _publish(self, judgement: Judgement, now_s: float) -> None:
+        self._snapshot = self._compose(judgement, now_s)
+        self._server.publish(self._snapshot)
+
+    def _write(
+        self, polls: Mapping[int, Poll], batch: Batch, judgement: Judgement, now_s: float
+    ) -> None:
+        stated = (self._state, None if self._state in (RunState.STOPPING,) else self._detail())
+        changed = self._stated is None or stated[0] is not self._stated[0]
+        self._stated = stated
+        due = changed or time.monotonic() - self._saved_at >= SNAPSHOT_S
+        self._recorder.record(polls, batch, self._snapshot if due else None, now_s)
+        if due:
+            self._saved_at = time.monotonic()
+        if changed and not self._recorder.failing:
+            self._recorder.attempt(
+                lambda: self._store.set_state(
+                    self.attempt, now_s, self._state, self._snapshot.detail, None
+                ),
+                now_s,
+            )
+        over = self._machine.take_ended()
+        if due or judgement.ended or over:
+            standing = (*judgement.verdicts, *self._machine.verdicts)
+            for verdict in (*standing, *judgement.ended, *over):
+                if not self._recorder.failing:
+                    self._recorder.attempt(
+                        lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
+                        now_s,
+                    )
+
+    # -- restarts ------------------------------------------------------------------------------
+
+    def restart(self, reason: str, *, of: int, save_s: float = 0.0) -> str | None:
+        """End what is left of this attempt, then start the next from the last good checkpoint.
+
+        ``reason`` is a sentence for people; ``of`` how many restarts there may be since a person
+        last started the run. Ranks that can still agree on a step get ``save_s`` seconds to save;
+        0 kills at once. None where it is under way, otherwise why there is no restart: then
+        nothing was done. Called by the loop's thread.
+        """
+        why = self._restarts.want(reason, of=of, step=self._furthest_step())
+        if why is not None:
+            return why
+        if save_s > 0:
+            self._intents.stop(time.monotonic(), save_s, self._can_be_asked())
+        else:
+            self._intents.kill(time.monotonic())
+        return None
+
+    def _wait_to_restart(self) -> Plan | None:
+        """Wait, unless a person stops it, then hand over to the next attempt."""
+        waiting = self._restarts.waiting
+        assert waiting is not None
+        if self._adopted:
+            self._snapshot = stored_snapshot(self.run_dir) or self._snapshot
+        announced_at = 0.0
+        while waiting.left_s() > 0:
+            self._follow_orders()
+            if self._intents.ladder is not None:
+                text = f"stopped while it waited for restart {waiting.number} of {waiting.of}"
+                self._settle(RunState.STOPPED, f"{text}, after: {waiting.detail}")
+                return None
+            self._snapshot = replace(
+                self._snapshot,
+                state=RunState.QUEUED,
+                detail=waiting.words(),
+                stops=self._book.orders.words(),
+                taken_at=time.time(),
+                supervisor_pid=os.getpid(),
+            )
+            self._server.publish(self._snapshot)
+            if time.monotonic() - announced_at >= SNAPSHOT_S:
+                announced_at = time.monotonic()
+                self._recorder.record({}, Batch(), self._snapshot, time.time())
+            self._woken.wait(min(TICK_S, waiting.left_s()))
+            self._woken.clear()
+        plan = self._restarts.begin(waiting, self._changes)
+        if isinstance(plan, str):
+            self._settle(waiting.ended_as(), f"{waiting.detail}; {plan}")
+            return None
+        self._close(keep_lock=True)
+        return plan
+
+    def _settle(self, state: RunState, detail: str) -> None:
+        """There is no restart after all: the attempt's end is the run's."""
+        found = Ending(state=state, detail=detail, exit_code=self._snapshot.exit_code)
+        self._snapshot = replace(self._snapshot, state=state, detail=detail)
+        self._server.publish(self._snapshot)
+        self._snapshot, _ = self._end_book.write(self._snapshot, found)
+        self._restarts.drop()
+        self._end_book.let_the_keeper_go()
+        self._close()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _keeper_alive(self) -> bool:
+        if self.keeper_process is not None:
+            self.keeper_process.poll()
+        if self._keeper is None:
+            self._keeper = keeper_mark(self.run_dir, self.attempt)
+        return self._keeper is not None and self._keeper.alive()
+
+    def _engine_mark(self) -> ProcessMark | None:
+        if self._engine is None:
+            self._engine = engine_mark(self.run_dir, self.attempt)
+        return self._engine
+
+    def _finish(self, end: EngineExit | None, keeper_died: bool) -> None:
+        """Clean up, find out how it ended, and stay until that is written."""
+        known = [
+            ProcessMark(p.pid, p.start_ticks)
+            for p in self._pulses.values()
+            # After a reboot another's process may have the number, even the start time.
+            if p is not None and p.pid > 0 and not self._rebooted
+        ]
+        engine = self._engine_mark()
+        left = sweep(self.run_dir, [*known, *([engine] if engine else [])])
+        while self._look_last():
+            pass
+        found, failures = self._judge_end(end, keeper_died and (not self._adopted or bool(left)))
+        judgement = self._judge(Sight({}, self._pulses, self._gone()), failures)
+        verdicts = (*self._snapshot.verdicts, *judgement.verdicts)
+        found = with_cause(found, verdicts, self._furthest_step())
+        if self._answered is not None:
+            found = replace(found, detail=f"{self._answered}: {found.detail}")
+        told_to_end = self._intents.ladder is not None
+        found = self._restarts.plan(found, end, self._furthest_step(), told_to_end=told_to_end)
+        self._record_end(found, failures, end, judgement)
+        if not self.restart_waits:
+            self._close()
+
+    def _look_last(self) -> bool:
+        sight = self._look()
+        self._recorder.record(sight.polls, Batch(), None, time.time())
+        return sight.behind
+
+    def _judge_end(
+        self, end: EngineExit | None, keeper_died: bool
+    ) -> tuple[Ending, list[WorkerFailure]]:
+        facts = Facts(
+            exit=end,
+            keeper_died=keeper_died,
+            rebooted=self._rebooted,
+            pulses=self._pulses,
+            fold=self._fold,
+            stop_requested=self._intents.ladder is not None,
+            forced=self._intents.forced,
+            checkpoints=self._shelf.all_checked(),
+            foreign=self.spec.command is not None,
+            apart=self.spec.nodes is not None,
+            global_step=self._furthest_step(),
+        )
+        return find_end(self.run_dir, self.attempt, facts)
+
+    def _record_end(
+        self,
+        found: Ending,
+        failures: list[WorkerFailure],
+        end: EngineExit | None,
+        judgement: Judgement,
+    ) -> None:
+        self._state = found.state
+        ended_at = end.ended_at if end and end.ended_at else time.time()
+        if end is None and found.state is RunState.LOST:
+            ended_at = self._last_seen or ended_at
+        gpus_over = self._machine.end(ended_at)
+        waiting = self._restarts.waiting
+        now = replace(self._compose(judgement, time.time()), throughput=self._snapshot.throughput)
+        self._snapshot = last_snapshot(now, found, failures, ended_at=ended_at, waiting=waiting)
+        self._server.publish(self._snapshot)
+        sight = Sight({}, self._pulses, self._gone())
+        self._evidence.follow(judgement, sight, self._fold, self._snapshot)
+        self._snapshot = self._end_book.insist(self._snapshot, found)
+        for verdict in gpus_over:
+            self._recorder.attempt(
+                lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
+                ended_at,
+            )
+        self._tell_last(judgement, ended_at)
+        if waiting is None:
+            forget_orders(self.run_dir)
+            self._end_book.let_the_keeper_go()
+        else:
+            row = (None, None, time.time(), "restart", f"{waiting.words()}.", asdict(waiting))
+            self._recorder.record({}, Batch(events=[row]), None, time.time())
+
+    def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
+        """The events of verdicts that only the end brought, and of calls under way."""
+        failed = self._state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
+        rows = self._desk.follow(judgement.verdicts, ended_at, time.monotonic(), ending=not failed)
+        rows += self._desk.end(ended_at)
+        rows += self._desk.finish_calls(LAST_CALLS_S)
+        if rows and not self._recorder.failing:
+            self._recorder.record({}, Batch(events=rows), None, time.time())
+
+    def _gone(self) -> frozenset[int]:
+        """After the end no rank is alive: whoever had not left its loop is dead."""
+        return frozenset(
+            r for r, p in self._pulses.items() if p is not None and p.outcome is Outcome.RUNNING
+        )
+
+    def _close(self, *, keep_lock: bool = False) -> None:
+        self._machine.gpus.stop()
+        self._evidence.close()
+        self._server.close()
+        self._watch.close()
+        self._intents.close()
+        self._store.close()
+        if self._queue is not None:
+            self._queue.release()
+        if keep_lock:
+            return
+        # Said outright: a driver call that hangs may keep the process from ending.
+        os.ftruncate(self.lock, 0)
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+        os.close(self.lock)
+        # Whoever is still being called is waited for, but not by anybody who waits for the run.
+        self._desk.finish_calls(self.spec.stall.on_verdict_timeout_s + 1.0)

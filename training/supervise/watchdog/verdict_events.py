@@ -1,0 +1,109 @@
+"""What follows from verdicts: events when they begin and end, calls, and what the policy does then.
+
+Used by the supervisor's loop alone; the calls run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import Verdict, to_json
+from ltui.training.state.verdict_tracker import Standing, calls_somebody, headline
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.watchdog.verdict_hooks import VerdictCalls
+
+SETTLE_S = 1.5
+"""A verdict that stood for less is told to nobody; its cause is often known only after it."""
+
+Row = tuple[int | None, int | None, float, str, str, Mapping[str, Any]]
+"""An event as ``Batch.events`` takes it."""
+
+
+class VerdictDesk:
+    """One attempt's verdicts, followed from tick to tick."""
+
+    def __init__(self, spec: RunSpec, attempt: int, run_dir: str) -> None:
+        self._policy = spec.stall
+        self._standing = Standing()
+        self._calls = VerdictCalls(spec, attempt, run_dir)
+        self._answered = False
+
+    def know(self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float) -> None:
+        """Those that a supervisor before this one has told of already."""
+        self._standing, _, _ = self._standing.follow(verdicts, now_s, monotonic_s)
+
+    def follow(
+        self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float, *, ending: bool
+    ) -> list[Row]:
+        """Take the verdicts of this tick; the events that come of it.
+
+        ``ending``: the run was asked to end, so that a rank that dies is no news.
+        """
+        heard = [v for v in verdicts if not (ending and v.level == "dead")]
+        self._standing, new, over = self._standing.follow(
+            heard, now_s, monotonic_s, settle_s=SETTLE_S
+        )
+        rows = [row for verdict in new for row in self._tell(verdict, now_s)]
+        rows += [_row(now_s, "verdict_over", _over(v), v) for v in over]
+        return rows + self._told()
+
+    def _tell(self, verdict: Verdict, now_s: float) -> list[Row]:
+        if calls_somebody(verdict, self._policy):
+            self._calls.call(verdict)
+        return [_row(now_s, "verdict", headline(verdict), verdict)]
+
+    def answer(self, monotonic_s: float) -> Verdict | None:
+        """The verdict that the policy acts on now: at most one in an attempt."""
+        if self._answered:
+            return None
+        found = self._standing.to_act_on(self._policy, monotonic_s)
+        self._answered = found is not None
+        return found
+
+    def end(self, now_s: float) -> list[Row]:
+        """The attempt is over, and so is every verdict; one that had not settled is told of now."""
+        stands, self._standing = self._standing.stands, Standing()
+        rows = [row for s in stands if not s.told for row in self._tell(s.verdict, now_s)]
+        for stand in stands:
+            verdict = replace(stand.verdict, ended=max(now_s, stand.verdict.began or now_s))
+            text = f"In force until the run ended: {headline(verdict)}"
+            rows.append(_row(now_s, "verdict_over", text, verdict))
+        return rows + self._told()
+
+    def finish_calls(self, patience_s: float) -> list[Row]:
+        """Wait for calls that are under way, not longer than that; what they came to."""
+        self._calls.close(patience_s)
+        return self._told()
+
+    def _told(self) -> list[Row]:
+        return [(None, None, t, "on_verdict", text, f) for t, text, f in self._calls.take_events()]
+
+
+def stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
+    """Those in force when a supervisor last wrote; none where that can't be read."""
+    try:
+        with RunStore(run_dir) as store:
+            return store.snapshot().verdicts
+    except (ProblemError, sqlite3.Error):
+        return ()
+
+
+def _row(now_s: float, kind: str, text: str, verdict: Verdict) -> Row:
+    # Its evidence stands with the verdict itself; an event is a line.
+    fields = {"verdict": to_json(replace(verdict, evidence={}))}
+    return None, None, now_s, kind, text, fields
+
+
+def _over(verdict: Verdict) -> str:
+    lasted = "" if verdict.began is None else f" after {_lasted(verdict):.0f} s"
+    return f"Recovered{lasted}. It was: {headline(verdict)}"
+
+
+def _lasted(verdict: Verdict) -> float:
+    return max(0.0, (verdict.ended or 0.0) - (verdict.began or 0.0))

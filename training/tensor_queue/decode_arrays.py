@@ -1,0 +1,181 @@
+"""From a record's payload bytes to NumPy arrays. NumPy only; never torch.
+
+Types that NumPy lacks are widened exactly: bfloat16 and float8 to float32, complex32 to complex64.
+Arrays are read-only views of the record's own copy of the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ltui.training.tensor_queue.file_layout import DTYPE_NAMES, PART, Layout, align8
+
+Array = npt.NDArray[Any]
+
+_STORED = {
+    "bfloat16": "<u2",
+    "complex32": "<u4",
+    "qint8": "<i1",
+    "quint8": "<u1",
+    "qint32": "<i4",
+    "complex64": "<c8",
+    "complex128": "<c16",
+    "bool": "|b1",
+}
+"""NumPy's type of the bytes on the wire, where it does not follow from the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseArray:
+    """A sparse tensor as its parts: for COO ``indices`` (2-D) and ``values``; else compressed ones
+    too."""
+
+    layout: Layout
+    shape: tuple[int, ...]
+    indices: Array
+    """COO: int64 (sparse dimensions, entries). Otherwise the plain (column or row) indices."""
+    values: Array
+    compressed: Array | None = None
+    """CSR and BSR: row pointers; CSC and BSC: column pointers; COO: ``None``."""
+    coalesced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedArray:
+    """Integers with the affine map to the numbers they stand for."""
+
+    values: Array
+    scale: Array
+    """0-D, or one for each slice along ``axis``."""
+    zero_point: Array
+    axis: int | None = None
+
+    def dequantized(self) -> npt.NDArray[np.float32]:
+        """``(values - zero_point) * scale`` in float32."""
+        shape = [1] * self.values.ndim
+        if self.axis is not None:
+            shape[self.axis] = -1
+        scale = self.scale.reshape(shape).astype(np.float64)
+        zero_point = self.zero_point.reshape(shape)
+        return np.asarray((self.values - zero_point) * scale, dtype=np.float32)
+
+
+Payload = Array | SparseArray | QuantizedArray
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of a payload made of several."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def to_array(dtype: str, shape: Sequence[int], data: bytes) -> Array:
+    """Row-major elements; ``ValueError`` where the bytes are not as many as the shape says."""
+    flat = np.frombuffer(data, dtype=_stored(dtype))
+    widen = _WIDEN.get(dtype)
+    return (flat if widen is None else widen(flat)).reshape(shape)
+
+
+def split_parts(payload: bytes) -> list[Part]:
+    """The parts of a sparse or quantized payload."""
+    parts: list[Part] = []
+    at = 0
+    while at < len(payload):
+        code, ndim, _, _, size = PART.unpack_from(payload, at)
+        at += PART.size
+        shape = tuple(np.frombuffer(payload, "<i8", ndim, at).tolist()) if ndim else ()
+        at += 8 * ndim
+        parts.append(Part(DTYPE_NAMES[code], shape, payload[at : at + size]))
+        at += align8(size)
+    return parts
+
+
+def to_payload(
+    form: Layout, dtype: str, shape: tuple[int, ...], coalesced: bool, payload: bytes
+) -> Payload:
+    """The array that a record carries, in the form its layout asks for."""
+    if form is Layout.NONE:
+        return np.empty(0)
+    if form is Layout.STRIDED:
+        if dtype == "float64" and len(shape) == 1:
+            # A step's row: by far the most frequent record.
+            row = np.frombuffer(payload)
+            if row.size == shape[0]:
+                return row
+        return to_array(dtype, shape, payload)
+    arrays = [to_array(part.dtype, part.shape, part.data) for part in split_parts(payload)]
+    if form is Layout.COO:
+        indices, values = arrays
+        return SparseArray(form, shape, indices, values, coalesced=coalesced)
+    if form is Layout.QUANTIZED_TENSOR:
+        values, scale, zero_point = arrays
+        return QuantizedArray(values, scale, zero_point)
+    if form is Layout.QUANTIZED_CHANNEL:
+        values, scale, zero_point, axis = arrays
+        return QuantizedArray(values, scale, zero_point, int(axis))
+    compressed, indices, values = arrays
+    return SparseArray(form, shape, indices, values, compressed)
+
+
+@cache
+def _stored(dtype: str) -> np.dtype[Any]:
+    if dtype.startswith("float8"):
+        return np.dtype("<u1")
+    stored: np.dtype[Any] = np.dtype(_STORED.get(dtype) or dtype).newbyteorder("<")
+    return stored
+
+
+def _from_bfloat16(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _from_complex32(bits: Array) -> Array:
+    return bits.view("<f2").astype(np.float32).view(np.complex64)
+
+
+def _from_float8(dtype: str) -> Callable[[Array], Array]:
+    return lambda bits: _float8_values(dtype)[bits]
+
+
+@cache
+def _float8_values(dtype: str) -> Array:
+    """All 256 values of an eight-bit format, as its name spells it: e4m3fn, e5m2, e4m3fnuz, ..."""
+    form = dtype.removeprefix("float8_")
+    bits = np.arange(256)
+    if form == "e8m0fnu":
+        values = np.ldexp(1.0, bits - 127)
+        values[255] = np.nan
+        return values.astype(np.float32)
+    exponent_bits, mantissa_bits = int(form[1]), int(form[3])
+    unsigned_zero = form.endswith("fnuz")
+    bias = (1 << (exponent_bits - 1)) - (0 if unsigned_zero else 1)
+    exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = bits & ((1 << mantissa_bits) - 1)
+    significand = np.where(exponent == 0, mantissa, mantissa + (1 << mantissa_bits))
+    values = np.ldexp(significand.astype(float), np.maximum(exponent, 1) - bias - mantissa_bits)
+    values = np.where(bits & 0x80, -values, values)
+    if unsigned_zero:
+        values[0x80] = np.nan
+    elif form == "e5m2":
+        top = exponent == 0x1F
+        values = np.where(top & (mantissa == 0), np.copysign(np.inf, values), values)
+        values = np.where(top & (mantissa != 0), np.nan, values)
+    else:
+        values[(bits & 0x7F) == 0x7F] = np.nan
+    return values.astype(np.float32)
+
+
+_WIDEN: dict[str, Callable[[Array], Array]] = {
+    "bfloat16": _from_bfloat16,
+    "complex32": _from_complex32,
+    **{name: _from_float8(name) for name in DTYPE_NAMES if name.startswith("float8")},
+}

@@ -1,0 +1,205 @@
+"""Between torch tensors and the queue's payloads, bit by bit. The one place that knows torch's
+layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ltui.training.tensor_queue.file_layout import (
+    COALESCED,
+    DTYPE_CODES,
+    DTYPE_NAMES,
+    PART,
+    Layout,
+    align8,
+)
+
+if TYPE_CHECKING:
+    from ltui.training.tensor_queue.queue_reader import Record
+    from ltui.training.tensor_queue.ring_writer import Chunk
+
+DTYPES: dict[torch.dtype, int] = {
+    getattr(torch, name): code
+    for name, code in DTYPE_CODES.items()
+    if name and hasattr(torch, name)
+}
+"""Wire code of each type that this torch has and the queue carries."""
+
+_COMPRESSED = {
+    torch.sparse_csr: Layout.CSR,
+    torch.sparse_csc: Layout.CSC,
+    torch.sparse_bsr: Layout.BSR,
+    torch.sparse_bsc: Layout.BSC,
+}
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_BY_ROW = (Layout.CSR, Layout.BSR)
+_INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A tensor taken apart: what its record's header says, and dense contiguous tensors with its
+    bytes."""
+
+    dtype: int
+    form: Layout
+    shape: Sequence[int]
+    parts: list[torch.Tensor] = field(default_factory=list)
+    flags: int = 0
+
+    def on_cuda(self) -> bool:
+        """Whether bytes must be fetched from a device first."""
+        for part in self.parts:  # noqa: SIM110  (a generator costs as much as the whole answer)
+            if part.is_cuda:
+                return True
+        return False
+
+    def chunks(self) -> list[Chunk]:
+        """The payload, of parts that lie in CPU memory and are kept alive by the caller."""
+        if self.form is Layout.STRIDED:
+            return [_memory(self.parts[0])]
+        chunks: list[Chunk] = []
+        for part in self.parts:
+            size = part.numel() * part.element_size()
+            head = PART.pack(DTYPES[part.dtype], part.dim(), 0, 0, size)
+            sizes = b"".join(n.to_bytes(8, "little") for n in part.shape)
+            chunks += [head + sizes, _memory(part), bytes(align8(size) - size)]
+        return chunks
+
+
+def encode(tensor: torch.Tensor) -> Encoded:
+    """Take ``tensor`` apart; strided ones share its memory where they can.
+
+    ``TypeError`` names the layout, type or device that a queue can't carry.
+    """
+    if type(tensor) not in _PLAIN_TYPES:
+        tensor = _without_subclass(tensor)
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise TypeError(f"the queue cannot carry a tensor on device {tensor.device.type}")
+    if tensor.is_nested:
+        raise TypeError("the queue cannot carry a nested tensor; put its components")
+    code = DTYPES.get(tensor.dtype)
+    if code is None:
+        raise TypeError(f"the queue cannot carry dtype {tensor.dtype}")
+    shape = tensor.shape
+    if tensor.layout is torch.strided:
+        if tensor.is_quantized:
+            return _encode_quantized(tensor, code, shape)
+        return Encoded(code, Layout.STRIDED, shape, [_plain(tensor)])
+    if tensor.layout is torch.sparse_coo:
+        parts = [_plain(tensor._indices()), _plain(tensor._values())]
+        flags = COALESCED if tensor.is_coalesced() else 0
+        return Encoded(code, Layout.COO, shape, parts, flags)
+    form = _COMPRESSED.get(tensor.layout)
+    if form is None:
+        raise TypeError(f"the queue cannot carry layout {tensor.layout}")
+    if form in _BY_ROW:
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    else:
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return Encoded(code, form, shape, [_plain(part) for part in parts])
+
+
+def _without_subclass(tensor: torch.Tensor) -> torch.Tensor:
+    """Subclasses that only add behaviour are tensors; those that wrap others have no bytes here."""
+    if hasattr(tensor, "__tensor_flatten__") or not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"the queue cannot carry a {type(tensor).__name__}")
+    return tensor.as_subclass(torch.Tensor)
+
+
+def to_tensor(record: Record) -> torch.Tensor:
+    """The tensor as it was put: type, layout and every bit. ``ValueError`` for a label alone."""
+    if record.layout is Layout.NONE:
+        raise ValueError("this record carries a label and no tensor")
+    if record.layout is Layout.STRIDED:
+        return _dense(record.dtype, record.shape, record.payload)
+    parts = _split(record.payload)
+    if record.layout is Layout.COO:
+        indices, values = parts
+        return torch.sparse_coo_tensor(
+            indices,
+            values,
+            record.shape,
+            is_coalesced=record.coalesced,
+            check_invariants=False,
+        )
+    if record.layout is Layout.QUANTIZED_TENSOR:
+        integers, scale, zero_point = parts
+        return torch._make_per_tensor_quantized_tensor(
+            integers, float(scale.item()), int(zero_point.item())
+        )
+    if record.layout is Layout.QUANTIZED_CHANNEL:
+        integers, scales, zero_points, axis = parts
+        return torch._make_per_channel_quantized_tensor(
+            integers, scales, zero_points, int(axis.item())
+        )
+    layout = next(
+        torch_layout for torch_layout, form in _COMPRESSED.items() if form is record.layout
+    )
+    compressed, plain, values = parts
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, record.shape, layout=layout, check_invariants=False
+    )
+
+
+def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> Encoded:
+    if DTYPE_NAMES[code] not in _INTEGERS:
+        raise TypeError(f"the queue cannot carry dtype {tensor.dtype}")
+    scheme = tensor.qscheme()
+    integers = _plain(tensor.int_repr())
+    if scheme == torch.per_tensor_affine:
+        scale = torch.tensor(tensor.q_scale(), dtype=torch.float64)
+        zero_point = torch.tensor(tensor.q_zero_point(), dtype=torch.int64)
+        return Encoded(code, Layout.QUANTIZED_TENSOR, shape, [integers, scale, zero_point])
+    if scheme != torch.per_channel_affine:
+        raise TypeError(f"the queue cannot carry a tensor quantized by {scheme}")
+    axis = torch.tensor(tensor.q_per_channel_axis(), dtype=torch.int64)
+    scales = _plain(tensor.q_per_channel_scales())
+    zero_points = _plain(tensor.q_per_channel_zero_points())
+    return Encoded(code, Layout.QUANTIZED_CHANNEL, shape, [integers, scales, zero_points, axis])
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Detached, row-major, with conjugation and negation carried out: memory means what it says."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.contiguous()
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    address, size = tensor.data_ptr(), tensor.nbytes
+    if size and not address:
+        # FSDP frees the storage of parameters that it has sharded away.
+        raise TypeError("the queue cannot carry a tensor whose storage was freed")
+    return address, size
+
+
+def _split(payload: bytes) -> list[torch.Tensor]:
+    parts: list[torch.Tensor] = []
+    at = 0
+    while at < len(payload):
+        code, ndim, _, _, size = PART.unpack_from(payload, at)
+        at += PART.size
+        shape = tuple(
+            int.from_bytes(payload[at + 8 * i : at + 8 * i + 8], "little") for i in range(ndim)
+        )
+        at += 8 * ndim
+        parts.append(_dense(DTYPE_NAMES[code], shape, payload[at : at + size]))
+        at += align8(size)
+    return parts
+
+
+def _dense(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
+    kind: torch.dtype = getattr(torch, dtype)
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    # A bytearray of its own, because a tensor over immutable bytes must not be written to.
+    return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)

@@ -1,0 +1,229 @@
+"""The pulse: a fixed block beside the ring that always says what the rank is doing now.
+
+Two slots are written in turn, each with a counter and a CRC-32. A writer frozen or killed in the
+middle of one leaves the other whole, so the last witness of a dead rank can always be read; a plain
+sequence lock would stay locked.
+
+Beside them stands the mark, four words that a training loop stores one by one, several times a
+batch: each is whole by itself. Standard library only.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import replace
+from struct import Struct
+from typing import Final
+
+from ltui.training.tensor_queue.file_layout import PULSE_AT
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+
+_HOT = Struct("<QHBBxxxxqqqqdqqqq")
+"""Counter, phase, outcome, telemetry on, epoch, batch, global step, changed_ns, changed_wall_s,
+heartbeat_ns, decision done, collective enqueued, collective completed."""
+_IDENTITY = Struct("<qqiiii")
+"""Pid, start ticks, rank, local rank, world size, restarts."""
+_CRC = Struct("<I")
+_BODY_BYTES = _HOT.size + _IDENTITY.size
+_SLOT_BYTES = 512
+"""Room for fields to come; the rest of the page is unused."""
+_MARK_AT = 2 * _SLOT_BYTES
+_MARK = Struct("<qqqq")
+PULSE_BYTES = _MARK_AT + 64
+
+_PLACE = frozenset({"phase", "epoch", "batch", "global_step"})
+_COUNTERS = frozenset(
+    {"outcome", "decision_done", "collective_enqueued", "collective_completed", "telemetry_ok"}
+)
+_WHO = ("pid", "start_ticks", "rank", "local_rank", "world_size", "restarts")
+
+
+class PulseWriter:
+    """The rank's side. One thread at a time; nothing here blocks, locks or does I/O."""
+
+    __slots__ = (
+        "_checks",
+        "_counter",
+        "_muted",
+        "_named",
+        "_slots",
+        "_who",
+        "batch",
+        "changed_ns",
+        "changed_wall_s",
+        "collective_completed",
+        "collective_enqueued",
+        "current_phase",
+        "decision_done",
+        "epoch",
+        "global_step",
+        "mark",
+        "outcome",
+        "telemetry_ok",
+    )
+
+    def __init__(self, view: memoryview) -> None:
+        """``view`` is the whole queue file, mapped and writable."""
+        at = PULSE_AT + _MARK_AT
+        self.mark: Final = view[at : at + _MARK.size].cast("q")
+        """(phase, since when in ns, batch, global step): store batch and step first, then the time,
+        then the phase. Counts where its time is later than what was set. Released by ``mute``."""
+        starts = (PULSE_AT, PULSE_AT + _SLOT_BYTES)
+        self._slots: Final = tuple(view[at : at + _BODY_BYTES] for at in starts)
+        ends = (PULSE_AT + _BODY_BYTES, PULSE_AT + _SLOT_BYTES + _BODY_BYTES)
+        self._checks: Final = tuple(view[at : at + _CRC.size].cast("I") for at in ends)
+        self._muted = False
+        self._counter = 0
+        self.current_phase: int = Phase.UNKNOWN
+        self.outcome: int = Outcome.RUNNING
+        self.telemetry_ok = True
+        self.epoch = self.batch = self.global_step = 0
+        self.changed_ns = 0
+        self.changed_wall_s = 0.0
+        self.decision_done = 0
+        self.collective_enqueued = self.collective_completed = -1
+        self._who = {"pid": 0, "start_ticks": 0, "rank": 0, "local_rank": 0} | {
+            "world_size": 1,
+            "restarts": 0,
+        }
+        self._named = 0
+        """In how many slots, the last written included, the identity stands."""
+
+    def phase(self, phase: int) -> None:
+        """Enter ``phase``: the cheap call, for every hook of every batch."""
+        now_ns = time.monotonic_ns()
+        if phase != self.current_phase:
+            self.current_phase = phase
+            self.changed_ns = now_ns
+            self.changed_wall_s = time.time()
+        self._publish(now_ns)
+
+    def set(self, **changes: int) -> None:
+        """Change fields of ``PulseState`` by name and publish them together.
+
+        ``changed_ns`` moves where phase, epoch, batch or global step take another value.
+        """
+        now_ns = time.monotonic_ns()
+        moved = False
+        renamed = False
+        for name, value in changes.items():
+            if name in _PLACE:
+                attribute = "current_phase" if name == "phase" else name
+                moved = moved or getattr(self, attribute) != value
+                setattr(self, attribute, value)
+            elif name in _COUNTERS:
+                setattr(self, name, value)
+            elif name in self._who:
+                self._who[name] = value
+                renamed = True
+            else:
+                raise TypeError(f"the pulse has no field {name!r} to set")
+        if renamed:
+            self._named = 0
+        if moved:
+            self.changed_ns = now_ns
+            self.changed_wall_s = time.time()
+        self._publish(now_ns)
+
+    def beat(self) -> None:
+        """Renew ``heartbeat_ns`` alone: alive, at the same place (a paused rank between two
+        naps)."""
+        self._publish(time.monotonic_ns())
+
+    def mute(self) -> None:
+        """Never write again: this process is a forked child of the rank."""
+        self._muted = True
+        for view in (self.mark, *self._checks, *self._slots):
+            view.release()
+
+    def _publish(self, now_ns: int) -> None:
+        if self._muted:
+            return
+        counter = self._counter = self._counter + 1
+        turn = counter & 1
+        slot = self._slots[turn]
+        _HOT.pack_into(
+            slot,
+            0,
+            counter,
+            self.current_phase,
+            self.outcome,
+            self.telemetry_ok,
+            self.epoch,
+            self.batch,
+            self.global_step,
+            self.changed_ns,
+            self.changed_wall_s,
+            now_ns,
+            self.decision_done,
+            self.collective_enqueued,
+            self.collective_completed,
+        )
+        if self._named < 2:
+            slot[_HOT.size :] = _IDENTITY.pack(*(self._who[name] for name in _WHO))
+            self._named += 1
+        self._checks[turn][0] = zlib.crc32(slot)
+
+
+def parse_pulse(block: bytes) -> PulseState | None:
+    """The newest whole slot of the pulse block; ``None`` where there is none (yet)."""
+    slots = [_parse_slot(block, at) for at in (0, _SLOT_BYTES)]
+    whole = [slot for slot in slots if slot is not None]
+    return _marked(max(whole, key=lambda slot: slot[0])[1], block) if whole else None
+
+
+def _marked(state: PulseState, block: bytes) -> PulseState:
+    """``state`` with the mark's place where that was entered after ``state`` was published."""
+    phase, since_ns, batch, global_step = _MARK.unpack_from(block, _MARK_AT)
+    if since_ns <= state.changed_ns or phase not in set(Phase):
+        return state
+    return replace(
+        state,
+        phase=Phase(phase),
+        batch=batch,
+        global_step=global_step,
+        changed_ns=since_ns,
+        changed_wall_s=state.changed_wall_s + (since_ns - state.changed_ns) / 1e9,
+        heartbeat_ns=max(since_ns, state.heartbeat_ns),
+    )
+
+
+def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:
+    body = block[at : at + _BODY_BYTES]
+    (crc,) = _CRC.unpack_from(block, at + _BODY_BYTES)
+    counter = int.from_bytes(body[:8], "little")
+    if counter == 0 or zlib.crc32(body) != crc:
+        return None
+    hot = _HOT.unpack_from(body)
+    pid, start_ticks, rank, local_rank, world_size, restarts = _IDENTITY.unpack_from(
+        body, _HOT.size
+    )
+    try:
+        phase, outcome = Phase(hot[1]), Outcome(hot[2])
+    except ValueError:
+        # A phase that a newer rank side knows and this reader does not.
+        phase, outcome = (
+            Phase.UNKNOWN,
+            Outcome(hot[2]) if hot[2] in set(Outcome) else Outcome.RUNNING,
+        )
+    return counter, PulseState(
+        pid=pid,
+        start_ticks=start_ticks,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        phase=phase,
+        epoch=hot[4],
+        batch=hot[5],
+        global_step=hot[6],
+        changed_ns=hot[7],
+        changed_wall_s=hot[8],
+        outcome=outcome,
+        decision_done=hot[10],
+        collective_enqueued=hot[11],
+        collective_completed=hot[12],
+        telemetry_ok=bool(hot[3]),
+        restarts=restarts,
+        heartbeat_ns=hot[9],
+    )

@@ -1,0 +1,313 @@
+"""The writing end of the ring: creates the queue file and frames records into it. No torch, no
+NumPy.
+
+After ``create`` every call is stores to mapped memory: no lock, no I/O, nothing that can wait. One
+thread at a time. State moves on before a record is published, so that a ``KeyboardInterrupt``
+between two bytecodes can cost a sequence number, never overwrite a record that was already
+published.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from struct import Struct
+
+from ltui.training.tensor_queue import file_layout
+from ltui.training.tensor_queue.file_layout import (
+    CHECK_FACTOR,
+    CHECK_MASK,
+    CHECK_TERM,
+    CRC_AT,
+    CRC_FROM,
+    FLOAT64_CODE,
+    PAD,
+    PAD_MAGIC,
+    RECORD,
+    RECORD_BYTES,
+    RECORD_MAGIC,
+    RESERVED_AT,
+    RING_AT,
+    SLOT,
+    SLOTS_AT,
+    Layout,
+    align8,
+    check_word,
+    pad_word,
+)
+
+Chunk = bytes | tuple[int, int]
+"""Bytes of a payload: as they are, or (address, length) of memory that the caller keeps alive."""
+
+_RESERVED_WORD = RESERVED_AT // 8
+_SLOT_WORDS = (SLOTS_AT[0] // 8, SLOTS_AT[1] // 8)
+_SHAPE = Struct("<q")
+ROW_AT = RECORD_BYTES + _SHAPE.size
+"""Offset of the vector in the record of a ``Row``."""
+_HEAD_BYTES = 32
+"""Magic with CRC, position, seq, t_ns: four words."""
+
+
+class RingWriter:
+    """Puts framed records into the ring of one mapped queue file."""
+
+    __slots__ = (
+        "_address",
+        "_heads",
+        "_muted",
+        "_pos",
+        "_rows",
+        "_seq",
+        "_words",
+        "capacity",
+        "mapped",
+        "view",
+    )
+
+    def __init__(self, mapped: mmap.mmap, capacity: int) -> None:
+        self.mapped = mapped
+        self.capacity = capacity
+        self.view = memoryview(mapped)
+        self._words = self.view.cast("Q")
+        # The export is dropped at once: the address stays right for as long as the file is mapped.
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self._pos = 0
+        self._seq = 0
+        self._muted = False
+        self._rows: dict[int, Row] = {}
+        self._heads: dict[int, Struct] = {}
+
+    @classmethod
+    def create(cls, path: Path, capacity_bytes: int) -> RingWriter:
+        """Make the file whole under another name, then give it its own: nobody sees it half
+        made."""
+        if capacity_bytes < file_layout.MIN_CAPACITY_BYTES:
+            raise ValueError(
+                f"a queue of {capacity_bytes} bytes is too small, "
+                f"the least is {file_layout.MIN_CAPACITY_BYTES}"
+            )
+        capacity = -(-capacity_bytes // file_layout.PAGE_BYTES) * file_layout.PAGE_BYTES
+        fd, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            os.fchmod(fd, 0o600)
+            _allocate(fd, RING_AT + capacity)
+            os.pwrite(fd, _first_page(capacity), 0)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            mapped = mmap.mmap(fd, RING_AT + capacity, flags=flags)
+            os.rename(made, path)
+        except BaseException:
+            os.unlink(made)
+            raise
+        finally:
+            os.close(fd)
+        return cls(mapped, capacity)
+
+    def put_row(self, values: Sequence[float], kind: int) -> None:
+        """One float64 vector without a label."""
+        key = len(values) << 16 | kind
+        row = self._rows.get(key) or self._row(key)
+        row.pack_into(row.record, ROW_AT, *values)
+        row.publish(time.monotonic_ns())
+
+    def row(self, kind: int, count: int) -> Row:
+        """A row to fill in place and to publish again and again."""
+        return Row(self, kind, count)
+
+    def put(
+        self,
+        kind: int,
+        t_ns: int,
+        label: bytes,
+        chunks: Sequence[Chunk],
+        *,
+        dtype: int = 0,
+        form: int = Layout.NONE,
+        shape: Sequence[int] = (),
+        flags: int = 0,
+    ) -> None:
+        """One record of any form; ``chunks`` together are the payload. ``ValueError`` if it can't
+        fit."""
+        if self._muted:
+            return
+        ndim = len(shape)
+        payload_bytes = 0
+        for chunk in chunks:
+            payload_bytes += len(chunk) if isinstance(chunk, bytes) else chunk[1]
+        head = self._heads.get(ndim) or self._head(ndim)
+        total = head.size + align8(len(label)) + align8(payload_bytes)
+        pos = self._reserve(total)
+        start = RING_AT + pos % self.capacity
+        view = self.view
+        head.pack_into(
+            view,
+            start,
+            RECORD_MAGIC,
+            0,
+            pos,
+            self._seq,
+            t_ns,
+            payload_bytes,
+            len(label),
+            kind,
+            dtype,
+            form,
+            ndim,
+            flags,
+            0,
+            *shape,
+        )
+        at = start + head.size
+        if label:
+            view[at : at + len(label)] = label
+            at += align8(len(label))
+        for chunk in chunks:
+            if isinstance(chunk, bytes):
+                view[at : at + len(chunk)] = chunk
+                at += len(chunk)
+            elif chunk[1]:
+                ctypes.memmove(self._address + at, chunk[0], chunk[1])
+                at += chunk[1]
+        crc = zlib.crc32(view[start + CRC_FROM : at])
+        view[start + CRC_AT : start + CRC_FROM] = crc.to_bytes(4, "little")
+        self._commit(pos + total)
+
+    def skip(self) -> None:
+        """Use up one sequence number: readers learn that a record was lost."""
+        if not self._muted:
+            self._commit(self._pos)
+
+    def mute(self) -> None:
+        """Never write again: this process is a forked child of the rank."""
+        self._muted = True
+
+    def close(self) -> None:
+        """Unmap; twice is harmless. The file stays; nothing is flushed, because nothing was ever
+        held back."""
+        self._muted = True
+        self._words.release()
+        self.view.release()
+        self.mapped.close()
+
+    def _head(self, ndim: int) -> Struct:
+        head = self._heads[ndim] = Struct(f"{RECORD.format}{ndim}q")
+        return head
+
+    def _row(self, key: int) -> Row:
+        row = self._rows[key] = Row(self, key & 0xFFFF, key >> 16)
+        return row
+
+    def _reserve(self, total: int) -> int:
+        """Void what the next ``total`` bytes will overwrite; the position where they begin."""
+        capacity = self.capacity
+        if total > capacity:
+            raise ValueError(f"a record of {total} bytes does not fit the queue's {capacity} bytes")
+        pos = self._pos
+        at = pos % capacity
+        if at + total > capacity:
+            lap = pos - at + capacity
+            self._words[_RESERVED_WORD] = lap + total
+            PAD.pack_into(self.view, RING_AT + at, PAD_MAGIC, pad_word(pos))
+            self._pos = lap
+            return lap
+        self._words[_RESERVED_WORD] = pos + total
+        return pos
+
+    def _commit(self, end: int) -> None:
+        seq = self._seq + 1
+        self._seq = seq
+        self._pos = end
+        SLOT.pack_into(self.view, SLOTS_AT[seq & 1], seq, end, check_word(seq, end))
+
+
+class Row:
+    """A record of one float64 vector without a label, made ready once.
+
+    It lies whole in memory of its own and is copied into the ring by one store: what a put costs
+    between two training steps is mostly memory that went cold.
+    """
+
+    __slots__ = ("_checked", "_crc", "_head", "_ring", "fields", "pack_into", "record")
+
+    def __init__(self, ring: RingWriter, kind: int, count: int) -> None:
+        size = ROW_AT + 8 * count
+        self._ring = ring
+        self.record = bytearray(size)
+        """The framed record."""
+        RECORD.pack_into(
+            self.record, 0, RECORD_MAGIC, 0, 0, 0, 0, 8 * count, 0, kind, FLOAT64_CODE, 1, 1, 0, 0
+        )
+        _SHAPE.pack_into(self.record, RECORD_BYTES, count)
+        view = memoryview(self.record)
+        self._head = view[:_HEAD_BYTES].cast("Q")
+        self._crc = view[CRC_AT:CRC_FROM].cast("I")
+        self._checked = view[CRC_FROM:]
+        self.fields = view[ROW_AT:].cast("d")
+        """The vector: store to it, then ``publish``. Its values stay."""
+        self.pack_into = Struct(f"{count}d").pack_into
+
+    def publish(self, t_ns: int) -> None:
+        """Put the record as it stands now into the ring."""
+        ring = self._ring
+        if ring._muted:
+            return
+        record = self.record
+        size = len(record)
+        pos = ring._pos
+        at = pos % ring.capacity
+        words = ring._words
+        if at + size > ring.capacity:
+            pos = ring._reserve(size)
+            at = 0
+        else:
+            words[_RESERVED_WORD] = pos + size
+        end = pos + size
+        seq = ring._seq
+        head = self._head
+        head[1] = pos
+        head[2] = seq
+        head[3] = t_ns
+        self._crc[0] = zlib.crc32(self._checked)
+        at += RING_AT
+        ring.view[at : at + size] = record
+        ring._seq = seq = seq + 1
+        ring._pos = end
+        # The three stores of a commit slot: Python runs no signal handler between them.
+        at = _SLOT_WORDS[seq & 1]
+        words[at] = seq
+        words[at + 1] = end
+        words[at + 2] = (end + seq * CHECK_FACTOR + CHECK_TERM) & CHECK_MASK
+
+
+def _first_page(capacity: int) -> bytes:
+    fixed = file_layout.FIXED.pack(
+        file_layout.FILE_MAGIC,
+        file_layout.LAYOUT_VERSION,
+        0,
+        capacity,
+        file_layout.PULSE_AT,
+        RING_AT,
+    )
+    page = bytearray(file_layout.PAGE_BYTES)
+    page[: len(fixed)] = fixed
+    file_layout.FIXED_CRC.pack_into(page, len(fixed), zlib.crc32(fixed))
+    SLOT.pack_into(page, SLOTS_AT[0], 0, 0, check_word(0, 0))
+    return bytes(page)
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Real blocks, not a hole: a store to a hole on a full disk would end the rank by SIGBUS."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        zeros = bytes(1 << 16)
+        for at in range(0, size, len(zeros)):
+            os.pwrite(fd, zeros[: size - at], at)

@@ -1,0 +1,1 @@
+"""The chart widget and its pure parts: braille dots, axes, legend, viewport."""

@@ -1,0 +1,124 @@
+"""The legend of a chart: names and values of its curves, fitted into one line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+
+from ltui.widgets.charts.canvas import Canvas
+from ltui.widgets.charts.chart_options import INK_DIM, INK_TEXT, Look, ink_of, marker_of
+from ltui.widgets.formats import NA, duration, metric, significant
+from ltui.widgets.view_models import ChartShape, Series
+
+_GAP = "   "
+_LEAST_NAME = 8
+"""Cells that a shortened name keeps before a whole entry is left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """One curve: its sign, its name and its value."""
+
+    series: Series
+    name: str
+    value: str
+
+    @property
+    def text(self) -> str:
+        return " ".join(part for part in (marker_of(self.series), self.name, self.value) if part)
+
+
+def draw_legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
+    """Names and values: of the last points, or of those under the crosshair."""
+    x = 1
+    if look.cursor is not None:
+        place = duration(look.cursor) if shape.x_time else _place_text(look.cursor)
+        unit = "" if shape.x_time else f"{shape.x_label} "
+        x = canvas.write(x, 0, f"{unit}{place}", INK_TEXT) + len(_GAP)
+    # Where not all find room, faint curves are the first to be left out.
+    ordered = sorted(shape.series, key=lambda s: s.dim)
+    entries = [_Entry(series=s, name=s.name, value=value_text(s, look.cursor)) for s in ordered]
+    shown = _fitting(entries, canvas.width - x, names=look.cursor is None)
+    for entry in shown:
+        end = canvas.write(x, 0, entry.text, INK_DIM)
+        canvas.write(x, 0, marker_of(entry.series), ink_of(entry.series, look, entry.series.dim))
+        canvas.write(end - cell_len(entry.value), 0, entry.value, INK_TEXT)
+        x = end + len(_GAP)
+    left_out = sum(not s.dim for s in ordered) - sum(not e.series.dim for e in shown)
+    if left_out > 0:
+        canvas.write(x, 0, f"+{left_out}", INK_DIM)
+
+
+def _fitting(entries: Sequence[_Entry], room: int, *, names: bool) -> list[_Entry]:
+    """As much as fits: without faint curves, then with short names, then without the last curves.
+
+    Values stay: what a loss is now is what one looks for. Under a crosshair (not ``names``) no
+    value is left out, so the signs may have to do for the names.
+    """
+    bold = [e for e in entries if not e.series.dim] or list(entries)
+    for shown in (list(entries), bold):
+        if _width(shown) <= room:
+            return shown
+    if not names and (short := _shortened(bold, room)) is not None:
+        return short
+    if not names:
+        bold = [replace(e, name="") for e in bold]
+    for count in range(len(bold), 0, -1):
+        short = _shortened(bold[:count], room - (0 if count == len(bold) else len(_GAP) + 3))
+        if short is not None:
+            return short
+    return [replace(bold[0], value="")] if names else []
+
+
+def _shortened(entries: Sequence[_Entry], room: int) -> list[_Entry] | None:
+    """Names cut to an equal width, and no further than they can still be recognised."""
+    longest = max(cell_len(e.name) for e in entries)
+    for cells in range(longest, min(longest, _LEAST_NAME) - 1, -1):
+        cut = [replace(e, name=_cut(e.name, cells)) for e in entries]
+        if _width(cut) <= room:
+            return cut
+    return None
+
+
+def _cut(name: str, cells: int) -> str:
+    """Cut in the middle: names that belong together often differ only at their ends."""
+    if cell_len(name) <= cells:
+        return name
+    head = set_cell_size(name, cells // 2).rstrip()
+    tail = name[::-1]
+    while cell_len(tail) > cells - 1 - cell_len(head):
+        tail = tail[:-1]
+    return f"{head}…{tail[::-1]}"
+
+
+def _width(entries: Sequence[_Entry]) -> int:
+    return sum(cell_len(e.text) for e in entries) + len(_GAP) * max(0, len(entries) - 1)
+
+
+def value_at(series: Series, x: float) -> tuple[float, float] | None:
+    """The point nearest to ``x``; None for an empty series. A gap gives a NaN value."""
+    if not series.x.size:
+        return None
+    right = int(np.searchsorted(series.x, x))
+    near = [i for i in (right - 1, right) if 0 <= i < series.x.size]
+    best = min(near, key=lambda i: abs(float(series.x[i]) - x))
+    return float(series.x[best]), float(series.y[best])
+
+
+def value_text(series: Series, cursor: float | None) -> str:
+    """The value under the crosshair, or the newest: ``nan`` where that is what was recorded."""
+    if cursor is not None:
+        found = value_at(series, cursor)
+        value = found[1] if found else None
+    else:
+        value = float(series.y[-1]) if series.y.size else None
+    if value is not None and np.isfinite(value):
+        return metric(value)
+    return NA if value is None or not np.isfinite(series.y).any() else str(value)
+
+
+def _place_text(x: float) -> str:
+    return f"{round(x):,}".replace(",", "\N{THIN SPACE}") if x == round(x) else significant(x, 4)
