@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from frames import NOW, frame, gpu, rank, snapshot
 
-from ltui.app import details, gpu_panel, translate
 from ltui.app.live.frame import Cleared, Ending
+from ltui.app.presentation import gpu_view, run_details, run_view
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     RankState,
@@ -30,7 +30,7 @@ STALL = Verdict(
 
 
 def test_header_of_a_run() -> None:
-    shape = translate.header(frame())
+    shape = run_view.header(frame())
     assert (shape.state_sign, shape.state, shape.tone) == ("●", "running", Tone.GOOD)
     assert shape.epoch == "epoch 3/30"
     assert shape.step.replace("\u2009", " ") == "step 1204/2930"
@@ -42,14 +42,14 @@ def test_header_of_a_run() -> None:
 
 @pytest.mark.parametrize("state", list(RunState))
 def test_every_state_has_a_sign_and_a_word(state: RunState) -> None:
-    shape = translate.header(frame(snapshot=snapshot(state=state)))
+    shape = run_view.header(frame(snapshot=snapshot(state=state)))
     assert len(shape.state_sign) == 1
     assert shape.state == state.value
 
 
 def test_unknown_is_not_zero() -> None:
     bare = snapshot(epoch=None, global_step=None, max_steps=None, eta_s=None, elapsed_s=None)
-    shape = translate.header(frame(snapshot=bare))
+    shape = run_view.header(frame(snapshot=bare))
     assert shape.epoch == "epoch n/a"
     assert shape.step == "step n/a"
     assert shape.share is None
@@ -57,13 +57,13 @@ def test_unknown_is_not_zero() -> None:
 
 
 def test_a_paused_run_has_no_time_left() -> None:
-    assert translate.header(frame(snapshot=snapshot(state=RunState.PAUSED))).eta == ""
+    assert run_view.header(frame(snapshot=snapshot(state=RunState.PAUSED))).eta == ""
 
 
 def test_a_stalled_run_has_no_time_left() -> None:
-    assert translate.header(frame(snapshot=snapshot(verdicts=(STALL,)))).eta == ""
+    assert run_view.header(frame(snapshot=snapshot(verdicts=(STALL,)))).eta == ""
     ranks = (rank(0), rank(1, state=RankState.DEAD))
-    assert translate.header(frame(snapshot=snapshot(ranks=ranks))).eta == ""
+    assert run_view.header(frame(snapshot=snapshot(ranks=ranks))).eta == ""
 
 
 def test_a_duration_is_said_once_and_sentences_end() -> None:
@@ -72,7 +72,7 @@ def test_a_duration_is_said_once_and_sentences_end() -> None:
         cause="the process of rank 1 is stopped (SIGSTOP) in backward for 9 s",
         remedy="To continue it: kill -CONT 4711",
     )
-    banner = translate.header(frame(snapshot=snapshot(verdicts=(stopped,)))).banner
+    banner = run_view.header(frame(snapshot=snapshot(verdicts=(stopped,)))).banner
     assert banner == (
         "STALLED: the process of rank 1 is stopped (SIGSTOP) in backward for 9 s. "
         "To continue it: kill -CONT 4711"
@@ -84,31 +84,31 @@ def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
         rank(i, state=RankState.STALLED if i == 2 else RankState.WAITING) for i in range(4)
     )
     run = snapshot(ranks=ranks, verdicts=(STALL,))
-    shape = translate.header(frame(snapshot=run))
+    shape = run_view.header(frame(snapshot=run))
     assert (shape.state_sign, shape.state) == ("!", "STALLED")
     assert shape.banner == "STALLED for 8.2 s: rank 2 waits for its data. look at worker 4711"
     assert shape.banner_tone is Tone.BAD
-    rows = translate.rank_rows(frame(snapshot=run))
+    rows = run_view.rank_rows(frame(snapshot=run))
     assert rows[2].state.text == "STALLED"
     assert rows[2].note == "augment.py:88"
-    assert translate.ranks_title(frame(snapshot=run)) == "1 STALLED, 3 waiting"
+    assert run_view.ranks_title(frame(snapshot=run)) == "1 STALLED, 3 waiting"
 
 
 def test_a_cleared_verdict_says_how_long_it_lasted_then_goes() -> None:
     over = Cleared(verdict=STALL, lasted_s=12.0, at=NOW - 1)
-    shape = translate.header(frame(cleared=(over,)))
+    shape = run_view.header(frame(cleared=(over,)))
     assert shape.banner == "Recovered after 12 s: rank 2 was stalled"
     assert shape.banner_tone is Tone.GOOD
-    later = frame(cleared=(over,), now=NOW + translate.CLEARED_SHOWN_S)
-    assert translate.header(later).banner is None
+    later = frame(cleared=(over,), now=NOW + run_view.CLEARED_SHOWN_S)
+    assert run_view.header(later).banner is None
 
 
 def test_the_worst_verdict_is_the_banner() -> None:
     slow = Verdict(kind="slow", level="slow", cause="rank 1 is slow")
-    shape = translate.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
+    shape = run_view.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
     assert shape.banner is not None
     assert shape.banner.startswith("STALLED for 8.2 s (+1 more, d): rank 2")
-    alone = translate.header(frame(snapshot=snapshot(verdicts=(slow,))))
+    alone = run_view.header(frame(snapshot=snapshot(verdicts=(slow,))))
     assert (alone.banner, alone.banner_tone) == ("Slow: rank 1 is slow", Tone.WARN)
     assert alone.state == "running"
 
@@ -117,15 +117,15 @@ def test_ranks_are_marked_as_the_verdict_says_also_before_their_states_are() -> 
     dead = Verdict(kind="killed", level="dead", cause="rank 3 was killed", culprits=(3,))
     slow = Verdict(kind="straggler", level="slow", cause="rank 1 is slow", culprits=(1,))
     shown = frame(snapshot=snapshot(verdicts=(slow, STALL, dead)))
-    words = [row.state.text for row in translate.rank_rows(shown)]
+    words = [row.state.text for row in run_view.rank_rows(shown)]
     assert words == ["waiting", "waiting", "STALLED", "DEAD"]
     only_slow = frame(snapshot=snapshot(verdicts=(slow,)))
-    assert [r.state.text for r in translate.rank_rows(only_slow)] == ["ok", "slow", "ok", "ok"]
+    assert [r.state.text for r in run_view.rank_rows(only_slow)] == ["ok", "slow", "ok", "ok"]
 
 
 def test_a_stall_without_a_culprit_is_the_state_of_the_run() -> None:
     nobody = Verdict(kind="transport", level="stalled", cause="all wait", waiting=(0, 1, 2, 3))
-    shape = translate.header(frame(snapshot=snapshot(verdicts=(nobody,))))
+    shape = run_view.header(frame(snapshot=snapshot(verdicts=(nobody,))))
     assert (shape.state_sign, shape.state) == ("!", "STALLED")
 
 
@@ -133,7 +133,7 @@ def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> Non
     shown = frame(
         supervisor_answers=False, snapshot_at=NOW - 12, error="disk gone", error_since=NOW - 3
     )
-    assert translate.header(shown).notes == (
+    assert run_view.header(shown).notes == (
         "the supervisor does not answer; figures are 12 s old",
         "the run can't be read, for 3.0 s: disk gone",
     )
@@ -141,23 +141,23 @@ def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> Non
 
 def test_incomplete_history_is_said() -> None:
     run = snapshot(history_note="disk full since 14:03")
-    assert translate.header(frame(snapshot=run)).notes == (
+    assert run_view.header(frame(snapshot=run)).notes == (
         "history incomplete: disk full since 14:03",
     )
 
 
 def test_silence_is_said_with_its_age_only_while_ranks_should_write() -> None:
     quiet = frame(last_record_at=NOW - 31)
-    assert translate.silence(quiet) == "no data for 31 s"
-    assert translate.silence(frame()) is None
+    assert run_view.silence(quiet) == "no data for 31 s"
+    assert run_view.silence(frame()) is None
     paused = replace(quiet, snapshot=snapshot(state=RunState.PAUSED))
-    assert translate.silence(paused) is None
-    assert translate.silence(frame(last_record_at=None)) is None
+    assert run_view.silence(paused) is None
+    assert run_view.silence(frame(last_record_at=None)) is None
 
 
 def test_rows_are_in_the_order_of_ranks() -> None:
     run = snapshot(ranks=tuple(rank(i) for i in (3, 0, 2, 1)))
-    assert [row.rank for row in translate.rank_rows(frame(snapshot=run))] == [
+    assert [row.rank for row in run_view.rank_rows(frame(snapshot=run))] == [
         "r0",
         "r1",
         "r2",
@@ -170,12 +170,12 @@ def test_a_rank_of_which_nothing_is_known_shows_no_figure() -> None:
         0, pid=None, phase=None, global_step=None, age_s=None, samples_per_s=None,
         cpu_percent=None, rss_bytes=None, recent_step_s=(), state=RankState.UNKNOWN,
     )  # fmt: skip
-    (row,) = translate.rank_rows(frame(snapshot=snapshot(ranks=(bare,))))
+    (row,) = run_view.rank_rows(frame(snapshot=snapshot(ranks=(bare,))))
     assert {row.pid, row.phase, row.step, row.age, row.rate, row.cpu, row.memory} == {"n/a"}
 
 
 def test_readings_of_processes_that_ended_are_not_shown_as_if_they_stood() -> None:
-    (row, *_) = translate.rank_rows(frame(snapshot=snapshot(state=RunState.FINISHED)))
+    (row, *_) = run_view.rank_rows(frame(snapshot=snapshot(state=RunState.FINISHED)))
     assert {row.age, row.rate, row.cpu, row.memory} == {"n/a"}
     assert row.pid == "4000"
 
@@ -184,7 +184,7 @@ def test_gpu_rows_say_stale_and_hot() -> None:
     run = snapshot(
         gpus=(gpu(0), gpu(1, sampled_at=NOW - 30), gpu(2, temperature_c=91.0), gpu(3, error="lost"))
     )
-    rows = gpu_panel.gpu_rows(frame(snapshot=run))
+    rows = gpu_view.gpu_rows(frame(snapshot=run))
     assert rows[0].utilisation == pytest.approx(0.98)
     assert rows[0].memory_text == "61.0 / 140 GiB"
     assert rows[1].note == "30 s old"
@@ -195,7 +195,7 @@ def test_gpu_rows_say_stale_and_hot() -> None:
 
 def test_without_gpus_the_line_says_why_and_ranks_have_readings() -> None:
     run = snapshot(gpus=(), gpu_note="no NVIDIA driver on this machine")
-    text = translate.processes_text(frame(snapshot=run)).plain
+    text = run_view.processes_text(frame(snapshot=run)).plain
     assert text.splitlines()[0] == "no NVIDIA driver on this machine"
     assert "pid 4000" in text
     assert "104 %" in text
@@ -207,7 +207,7 @@ def test_an_ending_names_the_first_rank_that_failed() -> None:
         Ending(rank=0, type="RuntimeError", message="peer gone", traceback=None, at=NOW + 1),
     )
     run = snapshot(state=RunState.FAILED, detail="rank 1 failed at step 1204")
-    texts = [cell.text for cell in translate.ending_lines(frame(snapshot=run, endings=endings))]
+    texts = [cell.text for cell in run_view.ending_lines(frame(snapshot=run, endings=endings))]
     assert texts[0] == "rank 1 failed at step 1204"
     assert texts[1] == "rank 1 raised RuntimeError: size"
     assert texts[2] == "after it, rank 0 failed too"
@@ -217,14 +217,14 @@ def test_an_ending_names_the_first_rank_that_failed() -> None:
 def test_a_damaged_checkpoint_is_not_a_good_one() -> None:
     bad = CheckpointInfo(path="/c/2", global_step=2000, ok=False)
     good = CheckpointInfo(path="/c/1", global_step=1000, ok=True)
-    assert translate.good_checkpoint((bad, good)) is good
-    assert translate.good_checkpoint((bad,)) is None
+    assert run_view.good_checkpoint((bad, good)) is good
+    assert run_view.good_checkpoint((bad,)) is None
     run = snapshot(state=RunState.STOPPED, checkpoints=())
-    assert translate.ending_lines(frame(snapshot=run))[-1].text == "no checkpoint was saved"
+    assert run_view.ending_lines(frame(snapshot=run))[-1].text == "no checkpoint was saved"
 
 
 def test_a_live_run_has_no_ending() -> None:
-    assert translate.ending_lines(frame()) == ()
+    assert run_view.ending_lines(frame()) == ()
 
 
 @pytest.mark.parametrize("evil", ["\x1b]0;pwned\x07name", "name\x1b[2J", "na\u202eme"])
@@ -232,15 +232,15 @@ def test_names_from_a_run_are_made_safe(evil: str) -> None:
     run = snapshot(
         name=evil, preset=evil, history_note=evil, ranks=(rank(0, phase=evil, note=evil),)
     )
-    shape = translate.header(frame(snapshot=run))
-    (row,) = translate.rank_rows(frame(snapshot=run))
+    shape = run_view.header(frame(snapshot=run))
+    (row,) = run_view.rank_rows(frame(snapshot=run))
     for text in (shape.name, shape.preset, *shape.notes, row.phase, row.note):
         assert not set(text) & set("\x1b\x07\u202e")
 
 
 def test_details_tell_the_last_events_cleaned() -> None:
     happened = tuple((NOW + n, f"event {n} \x1b[31m[b]") for n in range(20))
-    text = details.facts(frame(events=happened)).plain
+    text = run_details.facts(frame(events=happened)).plain
     assert "event 19 [b]" in text
     assert text.index("event 19 ") < text.index("event 0 ")
     assert "none yet" not in text.split("events")[1]

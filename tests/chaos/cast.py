@@ -50,7 +50,7 @@ def _role(run: RunDir, pid: int) -> str | None:
     if str(run.path) in argv:
         if "ltui.training.supervise.main" in argv:
             return "supervisor"
-        if any(word.endswith("/supervise/keeper.py") for word in argv):
+        if any(word.endswith("/supervise/shim.py") for word in argv):
             return "keeper"
     given = environment(pid)
     if given.get("LTUI_RUN_DIR") != str(run.path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.gpu import throttle, xid
+from ltui.training.gpu import throttle_reasons, xid_codes
 from ltui.training.gpu.peak_flops import PEAKS, peak_flops, peak_of
 
 
@@ -17,14 +17,14 @@ from ltui.training.gpu.peak_flops import PEAKS, peak_flops, peak_of
     ],
 )  # fmt: skip
 def test_throttle_reasons(mask, words):
-    assert throttle.reasons(mask) == words
+    assert throttle_reasons.reasons(mask) == words
 
 
 def test_xid_codes():
-    assert xid.sentence(79) == "XID 79: the GPU fell off the bus"
-    assert xid.meaning(79).unusable
-    assert xid.meaning(31).from_program
-    assert "not in ltui's table" in xid.sentence(12345)
+    assert xid_codes.sentence(79) == "XID 79: the GPU fell off the bus"
+    assert xid_codes.meaning(79).unusable
+    assert xid_codes.meaning(31).from_program
+    assert "not in ltui's table" in xid_codes.sentence(12345)
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_the_engine_gets_the_users_environment_and_ours(
     given = json.loads(out.read_text())
     folder, mine = given["PYTHONPATH"].split(os.pathsep)
     assert mine == "/mine"
-    assert (Path(folder) / "ltui/training/rank/entry.py").exists()
+    assert (Path(folder) / "ltui/training/rank/callback_factory.py").exists()
     assert given["LTUI_RUN_DIR"] == str(run.path)
     assert given["LTUI_ATTEMPT"] == "1"
     assert "LTUI_RESUME_FROM" not in given

@@ -117,7 +117,7 @@ def test_a_writer_killed_at_any_line_leaves_the_old_request_or_the_new(tmp_path:
 control = ControlFile.open(Path(sys.argv[1]))
 control.request(Command.PAUSE, 1)
 control.decide(1, Command.PAUSE, 10)
-die_at("control.py")
+die_at("control_block.py")
 control.request(Command.STOP, 2)
 control.decide(2, Command.STOP, 20)
 """

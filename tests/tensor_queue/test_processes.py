@@ -97,7 +97,7 @@ def test_a_writer_killed_at_any_line_of_a_put(tmp_path: Path) -> None:
 ring = RingWriter.create(Path(sys.argv[1]), 4096)
 for number in range(60):
     ring.put_row([number] * (number % 40), 1)
-die_at("ring.py")
+die_at("ring_writer.py")
 for number in range(60, 63):
     ring.put_row([number] * (number % 40), 1)
 """
