@@ -90,7 +90,7 @@ def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
 def test_the_keeper(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)
-    _of_run(ltui, "supervise/keeper.py").kill()
+    _of_run(ltui, "supervise/shim.py").kill()
     assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "crashed"
     ltui.wait_until_alone()
 
