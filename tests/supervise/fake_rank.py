@@ -28,7 +28,7 @@ from ltui.training.rank.checkpoint_files import (
     require_space,
 )
 from ltui.training.tensor_queue.control_block import Command, ControlFile
-from ltui.training.tensor_queue.rank_status import PulseWriter
+from ltui.training.tensor_queue.rank_pulse import PulseWriter
 from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
 from ltui.training.tensor_queue.ring_writer import RingWriter
 

@@ -66,7 +66,5 @@ def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> N
 
 
 def _keeper(ltui: Ltui) -> psutil.Process:
-    (found,) = [
-        p for p in ltui.processes() if any(Path(w).name == "shim.py" for w in p.cmdline())
-    ]
+    (found,) = [p for p in ltui.processes() if any(Path(w).name == "shim.py" for w in p.cmdline())]
     return found

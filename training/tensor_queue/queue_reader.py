@@ -40,7 +40,7 @@ from ltui.training.tensor_queue.file_layout import (
     pad_word,
 )
 from ltui.training.tensor_queue.file_layout import QueueFileError as QueueFileError
-from ltui.training.tensor_queue.rank_status import PULSE_BYTES, parse_pulse
+from ltui.training.tensor_queue.rank_pulse import PULSE_BYTES, parse_pulse
 from ltui.training.tensor_queue.record_types import PulseState
 
 _CHUNK_BYTES = 256 << 10

@@ -15,7 +15,7 @@ import torch
 
 from ltui.training.tensor_queue.cuda_staging import Fetch, PinnedCopy, Stage
 from ltui.training.tensor_queue.encode_tensors import encode
-from ltui.training.tensor_queue.rank_status import PulseWriter
+from ltui.training.tensor_queue.rank_pulse import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
 
 _open_writers: weakref.WeakSet[QueueWriter] = weakref.WeakSet()
