@@ -28,7 +28,7 @@ from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.rank.checkpoint_files import checkpoint_name, part_of, publish
+from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
 from ltui.training.store.run_directory import RunDir
 
 LOCAL = """\
@@ -291,8 +291,10 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
     run_dir = a_run(home, "brave-owl-3f2a")
     run_dir.checkpoints_dir.mkdir()
     path = run_dir.checkpoints_dir / checkpoint_name(12, "request")
-    part_of(path).write_bytes(b"weights")
-    publish(part_of(path), path, 0, global_step=12, epoch=0, reason="request", attempt=1, fit=1)
+    partial_path(path).write_bytes(b"weights")
+    publish_checkpoint(
+        partial_path(path), path, 0, global_step=12, epoch=0, reason="request", attempt=1, fit=1
+    )
     app = LtuiApp(home)
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)

@@ -32,7 +32,7 @@ from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import resolve
 from ltui.training.lifecycle import launch_run, resume_run
-from ltui.training.rank.checkpoint_files import checkpoint_name, part_of, publish
+from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 
@@ -65,9 +65,17 @@ def a_run(home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (1
     run_dir.write_spec(spec)
     for step in steps:
         path = run_dir.checkpoints_dir / checkpoint_name(step, "request")
-        part_of(path).write_bytes(b"weights")
-        publish(part_of(path), path, 0, global_step=step, epoch=0, reason="request", attempt=1,
-                fit=1)  # fmt: skip
+        partial_path(path).write_bytes(b"weights")
+        publish_checkpoint(
+            partial_path(path),
+            path,
+            0,
+            global_step=step,
+            epoch=0,
+            reason="request",
+            attempt=1,
+            fit=1,
+        )
     return run_dir
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
-from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, Witness
+from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, HeartbeatThread
 from ltui.training.state.record_fold import Fold, fold
 from ltui.training.tensor_queue.heartbeat_table import BOARD_NAME, WitnessBoard
 from ltui.training.tensor_queue.record_types import Phase
@@ -64,7 +64,7 @@ def _witness() -> float:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         (run_dir / "queue" / "1").mkdir(parents=True)
-        witness = Witness(run_dir, 1, 0)
+        witness = HeartbeatThread(run_dir, 1, 0)
         times = []
         for _ in range(200):
             began = time.thread_time_ns()

@@ -31,7 +31,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
-from ltui.training.rank.callback_factory import rebuild, rebuild_cautions
+from ltui.training.rank.callback_factory import rebuild_callback, rebuild_freeze_warnings
 from ltui.training.rank.environment import RankEnvironment
 
 BLOCK, SKIPPED, ROUNDS = 40, 8, 60
@@ -137,7 +137,7 @@ def measure() -> list[dict[str, Any]]:
 def _train(folder: Path) -> Relay:
     relay = Relay()
     environment = RankEnvironment(run_dir=folder, run_id="bench", attempt=1)
-    rank = rebuild("lightning", environment)
+    rank = rebuild_callback("lightning", environment)
     rich = RichProgressBar(console_kwargs={"file": io.StringIO(), "force_terminal": True})
     watched = Model(relay, (NET, RAW))
     others = [
@@ -151,7 +151,7 @@ def _train(folder: Path) -> Relay:
     for thread in others:
         thread.start()
     # In the main thread, as in a run: signal handlers are set there alone.
-    _fit(watched, folder, [rank, rebuild_cautions("lightning", rank)])
+    _fit(watched, folder, [rank, rebuild_freeze_warnings("lightning", rank)])
     for thread in others:
         thread.join()
     return relay

@@ -145,7 +145,7 @@ def what_threads_draw_is_said_on_resume():
     from ffcv.pipeline.operation import Operation
     from ffcv.transforms import Cutout, ModuleWrapper, RandomHorizontalFlip, Squeeze, ToTensor
     from ltui.training.rank.resume.loader_positions import LoaderPositions
-    from ltui.training.rank.resume.ffcv_random_operations import inexact_because_of
+    from ltui.training.rank.resume.ffcv_random_operations import describe_inexact_operations
 
     class RandomNothing(Operation):
         def declare_state_and_memory(self, previous_state):
@@ -165,7 +165,7 @@ def what_threads_draw_is_said_on_resume():
         states = saved.states(None)
         before.close()
         going_on.follow([now])
-        going_on.go_on(states, 1, same_ranks=True, over=False)
+        going_on.resume(states, 1, same_ranks=True, over=False)
         assert sum(len(batch) for batch, in now) == 40
         return going_on.inexact
 
@@ -173,7 +173,7 @@ def what_threads_draw_is_said_on_resume():
     (note,) = notes(RandomNothing())
     assert note.startswith("FFCV's RandomNothing draws in threads of its own"), note
     wrapped = type("RandomErasing", (torch.nn.Module,), {})()
-    found = inexact_because_of([RandomHorizontalFlip(), Cutout(4), ModuleWrapper(wrapped)])
+    found = describe_inexact_operations([RandomHorizontalFlip(), Cutout(4), ModuleWrapper(wrapped)])
     assert found.startswith("FFCV's RandomHorizontalFlip and Cutout and ModuleWrapper draw in")
 
 def a_file_that_shrinks():

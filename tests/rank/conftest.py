@@ -26,7 +26,7 @@ def fit(run: RunFolder) -> Iterator[Any]:
     """``fit(model, train, val, **trainer options)`` with the callback, in this process."""
     import lightning.pytorch as pl
 
-    from ltui.training.rank.callback_factory import rebuild
+    from ltui.training.rank.callback_factory import rebuild_callback
     from ltui.training.rank.environment import RankEnvironment
 
     def train(model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any) -> Any:
@@ -41,7 +41,7 @@ def fit(run: RunFolder) -> Iterator[Any]:
                 "enable_checkpointing": False,
                 "num_sanity_val_steps": 0,
                 "default_root_dir": run.path,
-                "callbacks": [rebuild("lightning", environment)],
+                "callbacks": [rebuild_callback("lightning", environment)],
                 **options,
             }
         )

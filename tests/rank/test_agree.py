@@ -12,7 +12,7 @@ import pytest
 from ltui.training.rank.coordination.step_consensus import (
     GONE,
     Action,
-    Board,
+    BarrierTable,
     Move,
     frozen,
     judge,
@@ -42,10 +42,10 @@ def test_boundaries_are_in_the_order_of_the_run() -> None:
         ([frozen(HERE), passed(BEFORE)], [0, 0], Move.WAIT),
         ([frozen(HERE), 0], [0, 0], Move.WAIT),
         ([frozen(HERE), frozen(BEFORE)], [0, 0], Move.WAIT),
-        ([frozen(HERE), passed(HERE)], [0, 0], Move.GO_ON),
-        ([frozen(HERE), frozen(VALIDATING)], [0, 0], Move.GO_ON),
-        ([frozen(HERE), frozen(AFTER)], [0, 0], Move.GO_ON),
-        ([frozen(HERE), GONE], [0, 0], Move.GO_ON),
+        ([frozen(HERE), passed(HERE)], [0, 0], Move.PROCEED),
+        ([frozen(HERE), frozen(VALIDATING)], [0, 0], Move.PROCEED),
+        ([frozen(HERE), frozen(AFTER)], [0, 0], Move.PROCEED),
+        ([frozen(HERE), GONE], [0, 0], Move.PROCEED),
         ([frozen(HERE), passed(HERE)], [0, 7], Move.ACT),
     ],
 )
@@ -54,9 +54,9 @@ def test_the_rule(words: list[int], acted: list[int], move: Move) -> None:
 
 
 class Rank:
-    """A rank as ``Steering`` drives it, one memory access at a time."""
+    """A rank as ``RankCoordinator`` drives it, one memory access at a time."""
 
-    def __init__(self, board: Board, last: int, leads: bool) -> None:
+    def __init__(self, board: BarrierTable, last: int, leads: bool) -> None:
         self.board, self.last, self.leads = board, last, leads
         self.acted_at: list[tuple[int, int, int]] = []
         self.done = board.words[0]
@@ -77,7 +77,7 @@ class Rank:
                     yield
                 if move is Move.ACT:
                     yield
-                    self.board.say_acted(number)
+                    self.board.set_acted(number)
                     self.done = number << 4 | action
                     self.acted_at.append((number, action, self.step))
                     yield
@@ -91,7 +91,7 @@ def test_any_interleaving_meets_at_one_step(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     world, steps = dice.randint(1, 4), 12
     lead = dice.choice([1, 1, 3])
-    boards = [Board(tmp_path / "b", rank, world) for rank in range(world)]
+    boards = [BarrierTable(tmp_path / "b", rank, world) for rank in range(world)]
     ranks = [Rank(board, steps, board.rank == 0) for board in boards]
     waiting = [Action.PAUSE, Action.CONTINUE, Action.STOP]
     ask_at = dice.randint(1, 8)
@@ -116,10 +116,10 @@ def test_any_interleaving_meets_at_one_step(tmp_path: Path, seed: int) -> None:
 def test_a_dead_peer_is_seen(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; "
-        "from ltui.training.rank.coordination.step_consensus import Board; "
-        "Board(Path(sys.argv[1]), 1, 2)"
+        "from ltui.training.rank.coordination.step_consensus import BarrierTable; "
+        "BarrierTable(Path(sys.argv[1]), 1, 2)"
     )
-    board = Board(tmp_path / "b", 0, 2)
+    board = BarrierTable(tmp_path / "b", 0, 2)
     assert board.dead_peers() == []
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, timeout=60)
     assert board.dead_peers() == [1]
@@ -127,13 +127,13 @@ def test_a_dead_peer_is_seen(tmp_path: Path) -> None:
 
 
 def test_results_wait_for_every_rank(tmp_path: Path) -> None:
-    boards = [Board(tmp_path / "b", rank, 2) for rank in range(2)]
-    boards[0].say_result(1, ok=True)
+    boards = [BarrierTable(tmp_path / "b", rank, 2) for rank in range(2)]
+    boards[0].set_save_result(1, ok=True)
     assert boards[0].results(1) is None
-    boards[1].say_result(1, ok=False)
+    boards[1].set_save_result(1, ok=False)
     assert boards[0].results(1) is False
     for board in boards:
-        board.say_result(2, ok=True)
+        board.set_save_result(2, ok=True)
     assert boards[1].results(2) is True
     for board in boards:
         board.close()

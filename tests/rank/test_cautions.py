@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ltui.training.rank import callback_factory
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.freeze_warnings import shared_memory_caution
-from ltui.training.rank.log_call_check import cautions_of
+from ltui.training.rank.freeze_warnings import shared_memory_warnings
+from ltui.training.rank.log_call_check import find_log_call_warnings
 from ltui.training.tensor_queue.record_types import Kind
 
 _SOURCE = """
@@ -59,7 +59,7 @@ def test_a_modules_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     lines = _SOURCE.splitlines()
     expected = {i + 1: line.split("# ")[1] for i, line in enumerate(lines) if "# " in line}
     found = {}
-    for caution in cautions_of(module.Model):
+    for caution in find_log_call_warnings(module.Model):
         name, _, line = caution.what.split(" ")[0].partition(":")
         assert name == "their_model.py"
         assert caution.remedy
@@ -68,7 +68,7 @@ def test_a_modules_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_classes_without_source_are_passed_over() -> None:
-    assert cautions_of(type("Made", (pl.LightningModule,), {})) == []
+    assert find_log_call_warnings(type("Made", (pl.LightningModule,), {})) == []
 
 
 class Model(pl.LightningModule):
@@ -93,8 +93,10 @@ def _collate(rows: Any) -> list[torch.Tensor]:
 
 
 def _told(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
-    callback = callback_factory.rebuild("lightning", RankEnvironment.read(run.environment()))
-    cautions = callback_factory.rebuild_cautions("lightning", callback)
+    callback = callback_factory.rebuild_callback(
+        "lightning", RankEnvironment.read(run.environment())
+    )
+    cautions = callback_factory.rebuild_freeze_warnings("lightning", callback)
     loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4, collate_fn=_collate)
     fit(Model(say=say), loader, max_epochs=2, callbacks=[callback, cautions])
     labels = [json.loads(r.label) for r in run.records() if r.kind == Kind.EVENT]
@@ -113,7 +115,7 @@ def test_a_batch_size_that_is_said_is_fine(run: Any, fit: Any) -> None:
 
 
 def test_shared_memory_is_compared_with_what_workers_hold() -> None:
-    (caution,) = shared_memory_caution(10 << 20, 8, 2, 64 << 20)
+    (caution,) = shared_memory_warnings(10 << 20, 8, 2, 64 << 20)
     assert "160 MiB" in caution.what
     assert "64 MiB" in caution.what
-    assert not list(shared_memory_caution(1 << 20, 8, 2, 64 << 20))
+    assert not list(shared_memory_warnings(1 << 20, 8, 2, 64 << 20))

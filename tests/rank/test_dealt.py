@@ -73,7 +73,7 @@ def test_dataloaders(
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
 
-    from ltui.training.rank.resume.dataloader_position import LoaderPosition
+    from ltui.training.rank.resume.dataloader_position import DataLoaderPosition
 
     data = list(range(samples))
 
@@ -90,7 +90,7 @@ def test_dataloaders(
     used, states = 0, []
     for rank in range(ranks):
         one = loader(rank, ranks, size)
-        position = LoaderPosition(one)
+        position = DataLoaderPosition(one)
         batches = iter(one)
         used = min(stop, len(one))
         for _ in range(used):
@@ -103,9 +103,9 @@ def test_dataloaders(
     lengths = set()
     for rank in range(ranks):
         other = loader(rank, ranks, size)
-        position = LoaderPosition(other)
+        position = DataLoaderPosition(other)
         # All deal the same order, that of rank 0.
-        assert position.go_on(states[rank if before == after else 0])
+        assert position.resume(states[rank if before == after else 0])
         left = position.batches_left()
         got = [batch.tolist() for batch in other]
         assert position.exact

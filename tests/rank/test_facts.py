@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ltui.training.rank.callback_factory import rebuild
+from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.script_facts import MAX_BYTES, send_hyperparameters
 from tests.rank.models import Linear, loader
@@ -32,7 +32,7 @@ def test_a_script_reports_its_checkpoints_and_hyperparameters(
         loader(3),
         loader(2),
         max_epochs=3,
-        callbacks=[rebuild("lightning", RankEnvironment.read(run.environment())), saver],
+        callbacks=[rebuild_callback("lightning", RankEnvironment.read(run.environment())), saver],
         enable_checkpointing=True,
     )
     (sent,) = run.events("hyperparameters")

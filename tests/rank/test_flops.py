@@ -29,8 +29,8 @@ class Linear(pl.LightningModule):
 
 def train(fit: Any, run: Any, *, count: bool, batches: int = 6) -> Linear:
     environment = RankEnvironment.read(run.environment())
-    callback = callback_factory.rebuild("lightning", environment)
-    counter = [callback_factory.rebuild_counter("lightning", callback)] if count else []
+    callback = callback_factory.rebuild_callback("lightning", environment)
+    counter = [callback_factory.rebuild_flop_counter("lightning", callback)] if count else []
     rows = torch.arange(batches * 32, dtype=torch.float32).reshape(-1, 8) / 100
     model = Linear()
     loader = DataLoader(TensorDataset(rows), batch_size=4)
@@ -72,6 +72,6 @@ def test_only_where_asked(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("LTUI_COUNT_FLOPS", "1")
     assert [type(c).__name__ for c in callback_factory.callbacks()] == [
         "LtuiRank",
-        "LtuiCautions",
+        "LtuiFreezeWarnings",
         "LtuiFlops",
     ]

@@ -14,9 +14,9 @@ import pytest
 
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
-    part_of,
+    partial_path,
     prune_periodic,
-    publish,
+    publish_checkpoint,
     rank_file,
 )
 from ltui.training.store.checkpoint_manifest import checkpoints, newest_whole, verify
@@ -25,24 +25,28 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from ltui.training.rank.checkpoint_files import (
-    checkpoint_name, part_of, publish, rank_file,
+    checkpoint_name, partial_path, publish_checkpoint, rank_file,
 )
 path = Path(sys.argv[1]) / checkpoint_name(100, "stop")
 print("ready", flush=True)
 while True:
-    part_of(path).write_bytes(os.urandom(200_000))
+    partial_path(path).write_bytes(os.urandom(200_000))
     for rank in range(2):
-        part_of(rank_file(path, rank)).write_bytes(os.urandom(1000))
-    publish(part_of(path), path, 2, global_step=100, attempt=1, fit=1, reason="stop")
+        partial_path(rank_file(path, rank)).write_bytes(os.urandom(1000))
+    publish_checkpoint(
+        partial_path(path), path, 2, global_step=100, attempt=1, fit=1, reason="stop"
+    )
     print("saved", flush=True)
 """
 
 
 def _save(folder: Path, step: int, reason: str = "periodic", attempt: int = 1) -> Path:
     path = folder / checkpoint_name(step, reason)
-    part_of(path).write_bytes(b"weights of %d" % step)
-    part_of(rank_file(path, 0)).write_bytes(b"random state")
-    return publish(part_of(path), path, 1, global_step=step, attempt=attempt, fit=1)[0]
+    partial_path(path).write_bytes(b"weights of %d" % step)
+    partial_path(rank_file(path, 0)).write_bytes(b"random state")
+    return publish_checkpoint(
+        partial_path(path), path, 1, global_step=step, attempt=attempt, fit=1
+    )[0]
 
 
 @pytest.mark.parametrize("turn", range(4))
@@ -92,8 +96,8 @@ def test_the_newest_are_kept_whatever_the_clock_said(tmp_path: Path) -> None:
 
 def test_what_cannot_be_published_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / checkpoint_name(7, "request")
-    part_of(path).write_bytes(b"weights")
+    partial_path(path).write_bytes(b"weights")
     with pytest.raises(FileNotFoundError):  # rank 1 wrote nothing
-        publish(part_of(path), path, 2, global_step=7)
+        publish_checkpoint(partial_path(path), path, 2, global_step=7)
     assert checkpoints(tmp_path) == []
     assert not path.exists()

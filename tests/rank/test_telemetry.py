@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
-from ltui.training.rank.telemetry import samples_of
+from ltui.training.rank.telemetry import count_samples
 from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
 from tests.rank.models import Endless, Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
@@ -255,7 +255,7 @@ def test_failing_telemetry_ends_alone(run: RunFolder, fit: Any, monkeypatch: Any
     def fail(batch: Any) -> float:
         raise RuntimeError("telemetry is broken")
 
-    monkeypatch.setattr(telemetry, "samples_of", fail)
+    monkeypatch.setattr(telemetry, "count_samples", fail)
     trainer = fit(Linear(), loader(5), loader(2), max_epochs=2)
     assert trainer.global_step == 10
     (event,) = run.events("telemetry_off")
@@ -286,12 +286,12 @@ class Windows:
     ],
 )
 def test_samples_of(batch: Any, samples: float) -> None:
-    assert samples_of(batch) == samples
+    assert count_samples(batch) == samples
 
 
 @pytest.mark.parametrize("batch", [None, "text", [], {}, object()])
 def test_samples_unknown(batch: Any) -> None:
-    assert math.isnan(samples_of(batch))
+    assert math.isnan(count_samples(batch))
 
 
 def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> None:

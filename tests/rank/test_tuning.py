@@ -32,11 +32,11 @@ class Tuned(Linear):
 
 
 def _callbacks(run: RunFolder, *more: Any) -> list[Any]:
-    from ltui.training.rank.callback_factory import rebuild
+    from ltui.training.rank.callback_factory import rebuild_callback
     from ltui.training.rank.environment import RankEnvironment
 
     environment = RankEnvironment.read(run.environment(**PERIODIC))
-    return [*more, rebuild("lightning", environment)]
+    return [*more, rebuild_callback("lightning", environment)]
 
 
 def test_finders_leave_one_end_checkpoint_and_are_named(run: RunFolder, fit: Any) -> None:

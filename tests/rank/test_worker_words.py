@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch._utils import ExceptionWrapper
 
-from ltui.training.rank.worker_exceptions import own_words
+from ltui.training.rank.worker_exceptions import unwrap_worker_exception
 
 
 class TwoWordsError(Exception):
@@ -48,9 +48,12 @@ def caught(error: Exception) -> Exception:
 def test_own_words(error: Exception, kind: str, text: str) -> None:
     raised = caught(error)
     assert "Caught" in str(raised)
-    found = own_words(type(raised).__name__, str(raised))
+    found = unwrap_worker_exception(type(raised).__name__, str(raised))
     assert found == (kind, f"{text} (in DataLoader worker process 0)".strip())
 
 
 def test_any_other_stays_as_it_is() -> None:
-    assert own_words("ValueError", "Caught nothing") == ("ValueError", "Caught nothing")
+    assert unwrap_worker_exception("ValueError", "Caught nothing") == (
+        "ValueError",
+        "Caught nothing",
+    )

@@ -12,8 +12,8 @@ from ltui.training.lifecycle.start_from import likely_start, starting_point
 from ltui.training.problem import ProblemError
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
-    part_of,
-    publish,
+    partial_path,
+    publish_checkpoint,
     rank_file,
 )
 from ltui.training.store.run_directory import RunDir
@@ -29,10 +29,17 @@ def source(tmp_path: Path) -> RunDir:
     )
     for step in (10, 20):
         path = run_dir.checkpoints_dir / checkpoint_name(step, "request")
-        part_of(path).write_bytes(b"weights" * step)
-        part_of(rank_file(path, 0)).write_bytes(b"rank")
-        publish(
-            part_of(path), path, 1, global_step=step, epoch=0, reason="request", attempt=1, fit=1
+        partial_path(path).write_bytes(b"weights" * step)
+        partial_path(rank_file(path, 0)).write_bytes(b"rank")
+        publish_checkpoint(
+            partial_path(path),
+            path,
+            1,
+            global_step=step,
+            epoch=0,
+            reason="request",
+            attempt=1,
+            fit=1,
         )
     path.write_bytes(b"WEIGHTS" * 20)
     return run_dir

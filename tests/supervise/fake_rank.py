@@ -2,7 +2,7 @@
 
 Its weights are a chain of hashes, one link a step, so whoever reads a loss or a checkpoint can tell
 whether it is the right one. Checkpoints are written as real ranks do: parts of every rank, a
-barrier, then ``publish``, which real ranks call too.
+barrier, then ``publish_checkpoint``, which real ranks call too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fake_weights import body_of, loss_of, next_weights
 
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
-    part_of,
+    partial_path,
     prune_periodic,
-    publish,
+    publish_checkpoint,
     rank_file,
     remove,
     require_space,
@@ -195,22 +195,24 @@ class FakeRank:
         try:
             if self.rank == 0:
                 require_space(CHECKPOINTS, self.options.size)
-                self.write(part_of(path), body_of(self.weights, self.options.size))
-            self.write(part_of(rank_file(path, self.rank)), b"rank %d " % self.rank + self.weights)
+                self.write(partial_path(path), body_of(self.weights, self.options.size))
+            self.write(
+                partial_path(rank_file(path, self.rank)), b"rank %d " % self.rank + self.weights
+            )
         except OSError as failure:
             error = str(failure)
-            remove(part_of(rank_file(path, self.rank)))
+            remove(partial_path(rank_file(path, self.rank)))
         self.lockstep.meet(self.saves, Lockstep.SAVE)
         if self.rank == 0 and error is None:
             try:
-                path, _ = publish(
-                    part_of(path), path, self.options.ranks, global_step=self.step, epoch=0,
+                path, _ = publish_checkpoint(
+                    partial_path(path), path, self.options.ranks, global_step=self.step, epoch=0,
                     reason=reason, attempt=ATTEMPT, fit=1,
                 )  # fmt: skip
             except OSError as failure:
                 error = str(failure)
         if error is not None:
-            remove(part_of(path))
+            remove(partial_path(path))
         # What the barrier carries: that this rank could save, or not.
         ok = all(self.lockstep.meet(2 * self.saves, Lockstep.SAVED, said=error is None))
         if self.rank == 0:

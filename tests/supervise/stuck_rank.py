@@ -66,13 +66,16 @@ def in_the_worker() -> None:
 def main() -> None:
     how, rank = sys.argv[1], int(sys.argv[2])
     if how != "asleep":
-        from ltui.training.rank.heartbeat.heartbeat_thread import Witness, open_witness
+        from ltui.training.rank.heartbeat.heartbeat_thread import (
+            HeartbeatThread,
+            start_heartbeat_thread,
+        )
 
         run_dir = Path(os.environ["LTUI_RUN_DIR"])
         (run_dir / "queue" / "1").mkdir(parents=True, exist_ok=True)
         if how == "late":
-            Witness._answer = never  # type: ignore[method-assign]
-        assert open_witness(run_dir, 1, rank) is not None
+            HeartbeatThread._answer = never  # type: ignore[method-assign]
+        assert start_heartbeat_thread(run_dir, 1, rank) is not None
         time.sleep(0.1)
     print("ready", flush=True)
     globals()[how]()

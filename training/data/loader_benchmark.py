@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from ltui.training.data.ffcv.beton_file import BetonError
 from ltui.training.data.ffcv.build_beton import EXIT_BAD_INPUT, Reporter
 from ltui.training.data.loader_variant import Variant
-from ltui.training.rank.config_errors import explain
-from ltui.training.rank.telemetry import samples_of
+from ltui.training.rank.config_errors import to_config_error
+from ltui.training.rank.telemetry import count_samples
 from ltui.training.rank.train_preset import build
 
 _MEMORY_EVERY_S = 0.5
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
         reporter.problem(where, what)
         return EXIT_BAD_INPUT
     except (Exception, SystemExit) as error:  # noqa: BLE001  (of the configuration or its classes)
-        mistake = explain(error)
+        mistake = to_config_error(error)
         reporter.problem(mistake.where, mistake.what, mistake.remedy)
         return EXIT_BAD_INPUT
     finally:
@@ -144,7 +144,7 @@ def measure(one: Measured, seconds: float) -> None:
         one.first_batch_s.append(time.monotonic() - began)
         samples, began = 0.0, time.monotonic()
         while (now := time.monotonic()) - began < seconds:
-            samples += samples_of(next(reading))
+            samples += count_samples(next(reading))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             now = time.monotonic()

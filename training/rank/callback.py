@@ -1,8 +1,8 @@
 # ruff: noqa: ARG002  (the arguments are Lightning's)
-"""The Lightning callback: hands each hook to telemetry and steering, and lets neither hurt
+"""The Lightning callback: hands each hook to telemetry and coordinator, and lets neither hurt
 training.
 
-A failure of telemetry switches telemetry off, a failure of steering takes this rank out of what
+A failure of telemetry switches telemetry off, a failure of coordinator takes this rank out of what
 ranks agree on; both are told, training goes on. Only ``RunStopped`` leaves a hook, by design.
 
 The class is mixed with ``Callback`` of whichever package builds the Trainer (``entry.py``).
@@ -18,11 +18,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ltui.training.rank.coordination.coordinator import Steering
+from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.stop_signals import StopSignals, replace_lightning_handlers
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
-from ltui.training.rank.heartbeat.heartbeat_thread import open_witness, watch_barriers
+from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
 from ltui.training.rank.rank_queue import (
     OLDEST_LIGHTNING,
     Channel,
@@ -31,16 +31,16 @@ from ltui.training.rank.rank_queue import (
     open_channel,
 )
 from ltui.training.rank.resume.exact_state import ExactState
-from ltui.training.rank.resume.keep_overrides import keep_changes
-from ltui.training.rank.resume.loop_counters import Place, check_loops
-from ltui.training.rank.resume.resume_checkpoint import fit_of, resume_from
-from ltui.training.rank.script_facts import send_hyperparameters, send_saved
+from ltui.training.rank.resume.keep_overrides import keep_overrides
+from ltui.training.rank.resume.loop_counters import BoundaryKind, check_loops
+from ltui.training.rank.resume.resume_checkpoint import fit_number, resume_from
+from ltui.training.rank.script_facts import send_hyperparameters, send_saved_checkpoint
 from ltui.training.rank.telemetry import Telemetry
-from ltui.training.rank.tuner_fits import finder_of, is_temporary
-from ltui.training.rank.worker_exceptions import own_words
+from ltui.training.rank.tuner_fits import active_finder, is_tuner_checkpoint
+from ltui.training.rank.worker_exceptions import unwrap_worker_exception
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 
-_TRAINING = Place.TRAINING
+_TRAINING = BoundaryKind.TRAINING
 """For what runs every step: to ask an enumeration for a member takes a call."""
 _MESSAGE_LIMIT = 4000
 _TRACEBACK_LIMIT = 16000
@@ -67,7 +67,7 @@ def guarded(hook: Hook) -> Hook:
 
 
 class RankHooks:
-    """All hooks. One object a Trainer; queue and steering are shared by the process."""
+    """All hooks. One object a Trainer; queue and coordinator are shared by the process."""
 
     state_key = "LtuiRank"
     # Lightning asks ``callable(hook)`` and passes over what isn't: cheaper than an empty call.
@@ -78,7 +78,7 @@ class RankHooks:
         self.environment = environment
         self.channel: Channel | None = None
         self.telemetry: Telemetry | None = None
-        self.steering: Steering | None = None
+        self.coordinator: RankCoordinator | None = None
         self._fit = 0
         self._stage = ""
         self._patched = False
@@ -95,12 +95,12 @@ class RankHooks:
         self._trained = False
         """Whether this fit came to the user's own training."""
 
-    def open_early(self) -> None:
+    def open_before_setup(self) -> None:
         """Show the process as starting, where its rank is known before Lightning says it."""
         rank = rank_from_environment(os.environ)
         if rank is not None:
             self.channel = open_channel(self.environment, rank)
-            open_witness(self.environment.run_dir, self.environment.attempt, rank)
+            start_heartbeat_thread(self.environment.run_dir, self.environment.attempt, rank)
 
     # Failures.
 
@@ -113,13 +113,13 @@ class RankHooks:
         with contextlib.suppress(Exception):  # nothing is left to tell it with
             telemetry.off(error)
 
-    def steering_failed(self, error: BaseException) -> None:
-        steering, self.steering = self.steering, None
-        if steering is None and self.channel is not None:
-            steering = self.channel.steering
+    def coordinator_failed(self, error: BaseException) -> None:
+        coordinator, self.coordinator = self.coordinator, None
+        if coordinator is None and self.channel is not None:
+            coordinator = self.channel.coordinator
         with contextlib.suppress(Exception):
-            if steering is not None:
-                steering.leave()
+            if coordinator is not None:
+                coordinator.leave()
             if self._signals is not None:
                 self._signals.restore_defaults()
             if self.channel is not None:
@@ -143,23 +143,23 @@ class RankHooks:
         channel.pulse.set(phase=Phase.SETUP, outcome=Outcome.RUNNING)
         if self.telemetry is None:
             self.telemetry = Telemetry(channel, self.telemetry_failed)
-        if not channel.greeted:
+        if not channel.hello_sent:
             channel.hello(trainer)
             self._check_version(trainer, channel)
             atexit.register(_at_exit, channel)
         try:
             self._take_the_wheel(trainer, channel)
         except Exception as error:  # noqa: BLE001
-            self.steering_failed(error)
+            self.coordinator_failed(error)
         if not self._patched:
             self._patched = True
-            self.telemetry.watch_loops(trainer)
+            self.telemetry.install_marks(trainer)
             self._watch_saving(trainer)
             self._bear_witness(trainer, channel)
             self._keep_exact(trainer, channel)
             self._watch_ends(trainer)
-        if self.steering is not None:
-            self.steering.exact = self._exact
+        if self.coordinator is not None:
+            self.coordinator.exact = self._exact
         self._resume(trainer, channel)
 
     def _check_version(self, trainer: Any, channel: Channel) -> None:
@@ -179,15 +179,15 @@ class RankHooks:
                 if trainer.local_rank == 0:
                     channel.event("note", _APART)
             return
-        if channel.steering is None:
-            channel.steering = Steering(channel, trainer.global_rank, trainer.world_size)
+        if channel.coordinator is None:
+            channel.coordinator = RankCoordinator(channel, trainer.global_rank, trainer.world_size)
         check_loops(trainer)
-        self.steering = channel.steering
+        self.coordinator = channel.coordinator
         if not self._patched:
-            self._signals = StopSignals(channel.steering.raise_flag)
+            self._signals = StopSignals(channel.coordinator.request_stop)
             replace_lightning_handlers(trainer, self._signals)
-            tunes = functools.partial(finder_of, trainer, self)
-            channel.steering.watch_epochs(trainer, self.steering_failed, tunes)
+            tunes = functools.partial(active_finder, trainer, self)
+            channel.coordinator.watch_epoch_ends(trainer, self.coordinator_failed, tunes)
 
     def _keep_exact(self, trainer: Any, channel: Channel) -> None:
         tell = channel.event if channel.rank == 0 else _tell_nothing
@@ -199,9 +199,9 @@ class RankHooks:
     def _bear_witness(self, trainer: Any, channel: Channel) -> None:
         environment = self.environment
         with contextlib.suppress(Exception):  # a run without a witness is a run all the same
-            witness = open_witness(environment.run_dir, environment.attempt, channel.rank)
+            witness = start_heartbeat_thread(environment.run_dir, environment.attempt, channel.rank)
             if witness is not None:
-                watch_barriers(trainer.strategy, witness.slot)
+                publish_barriers(trainer.strategy, witness.slot)
 
     def _watch_ends(self, trainer: Any) -> None:
         """Of a batch after all hooks, and of training before the callbacks' last ones, of which
@@ -215,16 +215,16 @@ class RankHooks:
             telemetry = self.telemetry
             if self._batch_ended if telemetry is None else telemetry.stepped:
                 self._training_boundary(trainer)
-            elif (finder := finder_of(trainer, self)) is not None:
+            elif (finder := active_finder(trainer, self)) is not None:
                 self._finder_batch(trainer, finder)
 
         def on_run_end() -> None:
             try:
-                tunes = finder_of(trainer, self) is not None
-                if self.steering is not None and not self._end_saved and not tunes:
-                    self.steering.save_at_end(trainer, self._fit, Place.END)
+                tunes = active_finder(trainer, self) is not None
+                if self.coordinator is not None and not self._end_saved and not tunes:
+                    self.coordinator.save_at_end(trainer, self._fit, BoundaryKind.END)
             except Exception as error:  # noqa: BLE001
-                self.steering_failed(error)
+                self.coordinator_failed(error)
             training_ended()
 
         connector.on_batch_end, loop.on_run_end = on_batch_end, on_run_end
@@ -254,7 +254,7 @@ class RankHooks:
 
         @functools.wraps(save)
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_temporary(filepath):
+            if is_tuner_checkpoint(filepath):
                 return save(filepath, *args, **kwargs)
             before = pulse.current_phase if pulse else Phase.UNKNOWN
             if pulse:
@@ -266,21 +266,21 @@ class RankHooks:
                     pulse.set(phase=before)
             if channel is not None and channel.rank == 0:
                 with contextlib.suppress(Exception):  # a list in the dashboard, no more
-                    send_saved(channel, trainer, filepath)
+                    send_saved_checkpoint(channel, trainer, filepath)
             return saved
 
         trainer.save_checkpoint = save_checkpoint
 
     def _resume(self, trainer: Any, channel: Channel) -> None:
         path = self.environment.resume_from
-        if self._stage != "fit" or path is None or channel.resumed or fit_of(path) != self._fit:
+        if self._stage != "fit" or path is None or channel.resumed or fit_number(path) != self._fit:
             return
         channel.resumed = True
         tell = channel.event if channel.rank == 0 else _tell_nothing
         own_folder = self.environment.checkpoints_dir.resolve()
         trusted = own_folder in path.resolve().parents
         resume_from(trainer, path, tell, trusted=trusted, exact=self._exact)
-        keep_changes(trainer, self.environment.changed, lambda text: tell("note", text))
+        keep_overrides(trainer, self.environment.changed, lambda text: tell("note", text))
 
     @guarded
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -325,28 +325,28 @@ class RankHooks:
     def _training_boundary(self, trainer: Any) -> None:
         """After all that a batch is made of: the module's own ``on_train_batch_end`` runs after the
         callbacks', and so does what a ModelCheckpoint saves by steps."""
-        steering, telemetry = self.steering, self.telemetry
+        coordinator, telemetry = self.coordinator, self.telemetry
         if telemetry is not None:
             telemetry.stepped, step = False, telemetry.global_step
         else:
             self._batch_ended, step = False, trainer.global_step
-        if steering is None:
+        if coordinator is None:
             return
         self._part = 0
         try:
-            if steering.boundary(trainer, _TRAINING, self._fit, step) and telemetry:
+            if coordinator.boundary(trainer, _TRAINING, self._fit, step) and telemetry:
                 telemetry.restart_clock()
             epoch_loop = trainer.fit_loop.epoch_loop
             if step == epoch_loop.max_steps and not epoch_loop.batch_progress.is_last_batch:
                 # Lightning will now count the epoch that it cuts off as finished.
                 self._end_saved = True
-                steering.save_at_end(trainer, self._fit, Place.TRAINING)
+                coordinator.save_at_end(trainer, self._fit, BoundaryKind.TRAINING)
         except RunStopped:
             with contextlib.suppress(Exception):  # of the user's loggers
                 trainer._logger_connector.update_train_step_metrics()
             raise
         except Exception as error:  # noqa: BLE001
-            self.steering_failed(error)
+            self.coordinator_failed(error)
 
     # Validation, test, prediction.
 
@@ -377,12 +377,12 @@ class RankHooks:
             self._part += 1
             if self.channel is not None:
                 self.channel.pulse.set(batch=batch_idx)
-            if self.steering is not None:
-                place = Place.VALIDATION if self._stage == "fit" else Place.EVALUATION
+            if self.coordinator is not None:
+                place = BoundaryKind.VALIDATION if self._stage == "fit" else BoundaryKind.EVALUATION
                 step = trainer.global_step
-                self.steering.boundary(trainer, place, self._fit, step, self._part)
+                self.coordinator.boundary(trainer, place, self._fit, step, self._part)
         except Exception as error:  # noqa: BLE001
-            self.steering_failed(error)
+            self.coordinator_failed(error)
 
     on_test_batch_end = on_validation_batch_end
     on_predict_batch_end = on_validation_batch_end
@@ -417,10 +417,10 @@ class RankHooks:
         channel = self.channel
         if channel is None or self._ended is not None:
             return
-        if self.steering is not None:
-            self.steering.fit_ended(self._fit)
+        if self.coordinator is not None:
+            self.coordinator.fit_ended(self._fit)
         if self._exact is not None:
-            self._exact.let_go()
+            self._exact.detach()
         tuned = self._finder is not None and not self._trained
         self._finder_ended()
         channel.queue.flush_staged()
@@ -433,8 +433,8 @@ class RankHooks:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._ended = exception
         with contextlib.suppress(Exception):  # the exception itself is what matters now
-            if self.steering is not None:
-                self.steering.leave()
+            if self.coordinator is not None:
+                self.coordinator.leave()
             if self.channel is not None and not isinstance(exception, RunStopped):
                 _tell_exception(self.channel, exception)
 
@@ -455,7 +455,7 @@ class RankHooks:
 
 def _tell_exception(channel: Channel, exception: BaseException) -> None:
     lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
-    name, message = own_words(type(exception).__name__, str(exception))
+    name, message = unwrap_worker_exception(type(exception).__name__, str(exception))
     message = message[:_MESSAGE_LIMIT]
     channel.event(
         "exception",

@@ -21,7 +21,7 @@ def callbacks() -> list[Any]:
     if not (os.environ.get("LTUI_RUN_DIR") and os.environ.get("LTUI_RUN_ID")):
         return []
     try:
-        return _make(_package_that_asks())
+        return _make(_calling_package())
     except Exception as error:  # noqa: BLE001  (a user's script must not fail on our account)
         print(f"ltui: no telemetry: {type(error).__name__}: {error}", file=sys.stderr)
         return []
@@ -34,18 +34,18 @@ def _make(package: str) -> list[Any]:
     environment = RankEnvironment.read(os.environ)
     if environment is None:
         return []
-    callback = rebuild(package, environment)
+    callback = rebuild_callback(package, environment)
     try:
-        callback.open_early()
+        callback.open_before_setup()
     except Exception as error:  # noqa: BLE001  (``setup`` tries again)
         print(f"ltui: {type(error).__name__}: {error}", file=sys.stderr)
-    found = [callback, rebuild_cautions(package, callback)]
+    found = [callback, rebuild_freeze_warnings(package, callback)]
     if os.environ.get("LTUI_COUNT_FLOPS", "0") not in ("", "0"):
-        found.append(rebuild_counter(package, callback))
+        found.append(rebuild_flop_counter(package, callback))
     return found
 
 
-def rebuild_cautions(package: str, of: Any) -> Any:
+def rebuild_freeze_warnings(package: str, of: Any) -> Any:
     """The callback that warns of what freezes runs, through ``of``'s channel."""
 
     def tell(caution: Any) -> None:
@@ -57,22 +57,22 @@ def rebuild_cautions(package: str, of: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def _cautions_class(package: str) -> type:
-    from ltui.training.rank.freeze_warnings import CautionHooks
+    from ltui.training.rank.freeze_warnings import FreezeWarningHooks
 
     base = importlib.import_module(_PACKAGES[package]).Callback
 
     def init(self: Any, of: Any, tell: Any) -> None:
-        CautionHooks.__init__(self, tell)
+        FreezeWarningHooks.__init__(self, tell)
         self.of = of
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild_cautions, (package, self.of)
+        return rebuild_freeze_warnings, (package, self.of)
 
     body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
-    return type("LtuiCautions", (CautionHooks, base), body)
+    return type("LtuiFreezeWarnings", (FreezeWarningHooks, base), body)
 
 
-def rebuild_counter(package: str, of: Any) -> Any:
+def rebuild_flop_counter(package: str, of: Any) -> Any:
     """The callback that counts a batch's operations, and tells them through ``of``'s channel."""
 
     def tell(kind: str, text: str, **fields: Any) -> None:
@@ -93,13 +93,13 @@ def _counter_class(package: str) -> type:
         self.of = of
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild_counter, (package, self.of)
+        return rebuild_flop_counter, (package, self.of)
 
     body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
     return type("LtuiFlops", (FlopHooks, base), body)
 
 
-def rebuild(package: str, environment: Any) -> Any:
+def rebuild_callback(package: str, environment: Any) -> Any:
     """A fresh callback; also how one is unpickled in a spawned process, where nothing is open
     yet."""
     return _callback_class(package)(environment)
@@ -112,12 +112,12 @@ def _callback_class(package: str) -> type:
     base = importlib.import_module(_PACKAGES[package]).Callback
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild, (package, self.environment)
+        return rebuild_callback, (package, self.environment)
 
     return type("LtuiRank", (RankHooks, base), {"__reduce__": reduce, "__module__": __name__})
 
 
-def _package_that_asks() -> str:
+def _calling_package() -> str:
     """Of the two packages, the one whose Trainer is being made: the nearest caller of theirs."""
     frame = sys._getframe(1)
     while frame is not None:

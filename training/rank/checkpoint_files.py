@@ -33,15 +33,15 @@ def rank_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint.with_name(f"{checkpoint.name}.rank-{rank:05d}")
 
 
-def part_of(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """Where ``path`` is written before it gets its name."""
     return path.with_name(f".{path.name}.part")
 
 
-def publish(temporary: Path, path: Path, ranks: int, **facts: Any) -> tuple[Path, int]:
+def publish_checkpoint(temporary: Path, path: Path, ranks: int, **facts: Any) -> tuple[Path, int]:
     """Flush, checksum, rename, then the manifest. Returns where it stands, and its size in bytes.
 
-    ``temporary`` and the parts of ``ranks`` ranks lie beside ``path`` under their ``part_of``
+    ``temporary`` and the parts of ``ranks`` ranks lie beside ``path`` under their ``partial_path``
     names. Raises ``OSError``; then no manifest names what was written.
     """
     files = {}
@@ -49,7 +49,7 @@ def publish(temporary: Path, path: Path, ranks: int, **facts: Any) -> tuple[Path
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         files[str(file.relative_to(temporary))] = (_sha256(file), file.stat().st_size)
-    parts = [part_of(rank_file(path, rank)) for rank in range(ranks)]
+    parts = [partial_path(rank_file(path, rank)) for rank in range(ranks)]
     digests = [(_sha256(part), part.stat().st_size) for part in parts]
     earlier = _of_that_name(path)
     final = _free_name(path)
@@ -76,10 +76,10 @@ def publish(temporary: Path, path: Path, ranks: int, **facts: Any) -> tuple[Path
                 name: {"sha256": digest, "size_bytes": bytes_}
                 for name, (digest, bytes_) in files.items()
             }
-        write_whole(Path(f"{final}.json"), json.dumps(manifest, indent=1).encode())
+        write_durably(Path(f"{final}.json"), json.dumps(manifest, indent=1).encode())
     except OSError:
         remove_checkpoint(final)
-        remove(part_of(Path(f"{final}.json")))
+        remove(partial_path(Path(f"{final}.json")))
         raise
     for older in earlier:
         remove_checkpoint(older)
@@ -156,9 +156,9 @@ def remove_checkpoint(path: Path) -> None:
         remove(file)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes) -> None:
     """Write ``data`` under a temporary name, flush it, rename it."""
-    temporary = part_of(path)
+    temporary = partial_path(path)
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()

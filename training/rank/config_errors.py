@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 
-class Mistake(ValueError):  # noqa: N818  (of the user, not of the program)
+class ConfigError(ValueError):
     """A mistake in a run's configuration: where it is, what is wrong, what to do."""
 
     def __init__(self, *, where: str, what: str, remedy: str | None = None) -> None:
@@ -30,10 +30,10 @@ _CLASS = re.compile(
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
 
 
-def explain(error: BaseException) -> Mistake:
-    """The root cause of ``error`` as a ``Mistake``."""
+def to_config_error(error: BaseException) -> ConfigError:
+    """The root cause of ``error`` as a ``ConfigError``."""
     for cause in _causes(error):
-        if isinstance(cause, Mistake):
+        if isinstance(cause, ConfigError):
             return cause
         if isinstance(cause, ModuleNotFoundError):
             return _missing(cause)
@@ -43,7 +43,7 @@ def explain(error: BaseException) -> Mistake:
     return _of_jsonargparse(text, type(error).__name__)
 
 
-def _of_jsonargparse(text: str, kind: str) -> Mistake:
+def _of_jsonargparse(text: str, kind: str) -> ConfigError:
     """Its messages name the key first, and bury the reason where a class path is to blame."""
     key = _KEY.search(text)
     where = key.group(1) if key else "configuration"
@@ -57,13 +57,13 @@ def _of_jsonargparse(text: str, kind: str) -> Mistake:
             where, reason = f"{where}.class_path", f"{path}: {reason}"
     else:
         reason = text[key.end() :] if key else text
-    return Mistake(where=where, what=_short(_TYPE.sub(r"\1", reason), kind))
+    return ConfigError(where=where, what=_short(_TYPE.sub(r"\1", reason), kind))
 
 
-def _missing(error: ModuleNotFoundError) -> Mistake:
+def _missing(error: ModuleNotFoundError) -> ConfigError:
     name = error.name or str(error)
     root = name.partition(".")[0]
-    return Mistake(
+    return ConfigError(
         where="configuration",
         what=f"the module {name!r} can't be imported.",
         remedy=(

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.log_call_check import Caution, cautions_of
+from ltui.training.rank.log_call_check import FreezeWarning, find_log_call_warnings
 
 WORKERS_PER_CORE = 2
 """More loader workers than this for each core slow each other down."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (not a file of ours: where workers hand batches over)
 _MOST_PARTS = 1000
 
-Tell = Callable[[Caution], None]
+Tell = Callable[[FreezeWarning], None]
 
 
-class CautionHooks:
+class FreezeWarningHooks:
     """Mixed with Lightning's ``Callback``. Nothing here ever raises into training."""
 
     # Lightning asks ``callable(hook)`` and passes over what isn't: cheaper than an empty call.
@@ -33,9 +33,9 @@ class CautionHooks:
 
     def __init__(self, tell: Tell) -> None:
         self._tell_it = tell
-        self._told: set[Caution] = set()
+        self._told: set[FreezeWarning] = set()
 
-    def _look(self, look: Callable[[], Iterator[Caution]]) -> None:
+    def _look(self, look: Callable[[], Iterator[FreezeWarning]]) -> None:
         try:
             for caution in look():
                 if caution not in self._told:
@@ -46,7 +46,7 @@ class CautionHooks:
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if trainer.world_size > 1 and trainer.global_rank == 0:
-            self._look(lambda: iter(cautions_of(type(pl_module))))
+            self._look(lambda: iter(find_log_call_warnings(type(pl_module))))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.local_rank == 0:
@@ -90,36 +90,36 @@ def _worker_loaders(trainer: Any) -> list[Any]:
     return [x for x in loaders if isinstance(getattr(x, "num_workers", None), int)]
 
 
-def _too_many_workers(trainer: Any) -> Iterator[Caution]:
+def _too_many_workers(trainer: Any) -> Iterator[FreezeWarning]:
     cores, ranks = len(os.sched_getaffinity(0)), max(_local_ranks(), trainer.num_devices)
     workers = sum(loader.num_workers for loader in _worker_loaders(trainer))
     if workers * ranks > WORKERS_PER_CORE * cores:
-        yield Caution(
+        yield FreezeWarning(
             f"{ranks} ranks with {workers} loader workers each are {workers * ranks} processes "
             f"for {cores} cores: they slow each other down, and starting them takes long.",
             f"Set num_workers to about {max(1, cores // ranks)}.",
         )
 
 
-def _too_little_shared_memory(trainer: Any, batch: Any) -> Iterator[Caution]:
+def _too_little_shared_memory(trainer: Any, batch: Any) -> Iterator[FreezeWarning]:
     loaders = [loader for loader in _worker_loaders(trainer) if loader.num_workers]
     if not loaders or not os.path.isdir(_SHARED_MEMORY):
         return
     there = os.statvfs(_SHARED_MEMORY)
     ahead = sum(x.num_workers * (x.prefetch_factor or 2) for x in loaders) / len(loaders)
     ranks = max(_local_ranks(), trainer.num_devices)
-    yield from shared_memory_caution(
+    yield from shared_memory_warnings(
         sum(t.nbytes for t in _tensors(batch)), int(ahead), ranks, there.f_frsize * there.f_blocks
     )
 
 
-def shared_memory_caution(
+def shared_memory_warnings(
     batch_bytes: int, batches_ahead: int, ranks: int, there_bytes: int
-) -> Iterator[Caution]:
+) -> Iterator[FreezeWarning]:
     """``batches_ahead``: that the workers of a rank hold ready."""
     needed = batch_bytes * batches_ahead * ranks
     if needed > there_bytes:
-        yield Caution(
+        yield FreezeWarning(
             f"Loader workers hold up to {needed >> 20} MiB of batches ready in {_SHARED_MEMORY}, "
             f"which has {there_bytes >> 20} MiB: a worker will be killed by a bus error.",
             "Make it larger (docker run --shm-size or --ipc=host), or lower num_workers or "
@@ -144,7 +144,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
     return found
 
 
-def _guessed_batch_size(trainer: Any, batch: Any, where: str) -> Iterator[Caution]:
+def _guessed_batch_size(trainer: Any, batch: Any, where: str) -> Iterator[FreezeWarning]:
     """Lightning takes the first tensor's length as the weight of an epoch's mean."""
     results = trainer._results
     if results is None or results.batch_size is None:
@@ -152,7 +152,7 @@ def _guessed_batch_size(trainer: Any, batch: Any, where: str) -> Iterator[Cautio
     sizes = sorted({t.shape[0] if t.ndim else 1 for t in _tensors(batch)})
     if len(sizes) > 1:
         names = sorted({m.meta.name for m in results.values() if m.is_tensor and m.meta.on_epoch})
-        yield Caution(
+        yield FreezeWarning(
             f"Lightning guesses the batch size in {where}: the batch holds tensors of length "
             f"{', '.join(str(s) for s in sizes[:4])}, and the mean of {_some(names)} over an epoch "
             f"is weighted with {results.batch_size}.",
@@ -160,7 +160,7 @@ def _guessed_batch_size(trainer: Any, batch: Any, where: str) -> Iterator[Cautio
         )
 
 
-def _not_synchronised(trainer: Any) -> Iterator[Caution]:
+def _not_synchronised(trainer: Any) -> Iterator[FreezeWarning]:
     results = trainer._results
     names = sorted(
         {
@@ -170,7 +170,7 @@ def _not_synchronised(trainer: Any) -> Iterator[Caution]:
         }
     )
     if names:
-        yield Caution(
+        yield FreezeWarning(
             f"{_some(names)} {'is' if len(names) == 1 else 'are'} logged in validation without "
             "sync_dist=True: each rank has a value of its own, and what decides by it (early "
             "stopping, the best checkpoint, a schedule) may do so differently on each, which "
@@ -179,12 +179,12 @@ def _not_synchronised(trainer: Any) -> Iterator[Caution]:
         )
 
 
-def _halfway_synchronised(trainer: Any) -> Iterator[Caution]:
+def _halfway_synchronised(trainer: Any) -> Iterator[FreezeWarning]:
     results = trainer._results
     for metric in results.values() if results is not None else ():
         sync = metric.meta.sync
         if sync._should and sync.rank_zero_only:
-            yield Caution(
+            yield FreezeWarning(
                 f"{metric.meta.name} is logged with both sync_dist=True and rank_zero_only=True: "
                 "it is not synchronised.",
                 "Drop rank_zero_only=True: Lightning writes it once anyway.",

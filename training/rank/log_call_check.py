@@ -18,16 +18,16 @@ _OURS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builtins", 
 _ONE_RANK = ("rank_zero_only", "rank_zero_experiment")
 
 
-class Caution(NamedTuple):
+class FreezeWarning(NamedTuple):
     """Something that freezes runs or makes their figures wrong, and what to do about it."""
 
     what: str
     remedy: str
 
 
-def cautions_of(cls: type) -> list[Caution]:
+def find_log_call_warnings(cls: type) -> list[FreezeWarning]:
     """From the source of ``cls`` and of the classes of the user's that it inherits from."""
-    found: list[Caution] = []
+    found: list[FreezeWarning] = []
     for part in cls.__mro__:
         if part.__module__.partition(".")[0] in _OURS:
             continue
@@ -43,16 +43,16 @@ def cautions_of(cls: type) -> list[Caution]:
     return list(dict.fromkeys(found))
 
 
-def _judge(call: ast.Call, alone: bool, place: str) -> Iterator[Caution]:
+def _judge(call: ast.Call, alone: bool, place: str) -> Iterator[FreezeWarning]:
     synchronised = _true(call, "sync_dist")
     if synchronised and alone:
-        yield Caution(
+        yield FreezeWarning(
             f"{place} logs with sync_dist=True where only one rank comes by: that rank waits for "
             "the others for ever.",
             "Log on every rank, or drop sync_dist there.",
         )
     elif synchronised and _true(call, "rank_zero_only"):
-        yield Caution(
+        yield FreezeWarning(
             f"{place} logs with both sync_dist=True and rank_zero_only=True: only rank 0 would "
             "take part in the synchronisation.",
             "Keep sync_dist=True and drop rank_zero_only=True: Lightning writes it once anyway.",

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 
 
-def take_own_log(environ: Mapping[str, str], rank: int) -> None:
+def redirect_rank_log(environ: Mapping[str, str], rank: int) -> None:
     """Point this process's standard output and error at its rank's log. Raises ``OSError``."""
     folder = environ.get("LTUI_LOG_DIR")
     if not folder:

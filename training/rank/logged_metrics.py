@@ -17,7 +17,7 @@ from ltui.training.rank.rank_queue import Channel
 from ltui.training.tensor_queue.record_types import Kind
 
 
-class UserMetrics:
+class LoggedMetrics:
     """Sends what is new among a Trainer's logged metrics."""
 
     def __init__(self, channel: Channel) -> None:

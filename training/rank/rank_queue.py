@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.log_redirect import take_own_log
+from ltui.training.rank.log_redirect import redirect_rank_log
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase
 
 if TYPE_CHECKING:
-    from ltui.training.rank.coordination.coordinator import Steering
+    from ltui.training.rank.coordination.coordinator import RankCoordinator
 
 _TEXT_LIMIT = 4000
 """Characters of a message; a record must stay small beside the ring."""
@@ -41,12 +41,12 @@ class Channel:
         path = environment.queue_dir / f"rank-{rank:05d}.queue"
         self.queue = QueueWriter.create(path, capacity_bytes=environment.queue_bytes)
         self.pulse = self.queue.pulse
-        self.greeted = False
+        self.hello_sent = False
         self.fits = 0
         """How many times fit, validate, test or predict began in this process."""
         self.resumed = False
         """Whether ``LTUI_RESUME_FROM`` has been given to a Trainer."""
-        self.steering: Steering | None = None
+        self.coordinator: RankCoordinator | None = None
         self.pulse.set(
             pid=self.pid,
             start_ticks=own_start_ticks(),
@@ -88,7 +88,7 @@ class Channel:
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             script=sys.argv[0] if sys.argv else "",
         )
-        self.greeted = True
+        self.hello_sent = True
 
     def plan(self, trainer: Any) -> None:
         batches = trainer.num_training_batches
@@ -198,6 +198,6 @@ def open_channel(environment: RankEnvironment, rank: int) -> Channel:
             return known
         known.close()
     with contextlib.suppress(OSError):  # the shared log will do
-        take_own_log(os.environ, rank)
+        redirect_rank_log(os.environ, rank)
     _current = Channel(environment, rank)
     return _current

@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
     return type(value).__name__
 
 
-def send_saved(channel: Channel, trainer: Any, path: Any) -> None:
+def send_saved_checkpoint(channel: Channel, trainer: Any, path: Any) -> None:
     """Send that the script, or a callback of its own, saved the checkpoint ``path``."""
     text = os.fspath(path)
     kept = next((c for c in trainer.checkpoint_callbacks if _holds(c, text)), None)

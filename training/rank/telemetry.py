@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.logged_metrics import UserMetrics
+from ltui.training.rank.logged_metrics import LoggedMetrics
 from ltui.training.rank.rank_queue import Channel
 from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
 
@@ -92,7 +92,7 @@ class Telemetry:
     def __init__(self, channel: Channel, failed: Callable[[BaseException], None]) -> None:
         self._channel = channel
         self._failed = failed
-        self._metrics = UserMetrics(channel)
+        self._metrics = LoggedMetrics(channel)
         self._pulse = channel.pulse
         self._mark = channel.pulse.mark
         row = channel.queue.row(_STEP, len(StepField))
@@ -135,7 +135,7 @@ class Telemetry:
         # In automatic optimization Lightning divides the loss by this before it hands it out.
         self._scaled_loss = automatic
         self._on_cuda = trainer.strategy.root_device.type == "cuda"
-        self._profiled = not spare_profiling(trainer)
+        self._profiled = not silence_idle_profiler(trainer)
         optimizers = trainer.optimizers
         self._param_group = optimizers[0].param_groups[0] if optimizers else None
         self._epoch = trainer.current_epoch
@@ -145,7 +145,7 @@ class Telemetry:
         self._next_batch = 0
         self._row[StepField.EPOCH] = self._epoch
 
-    def watch_loops(self, trainer: Any) -> None:
+    def install_marks(self, trainer: Any) -> None:
         """Put the marks around what a batch is made of."""
         self._watch_fetch(trainer.fit_loop.epoch_loop)
         self._watch_batch_start(trainer)
@@ -313,9 +313,9 @@ class Telemetry:
             self._failed(error)
 
     def _samples_of(self, batch: Any) -> float:
-        """``samples_of``; remembers a plain structure so that the next batch need not be
+        """``count_samples``; remembers a plain structure so that the next batch need not be
         searched."""
-        samples = samples_of(batch)
+        samples = count_samples(batch)
         kind = type(batch)
         listed = kind in (list, tuple) and len(batch) > 0
         if type(batch[0] if listed else batch) is torch.Tensor:
@@ -374,7 +374,7 @@ class Telemetry:
         self._channel.event("telemetry_off", f"Telemetry switched itself off ({text}).", error=text)
 
 
-def spare_profiling(trainer: Any) -> bool:
+def silence_idle_profiler(trainer: Any) -> bool:
     """Whether nobody profiles: Lightning's own profiler does nothing, and its context managers
     around every hook, some fifty microseconds a step, are then put out. Another profiler, also one
     that is given to the trainer later, is left as it is."""
@@ -387,7 +387,7 @@ def spare_profiling(trainer: Any) -> bool:
     return True
 
 
-def samples_of(batch: Any) -> float:
+def count_samples(batch: Any) -> float:
     """Length of the first tensor found in ``batch``, NaN where there is none."""
     for _ in range(8):
         if isinstance(batch, torch.Tensor):

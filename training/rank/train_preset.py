@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.config_errors import Mistake, explain
+from ltui.training.rank.config_errors import ConfigError, to_config_error
 from ltui.training.rank.coordination.stop_exception import RunStopped
-from ltui.training.rank.log_call_check import cautions_of
+from ltui.training.rank.log_call_check import find_log_call_warnings
 
 AFTER_FIT = ("validate", "test")
 _PR_SET_PDEATHSIG = 1
@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
         document = json.loads(Path(paths[0]).read_text())
         sys.path[:0] = document.get("python_path") or []
         cli = build(document["config"], train=not check)
-        after = methods_after_fit(document.get("after_fit") or [])
+        after = check_after_fit(document.get("after_fit") or [])
     except (Exception, SystemExit) as error:  # everything before fit is configuration
-        mistake = explain(error)
+        mistake = to_config_error(error)
         print(json.dumps(mistake.to_document()) if check else mistake, file=_out(check))
         if os.environ.get("LTUI_TRACEBACK"):
             raise
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _tell_cautions(cli: Any) -> None:
     """JSON lines ``{"where", "what", "remedy"}`` of what the module does that freezes ranks."""
-    for caution in cautions_of(type(cli.model)):
+    for caution in find_log_call_warnings(type(cli.model)):
         document = {"where": "model", "what": caution.what, "remedy": caution.remedy}
         print(json.dumps(document))
 
@@ -94,7 +94,7 @@ def build(config: dict[str, Any], *, train: bool) -> Any:
             raise
         from pytorch_lightning.cli import LightningCLI  # type: ignore[assignment]
     return LightningCLI(
-        args=with_defaults(config, fit_to_world=train),
+        args=add_trainer_defaults(config, fit_to_world=train),
         run=False,
         save_config_callback=None,
         seed_everything_default=False,
@@ -102,7 +102,7 @@ def build(config: dict[str, Any], *, train: bool) -> Any:
     )
 
 
-def with_defaults(config: dict[str, Any], *, fit_to_world: bool) -> dict[str, Any]:
+def add_trainer_defaults(config: dict[str, Any], *, fit_to_world: bool) -> dict[str, Any]:
     """``config`` with what is good for a watched run where it says nothing, and the devices it was
     given."""
     trainer = {**_TRAINER_DEFAULTS, **(config.get("trainer") or {})}
@@ -111,7 +111,9 @@ def with_defaults(config: dict[str, Any], *, fit_to_world: bool) -> dict[str, An
     if run_dir := os.environ.get("LTUI_RUN_DIR"):
         trainer.setdefault("default_root_dir", run_dir)
     if fit_to_world and "LOCAL_WORLD_SIZE" in os.environ:
-        trainer["devices"] = devices_of(trainer.get("devices"), int(os.environ["LOCAL_WORLD_SIZE"]))
+        trainer["devices"] = resolve_devices(
+            trainer.get("devices"), int(os.environ["LOCAL_WORLD_SIZE"])
+        )
         trainer["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE") or 1)
     return {**config, "trainer": trainer}
 
@@ -123,17 +125,17 @@ def has_checkpoint_callback(trainer: dict[str, Any]) -> bool:
     return any(name.rpartition(".")[2].endswith("Checkpoint") for name in names)
 
 
-def devices_of(asked: Any, local_world_size: int) -> Any:
+def resolve_devices(asked: Any, local_world_size: int) -> Any:
     """The launcher has decided how many ranks there are; a list of that many devices is kept."""
     if isinstance(asked, list) and len(asked) == local_world_size:
         return asked
     return local_world_size
 
 
-def methods_after_fit(names: list[str]) -> list[str]:
+def check_after_fit(names: list[str]) -> list[str]:
     for name in names:
         if name not in AFTER_FIT:
-            raise Mistake(
+            raise ConfigError(
                 where="after_fit",
                 what=f"{name!r} can't be run after fit.",
                 remedy=f"Use {' or '.join(AFTER_FIT)}.",

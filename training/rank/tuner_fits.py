@@ -13,7 +13,7 @@ _FILES = (".lr_find_", ".scale_batch_size_")
 """How the Tuner's own temporary checkpoints begin."""
 
 
-def finder_of(trainer: Any, callback: Any) -> str | None:
+def active_finder(trainer: Any, callback: Any) -> str | None:
     """The finder that trains now; None where the user's training does.
 
     The Tuner puts all callbacks aside for its trials: the learning rate finder puts one of its own
@@ -26,6 +26,6 @@ def finder_of(trainer: Any, callback: Any) -> str | None:
     return "learning rate finder" if finds_rate else "batch size finder"
 
 
-def is_temporary(filepath: Any) -> bool:
+def is_tuner_checkpoint(filepath: Any) -> bool:
     """Whether a checkpoint is the Tuner's own, which it removes again."""
     return os.path.basename(str(filepath)).startswith(_FILES)

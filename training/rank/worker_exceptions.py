@@ -15,7 +15,7 @@ _CAUGHT = re.compile(
 _BEGIN = "Traceback (most recent call last):\n"
 
 
-def own_words(kind: str, message: str) -> tuple[str, str]:
+def unwrap_worker_exception(kind: str, message: str) -> tuple[str, str]:
     """Class and text of the exception that the worker raised, with where it was; of any other
     exception as they are."""
     caught = _CAUGHT.search(message)

@@ -37,7 +37,7 @@ import lightning.pytorch as pl
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ltui.training.rank.callback_factory import rebuild
+from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.rank.environment import RankEnvironment
 
 BOUND_US = 40.0
@@ -213,9 +213,9 @@ class _Rank:
 
     def __init__(self, folder: Path) -> None:
         environment = RankEnvironment(run_dir=folder, run_id="check", attempt=1)
-        self.callback: Any = rebuild("lightning", environment)
+        self.callback: Any = rebuild_callback("lightning", environment)
         self.errors: list[str] = []
-        for name in ("telemetry_failed", "steering_failed"):
+        for name in ("telemetry_failed", "coordinator_failed"):
             setattr(self.callback, name, self._remember(getattr(self.callback, name)))
 
     def _remember(self, failed: Callable[[BaseException], None]) -> Callable[..., None]:
@@ -341,7 +341,7 @@ def judge(figures: dict[str, Any]) -> dict[str, bool]:
         "the count notices one that is": sum(calls[CONTROL].values())
         >= sum(calls[EMPTY].values()) + 1,
         "torch's guard notices a wait": guard["notices_a_wait"] is not False,
-        "telemetry and steering stayed on": not any(
+        "telemetry and coordinator stayed on": not any(
             part["errors"] for part in (figures["host_time"], counted, guard)
         ),
         "every hook ran guarded": all(guard["calls"].get(name) for name in HOOKS),

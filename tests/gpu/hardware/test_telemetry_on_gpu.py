@@ -104,7 +104,7 @@ def test_rehearsal_without_a_gpu_counts_what_telemetry_does(tmp_path):
     checks = figures["checks"]
     assert not checks["no call that waits is added"]
     assert checks["the count notices one that is"]
-    assert checks["telemetry and steering stayed on"], figures
+    assert checks["telemetry and coordinator stayed on"], figures
     assert checks["every hook ran guarded"], figures["guard"]
 
 

@@ -106,7 +106,7 @@ def try_case(folder: Path, case: str, known: dict[Any, Any]) -> dict[str, Any]:
             shares = loader not in SHARES_BY_ITSELF
             return train(run, data, *how, part=part, shares=shares, **extra)
         finally:
-            let_go(data)
+            detach(data)
 
     key = (loader, workers, part, str(options))
     if key not in known:
@@ -165,7 +165,7 @@ def remove(run: RunFolder) -> None:
         shutil.rmtree(run.path)
 
 
-def let_go(data: Any) -> None:
+def detach(data: Any) -> None:
     """The loaders' worker processes and threads."""
     for loader in torch.utils._pytree.tree_leaves(getattr(data, "iterables", data)):
         shut_down(loader)

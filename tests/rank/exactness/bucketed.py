@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ltui.training.rank.resume.ddp_buckets import begin_with, layout_of
+from ltui.training.rank.resume.ddp_buckets import apply_bucket_layout, read_bucket_layout
 from tests.rank.exactness import world
 from tests.rank.exactness.world import HERE
 
@@ -54,14 +54,14 @@ def compare(folder: Path) -> None:
     dist.init_process_group("gloo", rank=HERE.rank, world_size=HERE.ranks)
     never = made()
     reference = sums(never, range(STEPS))[STOP:]
-    layout = layout_of(never)
+    layout = read_bucket_layout(never)
     found: dict[str, Any] = {"layout": layout, "anew": sums(made(), range(STOP, STEPS))}
     given = made()
     # Of the other ranks another one was read: rank 0's holds.
-    found["given"] = begin_with(given, layout if HERE.rank == 0 else [])
-    found["kept"] = layout_of(given)
+    found["given"] = apply_bucket_layout(given, layout if HERE.rank == 0 else [])
+    found["kept"] = read_bucket_layout(given)
     found["same"] = sums(given, range(STOP, STEPS)) == reference
-    found["kept later"] = layout_of(given)
+    found["kept later"] = read_bucket_layout(given)
     found["differs by itself"] = found.pop("anew") != reference
     for name, options, other in (
         ("another model", {}, [["layers.0.weight", "unheard of"]]),
@@ -69,10 +69,10 @@ def compare(folder: Path) -> None:
         ("none", {}, None),
     ):
         model = made(**options)
-        before = layout_of(model)
-        refused = not begin_with(model, other)
+        before = read_bucket_layout(model)
+        refused = not apply_bucket_layout(model, other)
         trains = len(sums(model, range(1, STEPS))) == STEPS - 1
-        found[name] = [refused, before == layout_of(made(**options)), trains]
+        found[name] = [refused, before == read_bucket_layout(made(**options)), trains]
     if HERE.rank == 0:
         (folder / "buckets.json").write_text(json.dumps(found))
     dist.destroy_process_group()

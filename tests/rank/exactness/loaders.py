@@ -79,10 +79,10 @@ class Stateful(Stream):
     """Keeps its place in the stream, as ``StatefulDataLoader`` asks of a dataset."""
 
     def __init__(self) -> None:
-        self.at = self.go_on = 0
+        self.at = self.resume = 0
 
     def __iter__(self) -> Any:
-        self.at, self.go_on = self.go_on, 0
+        self.at, self.resume = self.resume, 0
         for number, row in list(super().__iter__())[self.at :]:
             self.at += 1
             yield number, row
@@ -91,7 +91,7 @@ class Stateful(Stream):
         return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.go_on = state["at"]
+        self.resume = state["at"]
 
 
 class Counting(torch.utils.data.Sampler):

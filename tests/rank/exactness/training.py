@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from ltui.training.models.sharding import ShardedStrategy
-from ltui.training.rank.callback_factory import rebuild
+from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.tensor_queue.control_block import Command
@@ -246,7 +246,7 @@ def train(
     if watched:
         environment = RankEnvironment.read(run.environment(**extra))
         assert environment is not None
-        callbacks = [*callbacks, rebuild("lightning", environment)]
+        callbacks = [*callbacks, rebuild_callback("lightning", environment)]
     trainer = pl.Trainer(
         **{
             "accelerator": "cpu",

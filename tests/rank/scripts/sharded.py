@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
-    part_of,
+    partial_path,
     publish,
     rank_file,
 )
@@ -29,11 +29,11 @@ def save(folder: Path) -> None:
     mesh = init_device_mesh("cpu", (world.HERE.ranks,))
     rows = distribute_tensor(ROWS, mesh, [Shard(0)])
     path = folder / checkpoint_name(7, "stop")
-    dcp.save({"rows": rows, "step": torch.tensor(7)}, checkpoint_id=part_of(path))
-    torch.save({"rank": world.HERE.rank}, part_of(rank_file(path, world.HERE.rank)))
+    dcp.save({"rows": rows, "step": torch.tensor(7)}, checkpoint_id=partial_path(path))
+    torch.save({"rank": world.HERE.rank}, partial_path(rank_file(path, world.HERE.rank)))
     distributed.barrier()
     if world.HERE.rank == 0:
-        publish(part_of(path), path, 2, global_step=7, attempt=1, fit=1, reason="stop")
+        publish(partial_path(path), path, 2, global_step=7, attempt=1, fit=1, reason="stop")
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -31,7 +31,7 @@ from ltui.training.data.cpu_memory_limits import cores_of_rank
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.page_reader import OsCache, ProcessCache
 from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Key, PerThread, Shared
-from ltui.training.rank.resume.ffcv_random_operations import inexact_because_of
+from ltui.training.rank.resume.ffcv_random_operations import describe_inexact_operations
 
 Batch = tuple[Any, ...]
 _LOOK_S = 5.0
@@ -64,7 +64,7 @@ class FfcvReader:
         self.batches_ahead = batches_ahead
         most: int = vars(numba.config)["NUMBA_NUM_THREADS"]
         self.threads = min(num_workers or cores_of_rank(), most)
-        self.inexact = inexact_because_of(o for chain in pipelines.values() for o in chain)
+        self.inexact = describe_inexact_operations(o for chain in pipelines.values() for o in chain)
         """What of its batches a resume can't bring back."""
         self.pages = OsCache(file) if os_cache else ProcessCache(file)
         kept = torch.get_num_threads()

@@ -10,7 +10,7 @@ from ltui.training.rank.checkpoint_files import best_values, prune_best
 from ltui.training.rank.environment import RankEnvironment
 
 
-class BestSoFar:
+class BestCheckpoints:
     """Asks after every validation and epoch whether the metric is among the best so far."""
 
     def __init__(self, environment: RankEnvironment) -> None:

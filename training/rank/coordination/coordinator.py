@@ -28,13 +28,13 @@ from typing import Any
 
 from ltui.training.rank.checkpoint_files import prune_periodic
 from ltui.training.rank.coordination import save_checkpoint as checkpoints
-from ltui.training.rank.coordination.best_checkpoints import BestSoFar
+from ltui.training.rank.coordination.best_checkpoints import BestCheckpoints
 from ltui.training.rank.coordination.step_consensus import (
     EPOCH_END,
     GONE,
     STOP_AT_WORD,
     Action,
-    Board,
+    BarrierTable,
     Move,
     passed,
     position,
@@ -43,7 +43,7 @@ from ltui.training.rank.coordination.step_consensus import frozen as frozen_at
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.rank_queue import Channel
 from ltui.training.rank.resume.exact_state import ExactState
-from ltui.training.rank.resume.loop_counters import Place, amendment, place_allows
+from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment
 from ltui.training.tensor_queue.control_block import Command, ControlFile, ControlState, StopPlan
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 
@@ -73,7 +73,7 @@ def _fit_is_over(trainer: Any) -> bool:
     return bool(steps_done or epochs_done or trainer.should_stop)
 
 
-class Steering:
+class RankCoordinator:
     """One rank's part in what all ranks do together. One a process, as the board and the queue
     are."""
 
@@ -84,14 +84,14 @@ class Steering:
         self._leads = rank == 0
         self._control = ControlFile.open(folder / "control.bin")
         name = f"agree-{environment.restarts}-{world_size}.bin"
-        self._board = Board(folder / name, rank, world_size)
-        self._words, self._mine = self._board.words, self._board.own_word
+        self._board = BarrierTable(folder / name, rank, world_size)
+        self._words, self._mine = self._board.words, self._board.own_slot
         self._done = self._words[0]
         self._state = self._control.read()
         self._answered = self._state.decision.decision_id if self._state.decision else 0
         self._folder = environment.checkpoints_dir
         self._every_s = environment.checkpoint_every_s
-        self._best = BestSoFar(environment)
+        self._best = BestCheckpoints(environment)
         self._saved_at = time.monotonic()
         self._saves = 0
         self._asked_for = True
@@ -100,7 +100,7 @@ class Steering:
         self.exact: ExactState | None = None
         """Of the Trainer that runs."""
 
-    def raise_flag(self, signum: int) -> None:
+    def request_stop(self, signum: int) -> None:
         """For a signal handler: one byte is stored."""
         self._control.raise_signal(signum)
 
@@ -115,7 +115,7 @@ class Steering:
     # The boundary: all that a step without a request costs.
 
     def boundary(
-        self, trainer: Any, place: Place, fit: int, global_step: int, part: int = 0
+        self, trainer: Any, place: BoundaryKind, fit: int, global_step: int, part: int = 0
     ) -> bool:
         """Pass a boundary. True where something was done there, which is no part of a step's time.
 
@@ -136,11 +136,13 @@ class Steering:
             return False
         return self._halt(trainer, place, fit, here)
 
-    def _halt(self, trainer: Any, place: Place, fit: int, here: int, epochs_done: int = 0) -> bool:
+    def _halt(
+        self, trainer: Any, place: BoundaryKind, fit: int, here: int, epochs_done: int = 0
+    ) -> bool:
         """The boundary where there is something to do, or where a stop is planned."""
         acted = False
         exact = self.exact
-        if place_allows(trainer, place) and (exact is None or exact.can_save(place)):
+        if can_act_at(trainer, place) and (exact is None or exact.can_save(place)):
             while self._words[0] != self._done or self._comes_to_plan(here, epochs_done):
                 number, action = self._board.request()
                 if not self._meet(here, number):
@@ -163,7 +165,7 @@ class Steering:
             if self._leads and board.all_acted():
                 board.publish(Action.STOP)
                 return True
-            if board.anybody_beyond(here):
+            if board.any_rank_beyond(here):
                 return False
             time.sleep(_WAIT_S)
             if time.monotonic() >= look_at_peers:
@@ -173,7 +175,7 @@ class Steering:
                     return False
         return False
 
-    def watch_epochs(
+    def watch_epoch_ends(
         self,
         trainer: Any,
         failed: Callable[[BaseException], None],
@@ -226,7 +228,7 @@ class Steering:
         if self._words[0] == self._done and not self._board.stop_planned(here, done):
             self._board.say(passed(here))
         else:
-            self._halt(trainer, Place.END, self._channel.fits, here, done)
+            self._halt(trainer, BoundaryKind.END, self._channel.fits, here, done)
 
     def _look(self, state: ControlState | None) -> None:
         """Rank 0: turn what the supervisor, a signal or the clock asks into the ranks' next
@@ -287,9 +289,11 @@ class Steering:
 
     # What was asked, done by all ranks at the same boundary.
 
-    def _act(self, trainer: Any, fit: int, number: int, action: Action, place: Place) -> None:
+    def _act(
+        self, trainer: Any, fit: int, number: int, action: Action, place: BoundaryKind
+    ) -> None:
         control_id = self._board.control_id()
-        self._board.say_acted(number)
+        self._board.set_acted(number)
         self._done = number << 4 | action
         if self._leads:
             self._answer(action, control_id, trainer.global_step)
@@ -298,7 +302,7 @@ class Steering:
             self._acknowledge(control_id)
             self._pause(trainer, fit, number, place)
         elif action in _REASONS:
-            evaluating = place is Place.EVALUATION
+            evaluating = place is BoundaryKind.EVALUATION
             path = None if evaluating else self._save(trainer, fit, _REASONS[action], place)
             self._acknowledge(control_id)
             if action is Action.STOP and (path or evaluating):
@@ -326,7 +330,7 @@ class Steering:
         if self._leads:
             self._channel.event(kind, text, **fields)
 
-    def _save(self, trainer: Any, fit: int, reason: str, place: Place) -> str | None:
+    def _save(self, trainer: Any, fit: int, reason: str, place: BoundaryKind) -> str | None:
         """Path of the checkpoint, None where it failed for any rank."""
         self._channel.pulse.set(phase=Phase.CHECKPOINT)
         exact = self.exact
@@ -336,12 +340,12 @@ class Steering:
             reason,
             attempt=self._channel.environment.attempt,
             fit=fit,
-            amend=amendment(trainer, place),
+            amend=checkpoint_amendment(trainer, place),
             rank_state=None if exact is None else lambda: exact.state(place),
             facts=self._best.take() if reason == "best" else None,
         )
         self._saves += 1
-        self._board.say_result(self._saves, ok=saved.error is None)
+        self._board.set_save_result(self._saves, ok=saved.error is None)
         ok = self._all_saved()
         self._saved_at = time.monotonic()
         step, epoch, path = trainer.global_step, trainer.current_epoch, str(saved.path)
@@ -358,7 +362,7 @@ class Steering:
             return None
         self._tell(
             "checkpoint_saved",
-            f"Saved {saved.path.name} in {saved.seconds:.2f} s.",
+            f"SaveResult {saved.path.name} in {saved.seconds:.2f} s.",
             path=path,
             global_step=step,
             epoch=epoch,
@@ -383,7 +387,7 @@ class Steering:
                     return False
         return ok
 
-    def save_at_end(self, trainer: Any, fit: int, place: Place) -> None:
+    def save_at_end(self, trainer: Any, fit: int, place: BoundaryKind) -> None:
         """The last checkpoint of a run that has periodic ones."""
         if self._every_s:
             self._save(trainer, fit, "end", place)
@@ -395,7 +399,7 @@ class Steering:
         self._tell("stopped", f"Stopped at step {step}{saved}.", global_step=step, checkpoint=path)
         raise RunStopped(step)
 
-    def _pause(self, trainer: Any, fit: int, number: int, place: Place) -> None:
+    def _pause(self, trainer: Any, fit: int, number: int, place: BoundaryKind) -> None:
         """Sleep until rank 0 publishes the next request; all ranks are here, so it needs no
         meeting."""
         step = trainer.global_step

@@ -1,9 +1,9 @@
 """Saving a checkpoint in which all ranks take part.
 
-What makes it whole on disk stands in ``publish.py``: a file without a manifest, or whose size or
-checksum differs, is never resumed from. A sharded checkpoint is a directory; its manifest lists the
-checksum of every file. Beside it lies a small file of each rank with what is the rank's own
-(``exact.py``), listed in the manifest too.
+``checkpoint_files.py`` defines when a checkpoint is complete on disk: a file without a manifest, or
+with another size or checksum, is never resumed from. A sharded checkpoint is a directory; its
+manifest lists the checksum of every file. Each rank also writes a small file with its own state
+(``resume/exact_state.py``); the manifest lists these files too.
 
 Every rank calls ``save`` at the same place and passes the same collectives whatever fails:
 Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier when rank 0's disk is full,
@@ -23,8 +23,8 @@ import torch
 
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
-    part_of,
-    publish,
+    partial_path,
+    publish_checkpoint,
     rank_file,
     remove,
     require_space,
@@ -33,7 +33,7 @@ from ltui.training.rank.rank_queue import lightning_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
+class SaveResult:
     """How saving went on this rank: ``error`` is None where it went well."""
 
     path: Path
@@ -52,7 +52,7 @@ def save(
     amend: Callable[[dict[str, Any]], None] | None = None,
     rank_state: Callable[[], dict[str, Any]] | None = None,
     facts: Mapping[str, Any] | None = None,
-) -> Saved:
+) -> SaveResult:
     """Write one checkpoint; all ranks call it together. Raises nothing that a disk can cause.
 
     ``amend`` may change the dumped dictionary before it is written. ``rank_state`` gives what this
@@ -61,9 +61,9 @@ def save(
     began = time.perf_counter()
     step, epoch = trainer.global_step, trainer.current_epoch
     path = folder / checkpoint_name(step, reason)
-    temporary = part_of(path)
+    temporary = partial_path(path)
     error: str | None = None
-    own_part = part_of(rank_file(path, trainer.global_rank))
+    own_part = partial_path(rank_file(path, trainer.global_rank))
     ranks = trainer.world_size if rank_state is not None else 0
     try:
         state = None if rank_state is None else rank_state()
@@ -73,7 +73,7 @@ def save(
         if trainer.is_global_zero:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove(temporary)
-            require_space(folder, bytes_of(checkpoint))
+            require_space(folder, tensor_bytes(checkpoint))
         trainer.strategy.save_checkpoint(checkpoint, str(temporary))
         if state is not None:
             _write_state(own_part, state)
@@ -86,7 +86,7 @@ def save(
         try:
             if error is None:
                 versions = {"torch": torch.__version__, "lightning": lightning_version(trainer)}
-                path, size = publish(
+                path, size = publish_checkpoint(
                     temporary,
                     path,
                     ranks,
@@ -103,7 +103,7 @@ def save(
         if error is not None:
             for part in (temporary, *folder.glob(f".{path.name}.rank-*.part")):
                 remove(part)
-    return Saved(path=path, size_bytes=size, seconds=time.perf_counter() - began, error=error)
+    return SaveResult(path=path, size_bytes=size, seconds=time.perf_counter() - began, error=error)
 
 
 def _write_state(part: Path, state: dict[str, Any]) -> None:
@@ -115,12 +115,12 @@ def _write_state(part: Path, state: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def bytes_of(value: Any) -> int:
+def tensor_bytes(value: Any) -> int:
     """Bytes of all tensors in a checkpoint dictionary."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):
-        return sum(bytes_of(item) for item in value.values())
+        return sum(tensor_bytes(item) for item in value.values())
     if isinstance(value, (list, tuple)):
-        return sum(bytes_of(item) for item in value)
+        return sum(tensor_bytes(item) for item in value)
     return 0

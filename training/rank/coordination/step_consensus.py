@@ -34,7 +34,7 @@ GONE = (1 << 62) + 1
 
 
 STOP_AT_WORD = 2
-"""Where in ``Board.words`` the position of a planned stop is."""
+"""Where in ``BarrierTable.words`` the position of a planned stop is."""
 EPOCH_END = (1 << _PART_BITS) - 1
 """The ``part`` of a position between two epochs."""
 
@@ -55,7 +55,7 @@ class Action(IntEnum):
 
 class Move(Enum):
     WAIT = "wait"
-    GO_ON = "go on"
+    PROCEED = "go on"
     ACT = "act"
 
 
@@ -85,11 +85,11 @@ def judge(words: Sequence[int], acted: Sequence[int], here: int, request: int) -
         return Move.ACT
     mine = frozen(here)
     if any(word > mine for word in words):
-        return Move.GO_ON
+        return Move.PROCEED
     return Move.ACT if all(word == mine for word in words) else Move.WAIT
 
 
-class Board:
+class BarrierTable:
     """The shared words: a header of the request, then a row for every rank.
 
     Words are 64-bit, aligned and stored by one machine instruction each (``memoryview`` of native
@@ -112,7 +112,7 @@ class Board:
             os.close(descriptor)
         self.words = memoryview(self._map).cast("q")
         self._row = self._ROW * (1 + rank)
-        self.own_word = self._row + self._WORD
+        self.own_slot = self._row + self._WORD
         self.words[self._row + self._WORD] = 0
         self.words[self._row + self._RESULT] = 0
         self.words[self._row + self._PID] = os.getpid()
@@ -152,7 +152,7 @@ class Board:
         at, epochs = self.words[self._STOP_AT], self.words[self._STOP_EPOCHS]
         return 0 < at <= here or 0 < epochs <= epochs_done
 
-    def anybody_beyond(self, here: int) -> bool:
+    def any_rank_beyond(self, here: int) -> bool:
         """Whether a rank has passed ``here``: that one did not know of the plan in time."""
         return any(word > frozen(here) for word in self._column(self._WORD))
 
@@ -161,10 +161,10 @@ class Board:
     def say(self, word: int) -> None:
         self.words[self._row + self._WORD] = word
 
-    def say_acted(self, number: int) -> None:
+    def set_acted(self, number: int) -> None:
         self.words[self._row + self._ACTED] = number
 
-    def say_result(self, number: int, *, ok: bool) -> None:
+    def set_save_result(self, number: int, *, ok: bool) -> None:
         self.words[self._row + self._RESULT] = number << 1 | ok
 
     # Everybody's rows.

@@ -20,11 +20,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Handlers that call ``raise_flag(signum)``; a second SIGINT is a ``KeyboardInterrupt`` as
+    """Handlers that call ``request_stop(signum)``; a second SIGINT is a ``KeyboardInterrupt`` as
     usual."""
 
-    def __init__(self, raise_flag: Callable[[int], None]) -> None:
-        self._raise_flag = raise_flag
+    def __init__(self, request_stop: Callable[[int], None]) -> None:
+        self._raise_flag = request_stop
         self._pid = os.getpid()
         self._interrupts = 0
         self._off = False

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-KEPT = 96
+MAX_ENTRIES = 96
 """Collectives told of, the last ones."""
 _FRAMES = 24
 
@@ -28,7 +28,7 @@ class Counts(NamedTuple):
 UNKNOWN = Counts(-1, -1)
 
 
-class Recorder:
+class FlightRecorder:
     """The flight recorder of the back end in use; look again whenever ``joined`` changes."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Recorder:
         # Its first use imports torch._dynamo, which takes seconds, unless that is loaded already.
         with_frames = "torch._dynamo" in sys.modules
         found = (self._entries if with_frames else self._plain)().get("entries") or []
-        return [_plain_entry(entry) for entry in found[-KEPT:]]
+        return [_plain_entry(entry) for entry in found[-MAX_ENTRIES:]]
 
 
 def _doors(c10d: Any, backend: str) -> list[Callable[[bool, bool], Any]]:

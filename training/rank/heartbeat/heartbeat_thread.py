@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.rank.heartbeat import stack_dump_setup
-from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, Recorder
+from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder
 from ltui.training.tensor_queue.heartbeat_table import JOINED, RECORDED, SIGNAL_OURS, WitnessSlot
 
 BEAT_S = 0.5
@@ -34,7 +34,7 @@ _AGAIN_S = 0.1
 Frames = list[tuple[str, int, str]]
 
 
-class Witness:
+class HeartbeatThread:
     """One rank's witness thread. ``start`` it once a process."""
 
     def __init__(self, run_dir: Path, attempt: int, rank: int) -> None:
@@ -43,7 +43,7 @@ class Witness:
         self.pid = os.getpid()
         self.slot = WitnessSlot(run_dir / "queue" / str(attempt), rank)
         self._folder = run_dir / "evidence" / str(attempt)
-        self._recorder = Recorder()
+        self._recorder = FlightRecorder()
         self._joined = False
         self._look_due = 0.0
         self._answered = self.slot.question()
@@ -55,7 +55,7 @@ class Witness:
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # a witness that fails is silent, nothing more
-            if not stack_dump_setup.still_ours():
+            if not stack_dump_setup.is_handler_installed():
                 stack_dump_setup.begin()
         while True:
             with contextlib.suppress(Exception):
@@ -77,7 +77,7 @@ class Witness:
             if self._joined:
                 counts = self._recorder.counts()
         flags = (
-            SIGNAL_OURS * stack_dump_setup.still_ours()
+            SIGNAL_OURS * stack_dump_setup.is_handler_installed()
             | JOINED * self._joined
             | RECORDED * self._recorder.recorded
         )
@@ -146,10 +146,10 @@ def _frames_of(frame: Any) -> Frames:
     return frames
 
 
-_current: Witness | None = None
+_current: HeartbeatThread | None = None
 
 
-def open_witness(run_dir: Path, attempt: int, rank: int) -> Witness | None:
+def start_heartbeat_thread(run_dir: Path, attempt: int, rank: int) -> HeartbeatThread | None:
     """The process's witness, started on first use; None where its file can't be made."""
     global _current
     known = _current
@@ -157,12 +157,12 @@ def open_witness(run_dir: Path, attempt: int, rank: int) -> Witness | None:
         return known
     _current = None
     with contextlib.suppress(OSError):
-        _current = Witness(run_dir, attempt, rank)
+        _current = HeartbeatThread(run_dir, attempt, rank)
         _current.start()
     return _current
 
 
-def watch_barriers(strategy: Any, slot: WitnessSlot) -> None:
+def publish_barriers(strategy: Any, slot: WitnessSlot) -> None:
     """Show which of Lightning's named barriers the rank stands in."""
     barrier: Callable[..., Any] = strategy.barrier
     pid = os.getpid()

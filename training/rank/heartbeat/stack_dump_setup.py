@@ -55,7 +55,7 @@ def begin() -> None:
     atexit.register(_tidy, path, os.getpid())
 
 
-def still_ours() -> bool:
+def is_handler_installed() -> bool:
     """Whether the signal still dumps this process's stacks, as far as Python knows."""
     if _file is None or _owner != os.getpid():
         return False

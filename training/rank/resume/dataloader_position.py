@@ -1,6 +1,6 @@
 """Where torch's ``DataLoader`` is in its epoch, and how another goes on from there.
 
-The loader's iterator draws sample numbers from an index sampler. ``LoaderPosition`` puts itself
+The loader's iterator draws sample numbers from an index sampler. ``DataLoaderPosition`` puts itself
 between the two: it notes the random states from which an epoch's order was drawn, counts what was
 drawn and keeps a checksum of it. To go on, the order is drawn again from the same states and the
 numbers already used are dropped; no sample is loaded for it. What samplers count by themselves in
@@ -23,36 +23,40 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ltui.training.rank.resume.random_states import as_before, random_states, restore_random_states
+from ltui.training.rank.resume.random_states import (
+    preserve_random_states,
+    read_random_states,
+    restore_random_states,
+)
 from ltui.training.rank.resume.resharding import (
-    deals_batches,
-    order_of,
+    describe_order,
     rest,
-    share_of,
-    within_wrapper,
+    sampler_sharding,
+    shards_batches,
+    wrapped_sampler,
 )
 
 _SLACK = 8
 _COUNTED = (bool, int, float, str)
 
 
-def can_follow(loader: Any) -> bool:
+def can_track(loader: Any) -> bool:
     """A DataLoader whose samples have numbers and that keeps no position of its own."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
-        and not keeps_position(loader)
+        and not is_stateful_loader(loader)
     )
 
 
-def keeps_position(loader: Any) -> bool:
+def is_stateful_loader(loader: Any) -> bool:
     """Lightning saves and loads the state of such a loader by itself."""
     return callable(getattr(loader, "state_dict", None)) and callable(
         getattr(loader, "load_state_dict", None)
     )
 
 
-class LoaderPosition:
+class DataLoaderPosition:
     """Follows one DataLoader."""
 
     def __init__(self, loader: Any) -> None:
@@ -63,13 +67,13 @@ class LoaderPosition:
         self._rest: _Rest | None = None
         self._epoch_of_rest: dict[str, Any] | None = None
         self.exact = True
-        """Whether the numbers dropped at the last ``go_on`` were those used before."""
+        """Whether the numbers dropped at the last ``resume`` were those used before."""
         self.dealt_anew = False
         """Whether the rest of the epoch was dealt anew, to other ranks or in other batches."""
         self._counts = _Counts(loader)
         loader._get_iterator = self._open
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         if (loader := self._loader()) is not None:
             loader.__dict__.pop("_get_iterator", None)
 
@@ -110,8 +114,10 @@ class LoaderPosition:
         return {
             "used": used,
             "sum": checksum,
-            "items": None if items is None else draw.items_before + items * share_of(loader)[1],
-            "share": share_of(loader)[1],
+            "items": None
+            if items is None
+            else draw.items_before + items * sampler_sharding(loader)[1],
+            "share": sampler_sharding(loader)[1],
             "batch_size": loader.batch_size,
             "order": draw.order,
             "dealt_anew": draw.items_before > 0,
@@ -121,7 +127,7 @@ class LoaderPosition:
             "counts": self._counts.now(),
         }
 
-    def go_on(self, state: dict[str, Any]) -> bool:
+    def resume(self, state: dict[str, Any]) -> bool:
         """Have the next epoch begin after the batches that were used; False where it begins at
         its first. The samplers' epoch must be set."""
         self.dealt_anew = False
@@ -130,7 +136,7 @@ class LoaderPosition:
             return False
         if "items" not in state or not (
             state["dealt_anew"]
-            or state["share"] != share_of(loader)[1]
+            or state["share"] != sampler_sharding(loader)[1]
             or state["batch_size"] != loader.batch_size
         ):
             self._go_on = state
@@ -144,7 +150,7 @@ class LoaderPosition:
             return
         generators = generators_of(loader)
         states = _States(generators, self._counts)
-        with as_before():
+        with preserve_random_states():
             kept = [g.get_state() for g in generators]
             states.restore(state["made"])
             states.restore(state["begun"])
@@ -155,12 +161,12 @@ class LoaderPosition:
             self.exact = self.dealt_anew = True
 
     def begin_anew(self) -> None:
-        """Take back ``go_on``: the epoch was over."""
+        """Take back ``resume``: the epoch was over."""
         self._go_on = self._rest = None
         self.dealt_anew = False
 
     def batches_left(self) -> float:
-        """Of the epoch that goes on, as ``go_on`` was told; infinite where it has no length."""
+        """Of the epoch that goes on, as ``resume`` was told; infinite where it has no length."""
         if self._rest is not None:
             return len(self._rest.numbers)
         used = self._go_on["used"] if self._go_on is not None else 0
@@ -185,7 +191,7 @@ class _Rest:
 class _Followed:
     """An index sampler as the loader's iterator sees it."""
 
-    def __init__(self, sampler: Any, position: LoaderPosition) -> None:
+    def __init__(self, sampler: Any, position: DataLoaderPosition) -> None:
         self.followed = sampler
         self._position = position
 
@@ -241,7 +247,7 @@ class _States:
 
     def now(self) -> dict[str, Any]:
         return {
-            "global": random_states(),
+            "global": read_random_states(),
             "own": [g.get_state() for g in self.generators],
             "counts": self._counts.now(),
         }
@@ -275,7 +281,7 @@ class _Draw:
         self.exact = True
         self.items_before = 0
         """Of all ranks, before the rest of an epoch was dealt anew."""
-        self._deals_batches = deals_batches(loader)
+        self._deals_batches = shards_batches(loader)
         self._drawn = 0
         self._sums: deque[tuple[int, int]] = deque([(0, 0)], maxlen=keep + 1)
         """Checksum and count of items after each of the last draws."""
@@ -285,12 +291,12 @@ class _Draw:
             self.made, self.begun = rest.of["made"], rest.of["begun"]
             self._numbers = iter(rest.numbers)
             return
-        self.order = order_of(loader)
+        self.order = describe_order(loader)
         if saved is None:
             self.made = self.states.now()
             self._numbers = iter(sampler)
             return
-        with as_before():
+        with preserve_random_states():
             self._drop(sampler, saved)
 
     def _drop(self, sampler: Any, saved: dict[str, Any]) -> None:
@@ -349,7 +355,7 @@ def _samplers(loader: Any) -> tuple[Any, ...]:
         for found in (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
     )
     batched = getattr(batch_sampler, "sampler", None)
-    return sampler, batch_sampler, batched, within_wrapper(sampler), within_wrapper(batched)
+    return sampler, batch_sampler, batched, wrapped_sampler(sampler), wrapped_sampler(batched)
 
 
 def shut_down(loader: Any) -> None:

@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-FEWEST_RANKS = 3
+MIN_RANKS = 3
 """Two numbers have the same sum in either order."""
 
 Layout = list[list[str]]
 """The names of the parameters in each bucket, in the reducer's order."""
 
 
-class Buckets:
+class DdpBuckets:
     """Those of one Trainer's model."""
 
     def __init__(self, trainer: Any) -> None:
@@ -45,7 +45,7 @@ class Buckets:
             if self._known is None:
                 if not (model._has_rebuilt_buckets or _rebuild(model)):
                     return []
-                self._known = layout_of(model)
+                self._known = read_bucket_layout(model)
         except (AttributeError, TypeError, RuntimeError):  # another torch
             return None
         return self._known
@@ -53,14 +53,14 @@ class Buckets:
     def _model(self) -> DistributedDataParallel | None:
         model = self._trainer.strategy.model
         concerned = isinstance(model, DistributedDataParallel)
-        return model if concerned and self._trainer.world_size >= FEWEST_RANKS else None
+        return model if concerned and self._trainer.world_size >= MIN_RANKS else None
 
     def give(self, layout: Layout | None) -> None:
         """Have the model that is wrapped next begin with ``layout``; rank 0's holds for all. All
         ranks call it."""
         strategy = self._trainer.strategy
         wrap = getattr(strategy, "_setup_model", None)
-        if wrap is None or self._trainer.world_size < FEWEST_RANKS:
+        if wrap is None or self._trainer.world_size < MIN_RANKS:
             return
 
         @functools.wraps(wrap)
@@ -68,13 +68,13 @@ class Buckets:
             vars(strategy).pop("_setup_model", None)
             model = wrap(*args, **kwargs)
             if isinstance(model, DistributedDataParallel):
-                self.may_differ = not begin_with(model, layout)
+                self.may_differ = not apply_bucket_layout(model, layout)
             return model
 
         strategy._setup_model = setup_model
 
 
-def layout_of(model: DistributedDataParallel) -> Layout | None:
+def read_bucket_layout(model: DistributedDataParallel) -> Layout | None:
     """Of the reducer of now. Needs as much memory as the gradients take, for a moment; None where
     a GPU lacks it."""
     names = {id(p): name for name, p in model.module.named_parameters()}
@@ -101,7 +101,7 @@ def _rebuild(model: DistributedDataParallel) -> bool:
     return bool(model._has_rebuilt_buckets)
 
 
-def begin_with(model: DistributedDataParallel, layout: Layout | None) -> bool:
+def apply_bucket_layout(model: DistributedDataParallel, layout: Layout | None) -> bool:
     """Whether ``model``, which has done no step, now has rank 0's ``layout`` of buckets. Ranks must
     never differ in them, so each step is taken by all or by none."""
     everywhere = [layout]
@@ -120,7 +120,7 @@ def begin_with(model: DistributedDataParallel, layout: Layout | None) -> bool:
     del before
     model.reducer._push_all_rebuilt_params()
     _rebuild(model)
-    return _all(layout_of(model) == layout)
+    return _all(read_bucket_layout(model) == layout)
 
 
 def _order_of_arrival(model: Any, layout: Layout) -> bool:

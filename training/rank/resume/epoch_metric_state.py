@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.resume.stateful_loader import is_plain
+from ltui.training.rank.resume.stateful_loader import is_plain_data
 
 Gathered = dict[str, Any]
 _LAST = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
@@ -41,7 +41,7 @@ def logged(trainer: Any) -> Gathered:
         means[key] = mean
     connector = trainer._logger_connector
     last = {name: _kept(dict(getattr(connector, name, {}))) for name in _LAST}
-    return {"means": means, "last": {name: v for name, v in last.items() if is_plain(v)}}
+    return {"means": means, "last": {name: v for name, v in last.items() if is_plain_data(v)}}
 
 
 def _how(meta: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def metric_states(module: Any) -> Gathered:
             continue
         state = {key: _kept(getattr(metric, key)) for key in metric._defaults}
         size += _bytes_of(state)
-        if is_plain(state) and size <= _MOST_BYTES:
+        if is_plain_data(state) and size <= _MOST_BYTES:
             states[name] = {"count": metric._update_count, "state": state}
     return states
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank.checkpoint_files import rank_file
-from ltui.training.rank.resume.ddp_buckets import Buckets
+from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
     logged,
     metric_states,
@@ -34,8 +34,12 @@ from ltui.training.rank.resume.epoch_metric_state import (
     restore_metrics,
 )
 from ltui.training.rank.resume.loader_positions import LoaderPositions
-from ltui.training.rank.resume.loop_counters import Place, WeightsOfTraining
-from ltui.training.rank.resume.random_states import States, random_states, restore_random_states
+from ltui.training.rank.resume.loop_counters import BoundaryKind, TrainedWeightsCheck
+from ltui.training.rank.resume.random_states import (
+    States,
+    read_random_states,
+    restore_random_states,
+)
 
 VERSION = 2
 
@@ -47,9 +51,9 @@ class ExactState:
         self._trainer = trainer
         self._tell = tell
         self._loaders = LoaderPositions(lambda: trainer.fit_loop.epoch_progress.current.processed)
-        self._buckets = Buckets(trainer)
+        self._buckets = DdpBuckets(trainer)
         self._validation_began: tuple[States, dict[str, Any]] | None = None
-        self._weights = WeightsOfTraining(trainer)
+        self._weights = TrainedWeightsCheck(trainer)
         self._given: dict[str, Any] | None = None
         self._inexact: list[str] = []
         self._follows = False
@@ -126,27 +130,27 @@ class ExactState:
 
     def _note_validation(self) -> None:
         self._validation_began = (
-            random_states(self._device),
+            read_random_states(self._device),
             metric_states(self._trainer.lightning_module),
         )
         self._weights.note()
 
-    def can_save(self, place: Place) -> bool:
+    def can_save(self, place: BoundaryKind) -> bool:
         """Whether the module's weights are those that are trained. A callback that swaps in an
         average for validation keeps them somewhere else."""
-        return place is not Place.VALIDATION or self._weights.are_in_place()
+        return place is not BoundaryKind.VALIDATION or self._weights.are_in_place()
 
-    def state(self, place: Place) -> dict[str, Any]:
+    def state(self, place: BoundaryKind) -> dict[str, Any]:
         """Of this rank, now; within a validation as it was when that began, because it begins
         again."""
         trainer = self._trainer
         loop = trainer.fit_loop
         # First, because it may be a collective and what follows may fail on one rank.
         buckets = self._buckets.layout()
-        if place is Place.VALIDATION and self._validation_began is not None:
+        if place is BoundaryKind.VALIDATION and self._validation_began is not None:
             random, metrics = self._validation_began
         else:
-            random = random_states(self._device)
+            random = read_random_states(self._device)
             metrics = metric_states(trainer.lightning_module)
         return {
             "version": VERSION,
@@ -206,7 +210,7 @@ class ExactState:
             if loop.restarting:
                 self._goes_on = True
                 same, over = self._same_ranks, given["over"]
-                self._loaders.go_on(given, given["batches"], same_ranks=same, over=over)
+                self._loaders.resume(given, given["batches"], same_ranks=same, over=over)
             else:
                 self._loaders.begin(given)
         self._loaders.epoch_begins()
@@ -279,9 +283,9 @@ class ExactState:
         if found:
             self._tell(f"Not exact from here: {'; '.join(dict.fromkeys(found))}.")
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """``fit`` ended: the user's loaders are as they were."""
-        self._loaders.let_go()
+        self._loaders.detach()
 
 
 def _load(path: Path) -> dict[str, Any]:

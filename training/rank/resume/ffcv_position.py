@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def is_ffcv(loader: Any) -> bool:
+def is_ffcv_loader(loader: Any) -> bool:
     """Whether ``loader`` is FFCV's, without importing it."""
     return any(
         base.__name__ == "Loader" and base.__module__.partition(".")[0] == "ffcv"
@@ -20,7 +20,7 @@ def is_ffcv(loader: Any) -> bool:
     )
 
 
-class FfcvPosition:
+class FfcvLoaderPosition:
     """Follows one ``Loader``. ``epoch()``: the Trainer's."""
 
     def __init__(self, loader: Any, epoch: Callable[[], int]) -> None:
@@ -33,7 +33,7 @@ class FfcvPosition:
         """In which epoch how many batches were used."""
         loader.next_traversal_order = self._order
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         if (loader := self._loader()) is not None:
             loader.__dict__.pop("next_traversal_order", None)
 
@@ -53,7 +53,7 @@ class FfcvPosition:
         loader: Any = self._loader()
         return {"before": self._before, "seed": int(loader.seed)}
 
-    def go_on(self, state: dict[str, Any], batches: int) -> None:
+    def resume(self, state: dict[str, Any], batches: int) -> None:
         """``batches`` of the Trainer's epoch were used."""
         loader: Any = self._loader()
         traversal = loader.traversal_order

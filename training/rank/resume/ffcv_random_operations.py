@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ltui.training.rank.resume.ffcv_position import is_ffcv
+from ltui.training.rank.resume.ffcv_position import is_ffcv_loader
 
 
-def inexact_because_of(operations: Iterable[Any]) -> str | None:
+def describe_inexact_operations(operations: Iterable[Any]) -> str | None:
     """What a resume can't bring back of an FFCV pipeline, as the middle of a sentence; None where
     none of its ``operations`` is known to draw in FFCV's threads."""
     names = dict.fromkeys(type(o).__name__ for o in operations if _draws(o))
@@ -22,14 +22,14 @@ def inexact_because_of(operations: Iterable[Any]) -> str | None:
     )
 
 
-def inexact_of(loader: Any) -> str | None:
+def describe_inexact_loader(loader: Any) -> str | None:
     """The same of any loader: what it says itself (``inexact``), or of FFCV's own ``Loader``."""
     if text := getattr(loader, "inexact", None):
         return str(text)
     specs = getattr(loader, "pipeline_specs", None)
-    if not (is_ffcv(loader) and isinstance(specs, dict)):
+    if not (is_ffcv_loader(loader) and isinstance(specs, dict)):
         return None
-    return inexact_because_of(
+    return describe_inexact_operations(
         operation
         for spec in specs.values()
         for operation in (getattr(spec, "decoder", None), *getattr(spec, "transforms", ()))

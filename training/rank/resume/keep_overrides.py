@@ -14,7 +14,7 @@ from typing import Any
 _RATES = ("lr", "learning_rate")
 
 
-def keep_changes(trainer: Any, changed: Sequence[str], tell: Callable[[str], None]) -> None:
+def keep_overrides(trainer: Any, changed: Sequence[str], tell: Callable[[str], None]) -> None:
     """Have the coming restore leave alone what ``changed`` (``optimizer.init_args.lr=0.01``) names.
 
     ``tell(text)`` says what was kept.

@@ -12,17 +12,26 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ltui.training.rank.resume.dataloader_position import (
-    LoaderPosition,
-    can_follow,
-    keeps_position,
+    DataLoaderPosition,
+    can_track,
+    is_stateful_loader,
     shut_down,
 )
-from ltui.training.rank.resume.ffcv_position import FfcvPosition, is_ffcv
-from ltui.training.rank.resume.ffcv_random_operations import inexact_of
-from ltui.training.rank.resume.random_states import States, random_states, restore_random_states
-from ltui.training.rank.resume.stateful_loader import KeptPosition, Replay, is_plain, run_to_its_end
+from ltui.training.rank.resume.ffcv_position import FfcvLoaderPosition, is_ffcv_loader
+from ltui.training.rank.resume.ffcv_random_operations import describe_inexact_loader
+from ltui.training.rank.resume.random_states import (
+    States,
+    read_random_states,
+    restore_random_states,
+)
+from ltui.training.rank.resume.stateful_loader import (
+    BatchReplay,
+    StatefulLoaderPosition,
+    exhaust_iterator,
+    is_plain_data,
+)
 
-_Position = LoaderPosition | KeptPosition | FfcvPosition
+_Position = DataLoaderPosition | StatefulLoaderPosition | FfcvLoaderPosition
 
 
 class LoaderPositions:
@@ -33,7 +42,7 @@ class LoaderPositions:
         self._epoch = epoch
         self.inexact: list[str] = []
         self.used: list[tuple[int, int]] = []
-        """(length, batches used) after ``go_on``, of each loader that can say it. For other ranks
+        """(length, batches used) after ``resume``, of each loader that can say it. For other ranks
         or batches of another size not what was used before, but what fits the length of now."""
         self._loaders: list[Any] = []
         self._positions: list[_Position | None] = []
@@ -45,7 +54,7 @@ class LoaderPositions:
 
     def follow(self, loaders: list[Any]) -> None:
         """They are there, and not yet iterated."""
-        self.let_go()
+        self.detach()
         self._loaders = loaders
         for loader in loaders:
             shut_down(loader)
@@ -55,33 +64,33 @@ class LoaderPositions:
         """The loaders are about to be iterated. Those without a position begin from the random
         states of now."""
         if None in self._positions and not self._replay:
-            self._began = random_states()
+            self._began = read_random_states()
 
     def states(self, fetcher: Any) -> dict[str, Any]:
         """All of them, in weights-only types. ``fetcher`` is Lightning's."""
         ahead = list(getattr(fetcher, "batches", ()))
         states: list[dict[str, Any]] = []
         for position in self._positions:
-            if isinstance(position, LoaderPosition):
+            if isinstance(position, DataLoaderPosition):
                 states.append(position.state(len(ahead)))
             else:
                 states.append({} if position is None else position.state())
         saved: dict[str, Any] = {"loaders": states, "began": self._began, "ahead": []}
-        if ahead and any(isinstance(p, KeptPosition) for p in self._positions):
+        if ahead and any(isinstance(p, StatefulLoaderPosition) for p in self._positions):
             # Fetched and not used; the loader's own state counts it as used.
-            saved["ahead"] = ahead if is_plain(ahead) else None
+            saved["ahead"] = ahead if is_plain_data(ahead) else None
         return saved
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """The user's loaders are as they were."""
         for position in self._positions:
             if position is not None:
-                position.let_go()
+                position.detach()
         self._positions, self._loaders = [], []
 
     # Going on.
 
-    def go_on(self, saved: dict[str, Any], batches: int, *, same_ranks: bool, over: bool) -> None:
+    def resume(self, saved: dict[str, Any], batches: int, *, same_ranks: bool, over: bool) -> None:
         """Before the loaders are iterated: ``batches`` of this epoch were used, or all of them
         (``over``). Their samplers' epoch is set.
 
@@ -93,17 +102,17 @@ class LoaderPositions:
             self.inexact.append("the training data has another number of loaders than before")
             return
         for loader, position, state in zip(self._loaders, self._positions, states, strict=True):
-            if text := inexact_of(loader):
+            if text := describe_inexact_loader(loader):
                 self.inexact.append(text)
-            if isinstance(position, KeptPosition) and "state" in state:
+            if isinstance(position, StatefulLoaderPosition) and "state" in state:
                 self._go_on_kept(loader, position, state, batches, same_ranks=same_ranks)
-            elif isinstance(position, FfcvPosition) and "seed" in state:
-                position.go_on(state, batches if same_ranks and not over else 0)
+            elif isinstance(position, FfcvLoaderPosition) and "seed" in state:
+                position.resume(state, batches if same_ranks and not over else 0)
                 if batches and not (same_ranks or over):
                     self._go_on_anew(loader, saved, batches, same_ranks=False)
             elif over:
                 continue
-            elif isinstance(position, LoaderPosition) and "used" in state:
+            elif isinstance(position, DataLoaderPosition) and "used" in state:
                 self._go_on_following(loader, position, state)
             elif batches:
                 self._go_on_anew(loader, saved, batches, same_ranks=same_ranks)
@@ -112,8 +121,8 @@ class LoaderPositions:
     def begin(self, saved: dict[str, Any]) -> None:
         """Before the loaders are iterated for an epoch of which nothing was used."""
         for position, state in zip(self._positions, saved["loaders"], strict=False):
-            if isinstance(position, FfcvPosition) and "seed" in state:
-                position.go_on(state, 0)
+            if isinstance(position, FfcvLoaderPosition) and "seed" in state:
+                position.resume(state, 0)
 
     def _batches_used(self) -> Iterator[tuple[int, int]]:
         for loader, position in zip(self._loaders, self._positions, strict=True):
@@ -121,8 +130,8 @@ class LoaderPositions:
             if left is not None and left != float("inf"):
                 yield len(loader), len(loader) - int(left)
 
-    def _go_on_following(self, loader: Any, position: LoaderPosition, state: Any) -> None:
-        if not position.go_on(state):
+    def _go_on_following(self, loader: Any, position: DataLoaderPosition, state: Any) -> None:
+        if not position.resume(state):
             if not position.exact:
                 self.inexact.append(
                     f"the order of {_name(loader)} can't be shared out anew: this epoch begins "
@@ -136,10 +145,16 @@ class LoaderPositions:
             )
 
     def _go_on_kept(
-        self, loader: Any, position: KeptPosition, state: Any, batches: int, *, same_ranks: bool
+        self,
+        loader: Any,
+        position: StatefulLoaderPosition,
+        state: Any,
+        batches: int,
+        *,
+        same_ranks: bool,
     ) -> None:
         if same_ranks or callable(getattr(loader, "batches_left", None)):
-            position.go_on(state)
+            position.resume(state)
         elif batches:
             self.inexact.append(
                 f"{_name(loader)} keeps a position for the number of ranks that it had: it begins "
@@ -159,8 +174,10 @@ class LoaderPositions:
     def iterated(self, fetcher: Any, saved: dict[str, Any]) -> str | None:
         """The loaders' iterators are there. Returns what was done that takes time."""
         for number, loader in enumerate(self._loaders if self._over else ()):
-            if isinstance(self._positions[number], KeptPosition) and isinstance(loader, DataLoader):
-                run_to_its_end(_iterator_of(fetcher, number))
+            if isinstance(self._positions[number], StatefulLoaderPosition) and isinstance(
+                loader, DataLoader
+            ):
+                exhaust_iterator(_iterator_of(fetcher, number))
         ahead = saved.get("ahead", [])
         if ahead is None:
             self.inexact.append("one batch that had been fetched ahead could not be kept")
@@ -170,7 +187,7 @@ class LoaderPositions:
         batches, self._replay = self._replay, 0
         if not batches:
             return None
-        if text := Replay(fetcher, batches).run():
+        if text := BatchReplay(fetcher, batches).run():
             self.inexact.append(text)
         return (
             f"{_name(self._loaders[0])} has no position: the first {batches} batches of this epoch "
@@ -180,7 +197,7 @@ class LoaderPositions:
     def drawn(self) -> None:
         """Before the first batch: whether what was dropped is what had been used."""
         for position in self._positions:
-            if isinstance(position, LoaderPosition) and not position.exact:
+            if isinstance(position, DataLoaderPosition) and not position.exact:
                 self.inexact.append(
                     "a sampler draws another order than before, so in this epoch some samples "
                     "come a second time and others not at all"
@@ -193,11 +210,11 @@ class LoaderPositions:
 
 
 def _position(loader: Any, epoch: Callable[[], int]) -> _Position | None:
-    if is_ffcv(loader):
-        return FfcvPosition(loader, epoch)
-    if keeps_position(loader):
-        return KeptPosition(loader)
-    return LoaderPosition(loader) if can_follow(loader) else None
+    if is_ffcv_loader(loader):
+        return FfcvLoaderPosition(loader, epoch)
+    if is_stateful_loader(loader):
+        return StatefulLoaderPosition(loader)
+    return DataLoaderPosition(loader) if can_track(loader) else None
 
 
 def _iterator_of(fetcher: Any, number: int) -> Any:

@@ -1,6 +1,6 @@
 """What Lightning's loop counters must say for a resume to do the right thing.
 
-Lightning resumes from the progress counters in a checkpoint's ``loops``. Saved in
+Lightning resumes from the progress counters in a checkpoint's ``loops``. SaveResult in
 ``on_train_batch_end`` they say "this batch is processed, not completed", which resumes at the next
 batch but skips a validation that was due in between, and with it the end of the epoch. So where a
 validation is due or running, the checkpoint is written as Lightning knows one from the middle of a
@@ -20,10 +20,10 @@ _FIT = "fit_loop"
 _BATCHES = "epoch_loop.batch_progress"
 _VALIDATION = "epoch_loop.val_loop.batch_progress"
 
-Amendment = Callable[[dict[str, Any]], None]
+CheckpointAmendment = Callable[[dict[str, Any]], None]
 
 
-class Place(Enum):
+class BoundaryKind(Enum):
     """Where in Lightning's loops a boundary is."""
 
     TRAINING = "training"
@@ -36,14 +36,14 @@ class Place(Enum):
     """Training is over, after the last epoch's hooks and before ``on_train_end``."""
 
 
-def place_allows(trainer: Any, place: Place) -> bool:
+def can_act_at(trainer: Any, place: BoundaryKind) -> bool:
     """Whether ranks may act here. Asked only while there is a request.
 
     After the last batch of an epoch (or of the training) without a validation to come, Lightning
     can't resume to the epoch's end hooks: the next batch is as near, and after the last step the
     run is done.
     """
-    if place is not Place.TRAINING:
+    if place is not BoundaryKind.TRAINING:
         return True
     loop = trainer.fit_loop.epoch_loop
     if not loop._is_training_done or validation_is_due(trainer):
@@ -63,11 +63,15 @@ def validation_is_due(trainer: Any) -> bool:
     return bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
 
 
-def amendment(trainer: Any, place: Place) -> Amendment | None:
+def checkpoint_amendment(trainer: Any, place: BoundaryKind) -> CheckpointAmendment | None:
     """What to change in a checkpoint that is dumped at ``place``."""
-    if place is Place.VALIDATION:
-        return _validation_to_begin_with_average if average_of(trainer) else _validation_to_begin
-    if place is Place.TRAINING and validation_is_due(trainer):
+    if place is BoundaryKind.VALIDATION:
+        return (
+            _validation_to_begin_with_average
+            if weight_averaging_callback(trainer)
+            else _validation_to_begin
+        )
+    if place is BoundaryKind.TRAINING and validation_is_due(trainer):
         return _batch_completed_validation_to_begin
     return None
 
@@ -94,7 +98,7 @@ def _validation_to_begin_with_average(checkpoint: dict[str, Any]) -> None:
         checkpoint["current_model_state"], checkpoint["state_dict"] = swapped
 
 
-def average_of(trainer: Any) -> Any:
+def weight_averaging_callback(trainer: Any) -> Any:
     """Lightning's callback that validates with averaged weights, where there is one."""
     for callback in trainer.callbacks:
         if any(base.__name__ == "WeightAveraging" for base in type(callback).__mro__):
@@ -102,7 +106,7 @@ def average_of(trainer: Any) -> Any:
     return None
 
 
-class WeightsOfTraining:
+class TrainedWeightsCheck:
     """Whether the module holds the weights that are trained, or something else for validation."""
 
     def __init__(self, trainer: Any) -> None:
@@ -115,7 +119,7 @@ class WeightsOfTraining:
 
     def are_in_place(self) -> bool:
         """Compared by their norms, which a swap changes; may wait for the device."""
-        if self._norms is None or average_of(self._trainer) is not None:
+        if self._norms is None or weight_averaging_callback(self._trainer) is not None:
             return True
         now = self._read()
         if now is None or len(now) != len(self._norms):

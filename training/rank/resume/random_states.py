@@ -17,7 +17,7 @@ import torch
 States = dict[str, Any]
 
 
-def random_states(device: torch.device | None = None) -> States:
+def read_random_states(device: torch.device | None = None) -> States:
     """All states as they are now; ``device``: the GPU of this rank, where it has one."""
     version, numbers, spare = random.getstate()
     states: States = {
@@ -38,7 +38,7 @@ def random_states(device: torch.device | None = None) -> States:
 
 
 def restore_random_states(states: States, device: torch.device | None = None) -> None:
-    """Make them what ``random_states`` found; what it did not find stays."""
+    """Make them what ``read_random_states`` found; what it did not find stays."""
     version, numbers, spare = states["python"]
     random.setstate((version, tuple(numbers.tolist()), spare))
     torch.set_rng_state(states["torch"])
@@ -50,9 +50,9 @@ def restore_random_states(states: States, device: torch.device | None = None) ->
 
 
 @contextmanager
-def as_before() -> Iterator[None]:
+def preserve_random_states() -> Iterator[None]:
     """Whatever is drawn within, the states on the host are the same afterwards."""
-    states = random_states()
+    states = read_random_states()
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 _AS_TORCH_DRAWS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 
-def share_of(loader: Any) -> tuple[int, int]:
+def sampler_sharding(loader: Any) -> tuple[int, int]:
     """(rank, ranks) among which the loader's samplers share an epoch; (0, 1) where they don't."""
     for sampler in (_batch_sampler(loader), loader.sampler):
         for ranks in ("num_replicas", "world_size"):
@@ -25,7 +25,7 @@ def share_of(loader: Any) -> tuple[int, int]:
     return 0, 1
 
 
-def order_of(loader: Any) -> dict[str, Any]:
+def describe_order(loader: Any) -> dict[str, Any]:
     """How the epoch's order is drawn, in plain values; read while it is drawn."""
     sampler = loader.sampler
     order: dict[str, Any] = {"sampler": type(_within(sampler)).__name__}
@@ -38,7 +38,7 @@ def order_of(loader: Any) -> dict[str, Any]:
     return order
 
 
-def deals_batches(loader: Any) -> bool:
+def shards_batches(loader: Any) -> bool:
     """Whether what the index sampler draws counts as one item of the dealt order, as the batches
     of a batch sampler that deals batches do. Otherwise each sample of a batch counts."""
     return callable(getattr(_batch_sampler(loader), "deal_rest", None))
@@ -50,7 +50,7 @@ def rest(loader: Any, order: dict[str, Any], used: int) -> list[Any] | None:
 
     The random states must be those from which the order was drawn.
     """
-    batch_sampler, (rank, ranks) = _batch_sampler(loader), share_of(loader)
+    batch_sampler, (rank, ranks) = _batch_sampler(loader), sampler_sharding(loader)
     if callable(deal_rest := getattr(batch_sampler, "deal_rest", None)):
         return list(deal_rest(used))
     if callable(deal_rest := getattr(loader.sampler, "deal_rest", None)):
@@ -100,13 +100,13 @@ def _whole(loader: Any, order: dict[str, Any]) -> list[int] | None:
     return None
 
 
-def within_wrapper(sampler: Any) -> Any:
+def wrapped_sampler(sampler: Any) -> Any:
     """The user's own sampler, where Lightning wrapped it to share it among ranks, else None."""
     return getattr(getattr(sampler, "dataset", None), "_sampler", None)
 
 
 def _within(sampler: Any) -> Any:
-    within = within_wrapper(sampler)
+    within = wrapped_sampler(sampler)
     return sampler if within is None else within
 
 

@@ -22,7 +22,7 @@ from ltui.training.rank.resume.exact_state import ExactState
 Tell = Callable[..., None]
 
 
-def fit_of(checkpoint: Path) -> int:
+def fit_number(checkpoint: Path) -> int:
     """Which ``fit`` of the script the checkpoint was saved in, as its manifest says; 1 by
     default."""
     try:

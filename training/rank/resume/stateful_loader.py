@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader
 from ltui.training.rank.resume.dataloader_position import generators_of, innermost_sampler
 from ltui.training.rank.resume.random_states import (
     States,
-    as_before,
-    random_states,
+    preserve_random_states,
+    read_random_states,
     restore_random_states,
 )
 
@@ -36,7 +36,7 @@ _Made = tuple[States, list[torch.Tensor]]
 _PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor)
 
 
-class KeptPosition:
+class StatefulLoaderPosition:
     """Of a loader that keeps its own."""
 
     def __init__(self, loader: Any) -> None:
@@ -51,7 +51,7 @@ class KeptPosition:
             loader._get_iterator = self._open  # type: ignore[method-assign]
             self._sampler = _told_of_draws(innermost_sampler(loader), self._before_each_draw)
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         if (loader := self._loader()) is not None:
             loader.__dict__.pop("_get_iterator", None)
         if self._sampler is not None:
@@ -60,13 +60,13 @@ class KeptPosition:
 
     def _open(self) -> Any:
         loader: Any = self._loader()
-        go_on, self._go_on = self._go_on, None
-        if go_on is None:
+        resume, self._go_on = self._go_on, None
+        if resume is None:
             self._note()
             return type(loader)._get_iterator(loader)
-        self._made = self._again = go_on
+        self._made = self._again = resume
         try:
-            with as_before():
+            with preserve_random_states():
                 self._before_each_draw()
                 return type(loader)._get_iterator(loader)
         finally:
@@ -83,7 +83,7 @@ class KeptPosition:
             generator.set_state(state)
 
     def _note(self) -> None:
-        self._made = random_states(), [g.get_state() for g in generators_of(self._loader())]
+        self._made = read_random_states(), [g.get_state() for g in generators_of(self._loader())]
 
     def state(self) -> dict[str, Any]:
         """Weights-only types; ``state`` is None where the loader's own is more."""
@@ -91,12 +91,12 @@ class KeptPosition:
         own = loader.state_dict()
         made = self._made
         return {
-            "state": own if is_plain(own) else None,
+            "state": own if is_plain_data(own) else None,
             "made": None if made is None else [made[0], made[1]],
             "generators": [g.get_state() for g in generators_of(loader)],
         }
 
-    def go_on(self, state: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any]) -> None:
         loader: Any = self._loader()
         if state["state"] is not None:
             loader.load_state_dict(state["state"])
@@ -134,14 +134,14 @@ def _told_of_draws(sampler: Any, tell: Callable[[], None]) -> Any:
     return sampler
 
 
-def run_to_its_end(iterator: Any) -> None:
+def exhaust_iterator(iterator: Any) -> None:
     """Of an epoch all of whose batches were used: a position that is told only by the attempt to
     read on."""
-    with as_before():
+    with preserve_random_states():
         next(iterator, None)
 
 
-class Replay:
+class BatchReplay:
     """Batches of an epoch that were used are read again and dropped."""
 
     def __init__(self, fetcher: Any, batches: int) -> None:
@@ -149,7 +149,7 @@ class Replay:
 
     def run(self) -> str | None:
         """What may not be exact afterwards, as the middle of a sentence."""
-        fetcher, before = self._fetcher, random_states()
+        fetcher, before = self._fetcher, read_random_states()
         dropped = 0
         while dropped < self._batches:
             try:
@@ -159,7 +159,7 @@ class Replay:
             dropped += 1
         # Lightning counts the batches of before by itself.
         fetcher.fetched -= dropped
-        if not alike(before, random_states()):
+        if not alike(before, read_random_states()):
             return (
                 "the loader draws at random in the rank's own process while it is read, so it may "
                 "go on with other samples"
@@ -167,12 +167,12 @@ class Replay:
         return None
 
 
-def is_plain(value: Any) -> bool:
+def is_plain_data(value: Any) -> bool:
     """Whether it can be loaded without unpickling objects."""
     if isinstance(value, dict):
-        return all(is_plain(k) and is_plain(v) for k, v in value.items())
+        return all(is_plain_data(k) and is_plain_data(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value) in (list, tuple) and all(map(is_plain, value))
+        return type(value) in (list, tuple) and all(map(is_plain_data, value))
     return type(value) in _PLAIN or type(value) is torch.nn.Parameter
 
 
