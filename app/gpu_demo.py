@@ -18,7 +18,7 @@ from ltui.app.keys.footer import KeyHint, KeyLine
 from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuBook
-from ltui.app.panels.gpu_panel import GpuBoard
+from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
 from ltui.app.screens.gpu import GpuScreen
@@ -78,7 +78,7 @@ class SimulatedGpus:
         self._gpus.stop()
 
 
-class DemoBoard(GpuBoard):
+class DemoBoard(GpuOverview):
     """Without a diagnosis to read more in."""
 
     MORE: ClassVar[str] = ": ⏎ one GPU"
@@ -105,7 +105,7 @@ class DemoScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Static(Text.assemble((" ltui demo", "bold"), f"   {LABEL}"), id="title", markup=False)
         with Panel(None, LABEL, id="gpus"):
-            yield DemoBoard(id="gpu-board")
+            yield DemoBoard(id="gpu-overview")
         yield KeyLine(HINTS, id="keys")
 
     def on_mount(self) -> None:
@@ -123,9 +123,9 @@ class DemoScreen(Screen[None]):
             return
         self.frame = self._gpus.look()
         if self.is_current:
-            self.query_one(GpuBoard).show(self.frame, alone=True)
+            self.query_one(GpuOverview).show(self.frame, alone=True)
             title = gpus_title(self.frame)
-            self.query_one("#gpus", Panel).say(LABEL, f"simulated: {title}" if title else "")
+            self.query_one("#gpus", Panel).set_titles(LABEL, f"simulated: {title}" if title else "")
 
     @on(GpuTable.RowSelected)
     def _open(self, message: GpuTable.RowSelected) -> None:

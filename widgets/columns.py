@@ -33,13 +33,13 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedColumn:
     column: Column
     x: int
     width: int
 
 
-def fit(columns: Sequence[Column], width: int) -> tuple[Placed, ...]:
+def fit_columns(columns: Sequence[Column], width: int) -> tuple[PlacedColumn, ...]:
     """The columns shown in ``width`` cells, in their order; the most important one always."""
     kept = list(columns)
     while len(kept) > 1 and _needed(kept) > width:
@@ -50,7 +50,7 @@ def fit(columns: Sequence[Column], width: int) -> tuple[Placed, ...]:
         room = column.width + (spare if column.grows else 0)
         if column.grows:
             spare = 0
-        placed.append(Placed(column, x, max(1, min(room, width - x))))
+        placed.append(PlacedColumn(column, x, max(1, min(room, width - x))))
         x += room + GAP
     return tuple(placed)
 
@@ -59,7 +59,7 @@ def _needed(columns: Sequence[Column]) -> int:
     return sum(c.width for c in columns) + GAP * (len(columns) - 1)
 
 
-def laid(cells: Cells, place: Placed) -> Cells:
+def pad_or_cut(cells: Cells, place: PlacedColumn) -> Cells:
     """``cells`` in exactly the column's width: padded on its free side, cut with an ellipsis."""
     used = sum(cell_len(c.text) for c in cells)
     if used > place.width:
@@ -81,23 +81,25 @@ def _cut(cells: Cells, width: int) -> Cells:
     return (*kept, Cell(text="…", tone=tone))
 
 
-def titles(placed: Sequence[Placed]) -> Cells:
+def title_line(placed: Sequence[PlacedColumn]) -> Cells:
     """The line of titles."""
-    return line({p.column.key: (Cell(text=p.column.title, tone=Tone.DIM),) for p in placed}, placed)
+    return row_line(
+        {p.column.key: (Cell(text=p.column.title, tone=Tone.DIM),) for p in placed}, placed
+    )
 
 
-def line(row: Mapping[str, Cells], placed: Sequence[Placed]) -> Cells:
+def row_line(row: Mapping[str, Cells], placed: Sequence[PlacedColumn]) -> Cells:
     """All cells of a row, with the gaps between its columns."""
     found: list[Cell] = []
     for index, place in enumerate(placed):
         if index:
             found.append(Cell(text=" " * GAP))
-        found.extend(laid(row.get(place.column.key, ()), place))
+        found.extend(pad_or_cut(row.get(place.column.key, ()), place))
     return tuple(found)
 
 
-def changed(
-    old: Mapping[str, Cells], new: Mapping[str, Cells], placed: Sequence[Placed]
-) -> tuple[Placed, ...]:
+def changed_columns(
+    old: Mapping[str, Cells], new: Mapping[str, Cells], placed: Sequence[PlacedColumn]
+) -> tuple[PlacedColumn, ...]:
     """The columns in which two versions of a row differ."""
     return tuple(p for p in placed if old.get(p.column.key) != new.get(p.column.key))

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from ltui.widgets.columns import Cells, Column, fit, line, titles
+from ltui.widgets.columns import Cells, Column, fit_columns, row_line, title_line
 from ltui.widgets.view_models import (
     Cell,
-    DiagnosisShape,
-    FrontCell,
-    FrontShape,
+    CollectiveCell,
+    CollectiveTable,
+    DiagnosisViewModel,
     ProcessRow,
-    StackShape,
+    StackViewModel,
     Tone,
-    VerdictShape,
+    VerdictViewModel,
 )
 
 Lines = list[Cells]
@@ -45,32 +45,32 @@ def plain(lines: Sequence[Cells]) -> str:
     return "\n".join("".join(c.text for c in cells).rstrip() for cells in lines)
 
 
-def headline_lines(shape: DiagnosisShape, width: int) -> Lines:
-    found = _wrapped(shape.headline.text, width, tone=shape.headline.tone)
-    return [*found, *_wrapped(shape.about, width, tone=Tone.DIM)]
+def headline_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
+    found = _wrapped(view_model.headline.text, width, tone=view_model.headline.tone)
+    return [*found, *_wrapped(view_model.about, width, tone=Tone.DIM)]
 
 
 # -- verdicts --------------------------------------------------------------------------------------
 
 
-def verdicts_lines(shape: DiagnosisShape, width: int) -> Lines:
+def verdicts_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     """What is wrong and what to do, with its evidence; what was wrong earlier; what is missing."""
     found: Lines = []
-    for number, verdict in enumerate(shape.verdicts):
+    for number, verdict in enumerate(view_model.verdicts):
         found += [_EMPTY] if number else []
         # The headline above has said it already.
-        told = number == 0 and verdict.sentence in shape.headline.text
+        told = number == 0 and verdict.sentence in view_model.headline.text
         found += verdict_lines(verdict, width, told=told)
-    if not shape.verdicts:
+    if not view_model.verdicts:
         found.append((Cell(text="No problem found"),))
-    if shape.earlier:
+    if view_model.earlier:
         found += [_EMPTY, _title("earlier")]
-        for text in shape.earlier:
+        for text in view_model.earlier:
             found += _wrapped(text, width, indent=2)
     return found
 
 
-def verdict_lines(verdict: VerdictShape, width: int, *, told: bool = False) -> Lines:
+def verdict_lines(verdict: VerdictViewModel, width: int, *, told: bool = False) -> Lines:
     sentence = f"{verdict.title.text}: {verdict.sentence}"
     found = [] if told else _wrapped(sentence, width, tone=verdict.title.tone)
     for label, text in verdict.facts:
@@ -88,17 +88,17 @@ def verdict_lines(verdict: VerdictShape, width: int, *, told: bool = False) -> L
 # -- collectives -----------------------------------------------------------------------------------
 
 
-def fronts_lines(shape: DiagnosisShape, width: int) -> Lines:
-    if not shape.fronts:
-        return _wrapped(shape.fronts_note, width, tone=Tone.DIM)
+def collectives_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
+    if not view_model.collectives:
+        return _wrapped(view_model.collectives_note, width, tone=Tone.DIM)
     found: Lines = []
-    for number, front in enumerate(shape.fronts):
+    for number, front in enumerate(view_model.collectives):
         found += [_EMPTY] if number else []
-        found += front_lines(front, width)
+        found += collective_table_lines(front, width)
     return found
 
 
-def front_lines(front: FrontShape, width: int) -> Lines:
+def collective_table_lines(front: CollectiveTable, width: int) -> Lines:
     """A grid with a column for ranks that did the same, or a list where that is too narrow."""
     found = _wrapped(front.title, width, tone=Tone.DIM)
     room = (width - NUMBER_WIDTH) // max(1, len(front.columns)) - GAP
@@ -111,7 +111,7 @@ def front_lines(front: FrontShape, width: int) -> Lines:
     return found
 
 
-def _grid(front: FrontShape, room: int) -> Lines:
+def _grid(front: CollectiveTable, room: int) -> Lines:
     gap = Cell(text=" " * GAP)
     head: list[Cell] = [Cell(text=" " * NUMBER_WIDTH)]
     for column in front.columns:
@@ -134,7 +134,7 @@ def _grid(front: FrontShape, room: int) -> Lines:
     return found
 
 
-def _list(front: FrontShape, width: int) -> Lines:
+def _list(front: CollectiveTable, width: int) -> Lines:
     found: Lines = []
     for row in front.rows:
         note = f"  {row.note}" if row.note else ""
@@ -148,38 +148,38 @@ def _list(front: FrontShape, width: int) -> Lines:
     return found
 
 
-def _front_text(cell: FrontCell) -> str:
+def _front_text(cell: CollectiveCell) -> str:
     return f"{DIFFERS if cell.differs else '  '}{cell.text}"
 
 
 # -- stacks ----------------------------------------------------------------------------------------
 
 
-def stacks_lines(shape: DiagnosisShape, width: int) -> Lines:
+def stacks_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     """Stacks side by side as far as there is room, then below each other."""
-    if not shape.stacks:
-        return _wrapped(shape.stacks_note, width, tone=Tone.DIM)
-    return _beside(shape.stacks, width)
+    if not view_model.stacks:
+        return _wrapped(view_model.stacks_note, width, tone=Tone.DIM)
+    return _beside(view_model.stacks, width)
 
 
-def stacks_and_words_lines(shape: DiagnosisShape, width: int) -> Lines:
+def output_and_stack_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     """For a panel of both: exceptions say more than where a thread stands."""
-    if not shape.last_words:
-        return stacks_lines(shape, width)
-    stacks = [_EMPTY, *stacks_lines(shape, width)] if shape.stacks else []
-    return [*last_words_lines(shape, width), *stacks]
+    if not view_model.last_output:
+        return stacks_lines(view_model, width)
+    stacks = [_EMPTY, *stacks_lines(view_model, width)] if view_model.stacks else []
+    return [*last_output_lines(view_model, width), *stacks]
 
 
-def last_words_lines(shape: DiagnosisShape, width: int) -> Lines:
+def last_output_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     """What ranks wrote last: never side by side, lines of a log are long."""
     found: Lines = []
-    for stack in shape.last_words:
+    for stack in view_model.last_output:
         found += [_EMPTY] if found else []
         found += stack_lines(stack, width)
     return found
 
 
-def _beside(stacks: Sequence[StackShape], width: int) -> Lines:
+def _beside(stacks: Sequence[StackViewModel], width: int) -> Lines:
     columns = max(1, min(len(stacks), (width + GAP) // (STACK_COLUMN + GAP)))
     room = (width + GAP) // columns - GAP
     found: Lines = []
@@ -195,7 +195,7 @@ def _beside(stacks: Sequence[StackShape], width: int) -> Lines:
     return found
 
 
-def stack_lines(stack: StackShape, width: int) -> Lines:
+def stack_lines(stack: StackViewModel, width: int) -> Lines:
     found = _wrapped(stack.who.text, width, tone=stack.who.tone)
     for cell in stack.lines:
         found += _wrapped(cell.text, width, indent=4, tone=cell.tone)
@@ -205,21 +205,21 @@ def stack_lines(stack: StackShape, width: int) -> Lines:
 # -- processes -------------------------------------------------------------------------------------
 
 
-def processes_lines(shape: DiagnosisShape, width: int) -> Lines:
+def processes_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     found: Lines = []
-    if shape.processes:
-        wide = max(8, min(22, max(cell_len(row.who) for row in shape.processes)))
+    if view_model.processes:
+        wide = max(8, min(22, max(cell_len(row.who) for row in view_model.processes)))
         columns = (Column(key="who", title="process", width=wide), *_PROCESS_COLUMNS)
-        placed = fit(columns, width)
-        found.append(titles(placed))
-        found += [line(_process(row), placed) for row in shape.processes]
+        placed = fit_columns(columns, width)
+        found.append(title_line(placed))
+        found += [row_line(_process(row), placed) for row in view_model.processes]
         if all(place.column.key != "note" for place in placed):
-            found += [c for row in shape.processes if row.note for c in _note(row, width)]
-    for text in shape.machine:
+            found += [c for row in view_model.processes if row.note for c in _note(row, width)]
+    for text in view_model.machine:
         found += _wrapped(text, width, tone=Tone.DIM)
-    if shape.missing:
+    if view_model.missing:
         found += [_EMPTY, _title("missing evidence, and how to get it")]
-        for text in shape.missing:
+        for text in view_model.missing:
             found += _wrapped(text, width, indent=2)
     return found
 

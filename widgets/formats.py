@@ -17,7 +17,7 @@ _SYMBOLS = frozenset({"B", "B/s", "FLOP"})
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
-def known(value: float | None) -> bool:
+def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
@@ -40,7 +40,7 @@ def step(value: float | None, total: float | None = None) -> str:
     return f"{round(value)}" if total is None else f"{round(value)}/{step(total)}"
 
 
-def of(done: float | None, total: float | None) -> str:
+def count_of(done: float | None, total: float | None) -> str:
     """``1 204/2 930``; only the first half where the total is not known."""
     return count(done) if total is None else f"{count(done)}/{count(total)}"
 
@@ -125,9 +125,11 @@ def clock(value_mhz: float | None) -> str:
 
 
 def _of_unit(value: float | None, limit: float | None, unit: str) -> str:
-    if not known(value) and not known(limit):
+    if not is_finite(value) and not is_finite(limit):
         return NA
-    return f"{count(value)} / {count(limit)} {unit}" if known(limit) else f"{count(value)} {unit}"
+    return (
+        f"{count(value)} / {count(limit)} {unit}" if is_finite(limit) else f"{count(value)} {unit}"
+    )
 
 
 def percent(share: float | None) -> str:

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from ltui.widgets.bars import strip
 from ltui.widgets.formats import duration
 from ltui.widgets.gpu_table import SIGNS
-from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.palette import LineStyles, line_styles
 from ltui.widgets.view_models import GpuRow, Tone
 
 LEAST_WIDTH = 22
@@ -69,7 +69,7 @@ class GpuHeat(Widget):
         return self.grid(width)[1] + 1 if self.rows else 0
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        self._paint = paint_of(self.app)
+        self._paint = line_styles(self.app)
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
@@ -106,7 +106,7 @@ class GpuHeat(Widget):
         return max((len(row.index) for row in self.rows), default=1)
 
 
-def _place(row: GpuRow, width: int, label: int, paint: Paint) -> list[Segment]:
+def _place(row: GpuRow, width: int, label: int, paint: LineStyles) -> list[Segment]:
     sign = SIGNS.get(row.tone, " ")
     room = max(1, width - label - 3 - _TEXT)
     return [
@@ -117,7 +117,7 @@ def _place(row: GpuRow, width: int, label: int, paint: Paint) -> list[Segment]:
     ]
 
 
-def _shades(values: Sequence[float], width: int, paint: Paint) -> list[Segment]:
+def _shades(values: Sequence[float], width: int, paint: LineStyles) -> list[Segment]:
     """The strip, quiet times nearer to the background; runs of one shade are one segment."""
     shown = list(values)[-width:]
     text = strip(shown, width, high=1.0)

@@ -16,8 +16,8 @@ from textual.widget import Widget
 from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells
 from ltui.widgets.formats import NA, percent
-from ltui.widgets.palette import paint_of
-from ltui.widgets.view_models import Cell, HeaderShape, Tone
+from ltui.widgets.palette import line_styles
+from ltui.widgets.view_models import Cell, HeaderViewModel, Tone
 
 BAR_WIDTH = 12
 MAX_BANNER_LINES = 3
@@ -39,9 +39,9 @@ class _Part:
         return sum(cell_len(c.text) for c in self.cells)
 
 
-def head_line(shape: HeaderShape, width: int) -> Cells:
+def status_line(view_model: HeaderViewModel, width: int) -> Cells:
     """The first line in exactly ``width`` cells: whole parts, the less important left out."""
-    parts = _parts(shape)
+    parts = _parts(view_model)
     while len(parts) > 1 and _needed(parts) > width:
         parts.remove(max(parts, key=lambda p: p.importance))
     left = [p for p in parts if p.left]
@@ -56,21 +56,21 @@ def head_line(shape: HeaderShape, width: int) -> Cells:
     return tuple(cells)
 
 
-def _parts(shape: HeaderShape) -> list[_Part]:
-    state = Cell(text=f"{shape.state_sign} {shape.state}", tone=shape.tone)
+def _parts(view_model: HeaderViewModel) -> list[_Part]:
+    state = Cell(text=f"{view_model.state_sign} {view_model.state}", tone=view_model.tone)
     parts = [
         _Part((state,), 0, left=True),
-        _Part((Cell(text=_shortened(shape.name), tone=Tone.ACCENT),), 1, left=True),
-        _Part((Cell(text=_shortened(shape.preset), tone=Tone.DIM),), 8, left=True),
-        _Part((Cell(text=shape.epoch),), 5),
-        _Part((Cell(text=shape.step),), 2),
+        _Part((Cell(text=_shortened(view_model.name), tone=Tone.ACCENT),), 1, left=True),
+        _Part((Cell(text=_shortened(view_model.preset), tone=Tone.DIM),), 8, left=True),
+        _Part((Cell(text=view_model.epoch),), 5),
+        _Part((Cell(text=view_model.step),), 2),
     ]
-    if shape.share is not None:
-        parts.append(_Part(bar_cells(shape.share, BAR_WIDTH, _bar_tone(shape.tone)), 6))
-        parts.append(_Part((Cell(text=percent(shape.share).rjust(5)),), 4))
-    parts.append(_Part((Cell(text=shape.eta),), 3))
-    parts.append(_Part((Cell(text=shape.elapsed, tone=Tone.DIM),), 9))
-    parts.append(_Part((Cell(text=shape.attempt, tone=Tone.DIM),), 7))
+    if view_model.share is not None:
+        parts.append(_Part(bar_cells(view_model.share, BAR_WIDTH, _bar_tone(view_model.tone)), 6))
+        parts.append(_Part((Cell(text=percent(view_model.share).rjust(5)),), 4))
+    parts.append(_Part((Cell(text=view_model.eta),), 3))
+    parts.append(_Part((Cell(text=view_model.elapsed, tone=Tone.DIM),), 9))
+    parts.append(_Part((Cell(text=view_model.attempt, tone=Tone.DIM),), 7))
     return [p for p in parts if p.width and p.cells[0].text != NA]
 
 
@@ -98,63 +98,63 @@ def _joined(parts: Sequence[_Part]) -> list[Cell]:
     return cells
 
 
-def lines_under(shape: HeaderShape, width: int) -> tuple[Cell, ...]:
+def banner_and_note_lines(view_model: HeaderViewModel, width: int) -> tuple[Cell, ...]:
     """The banner and the notes, wrapped between words; each line fits into ``width``."""
     found = []
-    if shape.banner:
-        most = MAX_BANNER_LINES if shape.banner_tone is Tone.BAD else MAX_QUIET_LINES
-        wrapped = textwrap.wrap(shape.banner, max(10, width), max_lines=most)
-        found += [Cell(text=line, tone=shape.banner_tone) for line in wrapped]
-    for note in shape.notes:
+    if view_model.banner:
+        most = MAX_BANNER_LINES if view_model.banner_tone is Tone.BAD else MAX_QUIET_LINES
+        wrapped = textwrap.wrap(view_model.banner, max(10, width), max_lines=most)
+        found += [Cell(text=line, tone=view_model.banner_tone) for line in wrapped]
+    for note in view_model.notes:
         wrapped = textwrap.wrap(note, max(10, width), max_lines=2)
         found += [Cell(text=line, tone=Tone.WARN) for line in wrapped]
     return tuple(found)
 
 
 class RunHeader(Widget):
-    """Draws a ``HeaderShape``; as high as its banner and notes need."""
+    """Draws a ``HeaderViewModel``; as high as its banner and notes need."""
 
     DEFAULT_CSS = """
     RunHeader { height: auto; width: 1fr; padding: 0 1; }
     """
 
-    shape: reactive[HeaderShape | None] = reactive(None)
+    view_model: reactive[HeaderViewModel | None] = reactive(None)
 
     def __init__(
         self,
-        shape: HeaderShape | None = None,
+        view_model: HeaderViewModel | None = None,
         *,
         id: str | None = None,  # noqa: A002 - Textual's name for it
         classes: str | None = None,
     ) -> None:
         super().__init__(id=id, classes=classes)
-        self._laid: tuple[HeaderShape | None, int, tuple[Cells, ...]] = (None, 0, ())
-        self.set_reactive(RunHeader.shape, shape)
+        self._laid: tuple[HeaderViewModel | None, int, tuple[Cells, ...]] = (None, 0, ())
+        self.set_reactive(RunHeader.view_model, view_model)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002
-        return 1 + (len(lines_under(self.shape, width)) if self.shape else 0)
+        return 1 + (len(banner_and_note_lines(self.view_model, width)) if self.view_model else 0)
 
-    def watch_shape(self, old: HeaderShape | None, new: HeaderShape | None) -> None:
+    def watch_view_model(self, old: HeaderViewModel | None, new: HeaderViewModel | None) -> None:
         width = self.size.width
-        count_before = len(lines_under(old, width)) if old else 0
-        count_now = len(lines_under(new, width)) if new else 0
+        count_before = len(banner_and_note_lines(old, width)) if old else 0
+        count_now = len(banner_and_note_lines(new, width)) if new else 0
         if count_before != count_now:
             self.refresh(layout=True)
 
     def lines(self) -> tuple[Cells, ...]:
         """What is drawn at the present width, line by line."""
-        shape, width = self.shape, self.size.width
-        if shape is None:
+        view_model, width = self.view_model, self.size.width
+        if view_model is None:
             return ()
-        if self._laid[0] is not shape or self._laid[1] != width:
-            below = tuple((cell,) for cell in lines_under(shape, width))
-            self._laid = (shape, width, (head_line(shape, width), *below))
+        if self._laid[0] is not view_model or self._laid[1] != width:
+            below = tuple((cell,) for cell in banner_and_note_lines(view_model, width))
+            self._laid = (view_model, width, (status_line(view_model, width), *below))
         return self._laid[2]
 
     def render_line(self, y: int) -> Strip:
         lines, base, width = self.lines(), self.rich_style, self.size.width
         if y >= len(lines):
             return Strip.blank(width, base)
-        paint = paint_of(self.app)
+        paint = line_styles(self.app)
         segments = [Segment(cell.text, base + paint.of(cell.tone)) for cell in lines[y]]
         return Strip(segments).adjust_cell_length(width, base)

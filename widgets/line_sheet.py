@@ -9,16 +9,16 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from ltui.widgets.columns import Cells
-from ltui.widgets.palette import paint_of
+from ltui.widgets.palette import line_styles
 
 Draw = Callable[[int], Sequence[Cells]]
 
 
-class Sheet(Widget):
+class LineSheet(Widget):
     """As high as its lines. ``show`` takes a function from a width to lines."""
 
     DEFAULT_CSS = """
-    Sheet { height: auto; width: 1fr; }
+    LineSheet { height: auto; width: 1fr; }
     """
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's name for it
@@ -46,7 +46,7 @@ class Sheet(Widget):
         return max(1, len(self._of(width)))
 
     def render(self) -> Text:
-        paint = paint_of(self.app)
+        paint = line_styles(self.app)
         rows = []
         for cells in self._of(self.size.width):
             row = Text(no_wrap=True, overflow="crop", end="")

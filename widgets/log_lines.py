@@ -8,7 +8,7 @@ from dataclasses import replace
 from ltui.widgets.view_models import LogLine
 
 
-class Lines:
+class LogBuffer:
     """Holds at most ``most`` lines. Line ``i`` is the ``first + i``-th that was ever added."""
 
     def __init__(self, most: int) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, get_character_cell_size
 
-from ltui.widgets.log_lines import Lines
+from ltui.widgets.log_lines import LogBuffer
 from ltui.widgets.view_models import LogLine, Tone
 
 MIN_WRAP_CELLS = 8
@@ -32,11 +32,11 @@ class LogLevel(Enum):
         return self is LogLevel.WARNINGS and line.tone is Tone.WARN
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """A part of a line that fits into one row of the screen."""
 
     number: int
-    """The line's number among all that were ever added: ``Lines.first + index``."""
+    """The line's number among all that were ever added: ``LogBuffer.first + index``."""
     begin: int
     end: int
     """The part of ``shown_text(line)``."""
@@ -47,12 +47,12 @@ def shown_text(line: LogLine) -> str:
     return f"{line.text}  ×{line.count}" if line.count > 1 else line.text
 
 
-class Rows:
+class LogRows:
     """The rows of ``lines`` for one width and level. Only new lines are laid out."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LogBuffer) -> None:
         self._lines = lines
-        self._rows: list[Row] = []
+        self._rows: list[LogRow] = []
         self._next = lines.first
         self.width: int | None = None
         """Cells of a row; None: lines are not wrapped."""
@@ -61,7 +61,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> LogRow:
         return self._rows[index]
 
     def lay_out(self, width: int | None, level: LogLevel) -> None:
@@ -84,7 +84,7 @@ class Rows:
             line = lines[number - lines.first]
             if self.level.shows(line):
                 parts = wrapped(shown_text(line), self.width)
-                self._rows.extend(Row(number, begin, end) for begin, end in parts)
+                self._rows.extend(LogRow(number, begin, end) for begin, end in parts)
         self._next = lines.first + len(lines)
         return dropped
 

@@ -22,9 +22,9 @@ from textual.strip import Strip
 from textual.widgets import Input, Static
 
 from ltui.widgets.formats import NA
-from ltui.widgets.log_lines import Lines, occurrences
-from ltui.widgets.log_rows import LogLevel, Rows, shown_text
-from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.log_lines import LogBuffer, occurrences
+from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
+from ltui.widgets.palette import LineStyles, line_styles
 from ltui.widgets.view_models import LogLine, Tone
 
 MAX_LINES = 5000
@@ -77,11 +77,11 @@ class LogLines(ScrollView, can_focus=True):
 
     def __init__(self, *, max_lines: int = MAX_LINES) -> None:
         super().__init__()
-        self._lines = Lines(max_lines)
-        self._rows = Rows(self._lines)
+        self._lines = LogBuffer(max_lines)
+        self._rows = LogRows(self._lines)
         self._widest = 0
         self._query = ""
-        self._pen: tuple[Style, Paint] | None = None
+        self._pen: tuple[Style, LineStyles] | None = None
         self._found: int | None = None
 
     def set_lines(self, lines: Iterable[LogLine]) -> None:
@@ -227,12 +227,12 @@ class LogLines(ScrollView, can_focus=True):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # Styles are looked up once a repaint, not for every line.
-        self._pen = self.rich_style, paint_of(self.app)
+        self._pen = self.rich_style, line_styles(self.app)
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
         width, height = self.size
-        base, paint = self._pen or (self.rich_style, paint_of(self.app))
+        base, paint = self._pen or (self.rich_style, line_styles(self.app))
         if not len(self._rows):
             note = self._empty_note() if y == (height - 1) // 2 else ""
             return _centred(note, width, paint, base)
@@ -257,7 +257,7 @@ class LogLines(ScrollView, can_focus=True):
     def _empty_note(self) -> str:
         return f"no lines to show: {self.level.value}" if len(self._lines) else self.note
 
-    def _prefix(self, line: LogLine, paint: Paint) -> Text:
+    def _prefix(self, line: LogLine, paint: LineStyles) -> Text:
         text = Text(no_wrap=True, end="")
         if self.show_times:
             text.append(_time_of_day(line.seen_at), paint.of(Tone.DIM))
@@ -274,13 +274,13 @@ def _time_of_day(seen_at: float | None) -> str:
     return time.strftime("%H:%M:%S ", time.localtime(seen_at))
 
 
-def _centred(text: str, width: int, paint: Paint, base: Style) -> Strip:
+def _centred(text: str, width: int, paint: LineStyles, base: Style) -> Strip:
     left = max(0, (width - cell_len(text)) // 2)
     strip = Strip([Segment(" " * left), Segment(text, paint.title)])
     return strip.adjust_cell_length(width).apply_style(base)
 
 
-def _styled(line: LogLine, paint: Paint, query: str) -> Text:
+def _styled(line: LogLine, paint: LineStyles, query: str) -> Text:
     text = Text(shown_text(line), paint.of(line.tone), no_wrap=True, end="")
     for begin in occurrences(line.text, query):
         text.stylize(paint.match, begin, begin + len(query))

@@ -140,7 +140,7 @@ THEMES = (LTUI_DARK, LTUI_LIGHT, LTUI_CONTRAST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Paint:
+class LineStyles:
     """Styles for drawing line by line; backgrounds only where they mean something."""
 
     tones: dict[Tone, Style]
@@ -161,7 +161,7 @@ class Paint:
         return self.tones[tone]
 
 
-def paint_of(app: App[object]) -> Paint:
+def line_styles(app: App[object]) -> LineStyles:
     """The styles of the theme that ``app`` shows now."""
     theme = app.current_theme
     if app.no_color:
@@ -193,14 +193,14 @@ def _mix(colour: str, towards: str, share: float) -> str:
 
 
 @lru_cache(maxsize=16)
-def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> Paint:
+def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> LineStyles:
     # Local: the shapes are many classes, and the first screen draws none of them.
     from ltui.widgets.view_models import Tone
 
     foreground, surface, dim, faint, selected, good, warn, bad, accent = map(_parse, named)
     ground = Color.parse("black") if surface is None else surface
     inks = [_parse(name) for name in series]
-    return Paint(
+    return LineStyles(
         tones={
             Tone.PLAIN: _ink(foreground),
             Tone.DIM: _ink(dim),
@@ -233,12 +233,12 @@ def _ink(colour: Color | None, *, bold: bool = False) -> Style:
 
 
 @lru_cache(maxsize=1)
-def _colourless() -> Paint:
+def _colourless() -> LineStyles:
     from ltui.widgets.view_models import Tone
 
     plain, dim = Style(), Style(dim=True)
     count = len(DARK_SERIES)
-    return Paint(
+    return LineStyles(
         tones={
             Tone.PLAIN: plain,
             Tone.DIM: dim,

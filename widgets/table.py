@@ -18,8 +18,16 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ltui.widgets.columns import Cells, Column, Placed, changed, fit, line, titles
-from ltui.widgets.palette import Paint, paint_of
+from ltui.widgets.columns import (
+    Cells,
+    Column,
+    PlacedColumn,
+    changed_columns,
+    fit_columns,
+    row_line,
+    title_line,
+)
+from ltui.widgets.palette import LineStyles, line_styles
 from ltui.widgets.view_models import Tone
 
 Row = TypeVar("Row")
@@ -96,8 +104,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     ) -> None:
         super().__init__(id=id, classes=classes)
         self._rows: tuple[Row, ...] = tuple(rows)
-        self._placed: tuple[Placed, ...] = ()
-        self._pen: tuple[Style, Paint] | None = None
+        self._placed: tuple[PlacedColumn, ...] = ()
+        self._pen: tuple[Style, LineStyles] | None = None
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
 
@@ -152,7 +160,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             before, now = old[index], self._rows[index]
             if before is now or before == now:
                 continue
-            places = changed(self._cells_of(before), self._cells_of(now), self._placed)
+            places = changed_columns(self._cells_of(before), self._cells_of(now), self._placed)
             if places:
                 # One region: Textual spends more on many small ones than on what lies between.
                 left, right = places[0].x, places[-1].x + places[-1].width
@@ -166,9 +174,9 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             kept = self._cells[key] = (row, self.cells_of(row))
         return kept[1]
 
-    def _place(self) -> tuple[Placed, ...]:
+    def _place(self) -> tuple[PlacedColumn, ...]:
         width = self.scrollable_content_region.width - len(_SIGN)
-        return fit(self.columns_of(self._rows), max(1, width))
+        return fit_columns(self.columns_of(self._rows), max(1, width))
 
     def _resize(self) -> None:
         width = max(1, self.scrollable_content_region.width)
@@ -187,21 +195,21 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # Styles are looked up once a repaint, not for every line.
-        self._pen = self.rich_style, paint_of(self.app)
+        self._pen = self.rich_style, line_styles(self.app)
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base, paint = self._pen or (self.rich_style, paint_of(self.app))
+        base, paint = self._pen or (self.rich_style, line_styles(self.app))
         if not self._rows:
             return self._empty_line(y).apply_style(base)
         if not self._placed:
             self._placed = self._place()
         index = self.scroll_offset.y + y - 1
         if y == 0:
-            cells, sign = titles(self._placed), " " * len(_SIGN)
+            cells, sign = title_line(self._placed), " " * len(_SIGN)
         elif index < len(self._rows):
-            cells = line(self._cells_of(self._rows[index]), self._placed)
+            cells = row_line(self._cells_of(self._rows[index]), self._placed)
             sign = _SIGN if self._is_current(index) else " " * len(_SIGN)
         else:
             return Strip.blank(width, base)
@@ -222,7 +230,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         if y != max(0, (height - 1) // 2):
             return Strip.blank(width)
         from_left = max(0, (width - len(text)) // 2)
-        dim = paint_of(self.app).title
+        dim = line_styles(self.app).title
         return Strip([Segment(" " * from_left), Segment(text, dim)]).adjust_cell_length(width)
 
     # The cursor

@@ -33,7 +33,7 @@ class Tone(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Series:
+class ChartSeries:
     """One line of a chart. ``x`` ascends; NaN in ``y`` is a gap."""
 
     name: str
@@ -48,10 +48,10 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChartShape:
+class ChartViewModel:
     title: str
     subtitle: str = ""
-    series: tuple[Series, ...] = ()
+    series: tuple[ChartSeries, ...] = ()
     x_label: str = "step"
     log_y: bool = False
     x_time: bool = False
@@ -73,7 +73,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeaderShape:
+class HeaderViewModel:
     name: str
     preset: str
     state: str
@@ -155,7 +155,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerdictShape:
+class VerdictViewModel:
     """One verdict in words."""
 
     title: Cell
@@ -167,7 +167,7 @@ class VerdictShape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrontCell:
+class CollectiveCell:
     """What some ranks did at one number of a process group."""
 
     text: str
@@ -179,27 +179,27 @@ class FrontCell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrontRow:
+class CollectiveRow:
     number: str
     """``#1 043``; ``…`` where rows are left out."""
-    cells: tuple[FrontCell, ...]
+    cells: tuple[CollectiveCell, ...]
     note: str = ""
     """``first difference``, ``not finished``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrontShape:
+class CollectiveTable:
     """Collectives of one process group around the first that not all ranks finished."""
 
     title: str
     columns: tuple[Cell, ...]
     """Ranks that did the same share one."""
-    rows: tuple[FrontRow, ...] = ()
+    rows: tuple[CollectiveRow, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StackShape:
+class StackViewModel:
     """The stack that some threads share, the innermost call first."""
 
     who: Cell
@@ -221,22 +221,22 @@ class ProcessRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DiagnosisShape:
+class DiagnosisViewModel:
     """Everything of a diagnosis, ready to draw."""
 
     headline: Cell
     about: str
     """Which run, when it was looked at."""
-    verdicts: tuple[VerdictShape, ...] = ()
+    verdicts: tuple[VerdictViewModel, ...] = ()
     earlier: tuple[str, ...] = ()
     """Verdicts that are over, a line each."""
-    fronts: tuple[FrontShape, ...] = ()
-    fronts_note: str = ""
+    collectives: tuple[CollectiveTable, ...] = ()
+    collectives_note: str = ""
     """Why there are none."""
-    stacks: tuple[StackShape, ...] = ()
+    stacks: tuple[StackViewModel, ...] = ()
     stacks_note: str = ""
     processes: tuple[ProcessRow, ...] = ()
     machine: tuple[str, ...] = ()
-    last_words: tuple[StackShape, ...] = ()
+    last_output: tuple[StackViewModel, ...] = ()
     """What ranks wrote last, exceptions first."""
     missing: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from argparse import Namespace
 
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.commands.output_file import output
-from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_shape
+from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import Found, find
 from ltui.app.diagnosis.text_report import WIDTH, report
 from ltui.training.store.run_directory import find_run, ltui_home
@@ -48,4 +48,4 @@ def text(found: Found, now: float, *, to_file: bool) -> str:
     width = WIDTH
     if not to_file and sys.stdout.isatty():
         width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
-    return report(diagnosis_shape(found.diagnosis, context), width)
+    return report(diagnosis_view_model(found.diagnosis, context), width)

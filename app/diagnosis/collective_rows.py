@@ -15,7 +15,7 @@ from ltui.app.diagnosis.stack_folding import place
 from ltui.training.diagnosis.evidence import Collective, Diagnosis, Front, RankEvidence
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
-from ltui.widgets.view_models import Cell, FrontCell, FrontRow, FrontShape, Tone
+from ltui.widgets.view_models import Cell, CollectiveCell, CollectiveRow, CollectiveTable, Tone
 
 GROUPS = 3
 BEFORE, AFTER = 2, 1
@@ -47,7 +47,7 @@ class _Group:
         return sorted({*self.fronts, *self.entries})
 
 
-def fronts(diagnosis: Diagnosis, culprits: set[int], *, alarm: bool) -> tuple[FrontShape, ...]:
+def fronts(diagnosis: Diagnosis, culprits: set[int], *, alarm: bool) -> tuple[CollectiveTable, ...]:
     """A picture for each process group that has collectives, those that somebody waits in first.
 
     Without ``alarm`` nothing is wrong with ranks at different numbers: they are on their way.
@@ -124,14 +124,14 @@ def _what(entry: Collective, with_site: bool) -> _What:
     return entry.op, entry.sizes, f"{site.file}:{site.line}" if site is not None else ""
 
 
-def _front(group: _Group, culprits: set[int], alarm: bool) -> FrontShape:
+def _front(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTable:
     pending, differs = _unfinished(group), _difference(group)
     numbers = _numbers(group, pending, differs)
     known = {seq: _row(group, seq) for seq in numbers if seq is not None}
-    columns: dict[tuple[FrontCell, ...], list[int]] = {}
+    columns: dict[tuple[CollectiveCell, ...], list[int]] = {}
     for rank in group.ranks:
         cells = tuple(
-            FrontCell(text="…") if seq is None else _cell(group, rank, seq, known[seq], alarm)
+            CollectiveCell(text="…") if seq is None else _cell(group, rank, seq, known[seq], alarm)
             for seq in numbers
         )
         columns.setdefault(cells, []).append(rank)
@@ -142,11 +142,11 @@ def _front(group: _Group, culprits: set[int], alarm: bool) -> FrontShape:
         notes.append(f"{len(rest)} more ranks differ: {formats.ranks(tuple(sorted(rest)))}")
         ordered = ordered[:COLUMNS]
     notes += _barriers(group)
-    return FrontShape(
+    return CollectiveTable(
         title=_title(group, pending, differs, alarm),
         columns=tuple(_column(members, culprits) for _, members in ordered),
         rows=tuple(
-            FrontRow(
+            CollectiveRow(
                 number="…" if seq is None else f"#{seq}",
                 cells=tuple(cells[place] for cells, _ in ordered),
                 note=_note(seq, pending if alarm else None, differs),
@@ -172,7 +172,7 @@ def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[in
     return [differs, *gap, *shown]
 
 
-def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> FrontCell:
+def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> CollectiveCell:
     entry = group.entries.get(rank, {}).get(seq)
     if entry is None:
         return _absent(group, rank, seq, alarm)
@@ -181,7 +181,7 @@ def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> FrontCe
     site = place(entry.call_site) if entry.call_site is not None else ""
     waits = Tone.WARN if alarm else Tone.PLAIN
     tone = Tone.BAD if differs else Tone.DIM if entry.retired else waits
-    return FrontCell(
+    return CollectiveCell(
         text=f"{clean_name(entry.op, 40)}{_sizes(entry)} {state}",
         site=site,
         differs=differs,
@@ -189,21 +189,21 @@ def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> FrontCe
     )
 
 
-def _absent(group: _Group, rank: int, seq: int, alarm: bool) -> FrontCell:
+def _absent(group: _Group, rank: int, seq: int, alarm: bool) -> CollectiveCell:
     front = group.fronts.get(rank)
     last = front.last_enqueued if front is not None else None
     if last is None:
         own = group.entries.get(rank)
         last = max(own) if own else None
     if last is None:
-        return FrontCell(text=formats.NA, tone=Tone.DIM)
+        return CollectiveCell(text=formats.NA, tone=Tone.DIM)
     if seq > last:
         if rank in group.silent:
-            return FrontCell(text=f"{SILENT} #{last}", tone=Tone.BAD)
+            return CollectiveCell(text=f"{SILENT} #{last}", tone=Tone.BAD)
         came = f"last: #{last}" if last else "none yet"
         text = f"{NOT_THERE} ({came})" if alarm else "not yet"
-        return FrontCell(text=text, tone=Tone.BAD if alarm else Tone.DIM)
-    return FrontCell(text="finished, not recorded", tone=Tone.DIM)
+        return CollectiveCell(text=text, tone=Tone.BAD if alarm else Tone.DIM)
+    return CollectiveCell(text="finished, not recorded", tone=Tone.DIM)
 
 
 def _sizes(entry: Collective) -> str:

@@ -19,10 +19,10 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
 from ltui.widgets.view_models import (
     Cell,
-    DiagnosisShape,
-    StackShape,
+    DiagnosisViewModel,
+    StackViewModel,
     Tone,
-    VerdictShape,
+    VerdictViewModel,
 )
 
 AT_THE_END_S = 1.0
@@ -64,7 +64,7 @@ class Context:
     """Evidence has been asked for and is not here yet."""
 
 
-def diagnosis_shape(diagnosis: Diagnosis, context: Context) -> DiagnosisShape:
+def diagnosis_view_model(diagnosis: Diagnosis, context: Context) -> DiagnosisViewModel:
     evidence = diagnosis.evidence
     standing = [
         v
@@ -75,18 +75,18 @@ def diagnosis_shape(diagnosis: Diagnosis, context: Context) -> DiagnosisShape:
     waiting = {rank for v in standing for rank in v.waiting}
     alarm = any(v.level in GRAVE for v in standing)
     grids = collective_rows.fronts(diagnosis, culprits, alarm=alarm)
-    return DiagnosisShape(
+    return DiagnosisViewModel(
         headline=_headline(diagnosis, standing, context),
         about=_about(diagnosis, context),
         verdicts=tuple(_verdict(v, context) for v in standing),
         earlier=tuple(_earlier(v) for v in _over(diagnosis, context)[-EARLIER:]),
-        fronts=grids,
-        fronts_note="" if grids else _no_fronts(evidence, context),
+        collectives=grids,
+        collectives_note="" if grids else _no_fronts(evidence, context),
         stacks=_stacks(diagnosis, culprits, context),
         stacks_note=_no_stacks(evidence, context),
         processes=process_rows(evidence, culprits, waiting) if evidence else (),
         machine=machine_lines(evidence.host) if evidence else (),
-        last_words=_last_words(evidence, culprits) if evidence else (),
+        last_output=_last_words(evidence, culprits) if evidence else (),
         missing=_missing(diagnosis, context),
     )
 
@@ -140,7 +140,7 @@ def _about(diagnosis: Diagnosis, context: Context) -> str:
     return " · ".join(w for w in words if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
 
 
-def _verdict(verdict: Verdict, context: Context) -> VerdictShape:
+def _verdict(verdict: Verdict, context: Context) -> VerdictViewModel:
     facts = []
     if verdict.culprits:
         facts.append(("who", f"{formats.rank_words(verdict.culprits)}"))
@@ -153,7 +153,7 @@ def _verdict(verdict: Verdict, context: Context) -> VerdictShape:
     if verdict.level in GRAVE and context.snapshot.state in LIVE:
         facts.append(("or", _kill_and_resume(context.snapshot)))
     facts.append(("certainty", certainty(verdict.confidence)))
-    return VerdictShape(
+    return VerdictViewModel(
         title=Cell(
             text=level_word(verdict, _until(context)),
             tone=LEVEL_TONES.get(verdict.level, Tone.WARN),
@@ -269,12 +269,14 @@ def _spread(numbers: Mapping[int, float]) -> str:
 # -- stacks ----------------------------------------------------------------------------------------
 
 
-def _stacks(diagnosis: Diagnosis, culprits: set[int], context: Context) -> tuple[StackShape, ...]:
+def _stacks(
+    diagnosis: Diagnosis, culprits: set[int], context: Context
+) -> tuple[StackViewModel, ...]:
     def order(group: Any) -> tuple[bool, int]:
         return not culprits & set(group.ranks), min(group.ranks, default=0)
 
     shapes = [
-        StackShape(
+        StackViewModel(
             who=Cell(
                 text=stack_title(group, culprits),
                 tone=Tone.BAD if culprits & set(group.ranks) else Tone.PLAIN,
@@ -285,7 +287,7 @@ def _stacks(diagnosis: Diagnosis, culprits: set[int], context: Context) -> tuple
     ]
     if len(shapes) > STACKS and not context.full_paths:
         more = f"{len(shapes) - STACKS} more are in the report (w)"
-        shapes = [*shapes[:STACKS], StackShape(who=Cell(text=more), lines=())]
+        shapes = [*shapes[:STACKS], StackViewModel(who=Cell(text=more), lines=())]
     return tuple(shapes)
 
 
@@ -313,7 +315,7 @@ def _no_fronts(evidence: Evidence | None, context: Context) -> str:
 # -- last words, and what is missing ---------------------------------------------------------------
 
 
-def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackShape, ...]:
+def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackViewModel, ...]:
     """Exceptions, the earliest first where that is known, then the ends of the culprits' logs."""
     raised = [r for r in evidence.ranks.values() if r.exception]
     raised.sort(key=lambda r: (_raised_at(r), r.rank not in culprits, r.rank))
@@ -324,20 +326,20 @@ def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackShape, ...
         kept = [line for line in lines if line.strip()][-LAST_LINES:]
         kind = clean_name(str(said.get("type") or "an exception"), 80)
         shapes.append(
-            StackShape(
+            StackViewModel(
                 who=Cell(text=f"rank {rank.rank} raised {kind}", tone=Tone.BAD),
                 lines=tuple(Cell(text=line) for line in kept),
             )
         )
     if len(raised) > LAST_WORDS:
         others = formats.rank_words([r.rank for r in raised[LAST_WORDS:]])
-        shapes.append(StackShape(who=Cell(text=f"{others} raised exceptions too"), lines=()))
+        shapes.append(StackViewModel(who=Cell(text=f"{others} raised exceptions too"), lines=()))
     known = {r.rank for r in raised}
     for rank in [evidence.ranks[n] for n in sorted(culprits) if n in evidence.ranks][:LAST_WORDS]:
         lines = [clean_line(line, 400) for line in rank.log_tail if line.strip()][-LAST_LINES:]
         if rank.rank not in known and lines:
             shapes.append(
-                StackShape(
+                StackViewModel(
                     who=Cell(text=f"last log lines of rank {rank.rank}"),
                     lines=tuple(Cell(text=line, tone=Tone.DIM) for line in lines),
                 )

@@ -26,9 +26,9 @@ def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
         titles.add(key.title.lower())
         actions.add(name)
         yield SystemCommand(key.title, key.about, _run(screen, key))
-    jumps = getattr(screen, "jumps", None)
-    if jumps is not None:
-        for title, about, jump in jumps():
+    palette_entries = getattr(screen, "palette_entries", None)
+    if palette_entries is not None:
+        for title, about, jump in palette_entries():
             yield SystemCommand(title, about, jump)
 
 

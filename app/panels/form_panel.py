@@ -98,7 +98,7 @@ class FormPanel(Panel):
         shown = self._edited.get(preset.name, preset)
         self.preset, self.result = shown, None
         title = shown.title if shown is preset else f"{shown.title} (edited)"
-        self.say(title, " ".join(shown.tags))
+        self.set_titles(title, " ".join(shown.tags))
         await form.show(shown, keep=keep)
         line = self.query_one(LaunchLine)
         line.display = True
@@ -108,7 +108,7 @@ class FormPanel(Panel):
     async def show_nothing(self, title: str, text: Text) -> None:
         """Say in place of a form why there is none."""
         self.preset = self.result = None
-        self.say(title)
+        self.set_titles(title)
         self.query_one(LaunchLine).display = False
         form = self.form()
         if form is not None:

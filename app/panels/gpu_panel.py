@@ -25,12 +25,12 @@ MANY = 16
 FINDINGS = 3
 
 
-class GpuBoard(Vertical):
+class GpuOverview(Vertical):
     """Drawn from frames; ``lines`` says how high it wants to be where it shares the screen."""
 
     DEFAULT_CSS = """
-    GpuBoard { height: 1fr; }
-    GpuBoard #gpu-findings { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
+    GpuOverview { height: 1fr; }
+    GpuOverview #gpu-findings { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     MORE: ClassVar[str] = ": d diagnose"
     """Where to read the findings that do not fit."""

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.view_models import ChartShape
+from ltui.widgets.view_models import ChartViewModel
 
 MOST_CHARTS = 8
 CHART_LINES = 6
@@ -27,7 +27,7 @@ class MetricGrid(Container):
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(id=id)
-        self._shapes: tuple[ChartShape, ...] = ()
+        self._view_models: tuple[ChartViewModel, ...] = ()
         self._shown = 0
 
     def compose(self) -> ComposeResult:
@@ -40,12 +40,12 @@ class MetricGrid(Container):
     @property
     def left_out(self) -> int:
         """Charts that there is no room for."""
-        return len(self._shapes) - self._shown
+        return len(self._view_models) - self._shown
 
-    def show(self, shapes: Sequence[ChartShape]) -> None:
-        self._shapes = tuple(shapes)
+    def show(self, view_models: Sequence[ChartViewModel]) -> None:
+        self._view_models = tuple(view_models)
         columns, rows = self._room()
-        self._shown = max(1, min(len(self._shapes), columns * rows, MOST_CHARTS))
+        self._shown = max(1, min(len(self._view_models), columns * rows, MOST_CHARTS))
         columns = min(columns, max(1, self._shown - 1))
         if self.styles.grid_size_columns != columns:
             self.styles.grid_size_columns = columns
@@ -54,12 +54,12 @@ class MetricGrid(Container):
             seen = number < self._shown
             if chart.display != seen:
                 chart.display = seen
-            if seen and number < len(self._shapes):
-                chart.shape = self._shapes[number]
+            if seen and number < len(self._view_models):
+                chart.view_model = self._view_models[number]
 
     def on_resize(self, event: events.Resize) -> None:  # noqa: ARG002
-        if self._shapes:
-            self.show(self._shapes)
+        if self._view_models:
+            self.show(self._view_models)
 
     def _room(self) -> tuple[int, int]:
         columns = 2 if self.size.width >= TWO_COLUMNS_FROM else 1

@@ -12,9 +12,9 @@ class Panel(Vertical):
     def __init__(self, number: int | None, title: str, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self.number, self.title = number, title
-        self.say(title)
+        self.set_titles(title)
 
-    def say(self, title: str, figures: str = "") -> None:
+    def set_titles(self, title: str, figures: str = "") -> None:
         """Both texts may hold what a run wrote: they are never parsed."""
         left, right = (
             escape(title if self.number is None else f"{self.number} {title}"),

@@ -123,7 +123,7 @@ class PresetsPanel(Panel):
         else:
             options.add_option(Option(Text("no match", "dim"), disabled=True))
             self.post_message(self.Highlighted(None))
-        self.say(TITLE, f"{len(names)} of {len(self._entries)}" if wanted else "")
+        self.set_titles(TITLE, f"{len(names)} of {len(self._entries)}" if wanted else "")
 
     def _line(self, entry: PresetEntry) -> Text:
         text = Text(clean_name(entry.name))

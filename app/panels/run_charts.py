@@ -21,9 +21,9 @@ from ltui.app.preferences import read_preferences, remember
 from ltui.app.presentation import metric_charts, run_view
 from ltui.app.presentation.metric_selection import remembered_key
 from ltui.widgets import formats
-from ltui.widgets.charts.axis_scale import Range
+from ltui.widgets.charts.axis_scale import AxisRange
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.view_models import ChartShape
+from ltui.widgets.view_models import ChartViewModel
 
 CHART_S = 0.9
 """Seconds between two repaints of a chart: a new point seldom moves a cell."""
@@ -66,14 +66,14 @@ class RunCharts(Horizontal):
         self._read_preference(frame)
         self._ask(frame)
         if "loss" in seen and self._is_due("loss", frame):
-            shapes = metric_charts.metric_charts(frame, self.settings)
-            self.query_one(MetricGrid).show(shapes)
-            self._name_metrics(frame, shapes)
+            view_models = metric_charts.metric_charts(frame, self.settings)
+            self.query_one(MetricGrid).show(view_models)
+            self._name_metrics(frame, view_models)
         if "throughput" in seen:
             if self._is_due("throughput", frame):
-                shape = metric_charts.throughput_chart(frame, self.settings)
-                self.query_one("#throughput-chart", Chart).shape = shape
-                self._caption("throughput", shape.title, shape.subtitle)
+                view_model = metric_charts.throughput_chart(frame, self.settings)
+                self.query_one("#throughput-chart", Chart).view_model = view_model
+                self._caption("throughput", view_model.title, view_model.subtitle)
             self._draw_waiting(metric_charts.waiting_text(frame))
 
     def _is_due(self, name: str, frame: Frame) -> bool:
@@ -92,15 +92,17 @@ class RunCharts(Horizontal):
         self._drawn[name], self._drawn_at[name] = key, frame.now
         return True
 
-    def _name_metrics(self, frame: Frame, shapes: Sequence[ChartShape]) -> None:
+    def _name_metrics(self, frame: Frame, view_models: Sequence[ChartViewModel]) -> None:
         left_out = self.query_one(MetricGrid).left_out
         more = [f"{left_out} more need room (z: maximise)"] if left_out > 0 else []
         figures = metric_charts.metrics_figures(frame, self.settings)
-        self._caption("loss", metric_charts.metrics_title(shapes), figures, *more)
+        self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
 
     def _caption(self, name: str, title: str, figures: str, *more: str) -> None:
         words = (figures, self._zoom_text(), *more)
-        self.query_one(f"#{name}", Panel).say(title, " · ".join(word for word in words if word))
+        self.query_one(f"#{name}", Panel).set_titles(
+            title, " · ".join(word for word in words if word)
+        )
 
     def _zoom_text(self) -> str:
         """``zoomed 4 500-5 000 · home: all``; empty if the whole axis is in view."""
@@ -229,7 +231,7 @@ class RunCharts(Horizontal):
     def _view(self) -> object:
         return self.query_one("#throughput-chart", Chart).view
 
-    def _range(self) -> Range | None:
+    def _range(self) -> AxisRange | None:
         """The part of the x axis in view; None for all of it."""
         for chart in self.query(Chart):
             if chart.display and (part := chart.zoomed_range()) is not None:

@@ -96,7 +96,7 @@ class RunsPanel(Panel):
             self._reading = False
 
     def _failed(self, why: str) -> None:
-        self.say(TITLE, f"can't be read: {why}")
+        self.set_titles(TITLE, f"can't be read: {why}")
 
     def _read(self, lines: Sequence[RunLine]) -> None:
         self.lines = {line.id: line for line in lines}
@@ -112,7 +112,7 @@ class RunsPanel(Panel):
         table = self.table
         table.note = "no match" if self.lines and not shown else None
         table.set_rows([run_row(line, now) for line in ordered(shown, self.order)])
-        self.say(TITLE, self._figures(len(shown)))
+        self.set_titles(TITLE, self._figures(len(shown)))
         self._select_wanted()
 
     def _figures(self, shown: int) -> str:

@@ -10,11 +10,11 @@ from textual.app import RenderResult
 from textual.widget import Widget
 
 
-class TabLine(Widget):
+class TabBar(Widget):
     """``1 loss  2 throughput [3 ranks]``; a click switches."""
 
     DEFAULT_CSS = """
-    TabLine { height: 1; link-style: none; link-style-hover: bold; }
+    TabBar { height: 1; link-style: none; link-style-hover: bold; }
     """
     can_focus = False
 

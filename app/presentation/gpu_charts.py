@@ -9,26 +9,26 @@ import numpy as np
 from ltui.app.live.gpu_history import GpuPast, GpuSample
 from ltui.training.state.run_snapshot import GpuSnapshot
 from ltui.widgets import formats
-from ltui.widgets.view_models import ChartShape, Series
+from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 NAMES = ("activity", "power", "temperature", "memory")
 GIB = float(1 << 30)
 _NOTHING = "not available on this GPU, or not sampled yet"
 
 
-def gpu_charts(gpu: GpuSnapshot, past: GpuPast) -> dict[str, ChartShape]:
+def gpu_charts(gpu: GpuSnapshot, past: GpuPast) -> dict[str, ChartViewModel]:
     """By name: what the GPU does, and what that takes."""
     samples = past.samples
     times = np.array([s.at for s in samples], dtype=np.float64)
     x = times - times[0] if len(times) else times
 
-    def line(name: str, values: Sequence[float], colour: int) -> Series | None:
+    def line(name: str, values: Sequence[float], colour: int) -> ChartSeries | None:
         y = np.array(values, dtype=np.float64)
-        return Series(name=name, x=x, y=y, colour=colour) if np.isfinite(y).any() else None
+        return ChartSeries(name=name, x=x, y=y, colour=colour) if np.isfinite(y).any() else None
 
-    def chart(title: str, now: str, lines: Sequence[Series | None]) -> ChartShape:
+    def chart(title: str, now: str, lines: Sequence[ChartSeries | None]) -> ChartViewModel:
         shown = tuple(series for series in lines if series is not None)
-        return ChartShape(
+        return ChartViewModel(
             title=title,
             subtitle=now,
             series=shown,

@@ -23,7 +23,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.verdict_tracker import GRAVE
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
-from ltui.widgets.view_models import ChartShape, Series
+from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 AXES = ("step", "epoch", "time")
 SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
@@ -121,7 +121,7 @@ def shown_metrics(frame: Frame, settings: ChartSettings) -> tuple[str, ...]:
     return chosen or default_choice(names)
 
 
-def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartShape]:
+def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartViewModel]:
     """One chart for each quantity among the shown metrics, at least one."""
     axis = Axis(settings, frame)
     names = shown_metrics(frame, settings)
@@ -136,15 +136,15 @@ def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartShape]:
 
 def _metric_chart(
     frame: Frame, axis: Axis, settings: ChartSettings, named: Sequence[tuple[str, int]]
-) -> ChartShape:
-    series: list[Series] = []
+) -> ChartViewModel:
+    series: list[ChartSeries] = []
     for name, colour in named:
         curve = frame.curves.get(name)
         if curve is not None and len(curve):
             smoothing = settings.smoothing if is_smoothed(name) else 0.0
             series += _metric_series(name, curve, axis, smoothing, colour)
     title = quantity_of(named[0][0]) if named else "metrics"
-    return ChartShape(
+    return ChartViewModel(
         title=clean_name(title),
         series=tuple(series),
         x_label=axis.label,
@@ -163,7 +163,7 @@ def is_smoothed(name: str) -> bool:
 
 def _metric_series(
     name: str, curve: CurveData, axis: Axis, smoothing: float, colour: int
-) -> list[Series]:
+) -> list[ChartSeries]:
     places = axis.places(curve)
     shown = clean_name(name)
     if smoothing <= 0 or len(curve) < MOST_UNSMOOTHED:
@@ -171,19 +171,21 @@ def _metric_series(
     smoothed = smooth(curve, smoothing)
     return [
         _series(f"{shown} raw", places, curve, colour=colour, dim=True),
-        Series(name=f"{shown} smoothed", x=places, y=smoothed, colour=colour),
+        ChartSeries(name=f"{shown} smoothed", x=places, y=smoothed, colour=colour),
     ]
 
 
 def _series(
     name: str, places: FloatArray, curve: CurveData, *, colour: int, dim: bool = False
-) -> Series:
+) -> ChartSeries:
     banded = bool(np.any(curve.low != curve.high))
     low, high = (curve.low, curve.high) if banded else (None, None)
-    return Series(name=name, x=places, y=curve.mean, colour=colour, dim=dim, low=low, high=high)
+    return ChartSeries(
+        name=name, x=places, y=curve.mean, colour=colour, dim=dim, low=low, high=high
+    )
 
 
-def metrics_title(shapes: Sequence[ChartShape]) -> str:
+def metrics_title(shapes: Sequence[ChartViewModel]) -> str:
     return shapes[0].title if len(shapes) == 1 else "metrics"
 
 
@@ -205,15 +207,15 @@ def _scores(frame: Frame, shown: Collection[str]) -> list[str]:
     return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in wanted]
 
 
-def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
+def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     """Samples per second of all ranks; a thin line a rank where ranks differ."""
     axis = Axis(settings, frame)
     total = frame.rates.get(None)
-    series: list[Series] = []
+    series: list[ChartSeries] = []
     if total is not None and len(total):
         series += _rank_series(frame.rates, axis)
         series.append(_series("total", axis.places(total), total, colour=2))
-    return ChartShape(
+    return ChartViewModel(
         title="throughput, samples/s",
         subtitle=throughput_figures(frame),
         series=tuple(series),
@@ -225,7 +227,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartShape:
     )
 
 
-def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[Series]:
+def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[ChartSeries]:
     by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
     if not 1 < len(by_rank) <= RANK_CURVES or not _differ(list(by_rank.values())):
         return []

@@ -29,7 +29,7 @@ from ltui.training.state.run_snapshot import (
 from ltui.training.state.verdict_tracker import GRAVE, gravest_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, HeaderShape, RankRow, Tone
+from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow, Tone
 
 CLEARED_SHOWN_S = 10.0
 """How long a banner goes on saying that something is over."""
@@ -88,13 +88,13 @@ def done_share(snapshot: RunSnapshot) -> float | None:
     return None
 
 
-def header(frame: Frame) -> HeaderShape:
+def header(frame: Frame) -> HeaderViewModel:
     """The first lines of a run screen."""
     run = frame.snapshot
     sign, word, tone = state_sign(run)
     banner, banner_tone = banner_of(frame)
     moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not _held_up(run)
-    return HeaderShape(
+    return HeaderViewModel(
         name=clean_name(run.name),
         preset=clean_name(what_runs(run)),
         state=word,
@@ -130,7 +130,7 @@ def _epoch(run: RunSnapshot) -> str:
         return formats.NA
     shown = run.epoch + 1
     if run.max_epochs and run.max_epochs > 0:
-        return formats.of(min(shown, run.max_epochs), run.max_epochs)
+        return formats.count_of(min(shown, run.max_epochs), run.max_epochs)
     return formats.count(shown)
 
 

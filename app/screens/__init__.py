@@ -1,1 +1,1 @@
-"""The dashboard's screens: each takes frames or lists and hands shapes to widgets."""
+"""The dashboard's screens: each takes frames or lists and hands view models to widgets."""

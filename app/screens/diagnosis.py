@@ -19,21 +19,21 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.worker import get_current_worker
 
-from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_shape
+from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import Found, find, from_snapshot
 from ltui.app.diagnosis.text_report import file_name, report
 from ltui.app.keys.footer import KeyHint, KeyLine
 from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
-from ltui.app.panels.tab_bar import TabLine
+from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation.run_view import notes
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import diagnosis as parts
-from ltui.widgets.line_sheet import Sheet
-from ltui.widgets.view_models import DiagnosisShape
+from ltui.widgets.line_sheet import LineSheet
+from ltui.widgets.view_models import DiagnosisViewModel
 
 LOOK_S = 1.0
 AGAIN_S = 10.0
@@ -102,13 +102,13 @@ class DiagnoseScreen(Screen[None]):
         self._asked_at = 0.0
         self._asked_of: object = None
         self._problem: str | None = None
-        self._shown: DiagnosisShape | None = None
+        self._shown: DiagnosisViewModel | None = None
         self.chosen = PANELS[0]
         self.zoomed = False
 
     def compose(self) -> ComposeResult:
-        yield Sheet(id="headline")
-        yield TabLine(id="tabs")
+        yield LineSheet(id="headline")
+        yield TabBar(id="tabs")
         with Vertical(id="body"):
             for names in (PANELS[:2], PANELS[2:]):
                 with Horizontal(classes="row"):
@@ -118,7 +118,7 @@ class DiagnoseScreen(Screen[None]):
                             Panel(number, TITLES[name], id=name),
                             VerticalScroll(id=f"{name}-scroll"),
                         ):
-                            yield Sheet(id=f"{name}-sheet")
+                            yield LineSheet(id=f"{name}-sheet")
         yield KeyLine(HINTS, id="keys")
 
     def on_mount(self) -> None:
@@ -142,9 +142,9 @@ class DiagnoseScreen(Screen[None]):
             self.query_one(f"#{name}").display = not alone or name == self.chosen
         for row in self.query(".row"):
             row.display = any(panel.display for panel in row.children)
-        self.query_one(TabLine).display = alone
+        self.query_one(TabBar).display = alone
         tabs = [(i, name, SHORT_TITLES[name]) for i, name in enumerate(PANELS, 1)]
-        self.query_one(TabLine).show(tabs, self.chosen)
+        self.query_one(TabBar).show(tabs, self.chosen)
 
     def action_panel(self, name: str) -> None:
         self.chosen = name
@@ -168,22 +168,24 @@ class DiagnoseScreen(Screen[None]):
         frame = self._frame_of()
         if frame is not None and self._asked_of not in (None, _news(frame.snapshot)):
             self._ask_again_at_leisure(frame.snapshot)
-        shape = self.shape()
-        if shape is None or shape == self._shown:
+        view_model = self.view_model()
+        if view_model is None or view_model == self._shown:
             return
-        self._shown = shape
-        self.query_one("#headline", Sheet).show(lambda w: parts.headline_lines(shape, w)[:5])
+        self._shown = view_model
+        self.query_one("#headline", LineSheet).show(
+            lambda w: parts.headline_lines(view_model, w)[:5]
+        )
         for name, draw in (
             ("verdict", parts.verdicts_lines),
-            ("collectives", parts.fronts_lines),
-            ("stacks", parts.stacks_and_words_lines),
+            ("collectives", parts.collectives_lines),
+            ("stacks", parts.output_and_stack_lines),
             ("processes", parts.processes_lines),
         ):
-            self.query_one(f"#{name}-sheet", Sheet).show(
-                lambda width, draw=draw: draw(shape, width)  # type: ignore[misc]
+            self.query_one(f"#{name}-sheet", LineSheet).show(
+                lambda width, draw=draw: draw(view_model, width)  # type: ignore[misc]
             )
 
-    def shape(self, *, full_paths: bool = False) -> DiagnosisShape | None:
+    def view_model(self, *, full_paths: bool = False) -> DiagnosisViewModel | None:
         """What is shown: the evidence with the verdicts of this moment."""
         frame = self._frame_of()
         if frame is None:
@@ -205,7 +207,7 @@ class DiagnoseScreen(Screen[None]):
             full_paths=full_paths,
             asking=self._asking and self.found is None,
         )
-        return diagnosis_shape(diagnosis, context)
+        return diagnosis_view_model(diagnosis, context)
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -242,8 +244,8 @@ class DiagnoseScreen(Screen[None]):
     # -- the report --------------------------------------------------------------------------------
 
     def _report(self) -> str | None:
-        shape = self.shape(full_paths=True)
-        return None if shape is None else report(shape)
+        view_model = self.view_model(full_paths=True)
+        return None if view_model is None else report(view_model)
 
     def action_copy(self) -> None:
         text = self._report()

@@ -80,9 +80,9 @@ class GpuScreen(ModalScreen[None]):
             self._say(Text("no readings of this GPU at present"))
             return
         self._say(readings_text(gpu, frame))
-        for name, shape in gpu_charts(gpu, frame.gpu_pasts.get(gpu.index, GpuPast())).items():
-            self.query_one(f"#gpu-{name}-chart", Chart).shape = shape
-            self.query_one(f"#gpu-{name}", Panel).say(shape.title, shape.subtitle)
+        for name, view_model in gpu_charts(gpu, frame.gpu_pasts.get(gpu.index, GpuPast())).items():
+            self.query_one(f"#gpu-{name}-chart", Chart).view_model = view_model
+            self.query_one(f"#gpu-{name}", Panel).set_titles(view_model.title, view_model.subtitle)
 
     def _say(self, text: Text) -> None:
         if text != self._shown:

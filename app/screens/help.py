@@ -17,7 +17,7 @@ from textual.widgets import Static
 from ltui.app.keys.all_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
 from ltui.app.keys.key_table import bindings
 from ltui.widgets.columns import Cells
-from ltui.widgets.line_sheet import Sheet
+from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.view_models import Cell, Tone
 
 TWO_COLUMNS_FROM = 100
@@ -59,14 +59,14 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -help"):
             with VerticalScroll(id="help-scroll"):
-                yield Sheet(id="help-sheet")
+                yield LineSheet(id="help-sheet")
             yield Static(Text("esc close   ↑↓ scroll   Dim keys can't be used now."), id="answers")
 
     def on_mount(self) -> None:
         self.query_one(".dialog").border_title = "keys"
         self.query_one("#help-scroll").focus()
         groups, about = self._groups, self._about
-        self.query_one(Sheet).show(lambda width: help_lines(groups, about, width))
+        self.query_one(LineSheet).show(lambda width: help_lines(groups, about, width))
 
     def action_close(self) -> None:
         self.dismiss(None)

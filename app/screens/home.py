@@ -214,7 +214,7 @@ class HomeScreen(Screen[None]):
 
     # -- presets -----------------------------------------------------------------------------------
 
-    def jumps(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """Yield what the palette can go to here: title, help, and what to do."""
         for name in self.presets_panel.names:
             select = partial(self.presets_panel.select, name)

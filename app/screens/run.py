@@ -1,4 +1,4 @@
-"""The screen of one run: takes frames from its feed, hands shapes to the panels, sends commands."""
+"""The screen of one run: takes frames, hands view models to the panels, sends commands."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ltui.app.live.metric_history import RequestBox
 from ltui.app.live.poller_thread import Feed, Watch
 from ltui.app.live.run_poller import RunWatch
 from ltui.app.panels.details_panel import DetailsView
-from ltui.app.panels.gpu_panel import FINDINGS, HEAT_LINES, TABLE_LINES, GpuBoard
+from ltui.app.panels.gpu_panel import FINDINGS, HEAT_LINES, TABLE_LINES, GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.panels.tab_bar import TabLine
+from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation import run_view
 from ltui.app.presentation.gpu_view import HEAT_FROM, gpus_title
 from ltui.app.presentation.notifications import CONTROLS, farewell, happened, refusal, resume_hint
@@ -149,12 +149,12 @@ class RunScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield RunHeader(id="header")
         yield Static(id="ending", markup=False)
-        yield TabLine(id="tabs")
+        yield TabBar(id="tabs")
         with Horizontal(id="columns"):
             with Vertical(id="body"):
                 yield RunCharts(self.run_dir.home, self._requests, id="charts")
                 with Panel(3, TITLES["gpus"], id="gpus"):
-                    yield GpuBoard(id="gpu-board")
+                    yield GpuOverview(id="gpu-overview")
                     yield Static(id="gpu-note", markup=False)
                 with Panel(4, TITLES["ranks"], id="ranks"):
                     yield RankTable(id="rank-table")
@@ -207,7 +207,7 @@ class RunScreen(Screen[None]):
         self.query_one("#tabs").display = bool(tabs)
         numbered = [(PANELS.index(name) + 1, name, TITLES[name]) for name in tabs]
         lower = arrangement.room is Room.HALF and not arrangement.zoomed
-        self.query_one(TabLine).show(numbered, arrangement.lower if lower else arrangement.chosen)
+        self.query_one(TabBar).show(numbered, arrangement.lower if lower else arrangement.chosen)
         self.query_one("#tiny").display = not seen
         for room in Room:
             self.set_class(room is arrangement.room, f"-{room.value}")
@@ -257,8 +257,8 @@ class RunScreen(Screen[None]):
 
     def _draw_header(self, frame: Frame) -> None:
         header = self.query_one(RunHeader)
-        shape = header.shape = run_view.header(frame)
-        below = (shape.banner is None, len(shape.notes))
+        view_model = header.view_model = run_view.header(frame)
+        below = (view_model.banner is None, len(view_model.notes))
         if self._drawn.get("below header") != below:
             self._drawn["below header"] = below
             # Again after the present layout: where two changes fall into one, Textual keeps the
@@ -266,12 +266,12 @@ class RunScreen(Screen[None]):
             self.call_after_refresh(header.refresh, layout=True)
 
     def _draw_gpus(self, frame: Frame) -> None:
-        board = self.query_one(GpuBoard)
+        board = self.query_one(GpuOverview)
         has = bool(frame.snapshot.gpus)
         board.display = has
         self.query_one("#gpu-note").display = not has
         shared = self.arrangement.fits_rows()
-        self.query_one("#gpus", Panel).say(TITLES["gpus"], gpus_title(frame))
+        self.query_one("#gpus", Panel).set_titles(TITLES["gpus"], gpus_title(frame))
         if has:
             self._fit("gpus", board.show(frame, alone=not shared), MOST_GPU_LINES)
         else:
@@ -288,7 +288,7 @@ class RunScreen(Screen[None]):
     def _draw_ranks(self, frame: Frame) -> None:
         rows = run_view.rank_rows(frame)
         self.query_one(RankTable).set_rows(rows)
-        self.query_one("#ranks", Panel).say(TITLES["ranks"], run_view.ranks_title(frame))
+        self.query_one("#ranks", Panel).set_titles(TITLES["ranks"], run_view.ranks_title(frame))
         self._fit("ranks", len(rows) + 1)
 
     @on(RankTable.RowSelected)
@@ -330,7 +330,7 @@ class RunScreen(Screen[None]):
         following = "live" if lines.follow else "f: jump to newest"
         level = "" if lines.level is LogLevel.ALL else f", {lines.level.value}"
         whose = {EVERYONE: "all ranks", ENGINE: "launcher"}.get(self.log_of, f"rank {self.log_of}")
-        self.query_one("#log", Panel).say(
+        self.query_one("#log", Panel).set_titles(
             f"log, {whose}{level}", f"v: choose rank · L: level · {following}"
         )
 
@@ -446,7 +446,7 @@ class RunScreen(Screen[None]):
         action = "stop" if action == "stop_when" else action
         return refusal(self.snapshot, action, readonly=self.readonly)
 
-    def jumps(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """Yield what the palette can show of this run: title, help, and what to do."""
         for name in self.frame.curve_names if self.frame is not None else ():
             show = partial(self._show_metric, name)

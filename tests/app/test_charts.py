@@ -21,15 +21,19 @@ from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Ve
 
 
 def test_loss_has_raw_smoothed_and_validation() -> None:
-    shape = metric_charts(frame(), ChartSettings())[0]
-    assert [s.name for s in shape.series] == ["train/loss raw", "train/loss smoothed", "val_loss"]
-    assert [s.dim for s in shape.series] == [True, False, False]
-    assert shape.note is None
+    view_model = metric_charts(frame(), ChartSettings())[0]
+    assert [s.name for s in view_model.series] == [
+        "train/loss raw",
+        "train/loss smoothed",
+        "val_loss",
+    ]
+    assert [s.dim for s in view_model.series] == [True, False, False]
+    assert view_model.note is None
 
 
 def test_without_smoothing_there_is_one_training_curve() -> None:
-    shape = metric_charts(frame(), ChartSettings(smoothing=0.0))[0]
-    assert [s.name for s in shape.series] == ["train/loss", "val_loss"]
+    view_model = metric_charts(frame(), ChartSettings(smoothing=0.0))[0]
+    assert [s.name for s in view_model.series] == ["train/loss", "val_loss"]
     assert "raw" in metrics_figures(frame(), ChartSettings(smoothing=0.0))
 
 
@@ -63,8 +67,8 @@ def test_nothing_to_draw_says_why() -> None:
     silent = snapshot(ranks=(rank(0, state=RankState.RUNNING, phase=None, global_step=None),))
     foreign = frame(curves={}, rates={}, snapshot=silent)
     charts = ChartSettings()
-    for shape in (metric_charts(foreign, charts)[0], throughput_chart(foreign, charts)):
-        assert shape.note == "no telemetry, 1 m 00 s after the start"
+    for view_model in (metric_charts(foreign, charts)[0], throughput_chart(foreign, charts)):
+        assert view_model.note == "no telemetry, 1 m 00 s after the start"
     quiet = frame(curves={}, rates={}, last_record_at=NOW - 60)
     assert metric_charts(quiet, ChartSettings())[0].note == "no data for 1 m 00 s"
     over = frame(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))
@@ -92,16 +96,16 @@ def test_chosen_metrics_get_a_chart_for_each_quantity() -> None:
         "step/lr": curve(np.full(50, 1e-3)),
     }
     chosen = ChartSettings(metrics=("step/lr", "train/loss", "val/loss", "gone"))
-    shapes = metric_charts(frame(curves=curves, curve_names=tuple(curves)), chosen)
-    assert [shape.title for shape in shapes] == ["step/lr", "loss"]
+    view_models = metric_charts(frame(curves=curves, curve_names=tuple(curves)), chosen)
+    assert [view_model.title for view_model in view_models] == ["step/lr", "loss"]
     # What is set, and what is a mean already, is not smoothed.
-    assert [s.name for s in shapes[0].series] == ["step/lr"]
-    assert [s.name for s in shapes[1].series] == [
+    assert [s.name for s in view_models[0].series] == ["step/lr"]
+    assert [s.name for s in view_models[1].series] == [
         "train/loss raw",
         "train/loss smoothed",
         "val/loss",
     ]
-    assert len({s.colour for shape in shapes for s in shape.series}) == 3
+    assert len({s.colour for view_model in view_models for s in view_model.series}) == 3
     assert "smoothing 0.9" in metrics_figures(frame(curves=curves), chosen)
 
 

@@ -15,7 +15,7 @@ from frames import frame, snapshot
 from test_run_screen import OneRun, Script, settled, shown, until
 from textual.pilot import Pilot
 
-from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_shape, evidence_text
+from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_view_model, evidence_text
 from ltui.app.diagnosis.request_diagnosis import Found, from_snapshot, kept, post_mortem
 from ltui.app.diagnosis.stack_folding import in_library, place, stack_lines
 from ltui.app.diagnosis.text_report import report
@@ -26,28 +26,28 @@ from ltui.training.diagnosis.rules.collective_positions import fronts
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.view_models import DiagnosisShape, Tone
+from ltui.widgets.view_models import DiagnosisViewModel, Tone
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]fine[/red]\u202e"
 
 
-def shape_of(diagnosis: Diagnosis, **changes: Any) -> DiagnosisShape:
+def view_model_of(diagnosis: Diagnosis, **changes: Any) -> DiagnosisViewModel:
     context = Context(snapshot=snapshot(verdicts=diagnosis.verdicts), now=NOW)
-    return diagnosis_shape(diagnosis, replace(context, **changes))
+    return diagnosis_view_model(diagnosis, replace(context, **changes))
 
 
 def text_of(diagnosis: Diagnosis, width: int = 100, **changes: Any) -> str:
-    return report(shape_of(diagnosis, **changes), width).replace("\u2009", " ")
+    return report(view_model_of(diagnosis, **changes), width).replace("\u2009", " ")
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
 def test_a_stall_says_who_where_and_what_to_do() -> None:
-    shape = shape_of(stalled())
-    assert shape.headline.text == f"! STALLED for 8.2 s: {CAUSE}"
-    assert shape.headline.tone is Tone.BAD
-    (verdict,) = shape.verdicts
+    view_model = view_model_of(stalled())
+    assert view_model.headline.text == f"! STALLED for 8.2 s: {CAUSE}"
+    assert view_model.headline.tone is Tone.BAD
+    (verdict,) = view_model.verdicts
     facts = dict(verdict.facts)
     assert facts["who"] == "rank 2"
     assert facts["waiting"] == "ranks 0, 1, 3"
@@ -61,7 +61,7 @@ def test_a_stall_says_who_where_and_what_to_do() -> None:
 
 def test_without_a_checkpoint_a_kill_is_not_called_harmless() -> None:
     run = snapshot(checkpoints=(CheckpointInfo(path="x", global_step=9, ok=False),))
-    facts = dict(shape_of(stalled(), snapshot=run).verdicts[0].facts)
+    facts = dict(view_model_of(stalled(), snapshot=run).verdicts[0].facts)
     assert "no checkpoint" in facts["or"]
 
 
@@ -69,16 +69,16 @@ def test_several_verdicts_stand_with_the_gravest_first() -> None:
     dead = Verdict(kind="killed", level="dead", culprits=(0,), cause="rank 0 was killed", began=NOW)
     nan = Verdict(kind="nan_loss", level="warning", cause="the loss is not finite", began=NOW - 99)
     two = replace(stalled(), verdicts=(nan, *stalled().verdicts, dead))
-    shape = shape_of(two)
-    assert shape.headline.text.startswith("! DEAD for 0 s: rank 0 was killed  (+2 more)")
-    assert [v.title.text.split()[0] for v in shape.verdicts] == ["DEAD", "STALLED", "WARNING"]
+    view_model = view_model_of(two)
+    assert view_model.headline.text.startswith("! DEAD for 0 s: rank 0 was killed  (+2 more)")
+    assert [v.title.text.split()[0] for v in view_model.verdicts] == ["DEAD", "STALLED", "WARNING"]
 
 
 def test_a_verdict_that_is_over_is_told_with_its_duration() -> None:
     over = replace(stalled().verdicts[0], ended=NOW - 1)
-    shape = shape_of(healthy(), earlier=(over,))
-    assert shape.verdicts == ()
-    assert shape.earlier[0].startswith("STALLED for 7.2 s (rank 2): rank 2 waits")
+    view_model = view_model_of(healthy(), earlier=(over,))
+    assert view_model.verdicts == ()
+    assert view_model.earlier[0].startswith("STALLED for 7.2 s (rank 2): rank 2 waits")
 
 
 def test_a_healthy_run_is_said_to_be_one() -> None:
@@ -223,7 +223,7 @@ def test_a_report_gives_whole_paths_of_own_code() -> None:
 
 
 def test_the_wavefront_shows_who_is_not_there() -> None:
-    (front,) = shape_of(stalled()).fronts
+    (front,) = view_model_of(stalled()).collectives
     assert [c.text for c in front.columns] == ["! rank 2", "  ranks 0, 1, 3"]
     last = front.rows[-1]
     assert (last.number, last.note) == ("#1043", "unfinished on some ranks")
@@ -235,7 +235,7 @@ def test_the_wavefront_shows_who_is_not_there() -> None:
 
 
 def test_the_first_difference_is_marked_though_it_was_finished() -> None:
-    (front,) = shape_of(diverged()).fronts
+    (front,) = view_model_of(diverged()).collectives
     first, second = front.rows
     assert (first.number, first.note) == ("#4", "first difference: the problem starts here")
     assert [(c.site, c.differs) for c in first.cells] == [
@@ -251,7 +251,9 @@ def test_call_sites_that_only_some_ranks_gave_are_no_difference() -> None:
     ranks = dict(base.evidence.ranks)
     bare = tuple(replace(c, call_site=None) for c in ranks[3].collectives)
     ranks[3] = replace(ranks[3], collectives=bare)
-    (front,) = shape_of(replace(base, evidence=replace(base.evidence, ranks=ranks))).fronts
+    (front,) = view_model_of(
+        replace(base, evidence=replace(base.evidence, ranks=ranks))
+    ).collectives
     assert not any("difference" in row.note for row in front.rows)
 
 
@@ -263,7 +265,7 @@ def test_two_ranks_that_differ_are_both_marked() -> None:
     made = replace(
         stalled(2), wavefront=(), evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks)
     )
-    (front,) = shape_of(made).fronts
+    (front,) = view_model_of(made).collectives
     assert [cell.differs for cell in front.rows[0].cells] == [True, True]
 
 
@@ -277,7 +279,7 @@ def test_a_rank_that_never_used_a_group_is_not_there_and_nothing_came_before() -
         stalled(2), wavefront=fronts(ranks),
         evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks),
     )  # fmt: skip
-    (front,) = shape_of(made).fronts
+    (front,) = view_model_of(made).collectives
     (row,) = front.rows
     assert row.number == "#1"
     assert "never reached it (none yet)" in [cell.text for cell in row.cells]
@@ -426,10 +428,10 @@ async def test_a_run_that_cannot_be_asked_still_shows_its_verdict() -> None:
     opened.problem = ProblemError(Problem(where="brave-owl", what="its supervisor hangs."))
     async with opened.app.run_test(size=(160, 50)) as pilot:
         screen = await opened.open(pilot)
-        shape = screen.shape()
-        assert shape is not None
-        assert CAUSE in shape.headline.text
-        assert "its supervisor hangs" in shape.about
+        view_model = screen.view_model()
+        assert view_model is not None
+        assert CAUSE in view_model.headline.text
+        assert "its supervisor hangs" in view_model.about
         opened.problem = None
         await pilot.press("a")
         await until(pilot, lambda: screen.found is not None)

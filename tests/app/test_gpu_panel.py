@@ -13,7 +13,7 @@ from textual.app import App, ComposeResult
 from ltui.app.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuBook, GpuSample, in_windows
-from ltui.app.panels.gpu_panel import GpuBoard
+from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.presentation import gpu_view
 from ltui.app.screens.gpu import GpuScreen
 from ltui.training.gpu.findings import Finding, verdicts
@@ -136,7 +136,7 @@ class BoardApp(App[None]):
     """The board alone, as ``ltui demo gpus`` shows it."""
 
     def compose(self) -> ComposeResult:
-        yield GpuBoard()
+        yield GpuOverview()
 
 
 def board_lines(app: App[None]) -> list[str]:
@@ -148,7 +148,7 @@ async def test_the_rows_of_eight_gpus_come_before_their_heat_strip(size: tuple[i
     many = [finding(i, f"wrong in way {'abcdefgh'[i]}", kind=f"k{i}") for i in range(8)]
     app = BoardApp()
     async with app.run_test(size=size) as pilot:
-        board = app.query_one(GpuBoard)
+        board = app.query_one(GpuOverview)
         for shown_frame in (with_findings(count=8), with_findings(*many, count=8)):
             board.show(shown_frame, alone=True)
             await pilot.pause()
@@ -160,7 +160,7 @@ async def test_the_rows_of_eight_gpus_come_before_their_heat_strip(size: tuple[i
 async def test_columns_stay_while_something_is_noted() -> None:
     app = BoardApp()
     async with app.run_test(size=(160, 30)) as pilot:
-        board = app.query_one(GpuBoard)
+        board = app.query_one(GpuOverview)
         titles = []
         for changes in ({}, {"error": "fell off the bus"}, {"throttle_reasons": ("power cap",)}):
             gpus = (gpu(0), gpu(1, **changes))
@@ -174,7 +174,7 @@ async def test_columns_stay_while_something_is_noted() -> None:
 async def test_the_heat_strip_says_what_its_blocks_mean() -> None:
     app = BoardApp()
     async with app.run_test(size=(160, 46)) as pilot:
-        board = app.query_one(GpuBoard)
+        board = app.query_one(GpuOverview)
         board.show(with_findings(count=8), alone=True)
         await pilot.pause()
         board.show(with_findings(count=8), alone=True)
@@ -187,7 +187,7 @@ async def test_the_heat_strip_says_what_its_blocks_mean() -> None:
 async def test_the_strips_of_many_gpus_leave_room_for_rows() -> None:
     app = BoardApp()
     async with app.run_test(size=(78, 21)) as pilot:
-        board = app.query_one(GpuBoard)
+        board = app.query_one(GpuOverview)
         board.show(with_findings(count=64), alone=True)
         await pilot.pause()
         lines = board_lines(app)

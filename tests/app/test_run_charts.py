@@ -45,7 +45,7 @@ def many(points: int = 400) -> Frame:
 
 def titles(screen: RunScreen) -> list[str]:
     charts = [c for c in screen.query("#metric-grid Chart") if c.display]
-    return [c.shape.title for c in charts if isinstance(c, Chart) and c.shape is not None]
+    return [c.view_model.title for c in charts if isinstance(c, Chart) and c.view_model is not None]
 
 
 async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> None:

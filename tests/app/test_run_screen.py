@@ -17,7 +17,7 @@ from ltui.app.keys.footer import KeyLine
 from ltui.app.live.frame import Frame
 from ltui.app.panels.details_panel import DetailsView
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.panels.tab_bar import TabLine
+from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation.panel_layout import DETAILS, PANELS
 from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.diagnosis import DiagnoseScreen
@@ -85,7 +85,7 @@ async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
 
 async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
     await until(pilot, lambda: app.run_screen.frame is not None and app.run_screen.frame.now > 1)
-    await until(pilot, lambda: app.run_screen.query_one(RunHeader).shape is not None)
+    await until(pilot, lambda: app.run_screen.query_one(RunHeader).view_model is not None)
     await pilot.pause()
     return app.run_screen
 
@@ -186,7 +186,7 @@ async def test_metrics_checkpoints_and_events_are_reached_at_every_size(
         await pilot.press("end")
         await pilot.pause()
         assert view.scroll_offset.y == view.max_scroll_y
-        tabs = screen.query_one(TabLine)
+        tabs = screen.query_one(TabBar)
         assert not tabs.display or str(tabs.render()).strip().endswith("6 details")
         await pilot.press("1")
         await pilot.pause()
@@ -250,9 +250,9 @@ async def test_a_stop_for_later_is_typed_and_refused_where_it_means_nothing() ->
     app = OneRun(Script(stands))
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await shown(pilot, app)
-        shape = screen.query_one(RunHeader).shape
-        assert shape is not None
-        assert "stops at step 500" in shape.notes
+        view_model = screen.query_one(RunHeader).view_model
+        assert view_model is not None
+        assert "stops at step 500" in view_model.notes
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.screen, StopWhenScreen))
         await pilot.press(*"soon", "enter")
@@ -325,8 +325,8 @@ async def test_axis_smoothing_and_scale() -> None:
         screen = await shown(pilot, app)
         chart = screen.query_one("#loss-chart", Chart)
         await pilot.press("x")
-        assert chart.shape is not None
-        assert chart.shape.x_label == "epoch"
+        assert chart.view_model is not None
+        assert chart.view_model.x_label == "epoch"
         await pilot.press("plus")
         assert screen.query_one(RunCharts).settings.smoothing > 0.9
         await pilot.press("minus", "minus")
@@ -345,10 +345,10 @@ async def test_a_failing_feed_is_a_line_with_its_age_and_the_last_figures_stay()
         screen = await shown(pilot, app)
         script.frame = OSError("the disk is gone")
         header = screen.query_one(RunHeader)
-        await until(pilot, lambda: any("disk is gone" in n for n in header.shape.notes))  # type: ignore[union-attr]
+        await until(pilot, lambda: any("disk is gone" in n for n in header.view_model.notes))  # type: ignore[union-attr]
         assert len(screen.query_one(RankTable).rows) == 4
         script.frame = frame()
-        await until(pilot, lambda: header.shape.notes == ())  # type: ignore[union-attr]
+        await until(pilot, lambda: header.view_model.notes == ())  # type: ignore[union-attr]
 
 
 async def test_what_happened_is_said_in_the_past_tense() -> None:
@@ -417,7 +417,7 @@ async def test_markup_from_a_run_is_shown_as_it_is() -> None:
     app = OneRun(Script(frame(snapshot=run)))
     async with app.run_test(size=(200, 60)) as pilot:
         screen = await shown(pilot, app)
-        assert screen.query_one(RunHeader).shape.name == evil  # type: ignore[union-attr]
+        assert screen.query_one(RunHeader).view_model.name == evil  # type: ignore[union-attr]
         assert "[bold red]" in screen.query_one(RunHeader).render_line(0).text
         await pilot.press("d")
         await until(pilot, lambda: isinstance(app.screen, DiagnoseScreen))

@@ -1,4 +1,4 @@
-"""From frames to shapes: every state, every silence, nothing parsed, nothing invented."""
+"""From frames to view models: every state, every silence, nothing parsed, nothing invented."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ STALL = Verdict(
 
 
 def test_header_of_a_run() -> None:
-    shape = run_view.header(frame())
-    assert (shape.state_sign, shape.state, shape.tone) == ("●", "running", Tone.GOOD)
-    assert shape.epoch == "epoch 3/30"
-    assert shape.step.replace("\u2009", " ") == "step 1204/2930"
-    assert shape.share == pytest.approx(1204 / 2930)
-    assert shape.eta == "12 m 08 s left"
-    assert shape.banner is None
-    assert shape.notes == ()
+    view_model = run_view.header(frame())
+    assert (view_model.state_sign, view_model.state, view_model.tone) == ("●", "running", Tone.GOOD)
+    assert view_model.epoch == "epoch 3/30"
+    assert view_model.step.replace("\u2009", " ") == "step 1204/2930"
+    assert view_model.share == pytest.approx(1204 / 2930)
+    assert view_model.eta == "12 m 08 s left"
+    assert view_model.banner is None
+    assert view_model.notes == ()
 
 
 @pytest.mark.parametrize("state", list(RunState))
 def test_every_state_has_a_sign_and_a_word(state: RunState) -> None:
-    shape = run_view.header(frame(snapshot=snapshot(state=state)))
-    assert len(shape.state_sign) == 1
-    assert shape.state == state.value
+    view_model = run_view.header(frame(snapshot=snapshot(state=state)))
+    assert len(view_model.state_sign) == 1
+    assert view_model.state == state.value
 
 
 def test_unknown_is_not_zero() -> None:
     bare = snapshot(epoch=None, global_step=None, max_steps=None, eta_s=None, elapsed_s=None)
-    shape = run_view.header(frame(snapshot=bare))
-    assert shape.epoch == "epoch n/a"
-    assert shape.step == "step n/a"
-    assert shape.share is None
-    assert shape.eta == ""
+    view_model = run_view.header(frame(snapshot=bare))
+    assert view_model.epoch == "epoch n/a"
+    assert view_model.step == "step n/a"
+    assert view_model.share is None
+    assert view_model.eta == ""
 
 
 def test_a_paused_run_has_no_time_left() -> None:
@@ -84,10 +84,10 @@ def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
         rank(i, state=RankState.STALLED if i == 2 else RankState.WAITING) for i in range(4)
     )
     run = snapshot(ranks=ranks, verdicts=(STALL,))
-    shape = run_view.header(frame(snapshot=run))
-    assert (shape.state_sign, shape.state) == ("!", "STALLED")
-    assert shape.banner == "STALLED for 8.2 s: rank 2 waits for its data. look at worker 4711"
-    assert shape.banner_tone is Tone.BAD
+    view_model = run_view.header(frame(snapshot=run))
+    assert (view_model.state_sign, view_model.state) == ("!", "STALLED")
+    assert view_model.banner == "STALLED for 8.2 s: rank 2 waits for its data. look at worker 4711"
+    assert view_model.banner_tone is Tone.BAD
     rows = run_view.rank_rows(frame(snapshot=run))
     assert rows[2].state.text == "STALLED"
     assert rows[2].note == "augment.py:88"
@@ -96,18 +96,18 @@ def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
 
 def test_a_cleared_verdict_says_how_long_it_lasted_then_goes() -> None:
     over = Cleared(verdict=STALL, lasted_s=12.0, at=NOW - 1)
-    shape = run_view.header(frame(cleared=(over,)))
-    assert shape.banner == "Recovered after 12 s: rank 2 was stalled"
-    assert shape.banner_tone is Tone.GOOD
+    view_model = run_view.header(frame(cleared=(over,)))
+    assert view_model.banner == "Recovered after 12 s: rank 2 was stalled"
+    assert view_model.banner_tone is Tone.GOOD
     later = frame(cleared=(over,), now=NOW + run_view.CLEARED_SHOWN_S)
     assert run_view.header(later).banner is None
 
 
 def test_the_worst_verdict_is_the_banner() -> None:
     slow = Verdict(kind="slow", level="slow", cause="rank 1 is slow")
-    shape = run_view.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
-    assert shape.banner is not None
-    assert shape.banner.startswith("STALLED for 8.2 s (+1 more, d): rank 2")
+    view_model = run_view.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
+    assert view_model.banner is not None
+    assert view_model.banner.startswith("STALLED for 8.2 s (+1 more, d): rank 2")
     alone = run_view.header(frame(snapshot=snapshot(verdicts=(slow,))))
     assert (alone.banner, alone.banner_tone) == ("Slow: rank 1 is slow", Tone.WARN)
     assert alone.state == "running"
@@ -125,8 +125,8 @@ def test_ranks_are_marked_as_the_verdict_says_also_before_their_states_are() -> 
 
 def test_a_stall_without_a_culprit_is_the_state_of_the_run() -> None:
     nobody = Verdict(kind="transport", level="stalled", cause="all wait", waiting=(0, 1, 2, 3))
-    shape = run_view.header(frame(snapshot=snapshot(verdicts=(nobody,))))
-    assert (shape.state_sign, shape.state) == ("!", "STALLED")
+    view_model = run_view.header(frame(snapshot=snapshot(verdicts=(nobody,))))
+    assert (view_model.state_sign, view_model.state) == ("!", "STALLED")
 
 
 def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> None:
@@ -232,9 +232,9 @@ def test_names_from_a_run_are_made_safe(evil: str) -> None:
     run = snapshot(
         name=evil, preset=evil, history_note=evil, ranks=(rank(0, phase=evil, note=evil),)
     )
-    shape = run_view.header(frame(snapshot=run))
+    view_model = run_view.header(frame(snapshot=run))
     (row,) = run_view.rank_rows(frame(snapshot=run))
-    for text in (shape.name, shape.preset, *shape.notes, row.phase, row.note):
+    for text in (view_model.name, view_model.preset, *view_model.notes, row.phase, row.note):
         assert not set(text) & set("\x1b\x07\u202e")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from textual.app import App, ComposeResult
 
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.view_models import ChartShape, Series
+from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 WIDTH, HEIGHT, SERIES = 160, 50, 4
 LENGTHS = (1_000, 100_000, 1_000_000)
@@ -46,19 +46,19 @@ def _row(chart: Chart, points: int) -> dict[str, Any]:
     }
 
 
-def _shape(points: int, seed: int) -> ChartShape:
+def _shape(points: int, seed: int) -> ChartViewModel:
     random = np.random.default_rng(seed)
     x = np.arange(points, dtype=np.float64)
     curve = np.exp(-x / points * 4)
     series = tuple(
-        Series(name=f"rank {n}", x=x, y=curve + random.normal(0, 0.05, points), colour=n)
+        ChartSeries(name=f"rank {n}", x=x, y=curve + random.normal(0, 0.05, points), colour=n)
         for n in range(SERIES)
     )
-    return ChartShape(title="loss", series=series)
+    return ChartViewModel(title="loss", series=series)
 
 
-def _repaint(chart: Chart, shape: ChartShape) -> float:
+def _repaint(chart: Chart, view_model: ChartViewModel) -> float:
     began = time.perf_counter()
-    chart.shape = shape
+    chart.view_model = view_model
     chart.render_lines(chart.size.region)
     return (time.perf_counter() - began) * 1e3

@@ -11,7 +11,7 @@ import pytest
 from textual.widgets import Input, Select
 
 from ltui.app.panels.form_fields import KnobField, StartField
-from ltui.app.panels.gpu_panel import GpuBoard
+from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
@@ -60,7 +60,7 @@ async def test_it_goes_on_from_the_other_runs_weights(
         fields["data.init_args.loader"].query_one(Select).value = "torch"
         screen.query_one(StartField).query_one(Input).value = f"source:{known}"
         screen.action_launch()
-        await until(lambda: isinstance(app.screen, RunScreen) and app.screen.query(GpuBoard))
+        await until(lambda: isinstance(app.screen, RunScreen) and app.screen.query(GpuOverview))
         await pilot.pause()
 
     ltui.wait(lambda s: s["id"] != source["id"] and (s["global_step"] or 0) >= known + 10)

@@ -16,12 +16,12 @@ from ltui.widgets.palette import THEMES
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.view_models import (
     Cell,
-    ChartShape,
+    ChartSeries,
+    ChartViewModel,
     GpuRow,
-    HeaderShape,
+    HeaderViewModel,
     LogLine,
     RankRow,
-    Series,
     Tone,
 )
 
@@ -30,7 +30,7 @@ BANNER = (
     "STALLED 8 s: rank 2 waits for DataLoader worker 4711, frozen in augment.py:88; "
     "ranks 0, 1, 3 wait in all_reduce #1043.   d diagnose"
 )
-HEADER = HeaderShape(
+HEADER = HeaderViewModel(
     name="brave-owl",
     preset="cifar10-cnn",
     state="STALLED",
@@ -97,29 +97,31 @@ LOG = (
 )
 
 
-def loss() -> ChartShape:
+def loss() -> ChartViewModel:
     random = np.random.default_rng(7)
     smooth = 2.3 * np.exp(-STEPS / 300) + 0.25
     raw = smooth + random.normal(0, 0.1, STEPS.size)
     raw[500:600] = np.nan
     epochs = np.arange(98.0, 1205.0, 98.0)
-    return ChartShape(
+    return ChartViewModel(
         title="loss",
         series=(
-            Series(name="raw", x=STEPS, y=raw, dim=True),
-            Series(name="train", x=STEPS, y=np.where(np.isnan(raw), np.nan, smooth)),
-            Series(name="validation", x=epochs, y=2.3 * np.exp(-epochs / 300) + 0.4, colour=1),
+            ChartSeries(name="raw", x=STEPS, y=raw, dim=True),
+            ChartSeries(name="train", x=STEPS, y=np.where(np.isnan(raw), np.nan, smooth)),
+            ChartSeries(name="validation", x=epochs, y=2.3 * np.exp(-epochs / 300) + 0.4, colour=1),
         ),
     )
 
 
-def throughput() -> ChartShape:
+def throughput() -> ChartViewModel:
     rate = 31_000 + 900 * np.sin(STEPS / 40)
-    return ChartShape(
+    return ChartViewModel(
         title="throughput",
         x_label="time",
         x_time=True,
-        series=(Series(name="img/s", x=STEPS, y=rate, low=rate - 700, high=rate + 500, colour=2),),
+        series=(
+            ChartSeries(name="img/s", x=STEPS, y=rate, low=rate - 700, high=rate + 500, colour=2),
+        ),
     )
 
 

@@ -12,19 +12,19 @@ from textual.containers import Horizontal
 from textual.geometry import Region
 
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.charts.viewport import visible
-from ltui.widgets.view_models import ChartShape, Series
+from ltui.widgets.charts.viewport import visible_range
+from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 
-def shape(count: int = 1000, title: str = "loss") -> ChartShape:
+def chart_of(count: int = 1000, title: str = "loss") -> ChartViewModel:
     x = np.arange(count, dtype=np.float64)
-    return ChartShape(title=title, series=(Series(name="train", x=x, y=3.0 - x / 500),))
+    return ChartViewModel(title=title, series=(ChartSeries(name="train", x=x, y=3.0 - x / 500),))
 
 
 class ChartApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "left", "leave")]
 
-    def __init__(self, first: ChartShape | None) -> None:
+    def __init__(self, first: ChartViewModel | None) -> None:
         super().__init__()
         self.first = first
         self.seen: list[object] = []
@@ -54,7 +54,7 @@ def text_of(chart: Chart) -> str:
 
 
 async def test_shows_curve_axes_and_values() -> None:
-    app = ChartApp(shape())
+    app = ChartApp(chart_of())
     async with app.run_test(size=(100, 20)):
         text = text_of(app.chart)
         assert "train 1.002" in text
@@ -62,13 +62,13 @@ async def test_shows_curve_axes_and_values() -> None:
 
 
 async def test_an_empty_chart_says_why() -> None:
-    app = ChartApp(ChartShape(title="loss", note="no validation yet"))
+    app = ChartApp(ChartViewModel(title="loss", note="no validation yet"))
     async with app.run_test(size=(60, 12)):
         assert "no validation yet" in text_of(app.chart)
 
 
 async def test_arrows_move_the_crosshair_over_points() -> None:
-    app = ChartApp(shape(count=20))
+    app = ChartApp(chart_of(count=20))
     async with app.run_test(size=(100, 20)) as pilot:
         app.chart.focus()
         await pilot.press("left")
@@ -83,7 +83,7 @@ async def test_arrows_move_the_crosshair_over_points() -> None:
 
 
 async def test_escape_clears_step_by_step_and_then_is_the_screens() -> None:
-    app = ChartApp(shape())
+    app = ChartApp(chart_of())
     async with app.run_test(size=(100, 20)) as pilot:
         app.chart.focus()
         await pilot.press("up", "left")
@@ -100,17 +100,17 @@ async def test_escape_clears_step_by_step_and_then_is_the_screens() -> None:
 
 
 async def test_zoom_at_the_end_follows_new_points() -> None:
-    app = ChartApp(shape())
+    app = ChartApp(chart_of())
     async with app.run_test(size=(100, 20)) as pilot:
         app.chart.focus()
         await pilot.press("up", "up", "up")
         assert app.chart.view is not None
         assert app.chart.view.follow
-        app.chart.shape = shape(count=3000)
+        app.chart.view_model = chart_of(count=3000)
         await pilot.pause()
         data = app.chart._data()
         assert data is not None
-        now = visible(app.chart.view, data)
+        now = visible_range(app.chart.view, data)
         assert now.low > 2000
         assert now.high >= 2999
         await pilot.press("home")
@@ -118,14 +118,14 @@ async def test_zoom_at_the_end_follows_new_points() -> None:
 
 
 async def test_pan_keeps_its_place_while_data_grows() -> None:
-    app = ChartApp(shape())
+    app = ChartApp(chart_of())
     async with app.run_test(size=(100, 20)) as pilot:
         app.chart.focus()
         await pilot.press("up", "up", "up", "shift+left", "shift+left")
         view = app.chart.view
         assert view is not None
         assert not view.follow
-        app.chart.shape = shape(count=3000)
+        app.chart.view_model = chart_of(count=3000)
         await pilot.pause()
         assert app.chart.view == view
         await pilot.press("end")
@@ -133,7 +133,7 @@ async def test_pan_keeps_its_place_while_data_grows() -> None:
 
 
 async def test_the_wheel_zooms_around_the_pointer_and_hover_reads_out() -> None:
-    app = ChartApp(shape())
+    app = ChartApp(chart_of())
     async with app.run_test(size=(100, 20)) as pilot:
         await pilot.hover(Chart, offset=(50, 10))
         await pilot.pause()
@@ -152,7 +152,7 @@ def _scroll_up() -> type:
 
 
 async def test_y_switches_the_scale_and_back() -> None:
-    app = ChartApp(shape())
+    app = ChartApp(chart_of())
     async with app.run_test(size=(100, 20)) as pilot:
         app.chart.focus()
         linear = text_of(app.chart)
@@ -173,7 +173,7 @@ async def test_without_data_no_key_fails() -> None:
 
 
 async def test_only_what_changed_is_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = ChartApp(shape(count=1000))
+    app = ChartApp(chart_of(count=1000))
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.pause()
         painted: list[tuple[Region, ...]] = []
@@ -184,23 +184,23 @@ async def test_only_what_changed_is_repainted(monkeypatch: pytest.MonkeyPatch) -
             return whole(*regions, **more)
 
         monkeypatch.setattr(app.chart, "refresh", noted)
-        app.chart.shape = shape(count=1001)
+        app.chart.view_model = chart_of(count=1001)
         await pilot.pause()
         cells = sum(r.area for regions in painted for r in regions)
         assert painted
         assert all(painted)
         assert 0 < cells < 160 * 50 // 10
         painted.clear()
-        app.chart.shape = shape(count=1001)
+        app.chart.view_model = chart_of(count=1001)
         await pilot.pause()
         assert painted == []
 
 
 async def test_a_part_repainted_shows_what_the_whole_would() -> None:
-    app = ChartApp(shape(count=1000))
+    app = ChartApp(chart_of(count=1000))
     async with app.run_test(size=(80, 24)) as pilot:
         for count in (1001, 1040, 1200, 3000, 10):
-            app.chart.shape = shape(count=count)
+            app.chart.view_model = chart_of(count=count)
             await pilot.pause()
             by_parts = text_of(app.chart)
             app.chart.refresh()

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ltui.widgets.bars import bar, bar_cells, step_strip, strip
-from ltui.widgets.columns import Column, changed, fit, laid, line, titles
+from ltui.widgets.columns import (
+    Column,
+    changed_columns,
+    fit_columns,
+    pad_or_cut,
+    row_line,
+    title_line,
+)
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.view_models import Cell
@@ -21,19 +28,19 @@ COLUMNS = (
 
 
 def test_the_least_important_column_goes_first() -> None:
-    assert [p.column.key for p in fit(COLUMNS, 24)] == ["a", "b", "c"]
-    assert [p.column.key for p in fit(COLUMNS, 23)] == ["a", "c"]
-    assert [p.column.key for p in fit(COLUMNS, 1)] == ["a"]
+    assert [p.column.key for p in fit_columns(COLUMNS, 24)] == ["a", "b", "c"]
+    assert [p.column.key for p in fit_columns(COLUMNS, 23)] == ["a", "c"]
+    assert [p.column.key for p in fit_columns(COLUMNS, 1)] == ["a"]
 
 
 def test_a_growing_column_takes_the_rest() -> None:
-    assert fit(COLUMNS, 50)[-1].width == 50 - 4 - 10 - 4
+    assert fit_columns(COLUMNS, 50)[-1].width == 50 - 4 - 10 - 4
 
 
 @pytest.mark.parametrize("columns", [RankTable.COLUMNS, GpuTable.COLUMNS])
 @given(width=st.integers(1, 250))
 def test_columns_never_overlap_nor_leave_the_table(columns: tuple[Column, ...], width: int) -> None:
-    placed = fit(columns, width)
+    placed = fit_columns(columns, width)
     end = 0
     for place in placed:
         assert place.x >= end
@@ -43,28 +50,28 @@ def test_columns_never_overlap_nor_leave_the_table(columns: tuple[Column, ...], 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 def test_state_and_step_are_always_there(width: int) -> None:
-    keys = {p.column.key for p in fit(RankTable.COLUMNS, width)}
+    keys = {p.column.key for p in fit_columns(RankTable.COLUMNS, width)}
     assert {"rank", "step", "phase", "age", "state"} <= keys
 
 
 @given(st.text(max_size=40), st.integers(1, 30))
 def test_a_cell_is_exactly_as_wide_as_its_column(text: str, width: int) -> None:
-    place = fit((Column(key="a", title="", width=width),), width)[0]
-    assert sum(cell_len(c.text) for c in laid((Cell(text=text),), place)) == width
+    place = fit_columns((Column(key="a", title="", width=width),), width)[0]
+    assert sum(cell_len(c.text) for c in pad_or_cut((Cell(text=text),), place)) == width
 
 
 def test_numbers_stand_at_the_right_and_long_text_ends_in_an_ellipsis() -> None:
-    placed = fit(COLUMNS, 24)
+    placed = fit_columns(COLUMNS, 24)
     row = {"a": (Cell(text="12"),), "b": (Cell(text="x" * 30),)}
-    assert "".join(c.text for c in line(row, placed)) == "  12  " + "x" * 9 + "…" + " " * 8
-    assert "".join(c.text for c in titles(placed)).startswith("   a  b")
+    assert "".join(c.text for c in row_line(row, placed)) == "  12  " + "x" * 9 + "…" + " " * 8
+    assert "".join(c.text for c in title_line(placed)).startswith("   a  b")
 
 
 def test_only_changed_columns_are_named() -> None:
-    placed = fit(COLUMNS, 24)
+    placed = fit_columns(COLUMNS, 24)
     old = {"a": (Cell(text="1"),), "b": (Cell(text="x"),)}
     new = {"a": (Cell(text="2"),), "b": (Cell(text="x"),)}
-    assert [p.column.key for p in changed(old, new, placed)] == ["a"]
+    assert [p.column.key for p in changed_columns(old, new, placed)] == ["a"]
 
 
 @given(st.floats(0, 1), st.integers(1, 40))

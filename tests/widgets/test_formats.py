@@ -22,9 +22,9 @@ def plain(text: str) -> str:
     [
         (formats.count(1204), "1 204"),
         (formats.count(0), "0"),
-        (formats.of(1204, 2930), "1 204/2 930"),
-        (formats.of(1204, None), "1 204"),
-        (formats.of(None, 2930), "n/a/2 930"),
+        (formats.count_of(1204, 2930), "1 204/2 930"),
+        (formats.count_of(1204, None), "1 204"),
+        (formats.count_of(None, 2930), "n/a/2 930"),
         (formats.quantity(31412, "img/s"), "31.4 k img/s"),
         (formats.quantity(999.7, "img/s"), "1.00 k img/s"),
         (formats.quantity(1.2e6, "B/s"), "1.20 MB/s"),

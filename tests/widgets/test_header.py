@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ltui.widgets.header import head_line, lines_under
-from ltui.widgets.view_models import HeaderShape, Tone
+from ltui.widgets.header import banner_and_note_lines, status_line
+from ltui.widgets.view_models import HeaderViewModel, Tone
 
-SHAPE = HeaderShape(
+SHAPE = HeaderViewModel(
     name="brave-owl",
     preset="cifar10-cnn",
     state="running",
@@ -31,8 +31,8 @@ PARTS = (
 )  # fmt: skip
 
 
-def text(shape: HeaderShape, width: int) -> str:
-    return "".join(cell.text for cell in head_line(shape, width))
+def text(view_model: HeaderViewModel, width: int) -> str:
+    return "".join(cell.text for cell in status_line(view_model, width))
 
 
 def test_everything_is_there_where_there_is_room() -> None:
@@ -66,13 +66,13 @@ def test_an_unknown_end_shows_no_bar_and_no_share() -> None:
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_banner_and_notes_are_wrapped_between_words(width: int) -> None:
     banner = "STALLED 8 s: rank 2 waits for DataLoader worker 4711, frozen in augment.py:88"
-    found = lines_under(
+    found = banner_and_note_lines(
         replace(SHAPE, banner=banner, notes=("history incomplete: disk full",)), width
     )
     assert all(cell_len(cell.text) <= width for cell in found)
     assert " ".join(c.text for c in found if c.tone is Tone.BAD) == banner
     assert found[-1].text == "history incomplete: disk full"
-    assert lines_under(SHAPE, width) == ()
+    assert banner_and_note_lines(SHAPE, width) == ()
 
 
 def test_a_name_of_any_length_leaves_room_for_the_rest() -> None:

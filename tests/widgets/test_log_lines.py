@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.widgets.log_lines import Lines, occurrences
+from ltui.widgets.log_lines import LogBuffer, occurrences
 from ltui.widgets.view_models import LogLine
 
 
@@ -14,7 +14,7 @@ def lines(*texts: str, rank: int | None = 0) -> list[LogLine]:
 
 
 def test_identical_neighbours_of_a_rank_become_one() -> None:
-    held = Lines(10)
+    held = LogBuffer(10)
     held.extend(lines("a", "a"))
     held.extend(lines("a"))
     held.extend(lines("a", rank=1))
@@ -22,7 +22,7 @@ def test_identical_neighbours_of_a_rank_become_one() -> None:
 
 
 def test_only_the_newest_are_kept() -> None:
-    held = Lines(3)
+    held = LogBuffer(3)
     assert held.extend(lines("a", "b")) == 0
     assert held.extend(lines("c", "d", "e")) == 2
     assert [x.text for x in held] == ["c", "d", "e"]
@@ -31,7 +31,7 @@ def test_only_the_newest_are_kept() -> None:
 
 @given(st.lists(st.lists(st.sampled_from("abcA"), max_size=8), max_size=12), st.integers(1, 9))
 def test_hits_found_bit_by_bit_are_those_of_one_search(batches: list[list[str]], most: int) -> None:
-    held = Lines(most)
+    held = LogBuffer(most)
     for batch in batches:
         held.extend(lines(*batch))
         expected = [i for i, line in enumerate(held) if "a" in line.text.lower()]
@@ -41,7 +41,7 @@ def test_hits_found_bit_by_bit_are_those_of_one_search(batches: list[list[str]],
 
 
 def test_clearing_forgets_hits() -> None:
-    held = Lines(5)
+    held = LogBuffer(5)
     held.extend(lines("a", "b"))
     assert held.hits("a") == [0]
     held.clear()

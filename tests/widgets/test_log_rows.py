@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ltui.widgets.log_lines import Lines
-from ltui.widgets.log_rows import LogLevel, Rows, wrapped
+from ltui.widgets.log_lines import LogBuffer
+from ltui.widgets.log_rows import LogLevel, LogRows, wrapped
 from ltui.widgets.view_models import LogLine, Tone
 
 TEXTS = st.text(alphabet="ab é日本 ", max_size=30)
@@ -35,13 +35,13 @@ def test_a_row_ends_after_a_blank_that_is_near() -> None:
 def test_rows_laid_out_bit_by_bit_are_those_laid_out_at_once(
     batches: list[list[str]], most: int, level: LogLevel
 ) -> None:
-    lines = Lines(most)
-    rows = Rows(lines)
+    lines = LogBuffer(most)
+    rows = LogRows(lines)
     rows.lay_out(10, level)
     for batch in batches:
         tones = {"a": Tone.PLAIN, "b": Tone.WARN, "日": Tone.BAD}
         lines.extend(LogLine(rank=0, text=text, tone=tones[text[0]]) for text in batch)
         rows.update()
-        fresh = Rows(lines)
+        fresh = LogRows(lines)
         fresh.lay_out(10, level)
         assert [rows[i] for i in range(len(rows))] == [fresh[i] for i in range(len(fresh))]

@@ -17,7 +17,7 @@ from ltui.widgets.palette import (
     LTUI_LIGHT,
     MARKERS,
     THEMES,
-    paint_of,
+    line_styles,
 )
 from ltui.widgets.view_models import Tone
 
@@ -76,7 +76,7 @@ async def test_every_theme_gives_every_style(name: str) -> None:
     app = Themed()
     async with app.run_test():
         app.theme = name
-        paint = paint_of(app)
+        paint = line_styles(app)
         assert set(paint.tones) == set(Tone)
         assert len(paint.series) == len(paint.faint_series) == 8
 
@@ -86,7 +86,7 @@ async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
         patch.setenv("NO_COLOR", "1")
         app = Themed()
     async with app.run_test():
-        paint = paint_of(app)
+        paint = line_styles(app)
         styles = [*paint.tones.values(), *paint.series, paint.selected, paint.match, paint.faint]
         assert all(s.color is None and s.bgcolor is None for s in styles)
         assert paint.of(Tone.BAD) != paint.of(Tone.PLAIN)

@@ -8,31 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltui.widgets.charts.canvas import Canvas, changed_spans
-from ltui.widgets.charts.chart_options import Look
+from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import plot
 from ltui.widgets.charts.viewport import Viewport
-from ltui.widgets.view_models import ChartShape, Series
+from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 
-def curve(name: str = "train", count: int = 100, colour: int = 0, **more: object) -> Series:
+def curve(name: str = "train", count: int = 100, colour: int = 0, **more: object) -> ChartSeries:
     x = np.arange(count, dtype=np.float64)
-    return Series(name=name, x=x, y=2.0 - x / count, colour=colour, **more)  # type: ignore[arg-type]
+    return ChartSeries(name=name, x=x, y=2.0 - x / count, colour=colour, **more)  # type: ignore[arg-type]
 
 
-def shape(*series: Series, **more: object) -> ChartShape:
-    return ChartShape(title="loss", series=series, **more)  # type: ignore[arg-type]
+def chart_of(*series: ChartSeries, **more: object) -> ChartViewModel:
+    return ChartViewModel(title="loss", series=series, **more)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 60), st.integers(0, 300), st.booleans())
 def test_draws_at_every_size(width: int, height: int, count: int, log_y: bool) -> None:
-    drawn = plot(shape(curve(count=count)), Look(log_y=log_y, cursor=3.0), width, height)
+    drawn = plot(chart_of(curve(count=count)), ChartOptions(log_y=log_y, cursor=3.0), width, height)
     assert drawn.canvas.chars.shape == (height, width)
 
 
 @pytest.mark.parametrize("size", [(20, 5), (80, 24), (200, 60)])
 def test_axes_legend_and_curve_are_there(size: tuple[int, int]) -> None:
-    text = plot(shape(curve()), Look(), *size).canvas.text()
+    text = plot(chart_of(curve()), ChartOptions(), *size).canvas.text()
     assert any(0x2800 < ord(letter) < 0x2900 for letter in text)
     assert "1" in text
     if size[1] >= 6:
@@ -41,26 +41,33 @@ def test_axes_legend_and_curve_are_there(size: tuple[int, int]) -> None:
 
 
 def test_an_empty_chart_says_why() -> None:
-    nothing = shape(note="no validation yet")
-    assert "no validation yet" in plot(nothing, Look(), 60, 10).canvas.text()
-    assert "no data yet" in plot(None, Look(), 60, 10).canvas.text()
-    gaps = Series(name="a", x=np.arange(3.0), y=np.full(3, np.nan))
-    assert "no values yet" in plot(shape(gaps), Look(), 60, 10).canvas.text()
+    nothing = chart_of(note="no validation yet")
+    assert "no validation yet" in plot(nothing, ChartOptions(), 60, 10).canvas.text()
+    assert "no data yet" in plot(None, ChartOptions(), 60, 10).canvas.text()
+    gaps = ChartSeries(name="a", x=np.arange(3.0), y=np.full(3, np.nan))
+    assert "no values yet" in plot(chart_of(gaps), ChartOptions(), 60, 10).canvas.text()
 
 
 def test_the_log_scale_leaves_out_what_is_not_positive() -> None:
     y = np.array([100.0, 0.0, 1.0, -5.0, 0.01])
-    drawn = plot(shape(Series(name="a", x=np.arange(5.0), y=y)), Look(log_y=True), 80, 20)
+    drawn = plot(
+        chart_of(ChartSeries(name="a", x=np.arange(5.0), y=y)), ChartOptions(log_y=True), 80, 20
+    )
     assert drawn.y is not None
     assert drawn.y.low <= -2
     assert drawn.y.high >= 2
-    none = plot(shape(Series(name="a", x=np.arange(5.0), y=-np.ones(5))), Look(log_y=True), 80, 20)
+    none = plot(
+        chart_of(ChartSeries(name="a", x=np.arange(5.0), y=-np.ones(5))),
+        ChartOptions(log_y=True),
+        80,
+        20,
+    )
     assert "log scale" in none.canvas.text()
 
 
 def test_the_axis_stays_while_the_curve_grows_within_it() -> None:
-    before = plot(shape(curve(count=1000)), Look(), 100, 20)
-    after = plot(shape(curve(count=1001)), Look(), 100, 20, before.y)
+    before = plot(chart_of(curve(count=1000)), ChartOptions(), 100, 20)
+    after = plot(chart_of(curve(count=1001)), ChartOptions(), 100, 20, before.y)
     assert after.y is before.y
     assert after.x == before.x
     cells = sum(last - first for _, first, last in changed_spans(before.canvas, after.canvas))
@@ -68,8 +75,8 @@ def test_the_axis_stays_while_the_curve_grows_within_it() -> None:
 
 
 def test_the_read_out_gives_the_values_under_the_crosshair() -> None:
-    two = shape(curve(), curve("validation", colour=1))
-    text = plot(two, Look(cursor=50.0), 100, 20).canvas.text()
+    two = chart_of(curve(), curve("validation", colour=1))
+    text = plot(two, ChartOptions(cursor=50.0), 100, 20).canvas.text()
     assert "step 50" in text
     assert text.count("1.500") == 2
     assert "│" in text
@@ -78,30 +85,34 @@ def test_the_read_out_gives_the_values_under_the_crosshair() -> None:
 def test_a_value_that_is_not_a_number_is_shown_as_nan() -> None:
     y = np.ones(10)
     y[-1] = np.nan
-    legend = plot(shape(Series(name="a", x=np.arange(10.0), y=y)), Look(), 80, 12).canvas.line(0)
+    legend = plot(
+        chart_of(ChartSeries(name="a", x=np.arange(10.0), y=y)), ChartOptions(), 80, 12
+    ).canvas.line(0)
     assert "a nan" in legend
-    empty = Series(name="a", x=np.arange(10.0), y=np.full(10, np.nan))
-    assert "a n/a" in plot(shape(empty, curve("b")), Look(), 80, 12).canvas.line(0)
+    empty = ChartSeries(name="a", x=np.arange(10.0), y=np.full(10, np.nan))
+    assert "a n/a" in plot(chart_of(empty, curve("b")), ChartOptions(), 80, 12).canvas.line(0)
 
 
 def test_a_gap_under_the_crosshair_is_not_a_number() -> None:
     y = np.ones(10)
     y[5] = np.nan
-    text = plot(shape(Series(name="a", x=np.arange(10.0), y=y)), Look(cursor=5.0), 80, 12)
+    text = plot(
+        chart_of(ChartSeries(name="a", x=np.arange(10.0), y=y)), ChartOptions(cursor=5.0), 80, 12
+    )
     assert "a nan" in text.canvas.text()
 
 
 def test_curves_differ_without_colour() -> None:
     series = [curve(f"s{n}", colour=n) for n in range(4)]
-    legend = plot(shape(*series), Look(dashes=True), 120, 20).canvas.line(0)
+    legend = plot(chart_of(*series), ChartOptions(dashes=True), 120, 20).canvas.line(0)
     assert [legend[legend.index(f"s{n}") - 2] for n in range(4)] == list("●■▲◆")
-    ends = plot(shape(series[2]), Look(), 60, 12).canvas.text().split("\n", 1)[1]
+    ends = plot(chart_of(series[2]), ChartOptions(), 60, 12).canvas.text().split("\n", 1)[1]
     assert "▲" in ends
 
 
 def test_names_without_room_are_shortened_and_entries_without_room_are_counted() -> None:
     series = [curve(f"a-rather-long-name-{n}", colour=n) for n in range(6)]
-    legend = plot(shape(*series), Look(), 70, 20).canvas.line(0)
+    legend = plot(chart_of(*series), ChartOptions(), 70, 20).canvas.line(0)
     shown = legend.count("…")
     assert 0 < shown < 6
     assert legend.count("1.010") == shown
@@ -111,8 +122,8 @@ def test_names_without_room_are_shortened_and_entries_without_room_are_counted()
 
 def test_two_curves_keep_names_and_values_in_fifty_columns() -> None:
     raw = curve("train/loss raw", dim=True)
-    two = shape(raw, curve("train/loss smoothed"), curve("validation/loss", colour=1))
-    legend = plot(two, Look(), 50, 20).canvas.line(0)
+    two = chart_of(raw, curve("train/loss smoothed"), curve("validation/loss", colour=1))
+    legend = plot(two, ChartOptions(), 50, 20).canvas.line(0)
     assert legend.count("1.010") == 2
     assert "train" in legend
     assert "vali" in legend
@@ -120,36 +131,38 @@ def test_two_curves_keep_names_and_values_in_fifty_columns() -> None:
 
 
 def test_faint_curves_leave_the_legend_first() -> None:
-    both = shape(curve("raw", dim=True), curve("train"), curve("validation", colour=1))
-    legend = plot(both, Look(), 45, 20).canvas.line(0)
+    both = chart_of(curve("raw", dim=True), curve("train"), curve("validation", colour=1))
+    legend = plot(both, ChartOptions(), 45, 20).canvas.line(0)
     assert "train" in legend
     assert "validation" in legend
-    assert "raw" in plot(both, Look(), 80, 20).canvas.line(0)
+    assert "raw" in plot(both, ChartOptions(), 80, 20).canvas.line(0)
 
 
 def test_under_the_crosshair_values_matter_more_than_names() -> None:
-    three = shape(*(curve(f"a-rather-long-name-{n}", colour=n) for n in range(3)))
-    legend = plot(three, Look(cursor=50.0), 60, 20).canvas.line(0)
+    three = chart_of(*(curve(f"a-rather-long-name-{n}", colour=n) for n in range(3)))
+    legend = plot(three, ChartOptions(cursor=50.0), 60, 20).canvas.line(0)
     assert legend.count("1.500") == 3
     assert "name" not in legend
 
 
 def test_a_name_of_wide_letters_keeps_the_line_as_wide() -> None:
-    canvas = plot(shape(curve("損失")), Look(), 60, 12).canvas
+    canvas = plot(chart_of(curve("損失")), ChartOptions(), 60, 12).canvas
     assert "損失 1.010" in canvas.line(0)
     assert len(canvas.line(0)) == 58
 
 
 def test_the_extremes_of_windows_fit_into_the_axis() -> None:
     series = curve(low=np.full(100, -3.0), high=np.full(100, 9.0))
-    drawn = plot(shape(series), Look(), 80, 20)
+    drawn = plot(chart_of(series), ChartOptions(), 80, 20)
     assert drawn.y is not None
     assert drawn.y.low <= -3.0
     assert drawn.y.high >= 9.0
 
 
 def test_a_view_shows_its_part_alone() -> None:
-    drawn = plot(shape(curve(count=1000)), Look(view=Viewport(low=100.0, high=200.0)), 80, 20)
+    drawn = plot(
+        chart_of(curve(count=1000)), ChartOptions(view=Viewport(low=100.0, high=200.0)), 80, 20
+    )
     assert drawn.x is not None
     assert (drawn.x.low, drawn.x.high) == (100.0, 200.0)
     assert drawn.y is not None
@@ -159,7 +172,7 @@ def test_a_view_shows_its_part_alone() -> None:
 def test_a_million_points_lose_no_peak() -> None:
     y = np.zeros(1_000_000)
     y[333_333] = 7.0
-    drawn = plot(shape(Series(name="a", x=np.arange(1e6), y=y)), Look(), 80, 20)
+    drawn = plot(chart_of(ChartSeries(name="a", x=np.arange(1e6), y=y)), ChartOptions(), 80, 20)
     assert drawn.y is not None
     assert drawn.y.high >= 7.0
 
@@ -172,36 +185,39 @@ def test_only_what_differs_is_a_change() -> None:
     assert changed_spans(old, new) == [(1, 2, 5), (2, 9, 10)]
 
 
-def decay(count: int = 1000) -> Series:
+def decay(count: int = 1000) -> ChartSeries:
     x = np.arange(count, dtype=np.float64)
     y = 2.5 * np.exp(-x / 10) + 0.05 + 0.02 * np.sin(x)
-    return Series(name="loss", x=x, y=y)
+    return ChartSeries(name="loss", x=x, y=y)
 
 
 def test_the_first_steps_do_not_flatten_a_curve_and_the_chart_says_so() -> None:
-    robust = plot(shape(decay(), cut_outliers=True), Look(), 100, 20)
+    robust = plot(chart_of(decay(), cut_outliers=True), ChartOptions(), 100, 20)
     assert robust.y is not None
     assert robust.y.high < 0.5
     assert "values up to 2.5" in robust.canvas.text()
     assert "o: show all" in robust.canvas.text()
-    whole = plot(shape(decay(), cut_outliers=True), Look(outliers=True), 100, 20)
+    whole = plot(chart_of(decay(), cut_outliers=True), ChartOptions(outliers=True), 100, 20)
     assert whole.y is not None
     assert whole.y.high >= 2.5
     assert "cut" not in whole.canvas.text()
-    assert "cut" not in plot(shape(decay()), Look(), 100, 20).canvas.text()
+    assert "cut" not in plot(chart_of(decay()), ChartOptions(), 100, 20).canvas.text()
 
 
 def test_the_newest_value_and_rare_changes_are_never_cut() -> None:
     rising = decay()
     rising.y[-1] = 9.0
-    drawn = plot(shape(rising, cut_outliers=True), Look(), 100, 20)
+    drawn = plot(chart_of(rising, cut_outliers=True), ChartOptions(), 100, 20)
     assert drawn.y is not None
     assert drawn.y.high >= 9.0
     # A learning rate that dropped only at the end.
     y = np.full(1000, 0.1)
     y[980:] = 0.01
     drop = plot(
-        shape(Series(name="lr", x=np.arange(1000.0), y=y), cut_outliers=True), Look(), 80, 9
+        chart_of(ChartSeries(name="lr", x=np.arange(1000.0), y=y), cut_outliers=True),
+        ChartOptions(),
+        80,
+        9,
     )
     assert drop.y is not None
     assert drop.y.low <= 0.01
@@ -210,12 +226,14 @@ def test_the_newest_value_and_rare_changes_are_never_cut() -> None:
 
 def test_rounding_errors_are_no_cliff_and_labels_differ() -> None:
     y = 3200.0 + 1e-4 * np.arange(2.0).repeat(50)
-    flat = plot(shape(Series(name="a", x=np.arange(100.0), y=y)), Look(), 80, 20)
+    flat = plot(chart_of(ChartSeries(name="a", x=np.arange(100.0), y=y)), ChartOptions(), 80, 20)
     assert flat.y is not None
     assert flat.y.span > 100
     # Small differences that are real keep their digits.
     y = 3200.0 + 1e-2 * np.arange(100.0) / 100
-    text = plot(shape(Series(name="a", x=np.arange(100.0), y=y)), Look(), 80, 20).canvas.text()
+    text = plot(
+        chart_of(ChartSeries(name="a", x=np.arange(100.0), y=y)), ChartOptions(), 80, 20
+    ).canvas.text()
     labels = [line.split("┈")[0].strip() for line in text.splitlines() if "┈" in line]
     assert len(set(labels)) == len(labels) > 2
     assert all(len(label) >= 8 for label in labels)

@@ -8,13 +8,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ltui.widgets.charts.axis_scale import (
-    Range,
-    calm_range,
+    AxisRange,
     growing_end,
     linear_ticks,
     log_label,
     log_ticks,
     nice_step,
+    sticky_range,
     tick_label,
     time_label,
 )
@@ -33,22 +33,22 @@ def test_steps_are_round_and_few(span: float, parts: int) -> None:
 def test_a_range_holds_its_data_and_wastes_little(a: float, b: float) -> None:
     low, high = min(a, b), max(a, b)
     assume(high - low > 1e-6 * max(1.0, abs(high), abs(low)))
-    found = calm_range(low, high, None)
+    found = sticky_range(low, high, None)
     assert found.low <= low + 1e-6 * (high - low)
     assert found.high >= high - 1e-6 * (high - low)
     assert found.span <= 1.5 * (high - low)
 
 
 def test_a_range_stays_while_the_data_fits_and_fills_it() -> None:
-    first = calm_range(0.3, 2.3, None)
-    assert calm_range(0.25, 2.2, first) is first
-    assert calm_range(0.25, 2.9, first) != first
-    assert calm_range(0.3, 0.4, first) != first
+    first = sticky_range(0.3, 2.3, None)
+    assert sticky_range(0.25, 2.2, first) is first
+    assert sticky_range(0.25, 2.9, first) != first
+    assert sticky_range(0.3, 0.4, first) != first
 
 
 def test_one_value_gets_a_range_around_it() -> None:
     for value in (0.0, 5.0, -3.0, 1e-30):
-        found = calm_range(value, value, None)
+        found = sticky_range(value, value, None)
         assert found.low < found.high
         assert found.low <= value <= found.high
 
@@ -62,7 +62,7 @@ def test_the_end_of_a_growing_axis_moves_seldom() -> None:
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 10))
 def test_ticks_lie_inside_and_differ(low: float, span: float, most: int) -> None:
     assume(span > 1e-9 * abs(low))
-    ticks = linear_ticks(Range(low, low + span), most)
+    ticks = linear_ticks(AxisRange(low, low + span), most)
     assert len(ticks) <= most + 1
     slack = 1e-6 * span + 1e-9 * abs(low)
     assert all(low - slack <= t.at <= low + span + slack for t in ticks)
@@ -73,7 +73,7 @@ def test_labels_of_one_axis_differ() -> None:
         (0.0, 1.0), (0.91, 0.93), (0.0, 1e7), (0.0, 3e-5), (11_000, 13_000), (1.0, 1.00001),
         (3200, 3200.02), (26_990, 27_010), (1e6, 1e6 + 7), (0.00098, 0.00102),
     ):  # fmt: skip
-        labels = [t.label for t in linear_ticks(Range(low, high), 6)]
+        labels = [t.label for t in linear_ticks(AxisRange(low, high), 6)]
         assert len(set(labels)) == len(labels)
         assert labels
 
@@ -94,22 +94,22 @@ def test_labels_read_well() -> None:
 
 
 def test_ticks_of_steps_are_whole_and_plain() -> None:
-    places = [t.at for t in linear_ticks(Range(4517.2, 4520.4), 6, whole=True)]
+    places = [t.at for t in linear_ticks(AxisRange(4517.2, 4520.4), 6, whole=True)]
     assert places == [4518, 4519, 4520]
     labels = [
-        t.label.replace(THIN, " ") for t in linear_ticks(Range(26_990, 27_010), 5, whole=True)
+        t.label.replace(THIN, " ") for t in linear_ticks(AxisRange(26_990, 27_010), 5, whole=True)
     ]
     assert labels == ["26 990", "26 995", "27 000", "27 005", "27 010"]
 
 
 def test_log_ticks_show_decades_or_what_lies_between() -> None:
-    assert [t.label for t in log_ticks(Range(-2, 1), 4)] == ["0.01", "0.1", "1", "10"]
-    few = [t.label for t in log_ticks(Range(math.log10(0.3), math.log10(2.4)), 4)]
+    assert [t.label for t in log_ticks(AxisRange(-2, 1), 4)] == ["0.01", "0.1", "1", "10"]
+    few = [t.label for t in log_ticks(AxisRange(math.log10(0.3), math.log10(2.4)), 4)]
     assert few == ["0.5", "1", "2"]
-    assert len(log_ticks(Range(-12, 6), 4)) <= 6
-    assert log_ticks(Range(math.log10(0.31), math.log10(0.34)), 4)
+    assert len(log_ticks(AxisRange(-12, 6), 4)) <= 6
+    assert log_ticks(AxisRange(math.log10(0.31), math.log10(0.34)), 4)
 
 
 def test_time_ticks_are_clock_steps() -> None:
-    labels = [t.label for t in linear_ticks(Range(0, 9000), 6, time=True)]
+    labels = [t.label for t in linear_ticks(AxisRange(0, 9000), 6, time=True)]
     assert labels == ["0 s", "30 m", "1 h", "1 h 30 m", "2 h", "2 h 30 m"]

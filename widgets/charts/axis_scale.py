@@ -18,7 +18,7 @@ whose rounding alone makes a tenth of that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class AxisRange:
     low: float
     high: float
 
@@ -28,7 +28,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class AxisTick:
     at: float
     label: str
 
@@ -44,7 +44,9 @@ def nice_step(span: float, parts: int) -> float:
     return next((m * power for m in (1.0, 2.0, 5.0) if m * power >= rough * (1 - 1e-9)), 10 * power)
 
 
-def calm_range(low: float, high: float, previous: Range | None, *, parts: int = 10) -> Range:
+def sticky_range(
+    low: float, high: float, previous: AxisRange | None, *, parts: int = 10
+) -> AxisRange:
     """A round range around ``low`` to ``high``: the previous where it still fits and is filled."""
     if high - low <= NOISE * max(abs(low), abs(high)):
         room = abs(high) * 0.05 or 0.5
@@ -54,7 +56,7 @@ def calm_range(low: float, high: float, previous: Range | None, *, parts: int = 
         return previous
     step = nice_step(high - low, parts)
     bottom, top = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return Range(bottom, top) if top > bottom else Range(low, high)
+    return AxisRange(bottom, top) if top > bottom else AxisRange(low, high)
 
 
 def growing_end(low: float, high: float, *, parts: int = 12) -> float:
@@ -64,8 +66,8 @@ def growing_end(low: float, high: float, *, parts: int = 12) -> float:
 
 
 def linear_ticks(
-    within: Range, most: int, *, time: bool = False, whole: bool = False
-) -> list[Tick]:
+    within: AxisRange, most: int, *, time: bool = False, whole: bool = False
+) -> list[AxisTick]:
     """Round places inside the range, at most ``most``; with ``time`` they are seconds.
 
     ``whole``: only whole numbers, as steps are.
@@ -77,7 +79,7 @@ def linear_ticks(
     last = math.floor(within.high / step + 1e-9)
     places = [n * step for n in range(first, min(last, first + 4 * most) + 1)]
     largest = max((abs(p) for p in places), default=0.0)
-    return [Tick(p, time_label(p) if time else tick_label(p, step, largest)) for p in places]
+    return [AxisTick(p, time_label(p) if time else tick_label(p, step, largest)) for p in places]
 
 
 def time_label(seconds: float) -> str:
@@ -125,13 +127,13 @@ def _digits(value: float, step: float) -> int:
     return min(6, max(0, powers))
 
 
-def log_ticks(within: Range, most: int) -> list[Tick]:
+def log_ticks(within: AxisRange, most: int) -> list[AxisTick]:
     """Ticks of an axis whose range is in powers of ten: decades, or 1-2-5 within a few of them."""
     first, last = math.ceil(within.low - 1e-9), math.floor(within.high + 1e-9)
     decades = list(range(first, last + 1))
     if len(decades) >= 2:
         stride = max(1, math.ceil(len(decades) / max(1, most)))
-        sparse = [Tick(float(d), log_label(10.0**d)) for d in decades[::stride]]
+        sparse = [AxisTick(float(d), log_label(10.0**d)) for d in decades[::stride]]
         if len(decades) * 3 > most:
             return sparse
     low, high = 10.0**within.low, 10.0**within.high
@@ -142,11 +144,11 @@ def log_ticks(within: Range, most: int) -> list[Tick]:
         if low * (1 - 1e-9) <= m * 10.0**d <= high * (1 + 1e-9)
     ]
     if len(fine) >= 2 and len(fine) <= max(2, most):
-        return [Tick(math.log10(v), log_label(v)) for v in fine]
+        return [AxisTick(math.log10(v), log_label(v)) for v in fine]
     if len(decades) >= 2:
-        return [Tick(float(d), log_label(10.0**d)) for d in decades]
-    linear = linear_ticks(Range(low, high), most)
-    return [Tick(math.log10(t.at), t.label) for t in linear if t.at > 0]
+        return [AxisTick(float(d), log_label(10.0**d)) for d in decades]
+    linear = linear_ticks(AxisRange(low, high), most)
+    return [AxisTick(math.log10(t.at), t.label) for t in linear if t.at > 0]
 
 
 def log_label(value: float) -> str:

@@ -21,7 +21,7 @@ _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Columns:
+class CurveColumns:
     """A curve in columns of equal width; NaN where a column has no point, or only gaps."""
 
     at: FloatArray
@@ -41,7 +41,7 @@ def decimate(
     columns: int,
     *,
     positive: bool = False,
-) -> Columns:
+) -> CurveColumns:
     """Reduce the points with ``x_low <= x <= x_high`` to ``columns`` columns, extremes kept.
 
     ``x`` ascends. NaN and infinite values are gaps; with ``positive`` also all up to zero.
@@ -62,10 +62,10 @@ def decimate(
         at = np.append(at, max(float(columns), np.floor((x[cuts[-1]] - x_low) * scale)))
     if not starts.size:
         none = np.empty(0)
-        return Columns(at=none, first=none, last=none, low=none, high=none)
+        return CurveColumns(at=none, first=none, last=none, low=none, high=none)
     low, high, values = _extremes(y[starts[0] : ends[-1]], starts - starts[0], positive)
     begin = starts[0]
-    return Columns(
+    return CurveColumns(
         at=at, first=values[starts - begin], last=values[ends - begin - 1], low=low, high=high
     )
 
@@ -84,10 +84,10 @@ def _extremes(
     return np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts), values
 
 
-def spans(curve: Columns, columns: int) -> tuple[FloatArray, FloatArray]:
+def spans(curve: CurveColumns, columns: int) -> tuple[FloatArray, FloatArray]:
     """Bottom and top of the line in every column: its extremes, joined to the neighbours' half-way.
 
-    Columns without a point lie on the straight line between their neighbours; a gap stays NaN.
+    CurveColumns without a point lie on the straight line between their neighbours; a gap stays NaN.
     """
     nothing = np.full(columns, np.nan)
     if not curve.at.size:
@@ -104,7 +104,7 @@ def spans(curve: Columns, columns: int) -> tuple[FloatArray, FloatArray]:
 _PARTS = ("first", "last", "low", "high")
 
 
-def _spread(curve: Columns, place: FloatArray, part: str) -> FloatArray:
+def _spread(curve: CurveColumns, place: FloatArray, part: str) -> FloatArray:
     """The named part of ``curve`` at every place, interpolated between entries."""
     values: FloatArray = getattr(curve, part)
     right = np.searchsorted(curve.at, place, side="left")
@@ -126,7 +126,7 @@ def rows_of(values: FloatArray, low: float, high: float, dots: int) -> FloatArra
 
 
 def line(
-    curve: Columns, low: float, high: float, width: int, height: int, *, dash: int = 0
+    curve: CurveColumns, low: float, high: float, width: int, height: int, *, dash: int = 0
 ) -> IntArray:
     """Braille code points, ``height`` x ``width`` cells, of a curve; ``BLANK`` where there is none.
 
@@ -140,7 +140,7 @@ def line(
 
 
 def band(
-    lows: Columns, highs: Columns, low: float, high: float, width: int, height: int
+    lows: CurveColumns, highs: CurveColumns, low: float, high: float, width: int, height: int
 ) -> IntArray:
     """Braille code points of the area between two curves, every fourth dot set."""
     bottom, _ = spans(lows, 2 * width)

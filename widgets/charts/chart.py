@@ -14,13 +14,13 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ltui.widgets.charts.axis_scale import Range
+from ltui.widgets.charts.axis_scale import AxisRange
 from ltui.widgets.charts.canvas import changed_spans
-from ltui.widgets.charts.chart_options import Look
+from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
-from ltui.widgets.charts.viewport import Viewport, panned, visible, zoomed
-from ltui.widgets.palette import Paint, paint_of
-from ltui.widgets.view_models import ChartShape, Tone
+from ltui.widgets.charts.viewport import Viewport, pan_viewport, visible_range, zoom_viewport
+from ltui.widgets.palette import LineStyles, line_styles
+from ltui.widgets.view_models import ChartViewModel, Tone
 
 ZOOM = 1.5
 PAN_SHARE = 0.25
@@ -32,7 +32,7 @@ def _key(key: str, action: str, words: str, tooltip: str) -> Binding:
 
 
 class Chart(Widget, can_focus=True):
-    """Draws a ``ChartShape``. The part in view and the crosshair survive a new shape."""
+    """Draws a ``ChartViewModel``. The part in view and the crosshair survive a new view_model."""
 
     DEFAULT_CSS = """
     Chart { height: 1fr; width: 1fr; min-height: 3; }
@@ -53,16 +53,16 @@ class Chart(Widget, can_focus=True):
         _key("escape", "clear", "clear", "Remove the crosshair, then the zoom"),
     ]
 
-    shape: reactive[ChartShape | None] = reactive(None, repaint=False)
+    view_model: reactive[ChartViewModel | None] = reactive(None, repaint=False)
     view: reactive[Viewport | None] = reactive(None, repaint=False)
     """The part of the x axis in view; None for all of it."""
     crosshair: reactive[float | None] = reactive(None, repaint=False)
     """Where on the x axis the crosshair stands. Set it to link charts."""
     log_y: reactive[bool | None] = reactive(None, repaint=False)
-    """None: as the shape says."""
+    """None: as the view_model says."""
     grid: reactive[bool] = reactive(True, repaint=False)
     outliers: reactive[bool] = reactive(False, repaint=False)
-    """Show all values, also where the shape says that outliers are cut."""
+    """Show all values, also where the view_model says that outliers are cut."""
 
     class CrosshairMoved(Message):
         """The person moved the crosshair; ``x`` is None where it left the chart."""
@@ -93,7 +93,7 @@ class Chart(Widget, can_focus=True):
 
     def __init__(
         self,
-        shape: ChartShape | None = None,
+        view_model: ChartViewModel | None = None,
         *,
         id: str | None = None,  # noqa: A002 - Textual's name for it
         classes: str | None = None,
@@ -101,22 +101,22 @@ class Chart(Widget, can_focus=True):
         super().__init__(id=id, classes=classes)
         self._plot: Plot | None = None
         self._key: tuple[object, ...] = ()
-        self._y: dict[tuple[bool, bool], Range] = {}
+        self._y: dict[tuple[bool, bool], AxisRange] = {}
         self._drag_x: int | None = None
         self._inks: list[Style] = []
-        self.set_reactive(Chart.shape, shape)
+        self.set_reactive(Chart.view_model, view_model)
 
     @property
     def is_log(self) -> bool:
         """Whether the y axis is logarithmic now."""
         if self.log_y is None:
-            return self.shape is not None and self.shape.log_y
+            return self.view_model is not None and self.view_model.log_y
         return self.log_y
 
-    def zoomed_range(self) -> Range | None:
+    def zoomed_range(self) -> AxisRange | None:
         """The part of the x axis in view; None while all of it is."""
         data = self._data()
-        return None if self.view is None or data is None else visible(self.view, data)
+        return None if self.view is None or data is None else visible_range(self.view, data)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # Styles are looked up once a repaint: for every line they would cost as much as the curves.
@@ -125,7 +125,7 @@ class Chart(Widget, can_focus=True):
 
     def _mix_inks(self) -> list[Style]:
         base = self.rich_style
-        return [base + style for style in _styles(paint_of(self.app))]
+        return [base + style for style in _styles(line_styles(self.app))]
 
     def render_line(self, y: int) -> Strip:
         picture = self._picture()
@@ -134,9 +134,9 @@ class Chart(Widget, can_focus=True):
         return picture.canvas.strip(y, self._inks or self._mix_inks())
 
     def _picture(self) -> Plot:
-        """The picture of this very shape, look and size: drawn once, then shown line by line."""
+        """Return the plot of the present data, options and size; it is drawn once for all lines."""
         width, height = self.size
-        look = Look(
+        options = ChartOptions(
             view=self.view,
             log_y=self.is_log,
             cursor=self.crosshair,
@@ -144,16 +144,16 @@ class Chart(Widget, can_focus=True):
             outliers=self.outliers,
             dashes=self.app.no_color,
         )
-        key = (self.shape, look, width, height)
+        key = (self.view_model, options, width, height)
         if self._plot is None or key != self._key:
-            before = self._y.get((look.log_y, look.outliers))
-            self._plot = plot(self.shape, look, width, height, before)
+            before = self._y.get((options.log_y, options.outliers))
+            self._plot = plot(self.view_model, options, width, height, before)
             self._key = key
             if self._plot.y is not None and self._plot.x is not None:
-                self._y[look.log_y, look.outliers] = self._plot.y
+                self._y[options.log_y, options.outliers] = self._plot.y
         return self._plot
 
-    def watch_shape(self, old: ChartShape | None, new: ChartShape | None) -> None:
+    def watch_view_model(self, old: ChartViewModel | None, new: ChartViewModel | None) -> None:
         if old is not None and new is not None and old.title != new.title:
             self._y.clear()
         self._redraw()
@@ -206,7 +206,7 @@ class Chart(Widget, can_focus=True):
     def action_pan(self, direction: int) -> None:
         data = self._data()
         if data is not None:
-            self._look_at(panned(self.view, data, direction * PAN_SHARE))
+            self._look_at(pan_viewport(self.view, data, direction * PAN_SHARE))
 
     def action_show_all(self) -> None:
         self._look_at(None)
@@ -220,7 +220,7 @@ class Chart(Widget, can_focus=True):
     def action_move(self, direction: int) -> None:
         """Move the crosshair by one cell; it begins at the newest point."""
         picture = self._picture()
-        if self.shape is None or picture.x is None or picture.area is None:
+        if self.view_model is None or picture.x is None or picture.area is None:
             return
         if self.crosshair is None:
             data = self._data()
@@ -231,11 +231,11 @@ class Chart(Widget, can_focus=True):
 
     def _beyond(self, now: float, direction: int, cell: float) -> float:
         """The data point a cell further on, or the next one where points lie further apart."""
-        assert self.shape is not None
-        found = nearest_x(self.shape.series, now + direction * cell)
+        assert self.view_model is not None
+        found = nearest_x(self.view_model.series, now + direction * cell)
         if found is not None and (found - now) * direction > 0:
             return found
-        further = next_x(self.shape.series, now, direction)
+        further = next_x(self.view_model.series, now, direction)
         return now if further is None else further
 
     def action_clear(self) -> None:
@@ -255,7 +255,9 @@ class Chart(Widget, can_focus=True):
         """Zoom in (1) or out (-1) around a share of the width."""
         data = self._data()
         if data is not None:
-            self._look_at(zoomed(self.view, data, anchor, ZOOM if direction > 0 else 1 / ZOOM))
+            self._look_at(
+                zoom_viewport(self.view, data, anchor, ZOOM if direction > 0 else 1 / ZOOM)
+            )
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._wheel(event, 1)
@@ -282,17 +284,17 @@ class Chart(Widget, can_focus=True):
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         picture = self._picture()
-        if picture.x is None or picture.area is None or self.shape is None:
+        if picture.x is None or picture.area is None or self.view_model is None:
             return
         if self._drag_x is not None:
             data = self._data()
             moved = (self._drag_x - event.x) / picture.area.width
             if data is not None and moved:
-                self._look_at(panned(self.view, data, moved))
+                self._look_at(pan_viewport(self.view, data, moved))
                 self._drag_x = event.x
             return
         place = picture.x.low + self._share(event.x) * picture.x.span
-        self._point_at(nearest_x(self.shape.series, place))
+        self._point_at(nearest_x(self.view_model.series, place))
 
     def on_leave(self, event: events.Leave) -> None:
         if event.node is self:
@@ -310,8 +312,8 @@ class Chart(Widget, can_focus=True):
             return 1.0
         return min(1.0, max(0.0, (self.crosshair - x.low) / x.span))
 
-    def _data(self) -> Range | None:
-        return data_range(self.shape)
+    def _data(self) -> AxisRange | None:
+        return data_range(self.view_model)
 
     def _look_at(self, view: Viewport | None) -> None:
         if view != self.view:
@@ -324,7 +326,7 @@ class Chart(Widget, can_focus=True):
             self.post_message(self.CrosshairMoved(self, x))
 
 
-def _styles(paint: Paint) -> list[Style]:
+def _styles(paint: LineStyles) -> list[Style]:
     """Styles in the order of the canvas's inks."""
     tones = (Tone.PLAIN, Tone.DIM)
     own = [*(paint.of(t) for t in tones), paint.faint, paint.of(Tone.DIM)]

@@ -9,9 +9,9 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart_options import INK_DIM, INK_TEXT, Look, ink_of, marker_of
+from ltui.widgets.charts.chart_options import INK_DIM, INK_TEXT, ChartOptions, ink_of, marker_of
 from ltui.widgets.formats import NA, duration, metric, significant
-from ltui.widgets.view_models import ChartShape, Series
+from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 _GAP = "   "
 _LEAST_NAME = 8
@@ -22,7 +22,7 @@ _LEAST_NAME = 8
 class _Entry:
     """One curve: its sign, its name and its value."""
 
-    series: Series
+    series: ChartSeries
     name: str
     value: str
 
@@ -31,20 +31,20 @@ class _Entry:
         return " ".join(part for part in (marker_of(self.series), self.name, self.value) if part)
 
 
-def draw_legend(canvas: Canvas, shape: ChartShape, look: Look) -> None:
+def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOptions) -> None:
     """Names and values: of the last points, or of those under the crosshair."""
     x = 1
-    if look.cursor is not None:
-        place = duration(look.cursor) if shape.x_time else _place_text(look.cursor)
-        unit = "" if shape.x_time else f"{shape.x_label} "
+    if options.cursor is not None:
+        place = duration(options.cursor) if view_model.x_time else _place_text(options.cursor)
+        unit = "" if view_model.x_time else f"{view_model.x_label} "
         x = canvas.write(x, 0, f"{unit}{place}", INK_TEXT) + len(_GAP)
     # Where not all find room, faint curves are the first to be left out.
-    ordered = sorted(shape.series, key=lambda s: s.dim)
-    entries = [_Entry(series=s, name=s.name, value=value_text(s, look.cursor)) for s in ordered]
-    shown = _fitting(entries, canvas.width - x, names=look.cursor is None)
+    ordered = sorted(view_model.series, key=lambda s: s.dim)
+    entries = [_Entry(series=s, name=s.name, value=value_text(s, options.cursor)) for s in ordered]
+    shown = _fitting(entries, canvas.width - x, names=options.cursor is None)
     for entry in shown:
         end = canvas.write(x, 0, entry.text, INK_DIM)
-        canvas.write(x, 0, marker_of(entry.series), ink_of(entry.series, look, entry.series.dim))
+        canvas.write(x, 0, marker_of(entry.series), ink_of(entry.series, options, entry.series.dim))
         canvas.write(end - cell_len(entry.value), 0, entry.value, INK_TEXT)
         x = end + len(_GAP)
     left_out = sum(not s.dim for s in ordered) - sum(not e.series.dim for e in shown)
@@ -98,7 +98,7 @@ def _width(entries: Sequence[_Entry]) -> int:
     return sum(cell_len(e.text) for e in entries) + len(_GAP) * max(0, len(entries) - 1)
 
 
-def value_at(series: Series, x: float) -> tuple[float, float] | None:
+def value_at(series: ChartSeries, x: float) -> tuple[float, float] | None:
     """The point nearest to ``x``; None for an empty series. A gap gives a NaN value."""
     if not series.x.size:
         return None
@@ -108,7 +108,7 @@ def value_at(series: Series, x: float) -> tuple[float, float] | None:
     return float(series.x[best]), float(series.y[best])
 
 
-def value_text(series: Series, cursor: float | None) -> str:
+def value_text(series: ChartSeries, cursor: float | None) -> str:
     """The value under the crosshair, or the newest: ``nan`` where that is what was recorded."""
     if cursor is not None:
         found = value_at(series, cursor)

@@ -13,20 +13,27 @@ import numpy as np
 from rich.cells import cell_len
 
 from ltui.widgets.charts import braille
-from ltui.widgets.charts.axis_scale import NOISE, Range, Tick, calm_range, linear_ticks, log_ticks
+from ltui.widgets.charts.axis_scale import (
+    NOISE,
+    AxisRange,
+    AxisTick,
+    linear_ticks,
+    log_ticks,
+    sticky_range,
+)
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_options import (
     INK_CURSOR,
     INK_DIM,
     INK_FAINT,
-    Look,
+    ChartOptions,
     ink_of,
     marker_of,
 )
 from ltui.widgets.charts.legend import draw_legend, value_at
-from ltui.widgets.charts.viewport import visible
+from ltui.widgets.charts.viewport import visible_range
 from ltui.widgets.formats import metric
-from ltui.widgets.view_models import ChartShape, FloatArray, Series
+from ltui.widgets.view_models import ChartSeries, ChartViewModel, FloatArray
 
 MARGIN, MOST_MARGIN = 7, 13
 """Cells for the labels of the y axis: as a rule, and where they need more digits."""
@@ -42,14 +49,14 @@ _LEAST_COLUMNS = 20
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plot:
     canvas: Canvas
-    area: Area | None
-    x: Range | None
-    y: Range | None
+    area: PlotArea | None
+    x: AxisRange | None
+    y: AxisRange | None
     """Range of the y axis, as a power of ten where ``log_y``; hand it to the next ``plot``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Area:
+class PlotArea:
     """Where on the canvas the curves are, in cells."""
 
     left: int
@@ -58,7 +65,7 @@ class Area:
     height: int
 
     @classmethod
-    def within(cls, width: int, height: int, margin: int = MARGIN) -> Area:
+    def within(cls, width: int, height: int, margin: int = MARGIN) -> PlotArea:
         axes, legend = width >= 20 and height >= 4, height >= 6
         left = margin if axes else 0
         right = 1 if axes else 0
@@ -70,39 +77,43 @@ class Area:
         )
 
 
-def data_range(shape: ChartShape | None) -> Range | None:
+def data_range(view_model: ChartViewModel | None) -> AxisRange | None:
     """From the first to the last ``x`` of any series, and ``x_ends``; None without a point."""
-    if shape is None:
+    if view_model is None:
         return None
-    ends = [(float(s.x[0]), float(s.x[-1])) for s in shape.series if s.x.size]
-    if ends and shape.x_ends is not None:
-        ends.append(shape.x_ends)
+    ends = [(float(s.x[0]), float(s.x[-1])) for s in view_model.series if s.x.size]
+    if ends and view_model.x_ends is not None:
+        ends.append(view_model.x_ends)
     ends = [(a, b) for a, b in ends if np.isfinite(a) and np.isfinite(b)]
-    return Range(min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
+    return AxisRange(min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
 
 
 def plot(
-    shape: ChartShape | None, look: Look, width: int, height: int, before: Range | None = None
+    view_model: ChartViewModel | None,
+    options: ChartOptions,
+    width: int,
+    height: int,
+    before: AxisRange | None = None,
 ) -> Plot:
-    """Draw ``shape`` on ``width`` x ``height`` cells."""
+    """Draw ``view_model`` on ``width`` x ``height`` cells."""
     canvas = Canvas(max(1, width), max(1, height))
-    data = data_range(shape)
-    if shape is None or data is None:
-        _note(canvas, shape.note if shape and shape.note else "no data yet")
+    data = data_range(view_model)
+    if view_model is None or data is None:
+        _note(canvas, view_model.note if view_model and view_model.note else "no data yet")
         return Plot(canvas=canvas, area=None, x=None, y=before)
-    x = visible(look.view, data)
-    layout = _lay_out(canvas, shape, look, x, before)
+    x = visible_range(options.view, data)
+    layout = _lay_out(canvas, view_model, options, x, before)
     area, y = layout.area, layout.y
-    _axes(canvas, shape, look, layout, x)
-    _curves(canvas, area, layout.curves, y, look)
-    if look.cursor is not None and x.low <= look.cursor <= x.high:
-        _crosshair(canvas, area, x, look.cursor)
+    _axes(canvas, view_model, options, layout, x)
+    _curves(canvas, area, layout.curves, y, options)
+    if options.cursor is not None and x.low <= options.cursor <= x.high:
+        _crosshair(canvas, area, x, options.cursor)
     if area.top:
-        draw_legend(canvas, shape, look)
+        draw_legend(canvas, view_model, options)
     if layout.extremes is None:
-        note = "no values in this range" if look.view else shape.note or "no values yet"
-        _note(canvas, f"{note}, on a log scale" if look.log_y else note)
-    elif not look.log_y:
+        note = "no values in this range" if options.view else view_model.note or "no values yet"
+        _note(canvas, f"{note}, on a log scale" if options.log_y else note)
+    elif not options.log_y:
         _say_what_is_cut(canvas, area, layout.extremes, y)
     return Plot(canvas=canvas, area=area, x=x, y=y)
 
@@ -111,29 +122,33 @@ def plot(
 class _Layout:
     """Curves and ticks on an area whose margin holds the ticks' labels."""
 
-    area: Area
+    area: PlotArea
     curves: list[_Curve]
-    y: Range
-    ticks: list[Tick]
+    y: AxisRange
+    ticks: list[AxisTick]
     extremes: tuple[float, float] | None
 
 
 def _lay_out(
-    canvas: Canvas, shape: ChartShape, look: Look, x: Range, before: Range | None
+    canvas: Canvas,
+    view_model: ChartViewModel,
+    options: ChartOptions,
+    x: AxisRange,
+    before: AxisRange | None,
 ) -> _Layout:
     margin = MARGIN
     while True:
-        area = Area.within(canvas.width, canvas.height, margin)
-        curves = [_Curve(s, x, area, look.log_y) for s in shape.series]
+        area = PlotArea.within(canvas.width, canvas.height, margin)
+        curves = [_Curve(s, x, area, options.log_y) for s in view_model.series]
         extremes = _union([c.extremes for c in curves])
         if extremes is None:
-            y = before or Range(0.0, 1.0)
+            y = before or AxisRange(0.0, 1.0)
         else:
-            cut = shape.cut_outliers and not look.outliers and not look.log_y
+            cut = view_model.cut_outliers and not options.outliers and not options.log_y
             low, high = _without_outliers(curves, extremes) if cut else extremes
-            y = calm_range(low, high, before, parts=5 if look.log_y else 10)
+            y = sticky_range(low, high, before, parts=5 if options.log_y else 10)
         most = max(2, min(8, area.height // 4 + 1))
-        ticks = log_ticks(y, most) if look.log_y else linear_ticks(y, most)
+        ticks = log_ticks(y, most) if options.log_y else linear_ticks(y, most)
         needed = max((cell_len(tick.label) for tick in ticks), default=0) + 1
         if needed <= margin or margin == MOST_MARGIN or not area.left:
             return _Layout(area=area, curves=curves, y=y, ticks=ticks, extremes=extremes)
@@ -157,7 +172,9 @@ def _without_outliers(
     return (low, high) if extremes[1] - extremes[0] > FLATTENED * (high - low) else extremes
 
 
-def _say_what_is_cut(canvas: Canvas, area: Area, extremes: tuple[float, float], y: Range) -> None:
+def _say_what_is_cut(
+    canvas: Canvas, area: PlotArea, extremes: tuple[float, float], y: AxisRange
+) -> None:
     """In a corner of the area, so that nobody takes the axis for all there is."""
     above = f"values up to {metric(extremes[1])} cut, o: show all"
     below = f"values down to {metric(extremes[0])} cut, o: show all"
@@ -173,7 +190,7 @@ def _say_what_is_cut(canvas: Canvas, area: Area, extremes: tuple[float, float], 
 class _Curve:
     """A series reduced to the columns in view, on the scale of the axis."""
 
-    def __init__(self, series: Series, x: Range, area: Area, log_y: bool) -> None:
+    def __init__(self, series: ChartSeries, x: AxisRange, area: PlotArea, log_y: bool) -> None:
         self.series = series
         self._x, self._dots, self._log = x, 2 * area.width, log_y
         self.line = self._columns(series.y)
@@ -181,14 +198,14 @@ class _Curve:
         self.low = self._columns(series.low) if banded and series.low is not None else None
         self.high = self._columns(series.high) if banded and series.high is not None else None
 
-    def _columns(self, y: FloatArray) -> braille.Columns:
+    def _columns(self, y: FloatArray) -> braille.CurveColumns:
         found = braille.decimate(
             self.series.x, y, self._x.low, self._x.high, self._dots, positive=self._log
         )
         if not self._log:
             return found
         with np.errstate(invalid="ignore"):
-            return braille.Columns(
+            return braille.CurveColumns(
                 at=found.at,
                 first=np.log10(found.first),
                 last=np.log10(found.last),
@@ -223,7 +240,7 @@ class _Curve:
         )
 
 
-def _inside(curve: braille.Columns, values: FloatArray, dots: int) -> FloatArray:
+def _inside(curve: braille.CurveColumns, values: FloatArray, dots: int) -> FloatArray:
     """The finite ones of ``values`` in view."""
     chosen = values[(curve.at >= 0) & (curve.at < dots)]
     return chosen[np.isfinite(chosen)]
@@ -234,7 +251,9 @@ def _note(canvas: Canvas, text: str) -> None:
     canvas.write(x, (canvas.height - 1) // 2, text, INK_DIM)
 
 
-def _axes(canvas: Canvas, shape: ChartShape, look: Look, layout: _Layout, x: Range) -> None:
+def _axes(
+    canvas: Canvas, view_model: ChartViewModel, options: ChartOptions, layout: _Layout, x: AxisRange
+) -> None:
     area, y = layout.area, layout.y
     if not area.left:
         return
@@ -243,14 +262,14 @@ def _axes(canvas: Canvas, shape: ChartShape, look: Look, layout: _Layout, x: Ran
             area.top + int(braille.rows_of(np.array(tick.at), y.low, y.high, 4 * area.height)) // 4
         )
         canvas.write(0, row, tick.label.rjust(area.left - 1)[: area.left - 1], INK_DIM)
-        if look.grid:
+        if options.grid:
             canvas.write(area.left, row, "┈" * area.width, INK_FAINT)
-    _x_axis(canvas, area, shape, x)
+    _x_axis(canvas, area, view_model, x)
 
 
-def _x_axis(canvas: Canvas, area: Area, shape: ChartShape, x: Range) -> None:
+def _x_axis(canvas: Canvas, area: PlotArea, view_model: ChartViewModel, x: AxisRange) -> None:
     row = area.top + area.height
-    name = shape.x_label
+    name = view_model.x_label
     # The name stands at the right end, where the numbers leave room for it.
     free = area.left + area.width - cell_len(name) - 1 if name else canvas.width
     if area.width < 30:
@@ -258,7 +277,7 @@ def _x_axis(canvas: Canvas, area: Area, shape: ChartShape, x: Range) -> None:
     canvas.write(free + 1, row, name, INK_DIM)
     end = area.left - 2
     most = max(2, area.width // 14)
-    for tick in linear_ticks(x, most, time=shape.x_time, whole=shape.x_whole):
+    for tick in linear_ticks(x, most, time=view_model.x_time, whole=view_model.x_whole):
         place = area.left + column(tick.at, x, area.width)
         start = max(area.left, place - cell_len(tick.label) // 2)
         if start <= end + 1 or start + cell_len(tick.label) > free:
@@ -266,32 +285,38 @@ def _x_axis(canvas: Canvas, area: Area, shape: ChartShape, x: Range) -> None:
         end = canvas.write(start, row, tick.label, INK_DIM)
 
 
-def column(at: float, x: Range, width: int) -> int:
+def column(at: float, x: AxisRange, width: int) -> int:
     """The cell in which ``at`` lies."""
     if x.span <= 0:
         return 0
     return min(width - 1, max(0, int((at - x.low) / x.span * width)))
 
 
-def _curves(canvas: Canvas, area: Area, curves: list[_Curve], y: Range, look: Look) -> None:
+def _curves(
+    canvas: Canvas, area: PlotArea, curves: list[_Curve], y: AxisRange, options: ChartOptions
+) -> None:
     size = (y.low, y.high, area.width, area.height)
     # Faint ones first, so that what matters lies on top.
     order = sorted(curves, key=lambda c: not c.series.dim)
     for curve in order:
         if curve.low is not None and curve.high is not None:
             dots = braille.band(curve.low, curve.high, *size)
-            canvas.blit(area.left, area.top, dots, braille.BLANK, ink_of(curve.series, look, True))
+            canvas.blit(
+                area.left, area.top, dots, braille.BLANK, ink_of(curve.series, options, True)
+            )
     for curve in order:
-        dash = curve.series.colour % 4 if look.dashes else 0
+        dash = curve.series.colour % 4 if options.dashes else 0
         dots = braille.line(curve.line, *size, dash=dash)
-        ink = ink_of(curve.series, look, curve.series.dim)
+        ink = ink_of(curve.series, options, curve.series.dim)
         canvas.blit(area.left, area.top, dots, braille.BLANK, ink)
     for curve in order:
         if not curve.series.dim:
-            _end_marker(canvas, area, curve, y, look)
+            _end_marker(canvas, area, curve, y, options)
 
 
-def _end_marker(canvas: Canvas, area: Area, curve: _Curve, y: Range, look: Look) -> None:
+def _end_marker(
+    canvas: Canvas, area: PlotArea, curve: _Curve, y: AxisRange, options: ChartOptions
+) -> None:
     """A sign at the last value in view, but not where the curve runs on beyond the right edge."""
     line = curve.line
     inside = np.flatnonzero(np.isfinite(line.last) & (line.at >= 0))
@@ -301,23 +326,25 @@ def _end_marker(canvas: Canvas, area: Area, curve: _Curve, y: Range, look: Look)
     row = int(braille.rows_of(line.last[last : last + 1], y.low, y.high, 4 * area.height)[0]) // 4
     if 0 <= row < area.height:
         x = area.left + int(line.at[last]) // 2
-        canvas.write(x, area.top + row, marker_of(curve.series), ink_of(curve.series, look, False))
+        canvas.write(
+            x, area.top + row, marker_of(curve.series), ink_of(curve.series, options, False)
+        )
 
 
-def _crosshair(canvas: Canvas, area: Area, x: Range, cursor: float) -> None:
+def _crosshair(canvas: Canvas, area: PlotArea, x: AxisRange, cursor: float) -> None:
     place = area.left + column(cursor, x, area.width)
     for row in range(area.top, area.top + area.height):
         if chr(canvas.chars[row, place]) in " ┈":
             canvas.write(place, row, "│", INK_CURSOR)
 
 
-def nearest_x(series: Sequence[Series], x: float) -> float | None:
+def nearest_x(series: Sequence[ChartSeries], x: float) -> float | None:
     """The ``x`` of the point of any series that is nearest, so that a crosshair stands on data."""
     points = [p[0] for s in series if (p := value_at(s, x)) is not None]
     return min(points, key=lambda p: abs(p - x), default=None)
 
 
-def next_x(series: Sequence[Series], x: float, direction: int) -> float | None:
+def next_x(series: Sequence[ChartSeries], x: float, direction: int) -> float | None:
     """The ``x`` of the first point of any series beyond ``x``; None where there is none."""
     found = []
     for one in series:
