@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.live.log_tail import rank_of_log
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
@@ -78,7 +78,7 @@ def _require_rank(folder: Path, rank: int | None) -> None:
 
 
 def _goes_on(run_dir: RunDir, attempt: int) -> bool:
-    snapshot = true_snapshot(run_dir)
+    snapshot = resolve_snapshot(run_dir)
     return snapshot.state in LIVE and snapshot.attempt <= attempt
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ltui.app.live.run_requests import ask
 from ltui.app.presentation.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import gravest_first
@@ -39,12 +39,12 @@ class Found:
 
 def find(run_dir: RunDir) -> Found:
     """The best diagnosis that can be had now. ``ProblemError`` where the run can't be read."""
-    snapshot = true_snapshot(run_dir)
+    snapshot = resolve_snapshot(run_dir)
     told = _stored_verdicts(run_dir, snapshot)
     if snapshot.state in LIVE:
         diagnosis = _ask(run_dir, snapshot)
         # The question takes seconds, in which the run may have moved on, or ended.
-        snapshot = true_snapshot(run_dir)
+        snapshot = resolve_snapshot(run_dir)
         if snapshot.state in LIVE:
             earlier = tuple(v for v in told if v.ended is not None)
             return Found(diagnosis, snapshot, earlier)

@@ -19,7 +19,7 @@ from ltui.app.foreground.progress_lines import Display, caution_line, terminal_d
 from ltui.app.live.run_requests import ask
 from ltui.app.presentation.run_summary import ending_lines, resumable
 from ltui.app.presentation.state_words import FAILED
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, Caution, RankSnapshot, RunSnapshot, RunState
 from ltui.training.store.database_schema import StoreError
@@ -89,7 +89,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: Signals) -> int | None:
     sys.stdout.flush()
     if not show(run_dir, signals):
         return None
-    snapshot = true_snapshot(run_dir)
+    snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
         _say_left(run_dir)
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
@@ -138,7 +138,7 @@ class Watch:
         deadline = time.monotonic() + UNREADABLE_S
         while True:
             try:
-                return true_snapshot(self._run_dir)
+                return resolve_snapshot(self._run_dir)
             except ProblemError:
                 if time.monotonic() >= deadline or self._signals.leave is not None:
                     _say_left(self._run_dir)

@@ -12,7 +12,7 @@ from ltui.training.config.preset_form import START_FROM
 from ltui.training.config.presets import Preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.start_from import likely_start, starting_point
+from ltui.training.lifecycle.start_from import find_start_checkpoint, likely_start_checkpoint
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_directory import RunDir, new_run_id
@@ -46,7 +46,7 @@ def start_run(
 def begun_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:
     """``spec`` with the checkpoint that ``RUN`` or ``RUN:STEP`` names, which is read to be
     verified. ``ProblemError`` where there is none."""
-    source, checkpoint = starting_point(home, text)
+    source, checkpoint = find_start_checkpoint(home, text)
     named = f"{source.id}:{checkpoint.global_step}"
     return spec.with_changes(start_from=named), checkpoint
 
@@ -54,7 +54,7 @@ def begun_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, Checkpoin
 def start_words(home: Path, text: str) -> str:
     """What a run would start from, for the form, at once. ``ProblemError`` where from nothing."""
     try:
-        source, checkpoint = likely_start(home, text)
+        source, checkpoint = likely_start_checkpoint(home, text)
     except ProblemError as error:
         raise _in_the_form(error) from error
     return f"step {checkpoint.global_step} of {source.id}"

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
@@ -29,7 +29,7 @@ def run_program(
     ``ProblemError`` with what it found wrong, or with its last words where it broke. Ctrl-C ends
     it, and is waited for: it has files to remove.
     """
-    paths = [str(install_rank_side(ltui_home())), os.environ.get("PYTHONPATH", "")]
+    paths = [str(install_rank_package(ltui_home())), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     process = subprocess.Popen(
         [python, "-m", module, json.dumps(asked)],

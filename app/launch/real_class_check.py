@@ -14,7 +14,7 @@ from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import placed
 from ltui.training.config.yaml_document import Fault
-from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.run_directory import ltui_home
@@ -33,7 +33,7 @@ def check_with_classes(asked: Asked) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
-        done = _run(spec, config, install_rank_side(ltui_home()))
+        done = _run(spec, config, install_rank_package(ltui_home()))
     if done.returncode != 0:
         raise ProblemError(*_problems(done, asked))
     return [

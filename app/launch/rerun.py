@@ -18,7 +18,7 @@ from ltui.training.config.preset_form import apply_form
 from ltui.training.config.presets import Preset, load_preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import Document, get, with_value
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.store.checkpoint_manifest import checkpoints, furthest
@@ -85,7 +85,7 @@ class Checked:
 def read_past_run(run_dir: RunDir) -> PastRun:
     """Read a run's specification and checkpoints. Raises ``ProblemError``. For threads."""
     spec = run_dir.read_spec()
-    snapshot = true_snapshot(run_dir)
+    snapshot = resolve_snapshot(run_dir)
     known = [c for c in reversed(checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
     first = furthest(run_dir.checkpoints_dir)
     found = sorted(known, key=lambda c: first is None or c.path != first.path)

@@ -12,9 +12,9 @@ from typing import Any
 from ltui.app.presentation.run_summary import resumable
 from ltui.app.presentation.state_words import ended_sentence
 from ltui.training.lifecycle.recover_runs import current_snapshot
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import adopt
-from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervised
+from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
@@ -29,7 +29,7 @@ def ask(run_dir: RunDir, request: dict[str, Any], timeout_s: float = ANSWER_S) -
     client = ControlClient(run_dir)
     try:
         return client.request(request, timeout_s)
-    except NotSupervised:
+    except NotSupervisedError:
         require_live(run_dir)
         adopt(run_dir)
         return client.request(request, timeout_s)
@@ -55,7 +55,7 @@ def wait_for(
     """Looks until ``happened``, the end or the timeout; gives the last look and ``happened``."""
     deadline = time.monotonic() + timeout_s
     while True:
-        snapshot = true_snapshot(run_dir)
+        snapshot = resolve_snapshot(run_dir)
         done = happened(snapshot)
         if done or snapshot.state not in LIVE or time.monotonic() >= deadline:
             return snapshot, done

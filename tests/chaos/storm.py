@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ltui.training.lifecycle.recover_runs import take_up
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.recover_runs import recover_abandoned_runs
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, to_json
@@ -145,8 +145,8 @@ class Storm:
 
     def show(self, run: RunDir) -> dict[str, Any]:
         """What ``ltui show --json`` does, without the half second that a new process takes."""
-        take_up(self.home)
-        document: dict[str, Any] = to_json(true_snapshot(run))
+        recover_abandoned_runs(self.home)
+        document: dict[str, Any] = to_json(resolve_snapshot(run))
         return document
 
     # -- one strike ----------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Storm:
         try:
             ControlClient(run).request({"cmd": command}, 10.0)
         except ProblemError as error:
-            if true_snapshot(run).state in LIVE:
+            if resolve_snapshot(run).state in LIVE:
                 raise AssertionError(f"refused while it lives: {error}") from error
 
     def _named(self, actors: list[Actor], victim: str) -> list[Actor]:
@@ -418,7 +418,7 @@ class Storm:
             time.sleep(0.0005)
 
     def _until_stopping(self, run: RunDir, command: subprocess.Popen[str]) -> None:
-        control = run.queue_dir(true_snapshot(run).attempt) / "control.bin"
+        control = run.queue_dir(resolve_snapshot(run).attempt) / "control.bin"
         known = control.read_bytes() if control.exists() else b""
         while command.poll() is None and (not control.exists() or control.read_bytes() == known):
             time.sleep(0.002)

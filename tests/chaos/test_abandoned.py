@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ltui.training.lifecycle.resume_run import delete
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
@@ -49,7 +49,7 @@ def test_foreign_ranks_end_with_the_next_command(
         assert runs.ended(run).attempt == 2
         return
     runs.until_alone(run)
-    ended = true_snapshot(run)
+    ended = resolve_snapshot(run)
     assert ended.state is RunState.CRASHED
     assert "its keeper was killed" in (ended.detail or "")
     assert "crashed" in said or "keeper was killed" in said
@@ -78,14 +78,14 @@ def test_a_queued_run_goes_on_waiting(
 @everywhere
 def test_two_supervisors_for_one_run(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
     run = saved_run
-    pid = true_snapshot(run).supervisor_pid
+    pid = resolve_snapshot(run).supervisor_pid
     second = subprocess.run(
         [sys.executable, "-m", "ltui.training.supervise.main", str(run.path), "--adopt"],
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert second.returncode == 2
     assert f"another supervisor (pid {pid}) already has this run" in second.stderr
-    assert true_snapshot(run).supervisor_pid == pid
+    assert resolve_snapshot(run).supervisor_pid == pid
     train_on(runs, run)
     runs.order(run, "stop")
     runs.ended(run)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.resume_run import resume
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
 from tests.chaos.audit import kept
 from tests.chaos.conftest import everywhere, train_on
@@ -56,7 +56,7 @@ def test_the_clock_is_set(runs: Runs, set_clock: Callable[[int], None]) -> None:
     for days in (-1, 3650, -30):
         set_clock(days * DAY_S)
         step = train_on(runs, run, 25)
-        seen = true_snapshot(run)
+        seen = resolve_snapshot(run)
         assert abs(seen.taken_at - time.time() - days * DAY_S) < 600, "the clock was not shifted"
         assert seen.state is RunState.RUNNING
         assert not [v for v in seen.verdicts if v.level != "info"], seen.verdicts

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
@@ -50,7 +50,7 @@ def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunD
             assert len(said.strip().splitlines()) == 1, said
     finally:
         subprocess.run(["umount", "-l", str(runs.home)], check=True)
-    assert true_snapshot(run).state is RunState.STOPPED
+    assert resolve_snapshot(run).state is RunState.STOPPED
 
 
 @pytest.fixture
@@ -106,7 +106,9 @@ def test_two_dashboards_on_one_run(
         runs.ended(saved_run)
     finally:
         other.close()
-    assert runs.steps(saved_run) == list(range(1, (true_snapshot(saved_run).global_step or 0) + 1))
+    assert runs.steps(saved_run) == list(
+        range(1, (resolve_snapshot(saved_run).global_step or 0) + 1)
+    )
 
 
 @everywhere
@@ -137,7 +139,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Pa
         assert not kept(run).broken
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
-        step = true_snapshot(run).global_step or 0
+        step = resolve_snapshot(run).global_step or 0
         runs.until(run, lambda s: (kept(run).last or {"global_step": 0})["global_step"] > step)
         assert good <= 3
         runs.order(run, "stop")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.recover_runs import take_up
+from ltui.training.lifecycle.recover_runs import recover_abandoned_runs
 from ltui.training.lifecycle.resume_run import delete, resume
 from ltui.training.process.identity import boot_id, start_ticks
 from ltui.training.state.run_snapshot import LIVE, RunState
@@ -35,12 +35,12 @@ def _reuse(run: RunDir, bystander: subprocess.Popen[bytes], *, ticks_off: int, b
     """The bystander got the pid of every process that the run's files name."""
     ticks = (start_ticks(bystander.pid) or 0) + ticks_off
     run.lock_path.write_text(f"{bystander.pid}\n{ticks}\n{boot}\n")
-    keeper: dict[str, Any] = json.loads(run.keeper_path.read_text())
-    keeper |= {
+    shim: dict[str, Any] = json.loads(run.keeper_path.read_text())
+    shim |= {
         "pid": bystander.pid, "start_ticks": ticks, "engine_pid": bystander.pid,
         "engine_start_ticks": ticks, "boot_id": boot,
     }  # fmt: skip
-    run.keeper_path.write_text(json.dumps(keeper))
+    run.keeper_path.write_text(json.dumps(shim))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_pids_used_by_others(
 
 @everywhere
 def test_nothing_is_taken_up_that_was_left_in_order(runs: Runs, saved_run: RunDir) -> None:
-    assert take_up(runs.home) == []
+    assert recover_abandoned_runs(runs.home) == []
     runs.order(saved_run, "stop")
     runs.ended(saved_run)
-    assert take_up(runs.home) == []
+    assert recover_abandoned_runs(runs.home) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.database_schema import StoreError
@@ -58,7 +58,7 @@ class ZooRun:
     def snapshot(self) -> RunSnapshot | None:
         """None where it can't be had this moment."""
         try:
-            return true_snapshot(self.run_dir)
+            return resolve_snapshot(self.run_dir)
         except (StoreError, ProblemError, OSError):
             return None
 

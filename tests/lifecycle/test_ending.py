@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.classify_end import Ending, Facts, ending, with_cause
+from ltui.training.lifecycle.classify_end import (
+    AttemptEnd,
+    EndFacts,
+    classify_end,
+    with_verdict_cause,
+)
 from ltui.training.lifecycle.elastic_log import last_error_line, worker_failures
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.record_fold import Fold, FoldedEvent, RankFold
@@ -57,8 +62,8 @@ def _raised(rank: int, t: float, name: str, message: str) -> RankFold:
     return RankFold(rank=rank, exception=event)
 
 
-def _facts(**changes: Any) -> Facts:
-    facts = Facts(
+def _facts(**changes: Any) -> EndFacts:
+    facts = EndFacts(
         exit=EngineExit(exit_code=1),
         pulses={0: _pulse(0), 1: _pulse(1)},
         global_step=7,
@@ -69,12 +74,12 @@ def _facts(**changes: Any) -> Facts:
 def test_a_stop_on_one_of_several_nodes() -> None:
     gone = _raised(1, 1.0, "RuntimeError", "Connection closed by peer")
     for fold in (Fold(), Fold(ranks={1: gone})):
-        found = ending(_facts(stop_requested=True, apart=True, fold=fold))
+        found = classify_end(_facts(stop_requested=True, apart=True, fold=fold))
         assert found.state is RunState.STOPPED
         assert "no checkpoint was saved" in found.detail
     own = Fold(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
-    assert ending(_facts(stop_requested=True, apart=True, fold=own)).state is RunState.FAILED
-    assert ending(_facts(apart=True)).state is RunState.FAILED
+    assert classify_end(_facts(stop_requested=True, apart=True, fold=own)).state is RunState.FAILED
+    assert classify_end(_facts(apart=True)).state is RunState.FAILED
 
 
 def test_torch_elastic_says_who_failed_first() -> None:
@@ -85,7 +90,7 @@ def test_torch_elastic_says_who_failed_first() -> None:
 
 def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:3")
-    found = ending(
+    found = classify_end(
         _facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=Fold(ranks={0: victim}))
     )
     assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
@@ -95,7 +100,7 @@ def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
 
 def test_without_an_agent_the_silent_rank_is_the_cause() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection reset by peer")
-    found = ending(_facts(fold=Fold(ranks={0: victim})))
+    found = classify_end(_facts(fold=Fold(ranks={0: victim})))
     assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
 
 
@@ -104,7 +109,7 @@ def test_the_real_exception_wins_over_those_it_caused() -> None:
         0: _raised(0, 4.0, "RuntimeError", "[gloo] Socket timeout"),
         1: _raised(1, 5.0, "IndexError", "index 9 is out of bounds\nfor axis 0"),
     }
-    found = ending(_facts(fold=Fold(ranks=ranks)))
+    found = classify_end(_facts(fold=Fold(ranks=ranks)))
     assert found.state is RunState.FAILED
     assert found.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
 
@@ -120,7 +125,7 @@ def test_an_error_of_the_users_own_is_no_consequence() -> None:
     failures = tuple(worker_failures(ELASTIC_LOG))
     for name, message in own:
         fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
-        found = ending(_facts(failures=failures, fold=fold))
+        found = classify_end(_facts(failures=failures, fold=fold))
         assert found.detail == f"rank 0 raised {name}: {message} at step 7"
 
 
@@ -139,55 +144,59 @@ def test_an_error_of_the_users_own_is_no_consequence() -> None:
 )
 def test_what_torch_says_of_a_partner_that_has_gone(name: str, message: str) -> None:
     fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
-    found = ending(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
+    found = classify_end(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
     assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
 
 
 def test_ends_that_are_no_failure() -> None:
     well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
-    assert ending(_facts(exit=EngineExit(exit_code=0), pulses=well)).state is RunState.FINISHED
+    assert (
+        classify_end(_facts(exit=EngineExit(exit_code=0), pulses=well)).state is RunState.FINISHED
+    )
     left = {r: _pulse(r, Outcome.STOPPED) for r in (0, 1)}
     whole = CheckpointInfo(path="p", global_step=7, ok=True, saved_at=1.0)
-    stopped = ending(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(whole,)))
+    stopped = classify_end(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(whole,)))
     assert stopped.detail == "stopped at step 7, checkpoint verified"
     broken = replace(whole, ok=False)
-    stopped = ending(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(broken,)))
+    stopped = classify_end(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(broken,)))
     assert stopped.detail == "stopped at step 7, no checkpoint was saved"
-    plain = ending(Facts(exit=EngineExit(exit_code=0), foreign=True))
+    plain = classify_end(EndFacts(exit=EngineExit(exit_code=0), foreign=True))
     assert (plain.state, plain.detail) == (RunState.FINISHED, "exit code 0")
 
 
 def test_an_end_before_training_ended_says_so() -> None:
-    found = ending(_facts(exit=EngineExit(exit_code=0)))
+    found = classify_end(_facts(exit=EngineExit(exit_code=0)))
     assert "exit code 0, but rank 0 had not ended its training" in found.detail
 
 
 def test_signals_as_shells_tell_them() -> None:
-    found = ending(Facts(exit=EngineExit(exit_code=137), foreign=True))
+    found = classify_end(EndFacts(exit=EngineExit(exit_code=137), foreign=True))
     assert (found.state, "SIGKILL" in found.detail) == (RunState.CRASHED, True)
-    asked = ending(Facts(exit=EngineExit(exit_code=143), foreign=True, stop_requested=True))
+    asked = classify_end(
+        EndFacts(exit=EngineExit(exit_code=143), foreign=True, stop_requested=True)
+    )
     assert asked.state is RunState.STOPPED
 
 
 def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry() -> None:
     """torchrun answers SIGTERM with an exception of its own and exit code 1."""
-    torchrun = Facts(exit=EngineExit(exit_code=1), foreign=True, stop_requested=True)
-    found = ending(torchrun)
+    torchrun = EndFacts(exit=EngineExit(exit_code=1), foreign=True, stop_requested=True)
+    found = classify_end(torchrun)
     assert (found.state, found.exit_code) == (RunState.STOPPED, 1)
     assert found.detail == (
         "stopped on request (the command exited with code 1)"
         "; ltui saves no checkpoints of a command without telemetry"
     )
     failed = replace(torchrun, failures=tuple(worker_failures(ELASTIC_LOG)))
-    assert ending(failed).state is not RunState.STOPPED, "a rank had failed by itself"
-    assert ending(replace(torchrun, stop_requested=False)).state is RunState.FAILED
+    assert classify_end(failed).state is not RunState.STOPPED, "a rank had failed by itself"
+    assert classify_end(replace(torchrun, stop_requested=False)).state is RunState.FAILED
     preset = replace(torchrun, foreign=False)
-    assert ending(preset).state is RunState.FAILED
+    assert classify_end(preset).state is RunState.FAILED
 
 
 def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer")
-    found = ending(_facts(fold=Fold(ranks={0: victim})))
+    found = classify_end(_facts(fold=Fold(ranks={0: victim})))
     assert "died without a Python error" in found.detail
     verdict = Verdict(
         kind="killed", level="dead", culprits=(1,), cause="...", confidence=0.95,
@@ -196,35 +205,37 @@ def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
             "consequences": {"0": "raised RuntimeError"},
         },
     )  # fmt: skip
-    told = with_cause(found, (verdict,), 7)
+    told = with_verdict_cause(found, (verdict,), 7)
     assert told.detail == (
         "rank 1 was killed by SIGKILL (not the out-of-memory killer) at step 7"
         "; the error of rank 0 followed from that"
     )
     unsure = replace(verdict, confidence=0.55)
-    assert with_cause(found, (unsure,), 7) == found
-    engine = Ending(state=RunState.FAILED, detail="the command exited with code 1", exit_code=1)
+    assert with_verdict_cause(found, (unsure,), 7) == found
+    engine = AttemptEnd(state=RunState.FAILED, detail="the command exited with code 1", exit_code=1)
     cause = replace(verdict, cause="rank 1 was killed by SIGKILL")
-    told = with_cause(engine, (cause,), 7)
+    told = with_verdict_cause(engine, (cause,), 7)
     assert (told.state, told.first_failed_rank) == (RunState.CRASHED, 1)
     assert told.detail == "rank 1 was killed by SIGKILL at step 7"
     raised = replace(verdict, kind="raised")
-    assert with_cause(found, (raised,), 7) == found
+    assert with_verdict_cause(found, (raised,), 7) == found
     other = replace(verdict, evidence={"reasons": {"0": "was killed by SIGKILL"}})
-    assert with_cause(found, (other,), 7) == found
+    assert with_verdict_cause(found, (other,), 7) == found
 
 
 def test_a_command_that_could_not_start() -> None:
-    found = ending(Facts(exit=EngineExit(exit_code=127, error="x could not be started: no")))
+    found = classify_end(
+        EndFacts(exit=EngineExit(exit_code=127, error="x could not be started: no"))
+    )
     assert (found.state, found.detail) == (RunState.FAILED, "x could not be started: no")
 
 
 def test_nobody_saw_it() -> None:
-    assert ending(_facts(exit=None)).state is RunState.LOST
-    assert "the machine was restarted" in ending(_facts(exit=None, rebooted=True)).detail
+    assert classify_end(_facts(exit=None)).state is RunState.LOST
+    assert "the machine was restarted" in classify_end(_facts(exit=None, rebooted=True)).detail
     well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
-    assert ending(_facts(exit=None, pulses=well)).state is RunState.FINISHED
-    assert ending(_facts(exit=None, keeper_died=True)).state is RunState.CRASHED
+    assert classify_end(_facts(exit=None, pulses=well)).state is RunState.FINISHED
+    assert classify_end(_facts(exit=None, shim_died=True)).state is RunState.CRASHED
 
 
 def test_the_line_that_says_most() -> None:

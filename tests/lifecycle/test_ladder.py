@@ -6,29 +6,31 @@ import os
 import signal
 from pathlib import Path
 
-from ltui.training.lifecycle.run_status import true_snapshot
-from ltui.training.lifecycle.stop_escalation import INTERRUPT_S, Ladder, Rung
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.stop_escalation import INTERRUPT_S, StopEscalation, StopStage
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.supervise.stop_controller import NOT_STOPPED, Intents
+from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
 from tests.supervise.conftest import Runs
 
 
 def test_the_rungs_follow_each_other() -> None:
-    ladder = Ladder(100.0, 60.0, telemetry=True)
-    assert ladder.rung(100.0) is Rung.AGREE
-    assert ladder.words(103.0) == "stopping: waiting for the ranks to stop together, 3 s of 60 s"
-    assert ladder.forced(159.0) is None
-    assert ladder.rung(160.0) is Rung.INTERRUPT
-    assert ladder.rung(160.0 + INTERRUPT_S) is Rung.KILL
-    assert ladder.forced(170.0) == "because the ranks did not stop together within 60 s"
-    silent = Ladder(0.0, 10.0, telemetry=False)
-    assert (silent.rung(0.0), silent.rung(10.0)) == (Rung.TERMINATE, Rung.KILL)
-    assert Ladder(0.0, 60.0, telemetry=True, kill_at_once=True).rung(0.0) is Rung.KILL
+    escalation = StopEscalation(100.0, 60.0, telemetry=True)
+    assert escalation.stage(100.0) is StopStage.AGREE
+    assert (
+        escalation.words(103.0) == "stopping: waiting for the ranks to stop together, 3 s of 60 s"
+    )
+    assert escalation.forced(159.0) is None
+    assert escalation.stage(160.0) is StopStage.INTERRUPT
+    assert escalation.stage(160.0 + INTERRUPT_S) is StopStage.KILL
+    assert escalation.forced(170.0) == "because the ranks did not stop together within 60 s"
+    silent = StopEscalation(0.0, 10.0, telemetry=False)
+    assert (silent.stage(0.0), silent.stage(10.0)) == (StopStage.TERMINATE, StopStage.KILL)
+    assert StopEscalation(0.0, 60.0, telemetry=True, kill_at_once=True).stage(0.0) is StopStage.KILL
 
 
 def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
     run = runs.training()
-    frozen = true_snapshot(run).ranks[1].pid
+    frozen = resolve_snapshot(run).ranks[1].pid
     os.kill(frozen, signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=5)
     words = "stopping: waiting for the ranks to stop together"
@@ -51,7 +53,7 @@ def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
 
 def test_kill_cuts_a_stop_short(runs: Runs) -> None:
     run = runs.training()
-    os.kill(true_snapshot(run).ranks[0].pid, signal.SIGSTOP)
+    os.kill(resolve_snapshot(run).ranks[0].pid, signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=600)
     runs.until(run, lambda s: s.state is RunState.STOPPING)
     runs.order(run, "kill")
@@ -59,15 +61,15 @@ def test_kill_cuts_a_stop_short(runs: Runs) -> None:
 
 
 def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
-    orders = Intents(tmp_path / "queue" / "control.bin")
+    orders = StopController(tmp_path / "queue" / "control.bin")
     orders.stop(0.0, 60.0, telemetry=True)
     orders.stop_failed("No checkpoint was saved at step 7: the disk is full. Training goes on.")
-    assert orders.ladder is None
+    assert orders.escalation is None
     assert orders.error is not None
     assert orders.error.startswith(NOT_STOPPED)
-    orders.climb(1000.0, {}, None, {})
+    orders.escalate(1000.0, {}, None, {})
     assert orders.forced is None
     orders.kill(1001.0)
     orders.stop_failed("too late")
-    assert orders.ladder is not None
+    assert orders.escalation is not None
     orders.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.start_from import likely_start, starting_point
+from ltui.training.lifecycle.start_from import find_start_checkpoint, likely_start_checkpoint
 from ltui.training.problem import ProblemError
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
@@ -48,15 +48,15 @@ def source(tmp_path: Path) -> RunDir:
 def test_at_once_what_is_there_and_thoroughly_what_is_whole(source: RunDir) -> None:
     home = source.home
     for text in ("brave-owl", "last", "brave-owl-3f2a:20"):
-        run_dir, info = likely_start(home, text)
+        run_dir, info = likely_start_checkpoint(home, text)
         assert (run_dir, info.global_step) == (source, 20)
-    assert starting_point(home, "brave-owl")[1].global_step == 10
-    assert starting_point(home, "brave-owl:10")[1].global_step == 10
+    assert find_start_checkpoint(home, "brave-owl")[1].global_step == 10
+    assert find_start_checkpoint(home, "brave-owl:10")[1].global_step == 10
     with pytest.raises(ProblemError, match=r"no complete checkpoint of step 20"):
-        starting_point(home, "brave-owl:20")
+        find_start_checkpoint(home, "brave-owl:20")
 
 
-@pytest.mark.parametrize("find", [likely_start, starting_point])
+@pytest.mark.parametrize("find", [likely_start_checkpoint, find_start_checkpoint])
 def test_what_is_not_there_is_said(source: RunDir, find: object) -> None:
     assert callable(find)
     with pytest.raises(ProblemError, match=r"of step 7\. There are checkpoints of steps 10, 20"):

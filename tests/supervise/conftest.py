@@ -13,7 +13,7 @@ import pytest
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.run_status import true_snapshot
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.history_reader import RunStore
@@ -59,7 +59,7 @@ class Runs:
     ) -> RunSnapshot:
         deadline = time.monotonic() + seconds
         while True:
-            snapshot = true_snapshot(run)
+            snapshot = resolve_snapshot(run)
             if wanted(snapshot):
                 return snapshot
             assert time.monotonic() < deadline, f"never came: {snapshot}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.supervise.command_checks import check_steering
+from ltui.training.supervise.command_checks import check_coordination
 
 
 @pytest.mark.parametrize("command", ["stop", "stop_when", "pause", "continue", "checkpoint"])
 def test_ranks_that_cannot_act_together_are_not_asked_to(command: str) -> None:
-    check_steering({"cmd": command}, None)
+    check_coordination({"cmd": command}, None)
     with pytest.raises(ValueError, match=r"its ranks cannot .*TypeError: no.*Only a kill"):
-        check_steering({"cmd": command}, "TypeError: no")
+        check_coordination({"cmd": command}, "TypeError: no")
 
 
 def test_a_kill_and_a_cancelled_stop_need_no_rank() -> None:
-    check_steering({"cmd": "kill"}, "TypeError: no")
-    check_steering({"cmd": "stop_when", "cancel": True}, "TypeError: no")
+    check_coordination({"cmd": "kill"}, "TypeError: no")
+    check_coordination({"cmd": "stop_when", "cancel": True}, "TypeError: no")

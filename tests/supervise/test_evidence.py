@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, ThreadStack
-from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.process.exit_statuses import ExitWatch
 from ltui.training.process.stack_dumps import by_signal, parse_stacks
@@ -37,7 +37,7 @@ class Stuck:
     def __init__(self, home: Path) -> None:
         self.run_dir = RunDir(home / "runs" / "r")
         (self.run_dir.path / "queue" / "1").mkdir(parents=True)
-        self.side = install_rank_side(home)
+        self.side = install_rank_package(home)
         self.processes: list[subprocess.Popen[str]] = []
         self.memory = Memory()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.resume_run import resume
-from ltui.training.lifecycle.run_status import true_snapshot
-from ltui.training.lifecycle.shim_files import engine_mark, keeper_mark
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
 from ltui.training.lifecycle.start_supervisor import adopt
 from ltui.training.state.run_snapshot import LIVE, RankState, RunState
 from ltui.training.store.history_reader import RunStore
@@ -20,9 +20,9 @@ from tests.supervise.conftest import Runs
 
 def test_the_supervisor(runs: Runs) -> None:
     run = runs.training()
-    before = true_snapshot(run)
+    before = resolve_snapshot(run)
     os.kill(before.supervisor_pid, signal.SIGKILL)
-    assert true_snapshot(run).state is RunState.RUNNING
+    assert resolve_snapshot(run).state is RunState.RUNNING
     after = runs.until(run, lambda s: s.supervisor_pid not in (None, before.supervisor_pid))
     assert after.state is RunState.RUNNING
     assert [r.pid for r in after.ranks] == [r.pid for r in before.ranks]
@@ -43,13 +43,13 @@ def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool)
     begin = tmp_path / "begin"
     run = runs.fake("--gate", str(begin))
     pid = runs.until(run, lambda s: len(s.ranks) == 2).supervisor_pid
-    keeper = keeper_mark(run).pid
-    os.kill(keeper, signal.SIGSTOP)  # lest it starts another supervisor
+    shim = shim_identity(run).pid
+    os.kill(shim, signal.SIGSTOP)  # lest it starts another supervisor
     os.kill(pid, signal.SIGKILL if killed else signal.SIGSTOP)
     assert runs.until(run, lambda s: s.detail).state is RunState.STARTING
     begin.touch()
     assert runs.until(run, lambda s: (s.global_step or 0) > 0).state is RunState.RUNNING
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(shim, signal.SIGCONT)
     if not killed:
         os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda s: s.supervisor_pid is not None and s.detail is None)
@@ -72,7 +72,7 @@ def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
     """The keeper stays until somebody has recorded how it ended."""
     gate = runs.cwd / "gate"
     run = runs.training("--steps", "40", "--gate", str(gate), "--gate-at", "20")
-    stopped = true_snapshot(run).supervisor_pid
+    stopped = resolve_snapshot(run).supervisor_pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
     gate.touch()
@@ -86,7 +86,7 @@ def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank(runs: Runs, rank: int) -> None:
     run = runs.training()
-    os.kill(true_snapshot(run).ranks[rank].pid, signal.SIGKILL)
+    os.kill(resolve_snapshot(run).ranks[rank].pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state in (RunState.CRASHED, RunState.FAILED)
     assert ended.ranks[rank].state is RankState.DEAD
@@ -99,7 +99,7 @@ def test_a_rank(runs: Runs, rank: int) -> None:
 
 def test_the_engine(runs: Runs) -> None:
     run = runs.training()
-    os.kill(engine_mark(run).pid, signal.SIGKILL)
+    os.kill(engine_identity(run).pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state is RunState.CRASHED
     assert "the command was killed by SIGKILL" in ended.detail
@@ -107,7 +107,7 @@ def test_the_engine(runs: Runs) -> None:
 
 def test_the_keeper(runs: Runs) -> None:
     run = runs.training()
-    os.kill(keeper_mark(run).pid, signal.SIGKILL)
+    os.kill(shim_identity(run).pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state is RunState.CRASHED
     assert "keeper was killed" in ended.detail
@@ -116,10 +116,10 @@ def test_the_keeper(runs: Runs) -> None:
 def test_keeper_and_supervisor_at_once(runs: Runs) -> None:
     """Ranks of a foreign launcher outlive both; the next supervisor ends them."""
     run = runs.training()
-    supervisor, keeper = true_snapshot(run).supervisor_pid, keeper_mark(run).pid
-    os.kill(keeper, signal.SIGSTOP)  # lest it starts another in between
+    supervisor, shim = resolve_snapshot(run).supervisor_pid, shim_identity(run).pid
+    os.kill(shim, signal.SIGSTOP)  # lest it starts another in between
     os.kill(supervisor, signal.SIGKILL)
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(shim, signal.SIGKILL)
     alone = runs.until(
         run, lambda s: s.supervisor_pid is None and "continue without one" in (s.detail or "")
     )
@@ -147,9 +147,9 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
     with monkeypatch.context() as environment:
         environment.setenv("LTUI_QUEUE_BYTES", "16384")
         run = runs.training("--pause", "0.002")
-    pid = true_snapshot(run).supervisor_pid
+    pid = resolve_snapshot(run).supervisor_pid
     os.kill(pid, signal.SIGSTOP)
-    goal = true_snapshot(run).global_step + 400
+    goal = resolve_snapshot(run).global_step + 400
     runs.until(run, lambda s: (s.global_step or 0) > goal)
     os.kill(pid, signal.SIGCONT)
     noted = runs.until(run, lambda s: s.history_note is not None and s.supervisor_pid == pid)
@@ -165,7 +165,7 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
 
 def test_a_stopped_process_is_not_taken_for_dead(runs: Runs) -> None:
     run = runs.training()
-    pid = true_snapshot(run).supervisor_pid
+    pid = resolve_snapshot(run).supervisor_pid
     os.kill(pid, signal.SIGSTOP)
     hanging = runs.until(run, lambda s: s.detail is not None)
     assert hanging.state in LIVE

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.process.identity import ProcessMark, mark_of, start_ticks
 from ltui.training.process.rank_usage import ProcessReadings, ProcessTable
 from ltui.training.store.run_directory import RunDir
@@ -122,15 +122,15 @@ def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path
 
 
 def test_the_rank_side_is_copied_once_and_stands_alone(tmp_path: Path) -> None:
-    folder = install_rank_side(tmp_path)
+    folder = install_rank_package(tmp_path)
     made = folder.stat().st_mtime_ns
-    assert install_rank_side(tmp_path) == folder
+    assert install_rank_package(tmp_path) == folder
     assert folder.stat().st_mtime_ns == made
     assert [p.name for p in (tmp_path / "rank-side").iterdir()] == [folder.name]
     (folder / "ltui/training/tensor_queue/ring_writer.py").write_bytes(
         b""
     )  # as a power cut may leave it
-    assert install_rank_side(tmp_path) == folder
+    assert install_rank_package(tmp_path) == folder
     assert [p.name for p in (tmp_path / "rank-side").iterdir()] == [folder.name]
     code = (
         "import importlib.metadata as m, sys\n"

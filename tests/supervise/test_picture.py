@@ -12,7 +12,7 @@ import pytest
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import HealthHistory, Judgement
 from ltui.training.gpu.run_gpus import RunGpusView
-from ltui.training.lifecycle.attempt_plan import Plan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.process.identity import mark_of
 from ltui.training.state.record_fold import Fold, fold
 from ltui.training.state.run_snapshot import (
@@ -24,14 +24,19 @@ from ltui.training.state.run_snapshot import (
     Verdict,
 )
 from ltui.training.store.history_writer import StoreWriter
-from ltui.training.supervise.snapshot_builder import Picture, compose, refold, start_of
+from ltui.training.supervise.snapshot_builder import (
+    SnapshotInputs,
+    build_snapshot,
+    restore_fold,
+    starting_progress,
+)
 from ltui.training.supervise.untracked_program import Program
 from ltui.training.tensor_queue.record_types import Kind, Phase
 from tests.state.records import SECOND, labelled, pulse, steps
 from tests.store.histories import begin, run_dir, snapshot
 
 
-def picture(folder: Path, **changes: Any) -> Picture:
+def picture(folder: Path, **changes: Any) -> SnapshotInputs:
     plan = labelled(Kind.PLAN, {"max_steps": 1000, "max_epochs": 10, "batches_per_epoch": 100})
     values: dict[str, Any] = {
         "run_dir": run_dir(folder),
@@ -58,7 +63,7 @@ def picture(folder: Path, **changes: Any) -> Picture:
         "supervisor_pid": 1,
         "program": Program(),
     }
-    return Picture(**{**values, **changes})
+    return SnapshotInputs(**{**values, **changes})
 
 
 def judgement(state: RankState, *verdicts: Verdict) -> Judgement:
@@ -66,7 +71,7 @@ def judgement(state: RankState, *verdicts: Verdict) -> Judgement:
 
 
 def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
-    found = compose(picture(tmp_path))
+    found = build_snapshot(picture(tmp_path))
     assert found.throughput.samples_per_s == pytest.approx(320)
     assert found.ranks[0].samples_per_s == pytest.approx(320)
     assert found.eta_s is not None
@@ -80,7 +85,7 @@ def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: 
         "found": {0: mark_of(os.getpid())},
     }
     states = [
-        compose(picture(tmp_path, state=state, **silent)).ranks[0].state
+        build_snapshot(picture(tmp_path, state=state, **silent)).ranks[0].state
         for state in (RunState.STARTING, RunState.RUNNING, RunState.FAILED)
     ]
     assert states == [RankState.STARTING, RankState.RUNNING, RankState.ENDED]
@@ -90,7 +95,7 @@ def test_a_paused_or_stalled_run_has_neither(tmp_path: Path) -> None:
     stall = Verdict(kind="stall", level="stalled", culprits=(0,), cause="rank 0 waits")
     paused = picture(tmp_path, state=RunState.PAUSED, judgement=judgement(RankState.PAUSED))
     stalled = picture(tmp_path, judgement=judgement(RankState.STALLED, stall))
-    for found in map(compose, (paused, stalled)):
+    for found in map(build_snapshot, (paused, stalled)):
         assert found.throughput.samples_per_s is None
         assert found.throughput.best_samples_per_s == pytest.approx(320)
         assert found.ranks[0].samples_per_s is None
@@ -106,19 +111,19 @@ def test_a_resumed_attempt_shows_the_step_that_it_starts_from(tmp_path: Path) ->
         max_epochs=10,
         checkpoints=(CheckpointInfo(path="/c", global_step=640, epoch=6),),
     )
-    start = start_of(Plan(resume_from=Path("/c"), resume_step=640), before)
+    start = starting_progress(AttemptPlan(resume_from=Path("/c"), resume_step=640), before)
     for pulses in ({}, {0: pulse(0, Phase.SETUP)}):
-        found = compose(
+        found = build_snapshot(
             picture(tmp_path, state=RunState.STARTING, fold=Fold(), pulses=pulses, start=start)
         )
         assert (found.global_step, found.max_steps) == (640, 1000)
         assert (found.epoch, found.max_epochs) == (6, 10)
     further = {0: pulse(0, Phase.FORWARD, global_step=641, epoch=6)}
-    assert compose(picture(tmp_path, pulses=further, start=start)).global_step == 641
+    assert build_snapshot(picture(tmp_path, pulses=further, start=start)).global_step == 641
     # What was changed may have changed the length of the run.
-    changed = Plan(resume_step=640, changes=("trainer.max_epochs=60",))
-    assert start_of(changed, before).max_steps is None  # type: ignore[union-attr]
-    assert start_of(Plan(), before) is None
+    changed = AttemptPlan(resume_step=640, changes=("trainer.max_epochs=60",))
+    assert starting_progress(changed, before).max_steps is None  # type: ignore[union-attr]
+    assert starting_progress(AttemptPlan(), before) is None
 
 
 def test_the_best_rate_is_of_the_whole_run(tmp_path: Path) -> None:
@@ -127,4 +132,4 @@ def test_the_best_rate_is_of_the_whole_run(tmp_path: Path) -> None:
     begin(store)
     store.write_snapshot(snapshot(attempt=1, throughput=Throughput(best_samples_per_s=900.0)))
     store.close()
-    assert refold(run, 2).best_samples_per_s == 900.0
+    assert restore_fold(run, 2).best_samples_per_s == 900.0

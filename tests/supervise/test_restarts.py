@@ -14,7 +14,12 @@ import pytest
 from ltui.app.cli import main
 from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.restart_rules import BEFORE_TRAINING, Ledger, read_ledger, write_ledger
+from ltui.training.lifecycle.restart_rules import (
+    BEFORE_TRAINING,
+    RestartHistory,
+    read_restart_history,
+    write_restart_history,
+)
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_reader import Event, RunStore
@@ -145,18 +150,18 @@ def test_the_wait_survives_the_supervisor_and_can_be_stopped(
     # A person begins the count anew.
     resume(run)
     training(runs, run, 2, 20)
-    assert read_ledger(run) == Ledger()
+    assert read_restart_history(run) == RestartHistory()
     runs.order(run, "kill")
     assert runs.ended(run).attempt == 2
 
 
 def end_the_wait(run: RunDir, waiting: RunSnapshot) -> None:
     """Another supervisor finds that the time has come."""
-    ledger = read_ledger(run)
+    ledger = read_restart_history(run)
     assert ledger.waiting is not None
     assert waiting.supervisor_pid
     os.kill(waiting.supervisor_pid, signal.SIGSTOP)
-    write_ledger(run, replace(ledger, waiting=replace(ledger.waiting, until_s=0.0)))
+    write_restart_history(run, replace(ledger, waiting=replace(ledger.waiting, until_s=0.0)))
     os.kill(waiting.supervisor_pid, signal.SIGKILL)
 
 
@@ -194,7 +199,7 @@ def test_no_whole_checkpoint_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch
 
 
 def test_later_each_time_and_never_more_than_asked() -> None:
-    ledger, before = Ledger(), 0.0
+    ledger, before = RestartHistory(), 0.0
     for step in (BEFORE_TRAINING, 3, 7):
         assert ledger.why_not(3, step) is None
         ledger = ledger.then_wait(

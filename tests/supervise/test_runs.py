@@ -13,21 +13,21 @@ import pytest
 
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import delete, resume
-from ltui.training.lifecycle.run_status import true_snapshot
-from ltui.training.lifecycle.start_from import starting_point
-from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervised
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.start_from import find_start_checkpoint
+from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.store.history_reader import RunStore
-from ltui.training.supervise.open_attempt import Plan, open_attempt
+from ltui.training.supervise.open_attempt import AttemptPlan, open_attempt
 from tests.supervise.conftest import ENGINE, Runs
 
 
 def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
     gate = runs.cwd / "gate"
     run = runs.training("--steps", "150", "--gate", str(gate), "--gate-at", "140")
-    live = true_snapshot(run)
+    live = resolve_snapshot(run)
     assert live.supervisor_pid == lock_holder(run.lock_path).pid
     assert [r.state for r in live.ranks] == [RankState.OK, RankState.OK]
     assert (live.world_size, live.max_steps) == (2, 150)
@@ -42,7 +42,7 @@ def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
     remedy = str(refused.value.problems[0].remedy)
     assert "ltui exec" in remedy
     assert "--set" not in remedy
-    assert true_snapshot(run).supervisor_pid is None
+    assert resolve_snapshot(run).supervisor_pid is None
     assert ended.history_note is None
     assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, 151))
     assert run.engine_log_path(1).read_text() == "engine begins\n"
@@ -162,7 +162,7 @@ def test_a_rank_that_fails_before_its_telemetry_is_named(runs: Runs) -> None:
 def test_a_second_supervisor_refuses(runs: Runs) -> None:
     run = runs.training()
     with pytest.raises(ProblemError, match="another supervisor"):
-        open_attempt(run, Plan(adopt=True))
+        open_attempt(run, AttemptPlan(adopt=True))
     with pytest.raises(ProblemError, match="Stop it first"):
         delete(run)
     runs.order(run, "kill")
@@ -213,7 +213,7 @@ def test_a_home_too_deep_for_a_socket(runs: Runs) -> None:
     runs.order(run, "kill")
     runs.ended(run)
     assert not os.path.lexists(run.socket_path)
-    with pytest.raises(NotSupervised):
+    with pytest.raises(NotSupervisedError):
         runs.order(run, "kill")
 
 
@@ -257,12 +257,12 @@ def test_a_run_begins_with_another_runs_checkpoint(runs: Runs) -> None:
     step = runs.ended(first).global_step
     assert step
     with pytest.raises(ProblemError, match=f"There are checkpoints of steps {step}"):
-        starting_point(runs.home, f"{first.id}:1")
-    source, info = starting_point(runs.home, f"{first.id}:{step}")
+        find_start_checkpoint(runs.home, f"{first.id}:1")
+    source, info = find_start_checkpoint(runs.home, f"{first.id}:{step}")
     assert (source, info.global_step) == (first, step)
     # Fake ranks refuse weights other than those of the step.
     spec = runs.spec(sys.executable, str(ENGINE), "2")
-    second = launch(spec, runs.home, starting_point(runs.home, first.id)[1])
+    second = launch(spec, runs.home, find_start_checkpoint(runs.home, first.id)[1])
     delete(first)
     runs.until(second, lambda s: (s.global_step or 0) > step + 5)
     runs.order(second, "stop")

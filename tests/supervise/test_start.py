@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.attempt_plan import Plan
-from ltui.training.lifecycle.shim_files import engine_mark
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.shim_files import engine_identity
 from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import RunState
@@ -42,7 +42,7 @@ def test_an_engine_without_a_supervisor_is_ended(
 
     def break_once_the_engine_runs(*_: object, **__: object) -> Any:
         deadline = time.monotonic() + 60
-        while (engine := engine_mark(run, 2)) is None:
+        while (engine := engine_identity(run, 2)) is None:
             assert time.monotonic() < deadline, "the engine does not start"
             time.sleep(0.01)
         engines.append(engine)
@@ -51,12 +51,12 @@ def test_an_engine_without_a_supervisor_is_ended(
     engines: list[Any] = []
     monkeypatch.setattr(supervisor_module, "Supervisor", break_once_the_engine_runs)
     with pytest.raises(ProblemError, match="no supervisor"):
-        open_attempt(run, Plan())
+        open_attempt(run, AttemptPlan())
     runs.until_alone(run)
     assert engines
     assert not engines[0].alive()
     monkeypatch.undo()
-    supervisor = open_attempt(run, Plan())
+    supervisor = open_attempt(run, AttemptPlan())
     assert supervisor.attempt == 3
     supervisor.ask_to_stop(15)
     assert supervisor.run() is None

@@ -49,10 +49,10 @@ def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> N
     ltui(*RUNS[kind])
     running = ltui.wait_for_step(5)
     target = {
-        "engine": lambda: psutil.Process(_keeper(ltui).pid).children()[0].pid,
+        "engine": lambda: psutil.Process(_shim(ltui).pid).children()[0].pid,
         "rank": lambda: running["ranks"][1]["pid"],
         "supervisor": lambda: running["supervisor_pid"],
-        "keeper": lambda: _keeper(ltui).pid,
+        "keeper": lambda: _shim(ltui).pid,
     }[who]()
     os.kill(target, number)
     ended = ltui.wait(lambda s: s["state"] in ("stopped", "failed", "crashed", "finished"))
@@ -65,6 +65,6 @@ def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> N
     ltui.wait_until_alone()
 
 
-def _keeper(ltui: Ltui) -> psutil.Process:
+def _shim(ltui: Ltui) -> psutil.Process:
     (found,) = [p for p in ltui.processes() if any(Path(w).name == "shim.py" for w in p.cmdline())]
     return found

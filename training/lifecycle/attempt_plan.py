@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class AttemptPlan:
     """A new attempt of a run, unless ``adopt``: then the one that lost its supervisor."""
 
     adopt: bool = False

@@ -16,11 +16,11 @@ from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class EndFacts:
     """What is known of the end."""
 
     exit: EngineExit | None = None
-    keeper_died: bool = False
+    shim_died: bool = False
     pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
     fold: Fold = field(default_factory=Fold)
     failures: tuple[WorkerFailure, ...] = ()
@@ -38,14 +38,16 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class AttemptEnd:
     state: RunState
     detail: str
     exit_code: int | None = None
     first_failed_rank: int | None = None
 
 
-def with_cause(found: Ending, verdicts: Sequence[Verdict], global_step: int | None) -> Ending:
+def with_verdict_cause(
+    found: AttemptEnd, verdicts: Sequence[Verdict], global_step: int | None
+) -> AttemptEnd:
     """``found`` with what the judge knows of the rank that was killed or exited.
 
     So the end, the verdict and the diagnosis of a run say the same of a dead rank.
@@ -80,16 +82,16 @@ _SILENT_DEATHS = frozenset({"killed", "out_of_memory", "exited"})
 """Kinds of verdicts on ranks that could not report an error themselves."""
 
 
-def ending(facts: Facts) -> Ending:
+def classify_end(facts: EndFacts) -> AttemptEnd:
     """The final state and a sentence that names the cause."""
     code = facts.exit.exit_code if facts.exit else None
     if facts.forced is not None:
         detail = f"killed {facts.forced}{_at(facts)}; {_saved(facts)}"
-        return Ending(state=RunState.STOPPED, detail=detail, exit_code=code)
+        return AttemptEnd(state=RunState.STOPPED, detail=detail, exit_code=code)
     if facts.exit is None:
         return _unseen(facts)
     if facts.exit.error is not None:
-        return Ending(state=RunState.FAILED, detail=facts.exit.error, exit_code=code)
+        return AttemptEnd(state=RunState.FAILED, detail=facts.exit.error, exit_code=code)
     if _left(facts, Outcome.STOPPED):
         return _stopped(facts, code)
     if code == 0:
@@ -97,14 +99,14 @@ def ending(facts: Facts) -> Ending:
     if facts.stop_requested and facts.apart and _only_consequences(facts):
         return _stopped(facts, code)
     if facts.stop_requested and not _failed_pulses(facts) and _by_signal(facts.exit):
-        return Ending(
+        return AttemptEnd(
             state=RunState.STOPPED,
             detail=f"stopped by {_named(_signal_of(facts.exit))}{_at(facts)}; {_saved(facts)}",
             exit_code=code,
         )
     if facts.stop_requested and _without_telemetry(facts) and not facts.failures:
         # torchrun, for one, answers SIGTERM with an exception of its own and exit code 1.
-        return Ending(
+        return AttemptEnd(
             state=RunState.STOPPED,
             detail=f"stopped on request (the command exited with code {code}); {_saved(facts)}",
             exit_code=code,
@@ -115,28 +117,28 @@ def ending(facts: Facts) -> Ending:
 # -- good ends ---------------------------------------------------------------------------------
 
 
-def _left(facts: Facts, outcome: Outcome) -> bool:
+def _left(facts: EndFacts, outcome: Outcome) -> bool:
     """Whether every rank that is known left its loop like that."""
     known = [p for p in facts.pulses.values() if p is not None]
     return bool(known) and all(p.outcome is outcome for p in known)
 
 
-def _without_telemetry(facts: Facts) -> bool:
+def _without_telemetry(facts: EndFacts) -> bool:
     """Whether the run is a command of which no rank ever reported anything."""
     return facts.foreign and not any(p is not None for p in facts.pulses.values())
 
 
-def _failed_pulses(facts: Facts) -> bool:
+def _failed_pulses(facts: EndFacts) -> bool:
     return any(p is not None and p.outcome is Outcome.RAISED for p in facts.pulses.values())
 
 
-def _only_consequences(facts: Facts) -> bool:
+def _only_consequences(facts: EndFacts) -> bool:
     """Whether no rank raised but because another had gone."""
     raised = (f.exception for f in facts.fold.ranks.values())
     return all(event is None or _is_consequence(event) for event in raised)
 
 
-def _exited_well(facts: Facts) -> Ending:
+def _exited_well(facts: EndFacts) -> AttemptEnd:
     known = [p for p in facts.pulses.values() if p is not None]
     if facts.stop_requested and not _left(facts, Outcome.FINISHED):
         return _stopped(facts, 0)
@@ -144,20 +146,20 @@ def _exited_well(facts: Facts) -> Ending:
     unfinished = [p.rank for p in known if p.outcome is Outcome.RUNNING]
     if unfinished:
         detail = f"exit code 0, but rank {unfinished[0]} had not ended its training{_at(facts)}"
-    return Ending(state=RunState.FINISHED, detail=detail, exit_code=0)
+    return AttemptEnd(state=RunState.FINISHED, detail=detail, exit_code=0)
 
 
-def _stopped(facts: Facts, code: int | None) -> Ending:
-    return Ending(
+def _stopped(facts: EndFacts, code: int | None) -> AttemptEnd:
+    return AttemptEnd(
         state=RunState.STOPPED, detail=f"stopped{_at(facts)}, {_saved(facts)}", exit_code=code
     )
 
 
-def _at(facts: Facts) -> str:
+def _at(facts: EndFacts) -> str:
     return "" if facts.global_step is None else f" at step {facts.global_step}"
 
 
-def _saved(facts: Facts) -> str:
+def _saved(facts: EndFacts) -> str:
     """What can be resumed from, in words."""
     whole = [c for c in facts.checkpoints if c.ok is not False]
     if not whole and _without_telemetry(facts):
@@ -174,10 +176,10 @@ def _saved(facts: Facts) -> str:
 # -- bad ends ----------------------------------------------------------------------------------
 
 
-def _unseen(facts: Facts) -> Ending:
+def _unseen(facts: EndFacts) -> AttemptEnd:
     """Nobody saw the engine end."""
-    if facts.keeper_died:
-        return Ending(
+    if facts.shim_died:
+        return AttemptEnd(
             state=RunState.CRASHED,
             detail=f"its keeper was killed{_at(facts)}, and the ranks with it; {_saved(facts)}",
         )
@@ -186,23 +188,23 @@ def _unseen(facts: Facts) -> Ending:
         (Outcome.STOPPED, RunState.STOPPED),
     ):
         if _left(facts, outcome):
-            return Ending(
+            return AttemptEnd(
                 state=state,
                 detail=f"{state.value}{_at(facts)}, {_saved(facts)}; how it exited is unknown",
             )
     why = "the machine was restarted" if facts.rebooted else "how it ended is unknown"
-    return Ending(
+    return AttemptEnd(
         state=RunState.LOST,
         detail=f"none of its processes is alive, and {why}; last seen{_at(facts)}, {_saved(facts)}",
     )
 
 
-def _failed(facts: Facts, code: int | None) -> Ending:
+def _failed(facts: EndFacts, code: int | None) -> AttemptEnd:
     assert facts.exit is not None
     killed = _killed_rank(facts)
     raised = _first_exception(facts)
     if raised is not None and (killed is None or not _is_consequence(raised)):
-        return Ending(
+        return AttemptEnd(
             state=RunState.FAILED,
             detail=f"rank {raised.rank} raised {_exception_text(raised)}{_step_of(raised)}",
             exit_code=code,
@@ -210,7 +212,7 @@ def _failed(facts: Facts, code: int | None) -> Ending:
         )
     if killed is not None:
         rank, how = killed
-        return Ending(
+        return AttemptEnd(
             state=RunState.CRASHED,
             detail=f"rank {rank} {how}{_at(facts)}",
             exit_code=code,
@@ -218,7 +220,7 @@ def _failed(facts: Facts, code: int | None) -> Ending:
         )
     if _by_signal(facts.exit):
         number = _signal_of(facts.exit)
-        return Ending(
+        return AttemptEnd(
             state=RunState.CRASHED,
             detail=f"the {_engine(facts)} was killed by {_named(number)}{_at(facts)}",
             exit_code=code,
@@ -226,24 +228,24 @@ def _failed(facts: Facts, code: int | None) -> Ending:
     failure = next((f for f in facts.failures if f.first), None)
     said = f": {facts.last_line}" if facts.last_line else ""
     if failure is not None:
-        return Ending(
+        return AttemptEnd(
             state=RunState.FAILED,
             detail=f"rank {failure.rank} exited with code {failure.exit_code}{said}",
             exit_code=code,
             first_failed_rank=failure.rank,
         )
-    return Ending(
+    return AttemptEnd(
         state=RunState.FAILED,
         detail=f"the {_engine(facts)} exited with code {code}{said}",
         exit_code=code,
     )
 
 
-def _engine(facts: Facts) -> str:
+def _engine(facts: EndFacts) -> str:
     return "command" if facts.foreign else "launcher"
 
 
-def _killed_rank(facts: Facts) -> tuple[int, str] | None:
+def _killed_rank(facts: EndFacts) -> tuple[int, str] | None:
     """The rank that was killed from outside, and how; None where none is known to have been."""
     for failure in sorted(facts.failures, key=lambda f: not f.first):
         # The agent ends the others by SIGTERM once one has failed.
@@ -268,7 +270,7 @@ def _killed_rank(facts: Facts) -> tuple[int, str] | None:
     return first.rank, "died without a Python error (killed by a signal, or it called exit)"
 
 
-def _first_exception(facts: Facts) -> FoldedEvent | None:
+def _first_exception(facts: EndFacts) -> FoldedEvent | None:
     """The earliest exception that is not plainly the consequence of another rank's end."""
     found = [f.exception for f in facts.fold.ranks.values() if f.exception is not None]
     if not found:

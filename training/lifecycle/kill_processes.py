@@ -8,17 +8,17 @@ import signal
 import time
 from collections.abc import Iterable
 
-from ltui.training.lifecycle.shim_files import keeper_mark
+from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.process.identity import ProcessMark, environment, lock_holder, mark_of, pids
 from ltui.training.store.run_directory import RunDir
 
 _WAIT_S = 5.0
 
 
-def processes_of(run_dir: RunDir) -> set[ProcessMark]:
+def run_processes(run_dir: RunDir) -> set[ProcessMark]:
     """Every process that was started for the run, but its supervisor and its keeper."""
     spared = {os.getpid()}
-    for mark in (lock_holder(run_dir.lock_path), keeper_mark(run_dir)):
+    for mark in (lock_holder(run_dir.lock_path), shim_identity(run_dir)):
         if mark is not None:
             spared.add(mark.pid)
     found = set()
@@ -36,22 +36,22 @@ def processes_of(run_dir: RunDir) -> set[ProcessMark]:
     return found
 
 
-def sweep(run_dir: RunDir, known: Iterable[ProcessMark] = ()) -> list[int]:
+def kill_run_processes(run_dir: RunDir, known: Iterable[ProcessMark] = ()) -> list[int]:
     """Kill every process of the run and wait until it is gone; the pids that had to go."""
     killed: set[int] = set()
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        left = {mark for mark in {*known, *processes_of(run_dir)} if mark.alive()}
+        left = {mark for mark in {*known, *run_processes(run_dir)} if mark.alive()}
         if not left:
             break
         for mark in left:
             killed.add(mark.pid)
-            send(mark, signal.SIGKILL)
+            send_signal(mark, signal.SIGKILL)
         time.sleep(0.05)
     return sorted(killed)
 
 
-def send(mark: ProcessMark, number: int) -> bool:
+def send_signal(mark: ProcessMark, number: int) -> bool:
     """Signal a process, if it still is the one that is meant."""
     if not mark.alive():
         return False
@@ -61,7 +61,7 @@ def send(mark: ProcessMark, number: int) -> bool:
     return False
 
 
-def send_group(mark: ProcessMark, number: int) -> bool:
+def signal_group(mark: ProcessMark, number: int) -> bool:
     """Signal the process group that ``mark`` leads."""
     if not mark.alive():
         return False

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.kill_processes import sweep
-from ltui.training.lifecycle.rank_package import install_rank_side
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.lifecycle.start_supervisor import (
     SupervisorKilledError,
-    keeper_revives,
+    shim_restarts_supervisor,
     start_supervisor,
 )
 from ltui.training.problem import Problem, ProblemError
@@ -43,7 +43,7 @@ def launch(
     check_start(spec, interpreter_checked=interpreter_checked)
     run_dir = RunDir(home / "runs" / spec.id)
     try:
-        install_rank_side(home)
+        install_rank_package(home)
         _make(run_dir, spec)
         arguments = ["--attempt", "1"]
         if start_from is not None:
@@ -55,14 +55,14 @@ def launch(
     except (OSError, ValueError) as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)
         failure = error if isinstance(error, OSError) else OSError(str(error))
-        raise unwritable(home, failure) from error
+        raise home_not_writable(home, failure) from error
     try:
         start_supervisor(run_dir, arguments)
     except BaseException as error:
-        if isinstance(error, SupervisorKilledError) and keeper_revives(run_dir):
+        if isinstance(error, SupervisorKilledError) and shim_restarts_supervisor(run_dir):
             return run_dir
         if lock_holder(run_dir.lock_path) is None:
-            sweep(run_dir)
+            kill_run_processes(run_dir)
             run_dir.remove_far_socket()
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
@@ -83,7 +83,7 @@ def _make(run_dir: RunDir, spec: RunSpec) -> None:
         raise
 
 
-def unwritable(home: Path, error: OSError) -> ProblemError:
+def home_not_writable(home: Path, error: OSError) -> ProblemError:
     """The problem that ``error`` under ``home`` is."""
     return ProblemError(
         Problem(

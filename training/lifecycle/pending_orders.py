@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ltui.training.lifecycle.stop_escalation import Ladder
+from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.state.stop_conditions import StopCondition, due, from_document, with_condition
@@ -20,18 +20,18 @@ from ltui.training.store.run_directory import RunDir, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
+class PendingStops:
     """The standing orders of one run."""
 
     conditions: tuple[StopCondition, ...] = ()
     attempt: int = 0
     """Of the stop that is under way."""
-    ladder: Ladder | None = None
+    escalation: StopEscalation | None = None
 
     def words(self) -> tuple[str, ...]:
         return tuple(condition.words() for condition in self.conditions)
 
-    def with_conditions(self, conditions: Sequence[StopCondition]) -> Orders:
+    def with_conditions(self, conditions: Sequence[StopCondition]) -> PendingStops:
         return replace(self, conditions=tuple(conditions))
 
     def stop_step(self) -> int | None:
@@ -43,57 +43,57 @@ class Orders:
         return min((c.epochs for c in self.conditions if c.epochs is not None), default=None)
 
 
-def read_orders(run_dir: RunDir) -> Orders:
+def read_pending_stops(run_dir: RunDir) -> PendingStops:
     """None standing where nothing can be read."""
     try:
         document = json.loads(run_dir.orders_path.read_text(encoding="utf-8"))
         same_boot = document.get("boot") == boot_id()
         conditions = [from_document(c) for c in document["conditions"]]
-        ladder = document.get("ladder")
-        return Orders(
+        escalation = document.get("ladder")
+        return PendingStops(
             # Seconds of the steady clock mean nothing after a reboot.
             conditions=tuple(c for c in conditions if same_boot or c.until_s is None),
             attempt=int(document.get("attempt", 0)),
-            ladder=Ladder(**ladder) if ladder and same_boot else None,
+            escalation=StopEscalation(**escalation) if escalation and same_boot else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Orders()
+        return PendingStops()
 
 
-def write_orders(run_dir: RunDir, orders: Orders) -> None:
+def write_pending_stops(run_dir: RunDir, orders: PendingStops) -> None:
     """Raises ``OSError`` where the disk does not take it."""
-    ladder = orders.ladder
+    escalation = orders.escalation
     document: dict[str, Any] = {
         "boot": boot_id(),
         "conditions": [condition.to_document() for condition in orders.conditions],
         "attempt": orders.attempt,
         "ladder": None
-        if ladder is None
+        if escalation is None
         else {
-            "began_s": ladder.began_s,
-            "timeout_s": ladder.timeout_s,
-            "telemetry": ladder.telemetry,
-            "kill_at_once": ladder.kill_at_once,
+            "began_s": escalation.began_s,
+            "timeout_s": escalation.timeout_s,
+            "telemetry": escalation.telemetry,
+            "kill_at_once": escalation.kill_at_once,
         },
     }
     write_atomically(run_dir.orders_path, json.dumps(document).encode())
 
 
-def forget_orders(run_dir: RunDir) -> None:
+def delete_pending_stops(run_dir: RunDir) -> None:
     run_dir.orders_path.unlink(missing_ok=True)
 
 
-class OrderBook:
+class PendingStopStore:
     """The orders of a run in its supervisor's hands: each change is on disk before it counts."""
 
     def __init__(self, run_dir: RunDir, attempt: int) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self.orders = read_orders(run_dir)
+        self.orders = read_pending_stops(run_dir)
 
-    def kept_ladder(self) -> Ladder | None:
+    def recovered_escalation(self) -> StopEscalation | None:
         """Of a stop that the supervisor before this one had begun."""
-        return self.orders.ladder if self.orders.attempt == self._attempt else None
+        return self.orders.escalation if self.orders.attempt == self._attempt else None
 
     def take(self, conditions: Sequence[StopCondition]) -> None:
         standing = self.orders.conditions
@@ -104,10 +104,10 @@ class OrderBook:
     def cancel(self) -> None:
         self._keep(self.orders.with_conditions(()))
 
-    def follow(self, ladder: Ladder | None) -> None:
+    def follow(self, escalation: StopEscalation | None) -> None:
         """Remember the stop that is under way, if any."""
-        if ladder != self.orders.ladder:
-            self._keep(replace(self.orders, ladder=ladder, attempt=self._attempt))
+        if escalation != self.orders.escalation:
+            self._keep(replace(self.orders, escalation=escalation, attempt=self._attempt))
 
     def due(
         self, metrics: Callable[[], Mapping[str, MetricValue]], now_s: float, steady_s: float
@@ -124,7 +124,7 @@ class OrderBook:
                 return text
         return None
 
-    def drop_past(self, global_step: int, epochs: int) -> None:
+    def discard_unreachable(self, global_step: int, epochs: int) -> None:
         """Those that the ranks could not keep: the disk refused the checkpoint there."""
         rest = [
             c
@@ -135,8 +135,8 @@ class OrderBook:
         if len(rest) != len(self.orders.conditions):
             self._keep(self.orders.with_conditions(rest))
 
-    def _keep(self, orders: Orders) -> None:
+    def _keep(self, orders: PendingStops) -> None:
         # On a full disk they stand as long as this process does.
         self.orders = orders
         with contextlib.suppress(OSError):
-            write_orders(self._run_dir, orders)
+            write_pending_stops(self._run_dir, orders)

@@ -20,7 +20,7 @@ _POLLS_A_TICK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class QueuePoll:
     """What one look at the queues gave."""
 
     polls: Mapping[int, Poll] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class _Tail:
     inode: int
 
 
-class QueueWatch:
+class QueuePoller:
     """Readers of every rank's queue of one attempt.
 
     A rank that starts anew (torch elastic restarts it) makes another file under the same name; its
@@ -58,7 +58,7 @@ class QueueWatch:
         self.errors: dict[int, str] = {}
         """Queues that can't be read, and why."""
 
-    def look(self) -> Sight:
+    def look(self) -> QueuePoll:
         """Poll every queue once."""
         self._discover()
         polls: dict[int, Poll] = {}
@@ -75,9 +75,9 @@ class QueueWatch:
             except (OSError, QueueFileError) as error:
                 self.errors[rank] = str(error)
                 pulses.setdefault(rank, None)
-        gone = frozenset(r for r, p in pulses.items() if p is not None and is_gone(p))
+        gone = frozenset(r for r, p in pulses.items() if p is not None and is_dead(p))
         held = {r: p.pid for r, p in pulses.items() if p is not None and p.pid and is_held(p.pid)}
-        return Sight(polls, pulses, gone, held, behind)
+        return QueuePoll(polls, pulses, gone, held, behind)
 
     def cursor(self, rank: int, next_seq: int) -> Cursor:
         """What to keep so that a later watch goes on at ``next_seq``."""
@@ -180,7 +180,7 @@ def read_pulses(queue_dir: Path) -> dict[int, PulseState | None]:
     return pulses
 
 
-def is_gone(pulse: PulseState) -> bool:
+def is_dead(pulse: PulseState) -> bool:
     """Whether the rank's process ended while its pulse still says that it trains."""
     return pulse.outcome is Outcome.RUNNING and not rank_alive(pulse)
 

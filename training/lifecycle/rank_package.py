@@ -53,7 +53,7 @@ ltui = ltui.training.rank.callback_factory:callbacks
 """
 
 
-def install_rank_side(home: Path) -> Path:
+def install_rank_package(home: Path) -> Path:
     """The folder for ``PYTHONPATH``; made where this version's is not there yet.
 
     Raises ``OSError`` where it can't be written.

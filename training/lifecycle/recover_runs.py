@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ltui.training.lifecycle.kill_processes import sweep
-from ltui.training.lifecycle.run_status import abandoned, true_snapshot
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import adopt
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
@@ -21,35 +21,38 @@ from ltui.training.store.run_directory import RunDir, list_runs
 _RECORDED_S = 10.0
 
 
-def take_up(home: Path) -> list[RunDir]:
+def recover_abandoned_runs(home: Path) -> list[RunDir]:
     """Start a supervisor for every abandoned run of ``home``; those that were found.
 
     Costs one small file a run where none is abandoned. Raises nothing: what can't be taken up, on
     a disk that can't be written say, is shown as it is.
     """
-    return [run for run in list_runs(home) if take_up_run(run)]
+    return [run for run in list_runs(home) if recover_run(run)]
 
 
 def current_snapshot(run: RunDir) -> RunSnapshot:
-    """``true_snapshot`` for whoever may put things in order: an abandoned run is taken up first."""
-    take_up_run(run)
-    return true_snapshot(run)
+    """Recover the run first if it is abandoned, then return ``resolve_snapshot``."""
+    recover_run(run)
+    return resolve_snapshot(run)
 
 
-def take_up_run(run: RunDir) -> bool:
-    """``take_up`` of one run, once it waits again or its end is recorded; whether it was due."""
-    if not abandoned(run):
+def recover_run(run: RunDir) -> bool:
+    """Recover the run if it is abandoned, and return True if it was.
+
+    Returns when the run waits in the queue again or its end is recorded.
+    """
+    if not is_abandoned(run):
         return False
     try:
         adopt(run)
     except (ProblemError, OSError):
         # No supervisor can be had: no reason to leave its processes running.
         if lock_holder(run.lock_path) is None:
-            sweep(run)
+            kill_run_processes(run)
         return True
     deadline = time.monotonic() + _RECORDED_S
     while lock_holder(run.lock_path) is not None and time.monotonic() < deadline:
-        if true_snapshot(run).state is RunState.QUEUED:
+        if resolve_snapshot(run).state is RunState.QUEUED:
             break
         time.sleep(0.02)
     return True

@@ -24,7 +24,7 @@ BEFORE_TRAINING = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class RequestedRestart:
     """A restart that was asked for while the attempt still runs."""
 
     attempt: int
@@ -33,7 +33,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class ScheduledRestart:
     """A restart that is to come. ``attempt`` has ended; how, ``state`` and ``detail`` say."""
 
     attempt: int
@@ -58,13 +58,13 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ledger:
+class RestartHistory:
     """What was tried since a person last started the run."""
 
     done: int = 0
     failed_at: tuple[int, ...] = ()
-    wanted: Wanted | None = None
-    waiting: Waiting | None = None
+    wanted: RequestedRestart | None = None
+    waiting: ScheduledRestart | None = None
 
     def why_not(self, of: int, step: int | None) -> str | None:
         """Why a failure at ``step`` is not followed by a restart; None where it is."""
@@ -77,9 +77,9 @@ class Ledger:
 
     def then_wait(
         self, *, attempt: int, of: int, step: int | None, state: RunState, detail: str
-    ) -> Ledger:
+    ) -> RestartHistory:
         """The ledger with a restart to come, later each time."""
-        waiting = Waiting(
+        waiting = ScheduledRestart(
             attempt=attempt,
             number=self.done + 1,
             of=of,
@@ -91,7 +91,7 @@ class Ledger:
         failed_at = self.failed_at if step is None else (*self.failed_at, step)
         return replace(self, failed_at=failed_at, wanted=None, waiting=waiting)
 
-    def begun(self) -> Ledger:
+    def begun(self) -> RestartHistory:
         """The restart that was waited for is under way."""
         return replace(self, done=self.done + 1, wanted=None, waiting=None)
 
@@ -104,25 +104,25 @@ def first_delay_s() -> float:
         return FIRST_DELAY_S
 
 
-def read_ledger(run_dir: RunDir) -> Ledger:
+def read_restart_history(run_dir: RunDir) -> RestartHistory:
     """An empty one where there is none, or none that can be read."""
     try:
         document = json.loads(run_dir.restarts_path.read_text(encoding="utf-8"))
-        return Ledger(
+        return RestartHistory(
             done=int(document["done"]),
             failed_at=tuple(int(step) for step in document["failed_at"]),
-            wanted=Wanted(**document["wanted"]) if document["wanted"] else None,
-            waiting=Waiting(**document["waiting"]) if document["waiting"] else None,
+            wanted=RequestedRestart(**document["wanted"]) if document["wanted"] else None,
+            waiting=ScheduledRestart(**document["waiting"]) if document["waiting"] else None,
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return Ledger()
+        return RestartHistory()
 
 
-def write_ledger(run_dir: RunDir, ledger: Ledger) -> None:
+def write_restart_history(run_dir: RunDir, history: RestartHistory) -> None:
     """Raises ``OSError`` where the disk does not take it."""
-    document: dict[str, Any] = asdict(ledger)
+    document: dict[str, Any] = asdict(history)
     write_atomically(run_dir.restarts_path, json.dumps(document).encode())
 
 
-def forget_ledger(run_dir: RunDir) -> None:
+def delete_restart_history(run_dir: RunDir) -> None:
     run_dir.restarts_path.unlink(missing_ok=True)

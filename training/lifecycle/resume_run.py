@@ -11,17 +11,17 @@ import time
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.kill_processes import sweep
-from ltui.training.lifecycle.launch_run import unwritable
-from ltui.training.lifecycle.rank_package import install_rank_side
-from ltui.training.lifecycle.run_status import abandoned, true_snapshot
-from ltui.training.lifecycle.shim_files import keeper_mark
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.launch_run import home_not_writable
+from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
+from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.lifecycle.start_supervisor import (
     START_S,
     SupervisorKilledError,
     adopt,
-    keeper_revives,
+    shim_restarts_supervisor,
     start_supervisor,
 )
 from ltui.training.problem import Problem, ProblemError
@@ -42,7 +42,7 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     """
     _wait_until_left(run_dir)
     _have_the_end_recorded(run_dir)
-    snapshot = true_snapshot(run_dir)
+    snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
         raise ProblemError(_still_live(run_dir, snapshot.state))
     before = run_dir.read_spec()
@@ -65,7 +65,7 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     arguments += [f"--skipped={words}" for words in skipped]
     aside: Path | None = None
     try:
-        install_rank_side(run_dir.home)
+        install_rank_package(run_dir.home)
         if spec is not None:
             aside = _next_spec(run_dir, spec)
             changed = spec.overrides[len(before.overrides) :]
@@ -73,9 +73,9 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
             arguments += ["--spec", str(aside)]
         start_supervisor(run_dir, arguments)
     except OSError as error:
-        raise unwritable(run_dir.home, error) from error
+        raise home_not_writable(run_dir.home, error) from error
     except SupervisorKilledError:
-        if not keeper_revives(run_dir):
+        if not shim_restarts_supervisor(run_dir):
             raise
     finally:
         if aside is not None:
@@ -84,13 +84,13 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
 
 def _have_the_end_recorded(run_dir: RunDir) -> None:
     """Of an attempt that nobody saw end, with what its ranks had still to tell."""
-    if not abandoned(run_dir):
+    if not is_abandoned(run_dir):
         return
     try:
         adopt(run_dir)
     except ProblemError:
         if lock_holder(run_dir.lock_path) is None:
-            sweep(run_dir)
+            kill_run_processes(run_dir)
     _wait_until_left(run_dir, START_S)
 
 
@@ -98,7 +98,7 @@ def delete(run_dir: RunDir) -> None:
     """Remove a run with everything in it. ``ProblemError`` where it is live."""
     _wait_until_left(run_dir)
     try:
-        state = true_snapshot(run_dir).state
+        state = resolve_snapshot(run_dir).state
     except ProblemError:
         # Damaged, or of a newer ltui: it can still be deleted, unless something of it runs.
         state = RunState.RUNNING if lock_holder(run_dir.lock_path) else RunState.LOST
@@ -179,8 +179,8 @@ def _wait_until_left(run_dir: RunDir, seconds: float = _LEAVING_S) -> None:
 
 def _stays_live(run_dir: RunDir) -> bool:
     """Whether its supervisor is there to stay, as far as it says: it may only look at the end."""
-    snapshot = true_snapshot(run_dir)
+    snapshot = resolve_snapshot(run_dir)
     if snapshot.state not in LIVE:
         return False
-    keeper = keeper_mark(run_dir)
-    return snapshot.state is RunState.QUEUED or (keeper is not None and keeper.alive())
+    shim = shim_identity(run_dir)
+    return snapshot.state is RunState.QUEUED or (shim is not None and shim.alive())

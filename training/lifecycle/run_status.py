@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ltui.training.lifecycle.classify_end import Facts, ending
-from ltui.training.lifecycle.kill_processes import processes_of
+from ltui.training.lifecycle.classify_end import EndFacts, classify_end
+from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.queue_poller import rank_alive, read_pulses
-from ltui.training.lifecycle.restart_rules import read_ledger
-from ltui.training.lifecycle.shim_files import engine_exit, keeper_mark, latest_attempt
+from ltui.training.lifecycle.restart_rules import read_restart_history
+from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessMark, boot_id, lock_holder, runs_with
@@ -35,14 +35,14 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import PulseState
 
 
-def true_snapshot(run_dir: RunDir) -> RunSnapshot:
+def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
     """The run as it is now. ``StoreError`` or ``ProblemError`` where its files can't be read."""
     holder = lock_holder(run_dir.lock_path)
     if holder is not None:
         answer = ControlClient(run_dir).status(timeout_s=1.0)
         if answer is not None:
             return answer
-    last = stored(run_dir)
+    last = read_stored_snapshot(run_dir)
     if last.state not in LIVE:
         return replace(last, supervisor_pid=None)
     pulses = read_pulses(run_dir.queue_dir(last.attempt))
@@ -56,7 +56,7 @@ def true_snapshot(run_dir: RunDir) -> RunSnapshot:
     return _unsupervised(run_dir, now, pulses)
 
 
-def abandoned(run_dir: RunDir) -> bool:
+def is_abandoned(run_dir: RunDir) -> bool:
     """Whether a supervisor died over the run and there is no keeper to start another."""
     try:
         if not run_dir.lock_path.stat().st_size or not os.access(run_dir.path, os.W_OK):
@@ -65,16 +65,16 @@ def abandoned(run_dir: RunDir) -> bool:
         return False
     if lock_holder(run_dir.lock_path) is not None:
         return False
-    keeper = keeper_mark(run_dir)
-    if keeper is not None and keeper.alive():
+    shim = shim_identity(run_dir)
+    if shim is not None and shim.alive():
         return False
     try:
-        return stored(run_dir).state in LIVE
+        return read_stored_snapshot(run_dir).state in LIVE
     except ProblemError:
         return False
 
 
-def stored(run_dir: RunDir) -> RunSnapshot:
+def read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
     """As last written; where that can't be read or nothing was yet, what the other files say.
 
     Raises ``ProblemError`` where the specification can't be read either.
@@ -131,17 +131,17 @@ def _moved(stored: RunSnapshot, pulses: Mapping[int, PulseState | None]) -> RunS
 def _unsupervised(
     run_dir: RunDir, stored: RunSnapshot, pulses: Mapping[int, PulseState | None]
 ) -> RunSnapshot:
-    keeper = keeper_mark(run_dir)
-    rebooted = _rebooted(run_dir, keeper)
+    shim = shim_identity(run_dir)
+    rebooted = _rebooted(run_dir, shim)
     # A process of this boot may have got the number and even the start time of one before it.
     alive = {r for r, p in pulses.items() if p is not None and not rebooted and rank_alive(p)}
     ranks = _ranks(stored, pulses, alive)
     attempt = max(stored.attempt, latest_attempt(run_dir) or 0)
     exit_ = engine_exit(run_dir, attempt)
-    if keeper is not None and keeper.alive():
+    if shim is not None and shim.alive():
         detail = "its supervisor died; the keeper starts another"
         return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
-    if left := len(alive) or len(processes_of(run_dir)):
+    if left := len(alive) or len(run_processes(run_dir)):
         what = "ranks continue" if alive else "processes are left"
         detail = f"its supervisor died; {left} {what} without one"
         return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
@@ -150,10 +150,10 @@ def _unsupervised(
         return replace(stored, supervisor_pid=None, detail=detail)
     if runs_with("ltui.training.supervise.main", str(run_dir.path)):
         return replace(stored, supervisor_pid=None, detail="its supervisor is still starting")
-    found = ending(
-        Facts(
+    found = classify_end(
+        EndFacts(
             exit=exit_,
-            keeper_died=False,
+            shim_died=False,
             pulses=pulses,
             rebooted=rebooted,
             checkpoints=tuple(checkpoints(run_dir.checkpoints_dir)),
@@ -178,18 +178,18 @@ def _waits(run_dir: RunDir, stored: RunSnapshot, attempt: int) -> bool:
     """Whether it had still to be started: for the first time, or again."""
     if stored.state is not RunState.QUEUED:
         return False
-    waiting = read_ledger(run_dir).waiting
+    waiting = read_restart_history(run_dir).waiting
     begun = run_dir.engine_start_path(attempt).exists()
     return not begun or (waiting is not None and waiting.attempt == attempt)
 
 
-def _rebooted(run_dir: RunDir, keeper: ProcessMark | None) -> bool:
+def _rebooted(run_dir: RunDir, shim: ProcessMark | None) -> bool:
     """Whether the run's processes belong to an earlier boot of the machine."""
     try:
         lines = run_dir.lock_path.read_text().split("\n")
     except OSError:
         return False
-    return keeper is None and len(lines) > 2 and lines[2] not in ("", boot_id())
+    return shim is None and len(lines) > 2 and lines[2] not in ("", boot_id())
 
 
 def _ranks(

@@ -39,17 +39,17 @@ def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
     )
 
 
-def keeper_mark(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
+def shim_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
     """The keeper's process, of this boot; of ``attempt`` where that is given."""
     return _mark(run_dir, attempt, "pid", "start_ticks")
 
 
-def engine_mark(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
+def engine_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
     """The engine's process, of this boot."""
     return _mark(run_dir, attempt, "engine_pid", "engine_start_ticks")
 
 
-def of_earlier_boot(run_dir: RunDir) -> bool:
+def from_earlier_boot(run_dir: RunDir) -> bool:
     """Whether the keeper was started before the machine was: then nothing of it is left."""
     document = _read(run_dir.keeper_path)
     return document is not None and document.get("boot_id") not in (None, boot_id())

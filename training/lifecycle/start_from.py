@@ -11,7 +11,7 @@ from ltui.training.store.checkpoint_manifest import checkpoints, furthest, newes
 from ltui.training.store.run_directory import RunDir, find_run
 
 
-def starting_point(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
+def find_start_checkpoint(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
     """The checkpoint that a resume of ``RUN`` would take, or the last whole one of ``STEP``.
 
     Reads it all. ``ProblemError`` where there is none.
@@ -28,8 +28,8 @@ def starting_point(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
     raise ProblemError(_without_step(run_dir, text, step))
 
 
-def likely_start(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
-    """What ``starting_point`` will give unless its checksums are wrong, at once."""
+def likely_start_checkpoint(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
+    """What ``find_start_checkpoint`` will give unless its checksums are wrong, at once."""
     run_dir, step = _named(home, text)
     found = furthest(run_dir.checkpoints_dir) if step is None else None
     if step is not None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ltui.training.lifecycle.shim_files import keeper_mark
+from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.lifecycle.start_checks import failure_reason
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
@@ -30,7 +30,7 @@ def adopt(run_dir: RunDir) -> None:
         start_supervisor(run_dir, ("--adopt",), _kept_environment(run_dir))
 
 
-def keep_environment(run_dir: RunDir) -> None:
+def save_environment(run_dir: RunDir) -> None:
     """Write down what a run that waits for GPUs is to be started with, for whoever takes it up."""
     if not run_dir.environment_path.exists():
         write_atomically(run_dir.environment_path, json.dumps(dict(os.environ)).encode())
@@ -44,12 +44,12 @@ def _kept_environment(run_dir: RunDir) -> dict[str, str] | None:
     return {str(k): str(v) for k, v in document.items()} if isinstance(document, dict) else None
 
 
-def keeper_revives(run_dir: RunDir) -> bool:
+def shim_restarts_supervisor(run_dir: RunDir) -> bool:
     """Whether a run whose supervisor was killed as it began has a keeper, which starts another."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        keeper = keeper_mark(run_dir)
-        if keeper is None or not keeper.alive():
+        shim = shim_identity(run_dir)
+        if shim is None or not shim.alive():
             return False
         if lock_holder(run_dir.lock_path) is not None:
             return True

@@ -9,7 +9,7 @@ INTERRUPT_S = 8.0
 """What the ranks get between the interrupt and the kill."""
 
 
-class Rung(IntEnum):
+class StopStage(IntEnum):
     AGREE = 1
     """Ranks are asked to save and leave at one step."""
     TERMINATE = 2
@@ -19,7 +19,7 @@ class Rung(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class StopEscalation:
     """Where a stop stands. Times are of one steady clock, in seconds."""
 
     began_s: float
@@ -28,31 +28,31 @@ class Ladder:
     """Whether there are ranks that can be asked."""
     kill_at_once: bool = False
 
-    def rung(self, now_s: float) -> Rung:
+    def stage(self, now_s: float) -> StopStage:
         waited_s = now_s - self.began_s
         if self.kill_at_once:
-            return Rung.KILL
+            return StopStage.KILL
         if not self.telemetry:
-            return Rung.TERMINATE if waited_s < self.timeout_s else Rung.KILL
+            return StopStage.TERMINATE if waited_s < self.timeout_s else StopStage.KILL
         if waited_s < self.timeout_s:
-            return Rung.AGREE
-        return Rung.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else Rung.KILL
+            return StopStage.AGREE
+        return StopStage.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else StopStage.KILL
 
     def words(self, now_s: float) -> str:
         """What is being waited for, for people."""
         waited_s = now_s - self.began_s
-        rung = self.rung(now_s)
-        if rung is Rung.AGREE:
+        stage = self.stage(now_s)
+        if stage is StopStage.AGREE:
             return (
                 "stopping: waiting for the ranks to stop together, "
                 f"{waited_s:.0f} s of {self.timeout_s:.0f} s"
             )
-        if rung is Rung.TERMINATE:
+        if stage is StopStage.TERMINATE:
             return (
                 "stopping: waiting for the command to end, "
                 f"{waited_s:.0f} s of {self.timeout_s:.0f} s"
             )
-        if rung is Rung.INTERRUPT:
+        if stage is StopStage.INTERRUPT:
             return (
                 f"stopping: the ranks did not stop together within {self.timeout_s:.0f} s"
                 " and were interrupted"
@@ -63,7 +63,7 @@ class Ladder:
         """Why force was used, as ``ending`` says it; None where it was not."""
         if self.kill_at_once:
             return "on request"
-        if self.rung(now_s) < Rung.INTERRUPT:
+        if self.stage(now_s) < StopStage.INTERRUPT:
             return None
         who = "the ranks did not stop together" if self.telemetry else "the command did not end"
         return f"because {who} within {self.timeout_s:.0f} s"

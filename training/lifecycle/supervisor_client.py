@@ -18,7 +18,7 @@ from ltui.training.store.run_directory import RunDir
 _LINE_BYTES = 64 << 20
 
 
-class NotSupervised(ProblemError):  # noqa: N818 - a state of things, caught by name
+class NotSupervisedError(ProblemError):
     """Nobody answers for the run: its supervisor ended, died, or hangs."""
 
 
@@ -34,10 +34,11 @@ class ControlClient:
         timeout_s: float = 2.0,
         progress: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
-        """The answer to ``command``; ``progress`` is called with what a long one says meanwhile.
+        """Send ``command`` and return the answer.
 
-        ``timeout_s`` bounds every wait for a line. Raises ``NotSupervised`` where nobody answers
-        and ``ProblemError`` with the supervisor's sentence where it refuses.
+        ``progress`` is called with each progress message of a long command. ``timeout_s`` bounds
+        every wait for a line. Raises ``NotSupervisedError`` if no supervisor answers, and
+        ``ProblemError`` with the supervisor's explanation if it refuses the command.
         """
         try:
             for answer in self._lines(command, timeout_s):
@@ -46,13 +47,13 @@ class ControlClient:
                 if progress is not None:
                     progress(str(answer["progress"]))
             else:
-                raise NotSupervised(
+                raise NotSupervisedError(
                     self._problem("its supervisor closed the connection without an answer.")
                 )
         except (OSError, ValueError) as error:
-            if isinstance(error, NotSupervised):
+            if isinstance(error, NotSupervisedError):
                 raise
-            raise NotSupervised(self._problem(_why(error))) from error
+            raise NotSupervisedError(self._problem(_why(error))) from error
         if not answer.get("ok"):
             raise ProblemError(self._problem(str(answer.get("error") or "the command failed.")))
         return answer

@@ -12,15 +12,19 @@ from typing import Any
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import StopCondition, from_document, refusal, settled
 
-STEERING = ("pause", "continue", "checkpoint")
+COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
 """What ranks do at a step that they agree on, and go on."""
-COMMANDS = ("stop", "kill", "stop_when", *STEERING)
+COMMANDS = ("stop", "kill", "stop_when", *COORDINATED_COMMANDS)
 
 
-def check_steering(order: dict[str, Any], error: str | None) -> None:
+def check_coordination(order: dict[str, Any], error: str | None) -> None:
     """Refuse what the ranks can't do together; ``error`` says why, None where they can."""
     command = order.get("cmd")
-    if error is None or command not in (*STEERING, "stop", "stop_when") or order.get("cancel"):
+    if (
+        error is None
+        or command not in (*COORDINATED_COMMANDS, "stop", "stop_when")
+        or order.get("cancel")
+    ):
         return
     what = "stop with a checkpoint" if command in ("stop", "stop_when") else command
     raise ValueError(
@@ -38,9 +42,9 @@ def check(
         raise ValueError(f"there is no command {command!r}.")
     if snapshot.state not in LIVE:
         raise ValueError(f"the run is {snapshot.state.value}.")
-    if command in STEERING and apart:
+    if command in COORDINATED_COMMANDS and apart:
         raise ValueError(f"ranks on several nodes cannot agree on a step at which to {command}.")
-    if command in STEERING:
+    if command in COORDINATED_COMMANDS:
         _check_steering(command, snapshot, heard=heard, foreign=foreign)
     if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
         raise ValueError("timeout_s must be a number.")

@@ -45,13 +45,13 @@ def engine_start(
     spec: RunSpec,
     attempt: int,
     *,
-    rank_side: Path,
+    rank_package: Path,
     resume_from: Path | None,
     environ: Mapping[str, str],
     changes: tuple[str, ...] = (),
 ) -> EngineStart:
     """The engine of ``attempt``; ``environ`` is the environment that ``env`` will be added to."""
-    env = _environment(run_dir, spec, attempt, rank_side, resume_from, environ)
+    env = _environment(run_dir, spec, attempt, rank_package, resume_from, environ)
     env["LTUI_CHANGED"] = json.dumps(list(changes)) if changes else None
     argv = _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command
     return EngineStart(argv, env, spec.cwd, str(run_dir.engine_log_path(attempt)))
@@ -103,7 +103,7 @@ def _environment(
     run_dir: RunDir,
     spec: RunSpec,
     attempt: int,
-    rank_side: Path,
+    rank_package: Path,
     resume_from: Path | None,
     environ: Mapping[str, str],
 ) -> dict[str, str | None]:
@@ -125,7 +125,7 @@ def _environment(
         "LTUI_CHECKPOINT_BEST_MODE": spec.checkpoint.mode,
         "LTUI_CHECKPOINT_BEST_KEEP": str(spec.checkpoint.keep_best),
         "LTUI_RESUME_FROM": None if resume_from is None else str(resume_from),
-        "PYTHONPATH": os.pathsep.join(p for p in (str(rank_side), python_path) if p),
+        "PYTHONPATH": os.pathsep.join(p for p in (str(rank_package), python_path) if p),
     }
     if spec.command is None and "OMP_NUM_THREADS" not in {**environ, **spec.env}:
         # Torch elastic would say 1 whatever the machine; the ranks share what it has.

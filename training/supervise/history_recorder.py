@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ltui.training.lifecycle.queue_poller import QueueWatch
+from ltui.training.lifecycle.queue_poller import QueuePoller
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
@@ -27,10 +27,10 @@ _LABELLED = {Kind.EVENT: None, Kind.HELLO: "hello", Kind.PLAN: "plan"}
 """Kinds kept as events; the name where the label names none."""
 
 
-class Recorder:
+class HistoryRecorder:
     """Writes one attempt's records, each exactly once."""
 
-    def __init__(self, store: StoreWriter, attempt: int, watch: QueueWatch) -> None:
+    def __init__(self, store: StoreWriter, attempt: int, watch: QueuePoller) -> None:
         self._store = store
         self._attempt = attempt
         self._watch = watch

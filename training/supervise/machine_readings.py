@@ -22,7 +22,7 @@ from ltui.training.tensor_queue.record_types import PulseState
 READINGS_S = 1.0
 
 
-class MachineWatch:
+class MachineMonitor:
     """Readings of one attempt."""
 
     def __init__(self, run_id: str, *, foreign: bool) -> None:

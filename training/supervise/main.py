@@ -35,14 +35,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(arguments: argparse.Namespace) -> int:
     # Local: imported in the detached process only.
-    from ltui.training.lifecycle.attempt_plan import Plan
+    from ltui.training.lifecycle.attempt_plan import AttemptPlan
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.run_directory import RunDir
-    from ltui.training.supervise.open_attempt import not_restarted, open_attempt
+    from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart
 
     report = _Report(arguments.report_to)
     run_dir = RunDir(arguments.run_dir)
-    plan = Plan(
+    plan = AttemptPlan(
         adopt=arguments.adopt,
         resume_from=arguments.resume_from,
         resume_step=arguments.resume_step,
@@ -67,7 +67,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
             supervisor = open_attempt(run_dir, following, supervisor.lock)
             asked.tell(supervisor)
         except (ProblemError, OSError) as error:
-            not_restarted(run_dir, error)
+            record_failed_restart(run_dir, error)
             return 1
     return 0
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.attempt_plan import Plan
-from ltui.training.lifecycle.kill_processes import sweep
-from ltui.training.lifecycle.pending_orders import forget_orders
-from ltui.training.lifecycle.rank_package import install_rank_side
-from ltui.training.lifecycle.restart_rules import forget_ledger
-from ltui.training.lifecycle.shim_files import engine_exit, keeper_mark, latest_attempt
-from ltui.training.lifecycle.start_supervisor import keep_environment, supervisor_argv
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.pending_orders import delete_pending_stops
+from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.lifecycle.restart_rules import delete_restart_history
+from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
+from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import boot_id, lock_holder, runs_with, write_lock_text
 from ltui.training.state.run_snapshot import RunState
@@ -39,10 +39,10 @@ from ltui.training.supervise.engine_command import engine_start, write_rank_conf
 if TYPE_CHECKING:
     from ltui.training.supervise.supervisor import Supervisor
 
-KEEPER_PATH = str(Path(__file__).with_name("shim.py"))
-_LOCK_S = 2.0
+SHIM_PATH = str(Path(__file__).with_name("shim.py"))
+_LOCK_TIMEOUT_S = 2.0
 """The supervisor of the attempt before may need a moment to leave."""
-_KEEPER_S = 15.0
+_SHIM_START_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class _Opened:
         os.close(self.lock)
 
 
-def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Supervisor:
+def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) -> Supervisor:
     """Everything up to the point where the run lives and is watched.
 
     ``lock`` is the run's, where this process holds it from the attempt before.
     """
     opened = _open(run_dir, plan, _take_lock(run_dir) if lock is None else lock)
-    keeper: subprocess.Popen[bytes] | None = None
+    shim: subprocess.Popen[bytes] | None = None
     try:
         if not plan.adopt and opened.spec.gpus is None:
-            keeper = _start_keeper(opened, opened.spec, plan.resume_from, plan.changes)
+            shim = _start_shim(opened, opened.spec, plan.resume_from, plan.changes)
         # Imported here because it takes longer than all of the above; the engine starts meanwhile.
         from ltui.training.supervise.supervisor import Supervisor
 
@@ -77,32 +77,32 @@ def open_attempt(run_dir: RunDir, plan: Plan, lock: int | None = None) -> Superv
             run_dir, opened.spec, opened.store, opened.attempt, lock=opened.lock, plan=plan
         )
     except BaseException as error:
-        _stop_keeper(run_dir, keeper)
+        _kill_shim(run_dir, shim)
         opened.close()
         if isinstance(error, sqlite3.Error):
             raise damaged(run_dir.db_path, error) from error
         raise
     try:
-        if keeper is not None:
-            supervisor.keeper_process = keeper
-            _await_keeper(opened, keeper)
+        if shim is not None:
+            supervisor.shim_process = shim
+            _wait_for_shim(opened, shim)
         else:
             _start_engine_if_due(opened, supervisor, plan)
         # The keeper of the attempt before has waited for this.
         if opened.attempt > 1 and engine_exit(run_dir, opened.attempt - 1) is not None:
             run_dir.engine_final_path(opened.attempt - 1).touch()
     except BaseException:
-        supervisor.give_up()
+        supervisor.abort()
         raise
     return supervisor
 
 
-def _open(run_dir: RunDir, plan: Plan, lock: int) -> _Opened:
+def _open(run_dir: RunDir, plan: AttemptPlan, lock: int) -> _Opened:
     """Read the specification and enter the attempt into the store."""
     try:
         if not plan.adopt and plan.restarted_because is None:
-            forget_ledger(run_dir)
-            forget_orders(run_dir)
+            delete_restart_history(run_dir)
+            delete_pending_stops(run_dir)
         spec = _take_spec(run_dir, plan)
         run_dir.bound_socket_path()  # Raises where no socket can be made, before anything starts.
         aside = _set_damage_aside(run_dir)
@@ -123,7 +123,9 @@ def _open(run_dir: RunDir, plan: Plan, lock: int) -> _Opened:
         raise
 
 
-def _enter_attempt(run_dir: RunDir, plan: Plan, store: StoreWriter, aside: Path | None) -> int:
+def _enter_attempt(
+    run_dir: RunDir, plan: AttemptPlan, store: StoreWriter, aside: Path | None
+) -> int:
     """Make the attempt's directories and its row in the store; the attempt's number.
 
     ``aside`` is where a damaged history was moved.
@@ -155,11 +157,11 @@ def _enter_attempt(run_dir: RunDir, plan: Plan, store: StoreWriter, aside: Path 
     return attempt
 
 
-def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: Plan) -> None:
+def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: AttemptPlan) -> None:
     """Start the engine of an adopted run where it is still to be started, and have the
     supervisor start that of a run that waits for GPUs."""
     run_dir, spec, attempt = opened.run_dir, opened.spec, opened.attempt
-    started = keeper_mark(run_dir, attempt) is not None or supervisor.restart_waits
+    started = shim_identity(run_dir, attempt) is not None or supervisor.restart_waits
     begins = not plan.adopt or (not started and _cut_off(run_dir, attempt))
     # Told what to start, it waits for no GPUs any more, whatever became of it.
     waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
@@ -167,18 +169,18 @@ def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: Plan) ->
     resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.adopt else None)
 
     def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
-        keeper = _start_keeper(opened, chosen, resume_from, changes)
-        _await_keeper(opened, keeper)
-        return keeper
+        shim = _start_shim(opened, chosen, resume_from, changes)
+        _wait_for_shim(opened, shim)
+        return shim
 
     if spec.gpus is not None and (begins or waits):
-        keep_environment(run_dir)
-        supervisor.start_keeper = start
+        save_environment(run_dir)
+        supervisor.start_shim = start
     elif begins:
-        supervisor.keeper_process = start(spec)
+        supervisor.shim_process = start(spec)
 
 
-def not_restarted(run_dir: RunDir, error: ProblemError | OSError) -> None:
+def record_failed_restart(run_dir: RunDir, error: ProblemError | OSError) -> None:
     """Record that a run stays as it ended, since its next attempt could not be started."""
     from ltui.training.supervise.snapshot_builder import stored_snapshot
 
@@ -204,21 +206,21 @@ def _cut_off(run_dir: RunDir, attempt: int) -> bool:
 
     A keeper that has not said yet that it stands dies with it.
     """
-    before = keeper_mark(run_dir, attempt - 1)
+    before = shim_identity(run_dir, attempt - 1)
     if before is None or not before.alive():
         return False
-    deadline = time.monotonic() + _KEEPER_S
-    while runs_with(KEEPER_PATH, str(run_dir.path), str(attempt)):
-        if keeper_mark(run_dir, attempt) is not None or time.monotonic() > deadline:
+    deadline = time.monotonic() + _SHIM_START_S
+    while runs_with(SHIM_PATH, str(run_dir.path), str(attempt)):
+        if shim_identity(run_dir, attempt) is not None or time.monotonic() > deadline:
             return False
         time.sleep(0.05)
-    return keeper_mark(run_dir, attempt) is None
+    return shim_identity(run_dir, attempt) is None
 
 
 def _take_lock(run_dir: RunDir) -> int:
     """The run's lock, held until this process ends."""
     handle = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _LOCK_S
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,7 +246,7 @@ def _held(run_dir: RunDir) -> ProblemError:
     )
 
 
-def _take_spec(run_dir: RunDir, plan: Plan) -> RunSpec:
+def _take_spec(run_dir: RunDir, plan: AttemptPlan) -> RunSpec:
     if plan.spec_path is not None:
         os.replace(plan.spec_path, run_dir.spec_path)
         shutil.rmtree(plan.spec_path.parent, ignore_errors=True)
@@ -280,7 +282,7 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _start_keeper(
+def _start_shim(
     opened: _Opened, spec: RunSpec, resume_from: Path | None, changes: tuple[str, ...]
 ) -> subprocess.Popen[bytes]:
     """Start the keeper, which starts the engine of ``spec``."""
@@ -291,7 +293,7 @@ def _start_keeper(
         run_dir,
         spec,
         attempt,
-        rank_side=install_rank_side(run_dir.home),
+        rank_package=install_rank_package(run_dir.home),
         resume_from=resume_from,
         environ=os.environ,
         changes=changes,
@@ -307,7 +309,7 @@ def _start_keeper(
     path = run_dir.engine_start_path(attempt)
     write_atomically(path, json.dumps(document).encode())
     run_dir.environment_path.unlink(missing_ok=True)
-    program = [sys.executable, "-I", "-S", KEEPER_PATH]
+    program = [sys.executable, "-I", "-S", SHIM_PATH]
     with open_private_log(run_dir.path / "logs" / "keeper.log") as log:
         return subprocess.Popen(
             [*program, str(run_dir.path), str(attempt), str(os.getpid())],
@@ -318,11 +320,11 @@ def _start_keeper(
         )
 
 
-def _await_keeper(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
+def _wait_for_shim(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
     """Wait until the keeper has said that it stands. ``ProblemError`` where it does not."""
     run_dir = opened.run_dir
-    deadline = time.monotonic() + _KEEPER_S
-    while keeper_mark(run_dir, opened.attempt) is None:
+    deadline = time.monotonic() + _SHIM_START_S
+    while shim_identity(run_dir, opened.attempt) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise ProblemError(
@@ -334,9 +336,9 @@ def _await_keeper(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def _stop_keeper(run_dir: RunDir, process: subprocess.Popen[bytes] | None) -> None:
+def _kill_shim(run_dir: RunDir, process: subprocess.Popen[bytes] | None) -> None:
     """Kill the keeper of an attempt that has no supervisor, and what it has started."""
     if process is not None:
         process.kill()
         process.wait()
-        sweep(run_dir)
+        kill_run_processes(run_dir)

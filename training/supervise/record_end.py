@@ -10,19 +10,19 @@ import sys
 import time
 from dataclasses import replace
 
-from ltui.training.lifecycle.classify_end import Ending, Facts, ending
+from ltui.training.lifecycle.classify_end import AttemptEnd, EndFacts, classify_end
 from ltui.training.lifecycle.elastic_log import (
     WorkerFailure,
     last_error_line,
     log_tail,
     worker_failures,
 )
-from ltui.training.lifecycle.restart_rules import Waiting
+from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.history_recorder import Recorder
-from ltui.training.supervise.snapshot_builder import with_exits
+from ltui.training.supervise.history_recorder import HistoryRecorder
+from ltui.training.supervise.snapshot_builder import with_exit_codes
 from ltui.training.tensor_queue.record_types import Outcome
 
 END_PATIENCE_S = 60.0
@@ -30,13 +30,15 @@ END_PATIENCE_S = 60.0
 ended from what the keeper and the ranks left, and no process stays behind."""
 
 
-def find_end(run_dir: RunDir, attempt: int, facts: Facts) -> tuple[Ending, list[WorkerFailure]]:
+def determine_end(
+    run_dir: RunDir, attempt: int, facts: EndFacts
+) -> tuple[AttemptEnd, list[WorkerFailure]]:
     """How the attempt ended; ``facts`` but for what its logs tell, which is added here."""
     log = log_tail(run_dir.engine_log_path(attempt))
     failures = worker_failures(log)
     stopped = [p for p in facts.pulses.values() if p is not None]
     all_stopped = bool(stopped) and all(p.outcome is Outcome.STOPPED for p in stopped)
-    found = ending(
+    found = classify_end(
         replace(
             facts,
             failures=tuple(failures),
@@ -56,13 +58,13 @@ def _last_line(
     return last_error_line(rank_log) or last_error_line(engine_log)
 
 
-def last_snapshot(
+def final_snapshot(
     now: RunSnapshot,
-    found: Ending,
+    found: AttemptEnd,
     failures: list[WorkerFailure],
     *,
     ended_at: float,
-    waiting: Waiting | None,
+    waiting: ScheduledRestart | None,
 ) -> RunSnapshot:
     """``now``, the last look, as that of an attempt that has ended; ``waiting`` for another."""
     over = replace(
@@ -79,21 +81,21 @@ def last_snapshot(
         over = replace(over, stops=())
     else:
         over = replace(over, state=RunState.QUEUED, detail=waiting.words())
-    return with_exits(over, found, failures)
+    return with_exit_codes(over, found, failures)
 
 
-class EndBook:
+class EndRecorder:
     """Writes down that an attempt has ended, on a disk that may be full."""
 
     def __init__(
-        self, run_dir: RunDir, attempt: int, store: StoreWriter, recorder: Recorder
+        self, run_dir: RunDir, attempt: int, store: StoreWriter, recorder: HistoryRecorder
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._store = store
         self._recorder = recorder
 
-    def insist(self, snapshot: RunSnapshot, found: Ending) -> RunSnapshot:
+    def write_with_retry(self, snapshot: RunSnapshot, found: AttemptEnd) -> RunSnapshot:
         """Write until the disk takes it, or patience ends; ``snapshot`` with what is missing."""
         patience_ends = time.monotonic() + END_PATIENCE_S
         while True:
@@ -102,7 +104,7 @@ class EndBook:
                 return snapshot
             time.sleep(1.0)
 
-    def write(self, snapshot: RunSnapshot, found: Ending) -> tuple[RunSnapshot, bool]:
+    def write(self, snapshot: RunSnapshot, found: AttemptEnd) -> tuple[RunSnapshot, bool]:
         """Try once: ``snapshot`` with what is missing, and whether the disk took it."""
         now_s = time.time()
         if self._recorder.failing:
@@ -119,7 +121,7 @@ class EndBook:
             return snapshot, False
         return snapshot, True
 
-    def let_the_keeper_go(self) -> None:
+    def release_shim(self) -> None:
         """It has stayed until all is recorded."""
         try:
             self._run_dir.engine_final_path(self._attempt).touch()

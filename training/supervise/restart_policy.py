@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.attempt_plan import Plan
-from ltui.training.lifecycle.classify_end import Ending
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.restart_rules import (
     BEFORE_TRAINING,
-    Ledger,
-    Waiting,
-    Wanted,
-    read_ledger,
-    write_ledger,
+    RequestedRestart,
+    RestartHistory,
+    ScheduledRestart,
+    read_restart_history,
+    write_restart_history,
 )
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.run_snapshot import RunState
@@ -27,73 +27,73 @@ from ltui.training.store.run_directory import RunDir
 _DISK = "the restart could not be written to disk"
 
 
-class RestartDesk:
+class RestartPolicy:
     """The restarts of one attempt. Steps are global; None where no rank has told one."""
 
     def __init__(self, run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
         self._run_dir = run_dir
         self._spec = spec
         self._attempt = attempt
-        self._ledger = read_ledger(run_dir)
+        self._history = read_restart_history(run_dir)
 
     @property
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> ScheduledRestart | None:
         """The restart that is to come, where the attempt has ended and another follows."""
-        waiting = self._ledger.waiting
+        waiting = self._history.waiting
         return waiting if waiting is not None and waiting.attempt == self._attempt else None
 
     @property
-    def wanted(self) -> Wanted | None:
+    def requested(self) -> RequestedRestart | None:
         """The restart for which what is left of the attempt is being ended."""
-        wanted = self._ledger.wanted
+        wanted = self._history.wanted
         return wanted if wanted is not None and wanted.attempt == self._attempt else None
 
     def want(self, reason: str, *, of: int, step: int | None) -> str | None:
         """Write down that a restart is wanted. Why there is none; None where it is on disk."""
-        why = self._ledger.why_not(of, self._failed_at(step))
+        why = self._history.why_not(of, self._failed_at(step))
         if why is not None:
             return why
-        wanted = Wanted(attempt=self._attempt, reason=reason, of=of)
-        return None if self._keep(replace(self._ledger, wanted=wanted)) else _DISK
+        wanted = RequestedRestart(attempt=self._attempt, reason=reason, of=of)
+        return None if self._keep(replace(self._history, wanted=wanted)) else _DISK
 
-    def forget_wanted(self) -> None:
+    def cancel_request(self) -> None:
         """A person's stop or kill ends it all."""
-        if self._ledger.wanted is not None:
-            self._keep(replace(self._ledger, wanted=None))
+        if self._history.wanted is not None:
+            self._keep(replace(self._history, wanted=None))
 
     def plan(
-        self, found: Ending, end: EngineExit | None, step: int | None, *, told_to_end: bool
-    ) -> Ending:
+        self, found: AttemptEnd, end: EngineExit | None, step: int | None, *, end_requested: bool
+    ) -> AttemptEnd:
         """Have another attempt follow where one is due; the end, with why not where none is."""
-        wanted = self.wanted
+        wanted = self.requested
         crashed = found.state in (RunState.FAILED, RunState.CRASHED)
         if wanted is not None and found.state is not RunState.FINISHED:
             of, found = wanted.of, replace(found, detail=wanted.reason)
-        elif crashed and self._spec.restarts and not told_to_end:
+        elif crashed and self._spec.restarts and not end_requested:
             if end is not None and end.error is not None:
                 return found  # It could not even be started.
             of = self._spec.restarts
         else:
             return found
         failed_at = self._failed_at(step)
-        why = self._ledger.why_not(of, failed_at)
+        why = self._history.why_not(of, failed_at)
         if why is None:
-            ledger = self._ledger.then_wait(
+            history = self._history.then_wait(
                 attempt=self._attempt, of=of, step=failed_at, state=found.state, detail=found.detail
             )
-            if self._keep(ledger):
+            if self._keep(history):
                 return found
             why = _DISK
         return replace(found, detail=f"{found.detail}; not restarted: {why}")
 
-    def begin(self, waiting: Waiting, changes: tuple[str, ...]) -> Plan | str:
+    def begin(self, waiting: ScheduledRestart, changes: tuple[str, ...]) -> AttemptPlan | str:
         """The next attempt, now that its time has come; why there is none, otherwise."""
         choice = resume_choice(self._run_dir.checkpoints_dir)
         taken = choice.taken
         if taken is None and choice.skipped:
             return f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped_words())})"
-        self._keep(self._ledger.begun())
-        return Plan(
+        self._keep(self._history.begun())
+        return AttemptPlan(
             resume_from=None if taken is None else Path(taken.path),
             resume_step=None if taken is None else taken.global_step,
             skipped=tuple(choice.skipped_words()),
@@ -105,15 +105,15 @@ class RestartDesk:
 
     def drop(self) -> None:
         """There is no restart after all."""
-        self._keep(replace(self._ledger, waiting=None))
+        self._keep(replace(self._history, waiting=None))
 
     def _failed_at(self, step: int | None) -> int | None:
         return BEFORE_TRAINING if step is None and self._spec.command is None else step
 
-    def _keep(self, ledger: Ledger) -> bool:
+    def _keep(self, history: RestartHistory) -> bool:
         try:
-            write_ledger(self._run_dir, ledger)
+            write_restart_history(self._run_dir, history)
         except OSError:
             return False
-        self._ledger = ledger
+        self._history = history
         return True

@@ -60,7 +60,7 @@ def _write(path: str, document: dict[str, Any]) -> None:
     os.replace(part, path)
 
 
-class Keeper:
+class Shim:
     """One engine of one attempt."""
 
     def __init__(self, run_dir: str, attempt: int) -> None:
@@ -91,12 +91,12 @@ class Keeper:
             else:
                 environment[name] = value
         log = os.open(self.start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        keeper_pid = os.getpid()
+        shim_pid = os.getpid()
 
         def before_exec() -> None:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            if os.getppid() != keeper_pid:
+            if os.getppid() != shim_pid:
                 os._exit(1)
 
         try:
@@ -297,18 +297,18 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    keeper = Keeper(run_dir, attempt)
+    shim = Shim(run_dir, attempt)
     # A person's `kill KEEPER` asks the engine to end; what follows is the ordinary end.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: keeper.end_engine())
-    error = keeper.start_engine()
-    keeper.announce()
+        signal.signal(number, lambda *_: shim.end_engine())
+    error = shim.start_engine()
+    shim.announce()
     _prctl(_PR_SET_PDEATHSIG, 0)
     if error is None:
-        keeper.watch()
-    killed = keeper.end_the_rest()
-    status = keeper.engine_status
-    keeper.record_end(
+        shim.watch()
+    killed = shim.end_the_rest()
+    status = shim.engine_status
+    shim.record_end(
         {
             "exit_code": os.WEXITSTATUS(status)
             if status is not None and os.WIFEXITED(status)
@@ -320,7 +320,7 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
             "error": error,
         }
     )
-    keeper.wait_until_recorded()
+    shim.wait_until_recorded()
 
 
 if __name__ == "__main__":

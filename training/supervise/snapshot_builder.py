@@ -12,8 +12,8 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import BatchFlops, model_flop_utilisation
 from ltui.training.gpu.run_gpus import RunGpusView
-from ltui.training.lifecycle.attempt_plan import Plan
-from ltui.training.lifecycle.classify_end import Ending
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessMark
@@ -50,7 +50,7 @@ NO_TELEMETRY = "no telemetry: process readings only"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class SnapshotInputs:
     """Everything that a snapshot is made of."""
 
     run_dir: RunDir
@@ -83,66 +83,66 @@ class Picture:
     """Where a resumed attempt starts."""
 
 
-def compose(picture: Picture) -> RunSnapshot:
-    spec, fold = picture.spec, picture.fold
-    how_far = not_before(progress(fold, picture.pulses, picture.now_ns), picture.start)
-    planned = spec.nproc if spec.command is None else picture.program.world_size
-    ranks = _ranks(picture)
-    speed = throughput(fold, picture.now_ns)
-    resting = picture.state is RunState.PAUSED or any(
-        v.level in GRAVE and v.ended is None for v in picture.judgement.verdicts
+def build_snapshot(inputs: SnapshotInputs) -> RunSnapshot:
+    spec, fold = inputs.spec, inputs.fold
+    how_far = not_before(progress(fold, inputs.pulses, inputs.now_ns), inputs.start)
+    planned = spec.nproc if spec.command is None else inputs.program.world_size
+    ranks = _ranks(inputs)
+    speed = throughput(fold, inputs.now_ns)
+    resting = inputs.state is RunState.PAUSED or any(
+        v.level in GRAVE and v.ended is None for v in inputs.judgement.verdicts
     )
     return RunSnapshot(
-        id=picture.run_dir.id,
+        id=inputs.run_dir.id,
         name=spec.name,
-        state=picture.state,
-        detail=picture.detail,
+        state=inputs.state,
+        detail=inputs.detail,
         preset=spec.preset,
         command=spec.command,
-        attempt=picture.attempt,
+        attempt=inputs.attempt,
         created_at=spec.created_at,
-        started_at=picture.started_at,
-        supervisor_pid=picture.supervisor_pid,
+        started_at=inputs.started_at,
+        supervisor_pid=inputs.supervisor_pid,
         world_size=how_far.world_size or planned or None,
         epoch=how_far.epoch,
         global_step=how_far.global_step,
         max_steps=how_far.max_steps,
         max_epochs=how_far.max_epochs,
         batches_per_epoch=how_far.batches_per_epoch,
-        elapsed_s=max(0.0, picture.now_s - picture.started_at),
+        elapsed_s=max(0.0, inputs.now_s - inputs.started_at),
         eta_s=None if resting else how_far.eta_s,
         metrics=metrics(fold),
         throughput=at_rest(speed) if resting else speed,
         ranks=ranks,
-        gpus=picture.gpus.gpus,
-        gpu_note=picture.gpus.note,
-        verdicts=(*picture.judgement.verdicts, *picture.gpu_verdicts),
-        checkpoints=picture.checkpoints,
-        script_checkpoints=picture.script_checkpoints,
-        history_note=picture.history_note,
-        log_dir=str(picture.run_dir.logs_dir(picture.attempt)),
-        run_dir=str(picture.run_dir.path),
-        taken_at=picture.now_s,
-        changes=picture.changes,
-        restarted_because=picture.restarted_because,
-        stops=picture.stops,
+        gpus=inputs.gpus.gpus,
+        gpu_note=inputs.gpus.note,
+        verdicts=(*inputs.judgement.verdicts, *inputs.gpu_verdicts),
+        checkpoints=inputs.checkpoints,
+        script_checkpoints=inputs.script_checkpoints,
+        history_note=inputs.history_note,
+        log_dir=str(inputs.run_dir.logs_dir(inputs.attempt)),
+        run_dir=str(inputs.run_dir.path),
+        taken_at=inputs.now_s,
+        changes=inputs.changes,
+        restarted_because=inputs.restarted_because,
+        stops=inputs.stops,
         cautions=cautions(fold),
-        flops_per_batch=picture.flops.flops if picture.flops is not None else None,
+        flops_per_batch=inputs.flops.flops if inputs.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
-            picture.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
+            inputs.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
         ),
     )
 
 
-def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
-    states = picture.judgement.states
-    silent = picture.found.keys() - picture.pulses.keys()
+def _ranks(inputs: SnapshotInputs) -> tuple[RankSnapshot, ...]:
+    states = inputs.judgement.states
+    silent = inputs.found.keys() - inputs.pulses.keys()
     of_heard = {number: state for number, state in states.items() if number not in silent}
-    known = rank_snapshots(picture.fold, picture.pulses, of_heard, picture.now_ns)
+    known = rank_snapshots(inputs.fold, inputs.pulses, of_heard, inputs.now_ns)
     ranks = {rank.rank: rank for rank in known}
-    starting = picture.state is RunState.STARTING
-    silent_state = _silent_state(picture.state)
-    for number, mark in picture.found.items():
+    starting = inputs.state is RunState.STARTING
+    silent_state = _silent_state(inputs.state)
+    for number, mark in inputs.found.items():
         ranks.setdefault(
             number,
             RankSnapshot(
@@ -152,7 +152,7 @@ def _ranks(picture: Picture) -> tuple[RankSnapshot, ...]:
                 note=WAITS_FOR_LIGHTNING if starting else NO_TELEMETRY,
             ),
         )
-    return tuple(_with_reading(ranks[r], picture.readings.get(r)) for r in sorted(ranks))
+    return tuple(_with_reading(ranks[r], inputs.readings.get(r)) for r in sorted(ranks))
 
 
 def _silent_state(run: RunState) -> RankState:
@@ -168,7 +168,7 @@ def _with_reading(rank: RankSnapshot, reading: Reading | None) -> RankSnapshot:
     return replace(rank, cpu_percent=reading.cpu_percent, rss_bytes=reading.rss_bytes)
 
 
-class Shelf:
+class CheckpointCatalog:
     """The run's checkpoints. Sizes are looked at in passing, checksums in a thread, each once."""
 
     def __init__(self, folder: Path) -> None:
@@ -178,7 +178,7 @@ class Shelf:
         self._stale = True
         self._checking: threading.Thread | None = None
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         self._stale = True
 
     def checkpoints(self) -> tuple[CheckpointInfo, ...]:
@@ -233,7 +233,7 @@ def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:
         return None
 
 
-def start_of(plan: Plan, before: RunSnapshot | None) -> Progress | None:
+def starting_progress(plan: AttemptPlan, before: RunSnapshot | None) -> Progress | None:
     """Where a resumed attempt starts, and as far as is known how long the run will be.
 
     ``before``: the run as its last attempt left it. What ``--set`` changed may have changed the
@@ -254,7 +254,7 @@ def start_of(plan: Plan, before: RunSnapshot | None) -> Progress | None:
     )
 
 
-def refold(run_dir: RunDir, attempt: int) -> Fold:
+def restore_fold(run_dir: RunDir, attempt: int) -> Fold:
     """What the store knows of ``attempt`` (or of the one before), to fold on from.
 
     Who the ranks are and how long the run will be may long have left the rings.
@@ -280,7 +280,9 @@ def refold(run_dir: RunDir, attempt: int) -> Fold:
     return Fold(ranks=ranks, best_samples_per_s=best, cautions=told_before)
 
 
-def with_exits(snapshot: RunSnapshot, found: Ending, failures: list[WorkerFailure]) -> RunSnapshot:
+def with_exit_codes(
+    snapshot: RunSnapshot, found: AttemptEnd, failures: list[WorkerFailure]
+) -> RunSnapshot:
     """Exit codes and reasons beside the ranks that they are of."""
     codes = {f.rank: f.exit_code for f in failures}
     known = {rank.rank: rank for rank in snapshot.ranks}

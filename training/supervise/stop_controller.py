@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltui.training.lifecycle.kill_processes import send, send_group
-from ltui.training.lifecycle.stop_escalation import Ladder, Rung
+from ltui.training.lifecycle.kill_processes import send_signal, signal_group
+from ltui.training.lifecycle.stop_escalation import StopEscalation, StopStage
 from ltui.training.process.identity import ProcessMark
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.tensor_queue.control_block import Command, ControlFile, ControlFileError
@@ -23,16 +23,16 @@ NOT_STOPPED = "not stopped: "
 """How the detail of a run begins whose ranks could not save, and so train on."""
 
 
-class Intents:
+class StopController:
     """The run's standing orders."""
 
     def __init__(self, control_path: Path) -> None:
         self._control_path = control_path
         self._control: ControlFile | None = None
         self._request_id = 0
-        self._sent: set[tuple[Rung, ProcessMark, int]] = set()
+        self._sent: set[tuple[StopStage, ProcessMark, int]] = set()
         self._interrupts = 0
-        self.ladder: Ladder | None = None
+        self.escalation: StopEscalation | None = None
         self.pausing = False
         self.forced: str | None = None
         self.error: str | None = None
@@ -41,30 +41,32 @@ class Intents:
 
     def stop(self, now_s: float, timeout_s: float, telemetry: bool) -> None:
         """Ask for the agreed stop; a later order may only shorten the time given."""
-        if self.ladder is None:
-            self.ladder = Ladder(now_s, timeout_s, telemetry)
+        if self.escalation is None:
+            self.escalation = StopEscalation(now_s, timeout_s, telemetry)
             self.error = None
             if telemetry:
                 self._ask(Command.STOP)
         else:
-            until_s = now_s + timeout_s - self.ladder.began_s
-            self.ladder = replace(self.ladder, timeout_s=min(self.ladder.timeout_s, until_s))
+            until_s = now_s + timeout_s - self.escalation.began_s
+            self.escalation = replace(
+                self.escalation, timeout_s=min(self.escalation.timeout_s, until_s)
+            )
 
     def stop_failed(self, why: str) -> None:
         """The ranks could not save and train on: force would lose what they refused to lose."""
-        if self.ladder is not None and not self.ladder.kill_at_once and self.forced is None:
-            self.ladder = None
+        if self.escalation is not None and not self.escalation.kill_at_once and self.forced is None:
+            self.escalation = None
             self.error = f"{NOT_STOPPED}{why} A kill would still end it."
 
     def kill(self, now_s: float) -> None:
-        began = self.ladder or Ladder(now_s, 0.0, telemetry=False)
-        self.ladder = replace(began, kill_at_once=True)
+        began = self.escalation or StopEscalation(now_s, 0.0, telemetry=False)
+        self.escalation = replace(began, kill_at_once=True)
 
     def pause(self) -> None:
         self.pausing = True
         self._ask(Command.PAUSE)
 
-    def go_on(self) -> None:
+    def continue_training(self) -> None:
         self.pausing = False
         self._ask(Command.CONTINUE)
 
@@ -84,12 +86,12 @@ class Intents:
         """Ranks that stop without an order, because a signal told one of them or because they came
         to a planned step, get the ladder behind them too. Whether that begins now."""
         live = [p for p in pulses.values() if p is not None and p.telemetry_ok]
-        if self.ladder is not None or not live:
+        if self.escalation is not None or not live:
             return False
         leave = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
         if not leave and not self._signalled():
             return False
-        self.ladder = Ladder(now_s, DEFAULT_STOP_S, telemetry=True)
+        self.escalation = StopEscalation(now_s, DEFAULT_STOP_S, telemetry=True)
         self.error = None
         return True
 
@@ -117,9 +119,9 @@ class Intents:
         except (OSError, ControlFileError) as error:
             self.error = f"the ranks cannot be reached: {error}"
 
-    def adopt(self, ladder: Ladder | None) -> None:
-        """Take up what the supervisor before had asked for: ``ladder`` of a stop, or a pause."""
-        self.ladder = ladder
+    def adopt(self, escalation: StopEscalation | None) -> None:
+        """Restore the requests of the previous supervisor: a stop (``escalation``) or a pause."""
+        self.escalation = escalation
         if not self._control_path.exists():
             return
         try:
@@ -133,7 +135,7 @@ class Intents:
 
     # -- each tick -----------------------------------------------------------------------------
 
-    def climb(
+    def escalate(
         self,
         now_s: float,
         pulses: Mapping[int, PulseState | None],
@@ -141,37 +143,43 @@ class Intents:
         others: Mapping[int, ProcessMark],
     ) -> None:
         """Do what the ladder's rung asks, once for every process."""
-        if self.ladder is None:
+        if self.escalation is None:
             return
-        rung = self.ladder.rung(now_s)
+        stage = self.escalation.stage(now_s)
         ranks = {ProcessMark(p.pid, p.start_ticks) for p in pulses.values() if p and p.pid > 0}
         ranks |= set(others.values())
-        if rung is Rung.TERMINATE and engine is not None:
-            self._once(rung, engine, signal.SIGTERM, group=True)
+        if stage is StopStage.TERMINATE and engine is not None:
+            self._once(stage, engine, signal.SIGTERM, group=True)
             # A process that is stopped (SIGSTOP) would not see a SIGTERM that reaches it.
             for mark in {engine, *ranks}:
-                self._once(rung, mark, signal.SIGCONT, turn=2)
-        elif rung is Rung.INTERRUPT:
+                self._once(stage, mark, signal.SIGCONT, turn=2)
+        elif stage is StopStage.INTERRUPT:
             # The first raises the rank's flag, the second interrupts it as Ctrl-C would.
             self._interrupts = min(2, self._interrupts + 1)
             for mark in ranks:
-                self._once(rung, mark, signal.SIGINT, turn=self._interrupts)
-        elif rung is Rung.KILL:
+                self._once(stage, mark, signal.SIGINT, turn=self._interrupts)
+        elif stage is StopStage.KILL:
             for mark in ranks:
-                self._once(rung, mark, signal.SIGKILL)
+                self._once(stage, mark, signal.SIGKILL)
             if engine is not None:
-                self._once(rung, engine, signal.SIGKILL, group=True)
-        self.forced = self.ladder.forced(now_s)
+                self._once(stage, engine, signal.SIGKILL, group=True)
+        self.forced = self.escalation.forced(now_s)
 
     def _once(
-        self, rung: Rung, mark: ProcessMark, number: int, *, group: bool = False, turn: int = 1
+        self,
+        stage: StopStage,
+        mark: ProcessMark,
+        number: int,
+        *,
+        group: bool = False,
+        turn: int = 1,
     ) -> None:
-        if (rung, mark, turn) in self._sent:
+        if (stage, mark, turn) in self._sent:
             return
-        self._sent.add((rung, mark, turn))
+        self._sent.add((stage, mark, turn))
         if group:
-            send_group(mark, number)
-        send(mark, number)
+            signal_group(mark, number)
+        send_signal(mark, number)
 
     # -- what it means for the state -----------------------------------------------------------
 
@@ -179,7 +187,7 @@ class Intents:
         """``state`` of a live run as orders and pulses change it."""
         known = [p for p in pulses.values() if p is not None]
         live = [p for p in known if p.outcome is Outcome.RUNNING]
-        if self.ladder is not None or any(p.phase is Phase.STOPPING for p in live):
+        if self.escalation is not None or any(p.phase is Phase.STOPPING for p in live):
             return RunState.STOPPING
         if live and all(p.phase is Phase.PAUSED for p in live):
             return RunState.PAUSED

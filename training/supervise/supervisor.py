@@ -20,18 +20,18 @@ from typing import Any
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import BatchFlops
-from ltui.training.lifecycle.attempt_plan import Plan
-from ltui.training.lifecycle.classify_end import Ending, Facts, with_cause
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.classify_end import AttemptEnd, EndFacts, with_verdict_cause
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.kill_processes import sweep
-from ltui.training.lifecycle.pending_orders import OrderBook, forget_orders
-from ltui.training.lifecycle.queue_poller import QueueWatch, Sight
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.pending_orders import PendingStopStore, delete_pending_stops
+from ltui.training.lifecycle.queue_poller import QueuePoll, QueuePoller
 from ltui.training.lifecycle.shim_files import (
     EngineExit,
     engine_exit,
-    engine_mark,
-    keeper_mark,
-    of_earlier_boot,
+    engine_identity,
+    from_earlier_boot,
+    shim_identity,
 )
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessMark
@@ -49,21 +49,21 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise import command_checks
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.gpu_wait import GpuQueue
-from ltui.training.supervise.history_recorder import Recorder
-from ltui.training.supervise.machine_readings import READINGS_S, MachineWatch
-from ltui.training.supervise.record_end import EndBook, find_end, last_snapshot
-from ltui.training.supervise.restart_policy import RestartDesk
+from ltui.training.supervise.history_recorder import HistoryRecorder
+from ltui.training.supervise.machine_readings import READINGS_S, MachineMonitor
+from ltui.training.supervise.record_end import EndRecorder, determine_end, final_snapshot
+from ltui.training.supervise.restart_policy import RestartPolicy
 from ltui.training.supervise.script_checkpoints import ScriptCheckpoints
 from ltui.training.supervise.snapshot_builder import (
-    Picture,
-    Shelf,
-    compose,
-    refold,
-    start_of,
+    CheckpointCatalog,
+    SnapshotInputs,
+    build_snapshot,
+    restore_fold,
+    starting_progress,
     stored_snapshot,
     stored_state,
 )
-from ltui.training.supervise.stop_controller import DEFAULT_STOP_S, Intents
+from ltui.training.supervise.stop_controller import DEFAULT_STOP_S, StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceDesk
 from ltui.training.supervise.watchdog.health_monitor import JudgeSeat
 from ltui.training.supervise.watchdog.verdict_events import Row, VerdictDesk, stored_verdicts
@@ -89,38 +89,38 @@ class Supervisor:
         attempt: int,
         *,
         lock: int,
-        plan: Plan,
+        plan: AttemptPlan,
     ) -> None:
         self.run_dir = run_dir
         self.spec = spec
         self.attempt = attempt
-        self.keeper_process: subprocess.Popen[bytes] | None = None
-        self._keeper: ProcessMark | None = None
+        self.shim_process: subprocess.Popen[bytes] | None = None
+        self._shim: ProcessMark | None = None
         self._engine: ProcessMark | None = None
         self._store = store
         self.lock = lock
         self._adopted = plan.adopt
         self._changes, self._reason = store.why_started(attempt)
         before = stored_snapshot(run_dir)
-        self._start = start_of(plan, before)
-        self._restarts = RestartDesk(run_dir, spec, attempt)
-        self._book = OrderBook(run_dir, attempt)
+        self._start = starting_progress(plan, before)
+        self._restarts = RestartPolicy(run_dir, spec, attempt)
+        self._book = PendingStopStore(run_dir, attempt)
         self._started_at = store.started_at(attempt) or time.time()
-        self._watch = QueueWatch(run_dir.queue_dir(attempt), store.cursors(attempt))
-        self._recorder = Recorder(store, attempt, self._watch)
-        self._end_book = EndBook(run_dir, attempt, store, self._recorder)
-        self._fold: Fold = refold(run_dir, attempt) if store.last_attempt() else Fold()
-        self._intents = Intents(run_dir.queue_dir(attempt) / "control.bin")
-        self._machine = MachineWatch(run_dir.id, foreign=spec.command is not None)
+        self._watch = QueuePoller(run_dir.queue_dir(attempt), store.cursors(attempt))
+        self._recorder = HistoryRecorder(store, attempt, self._watch)
+        self._end_book = EndRecorder(run_dir, attempt, store, self._recorder)
+        self._fold: Fold = restore_fold(run_dir, attempt) if store.last_attempt() else Fold()
+        self._intents = StopController(run_dir.queue_dir(attempt) / "control.bin")
+        self._machine = MachineMonitor(run_dir.id, foreign=spec.command is not None)
         self._flops: BatchFlops | None = None
-        self.start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
+        self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
         """Set where the engine is still to be started, once there are GPUs for it."""
         self._queue: GpuQueue | None = None
         self._queued: str | None = None
         self._desk = VerdictDesk(spec, attempt, str(run_dir.path))
         self._answered: str | None = None
         self._saved_at = 0.0
-        self._shelf = Shelf(run_dir.checkpoints_dir)
+        self._shelf = CheckpointCatalog(run_dir.checkpoints_dir)
         self._script_checkpoints = ScriptCheckpoints(before)
         self._orders: deque[dict[str, Any]] = deque()
         self._woken = threading.Event()
@@ -134,12 +134,12 @@ class Supervisor:
         self._last_seen: float | None = None
         """When an earlier supervisor wrote last, where this one found the attempt over."""
         if plan.adopt:
-            self._intents.adopt(self._book.kept_ladder())
+            self._intents.adopt(self._book.recovered_escalation())
             self._state = stored_state(run_dir) or self._state
-            self._rebooted = of_earlier_boot(run_dir)
+            self._rebooted = from_earlier_boot(run_dir)
             before = stored_snapshot(run_dir)
             self._last_seen = None if before is None else before.taken_at
-            if self._restarts.wanted is not None:
+            if self._restarts.requested is not None:
                 self._intents.kill(time.monotonic())
             self._desk.know(stored_verdicts(run_dir), time.time(), time.monotonic())
         else:
@@ -169,42 +169,42 @@ class Supervisor:
         """Whether the attempt has ended, and another is to follow."""
         return self._restarts.waiting is not None
 
-    def run(self) -> Plan | None:
+    def run(self) -> AttemptPlan | None:
         """Until the attempt's end is in the store. The attempt that is to follow, if any: then the
         run's lock is still held."""
         if not self.restart_waits:
-            if self.start_keeper is not None and not self._wait_for_gpus(self.start_keeper):
+            if self.start_shim is not None and not self._wait_for_gpus(self.start_shim):
                 return None
             self._supervise()
         return self._wait_to_restart() if self.restart_waits else None
 
     def _supervise(self) -> None:
         end: EngineExit | None = None
-        keeper_died = False
-        while end is None and not keeper_died:
+        shim_died = False
+        while end is None and not shim_died:
             begun = time.monotonic()
             behind = self.tick()
             end = engine_exit(self.run_dir, self.attempt)
-            keeper_died = end is None and not self._keeper_alive()
+            shim_died = end is None and not self._shim_alive()
             if not behind:
                 self._woken.wait(max(0.02, TICK_S - (time.monotonic() - begun)))
                 self._woken.clear()
         # The keeper writes how the engine ended before it goes.
         end = end or engine_exit(self.run_dir, self.attempt)
-        self._finish(end, keeper_died and end is None)
+        self._finish(end, shim_died and end is None)
 
-    def _wait_for_gpus(self, start_keeper: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
+    def _wait_for_gpus(self, start_shim: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
         """Wait in the queue, then start the engine on what became free. False: it ended there."""
         queue = self._queue = GpuQueue(self.run_dir, self.spec.gpus or "", self._machine.gpus)
         self._queued = queue.reason
         looked_at = 0.0
         try:
-            while self._intents.ladder is None:
+            while self._intents.escalation is None:
                 if time.monotonic() - looked_at >= READINGS_S:
                     looked_at = time.monotonic()
                     if (env := queue.look()) is not None:
                         spec = self.spec.with_changes(env={**self.spec.env, **env})
-                        self.keeper_process = start_keeper(spec)
+                        self.shim_process = start_shim(spec)
                         self._queued, self._started_at = None, time.time()
                         return True
                     self._queued = queue.reason
@@ -221,11 +221,11 @@ class Supervisor:
 
     def _end_in_queue(self, state: RunState, detail: str) -> None:
         self._queued = None
-        judgement = self._judge(Sight({}, self._pulses, self._gone()))
-        self._record_end(Ending(state=state, detail=detail), [], None, judgement)
+        judgement = self._judge(QueuePoll({}, self._pulses, self._gone()))
+        self._record_end(AttemptEnd(state=state, detail=detail), [], None, judgement)
         self._close()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Leave without a word in the store: nothing was started."""
         self._close()
 
@@ -240,7 +240,7 @@ class Supervisor:
         heard = any(p is not None for p in self._pulses.values())
         foreign = self.spec.command is not None
         apart = self.spec.nodes is not None
-        command_checks.check_steering(order, self._steering_error())
+        command_checks.check_coordination(order, self._steering_error())
         command_checks.check(order, snapshot, heard=heard, foreign=foreign, apart=apart)
         answer: dict[str, Any] | Future[dict[str, Any]] = {"ok": True}
         if order["cmd"] == "stop_when":
@@ -265,10 +265,10 @@ class Supervisor:
         now_s = time.time()
         self._follow_orders()
         sight = self._look()
-        engine = self._engine_mark()
+        engine = self._engine_identity()
         batch = self._read_machine(now_s, engine)
         batch.events += self._stop_by_itself(now_s)
-        self._intents.climb(time.monotonic(), self._pulses, engine, self._machine.found)
+        self._intents.escalate(time.monotonic(), self._pulses, engine, self._machine.found)
         judgement = self._judge(sight)
         self._state = self._live_state(now_s)
         self._publish(judgement, now_s)
@@ -277,7 +277,7 @@ class Supervisor:
             self._snapshot.verdicts,
             now_s,
             time.monotonic(),
-            ending=self._intents.ladder is not None,
+            ending=self._intents.escalation is not None,
         )
         batch.events += self._answer(now_s)
         self._write(sight.polls, batch, judgement, now_s)
@@ -287,13 +287,13 @@ class Supervisor:
         """Stop where a condition has come true, or where ranks stop without having been asked."""
         rows: list[Row] = []
         if self._intents.notice(time.monotonic(), self._pulses):
-            self._restarts.forget_wanted()
-        if self._intents.ladder is None:
+            self._restarts.cancel_request()
+        if self._intents.escalation is None:
             said = self._book.due(lambda: metrics(self._fold), now_s, time.monotonic())
             if said is not None:
                 self._intents.stop(time.monotonic(), DEFAULT_STOP_S, self._can_be_asked())
                 rows.append((None, None, now_s, "stop_when", f"Stopping {said}.", {}))
-        self._book.follow(self._intents.ladder)
+        self._book.follow(self._intents.escalation)
         return rows
 
     def _plan_stops(self) -> None:
@@ -302,7 +302,7 @@ class Supervisor:
 
     def _answer(self, now_s: float) -> list[Row]:
         """Do what the policy wants once a stall has stood long enough."""
-        if self._state not in (RunState.STARTING, RunState.RUNNING) or self._intents.ladder:
+        if self._state not in (RunState.STARTING, RunState.RUNNING) or self._intents.escalation:
             return []
         verdict = self._desk.answer(time.monotonic())
         if verdict is None:
@@ -321,14 +321,14 @@ class Supervisor:
         text = f"the stall policy stops the run after {said}"
         return [(None, None, now_s, "stall_policy", text, {"then": "stop"})]
 
-    def _look(self) -> Sight:
+    def _look(self) -> QueuePoll:
         sight = self._watch.look()
         self._pulses = sight.pulses
         seen = self._fold.events_seen
         self._fold = fold_many(self._fold, sight.polls)
         for event in self._fold.events[len(self._fold.events) - (self._fold.events_seen - seen) :]:
             if event.kind == "checkpoint_saved":
-                self._shelf.look_again()
+                self._shelf.invalidate()
             elif event.kind == "script_checkpoint":
                 self._script_checkpoints.add(event.fields)
             elif event.kind == "resumed":
@@ -338,7 +338,9 @@ class Supervisor:
             elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
                 # The ranks train on rather than lose what they learned: so does the ladder end.
                 self._intents.stop_failed(event.text)
-                self._book.drop_past(event.fields.get("step") or 0, event.fields.get("epoch") or 0)
+                self._book.discard_unreachable(
+                    event.fields.get("step") or 0, event.fields.get("epoch") or 0
+                )
                 self._plan_stops()
         return sight
 
@@ -360,16 +362,16 @@ class Supervisor:
             if command == "stop":
                 timeout_s = float(order.get("timeout_s", DEFAULT_STOP_S))
                 self._intents.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
-                self._restarts.forget_wanted()
+                self._restarts.cancel_request()
             elif command == "kill":
                 self._intents.kill(now_s)
-                self._restarts.forget_wanted()
+                self._restarts.cancel_request()
             elif command == "stop_when":
                 self._take_conditions(order["conditions"], order["taken"])
             elif command == "pause":
                 self._intents.pause()
             elif command == "continue":
-                self._intents.go_on()
+                self._intents.continue_training()
             else:
                 self._intents.checkpoint()
 
@@ -405,12 +407,12 @@ class Supervisor:
         self._evidence.note_processes(self._machine.table, self._machine.marks)
         return batch
 
-    def _judge(self, sight: Sight, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        told_to_end = self._intents.ladder is not None
+    def _judge(self, sight: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
+        end_requested = self._intents.escalation is not None
         return self._seat.judge(
             sight,
             self._fold,
-            told_to_end=told_to_end,
+            end_requested=end_requested,
             failures=failures,
             devices=self._machine.verdicts,
             delays=self._machine.delays(),
@@ -436,8 +438,8 @@ class Supervisor:
     def _detail(self) -> str | None:
         if self._restarts.waiting is not None:
             return self._restarts.waiting.words()
-        if self._intents.ladder is not None:
-            return self._intents.ladder.words(time.monotonic())
+        if self._intents.escalation is not None:
+            return self._intents.escalation.words(time.monotonic())
         if self._queued is not None:
             return self._queued
         if self._intents.error is not None:
@@ -452,8 +454,8 @@ class Supervisor:
         return None
 
     def _compose(self, judgement: Judgement, now_s: float) -> RunSnapshot:
-        return compose(
-            Picture(
+        return build_snapshot(
+            SnapshotInputs(
                 run_dir=self.run_dir,
                 spec=self.spec,
                 attempt=self.attempt,
@@ -532,7 +534,7 @@ class Supervisor:
             self._intents.kill(time.monotonic())
         return None
 
-    def _wait_to_restart(self) -> Plan | None:
+    def _wait_to_restart(self) -> AttemptPlan | None:
         """Wait, unless a person stops it, then hand over to the next attempt."""
         waiting = self._restarts.waiting
         assert waiting is not None
@@ -541,7 +543,7 @@ class Supervisor:
         announced_at = 0.0
         while waiting.left_s() > 0:
             self._follow_orders()
-            if self._intents.ladder is not None:
+            if self._intents.escalation is not None:
                 text = f"stopped while it waited for restart {waiting.number} of {waiting.of}"
                 self._settle(RunState.STOPPED, f"{text}, after: {waiting.detail}")
                 return None
@@ -568,29 +570,29 @@ class Supervisor:
 
     def _settle(self, state: RunState, detail: str) -> None:
         """There is no restart after all: the attempt's end is the run's."""
-        found = Ending(state=state, detail=detail, exit_code=self._snapshot.exit_code)
+        found = AttemptEnd(state=state, detail=detail, exit_code=self._snapshot.exit_code)
         self._snapshot = replace(self._snapshot, state=state, detail=detail)
         self._server.publish(self._snapshot)
         self._snapshot, _ = self._end_book.write(self._snapshot, found)
         self._restarts.drop()
-        self._end_book.let_the_keeper_go()
+        self._end_book.release_shim()
         self._close()
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _keeper_alive(self) -> bool:
-        if self.keeper_process is not None:
-            self.keeper_process.poll()
-        if self._keeper is None:
-            self._keeper = keeper_mark(self.run_dir, self.attempt)
-        return self._keeper is not None and self._keeper.alive()
+    def _shim_alive(self) -> bool:
+        if self.shim_process is not None:
+            self.shim_process.poll()
+        if self._shim is None:
+            self._shim = shim_identity(self.run_dir, self.attempt)
+        return self._shim is not None and self._shim.alive()
 
-    def _engine_mark(self) -> ProcessMark | None:
+    def _engine_identity(self) -> ProcessMark | None:
         if self._engine is None:
-            self._engine = engine_mark(self.run_dir, self.attempt)
+            self._engine = engine_identity(self.run_dir, self.attempt)
         return self._engine
 
-    def _finish(self, end: EngineExit | None, keeper_died: bool) -> None:
+    def _finish(self, end: EngineExit | None, shim_died: bool) -> None:
         """Clean up, find out how it ended, and stay until that is written."""
         known = [
             ProcessMark(p.pid, p.start_ticks)
@@ -598,18 +600,18 @@ class Supervisor:
             # After a reboot another's process may have the number, even the start time.
             if p is not None and p.pid > 0 and not self._rebooted
         ]
-        engine = self._engine_mark()
-        left = sweep(self.run_dir, [*known, *([engine] if engine else [])])
+        engine = self._engine_identity()
+        left = kill_run_processes(self.run_dir, [*known, *([engine] if engine else [])])
         while self._look_last():
             pass
-        found, failures = self._judge_end(end, keeper_died and (not self._adopted or bool(left)))
-        judgement = self._judge(Sight({}, self._pulses, self._gone()), failures)
+        found, failures = self._judge_end(end, shim_died and (not self._adopted or bool(left)))
+        judgement = self._judge(QueuePoll({}, self._pulses, self._gone()), failures)
         verdicts = (*self._snapshot.verdicts, *judgement.verdicts)
-        found = with_cause(found, verdicts, self._furthest_step())
+        found = with_verdict_cause(found, verdicts, self._furthest_step())
         if self._answered is not None:
             found = replace(found, detail=f"{self._answered}: {found.detail}")
-        told_to_end = self._intents.ladder is not None
-        found = self._restarts.plan(found, end, self._furthest_step(), told_to_end=told_to_end)
+        end_requested = self._intents.escalation is not None
+        found = self._restarts.plan(found, end, self._furthest_step(), end_requested=end_requested)
         self._record_end(found, failures, end, judgement)
         if not self.restart_waits:
             self._close()
@@ -620,26 +622,26 @@ class Supervisor:
         return sight.behind
 
     def _judge_end(
-        self, end: EngineExit | None, keeper_died: bool
-    ) -> tuple[Ending, list[WorkerFailure]]:
-        facts = Facts(
+        self, end: EngineExit | None, shim_died: bool
+    ) -> tuple[AttemptEnd, list[WorkerFailure]]:
+        facts = EndFacts(
             exit=end,
-            keeper_died=keeper_died,
+            shim_died=shim_died,
             rebooted=self._rebooted,
             pulses=self._pulses,
             fold=self._fold,
-            stop_requested=self._intents.ladder is not None,
+            stop_requested=self._intents.escalation is not None,
             forced=self._intents.forced,
             checkpoints=self._shelf.all_checked(),
             foreign=self.spec.command is not None,
             apart=self.spec.nodes is not None,
             global_step=self._furthest_step(),
         )
-        return find_end(self.run_dir, self.attempt, facts)
+        return determine_end(self.run_dir, self.attempt, facts)
 
     def _record_end(
         self,
-        found: Ending,
+        found: AttemptEnd,
         failures: list[WorkerFailure],
         end: EngineExit | None,
         judgement: Judgement,
@@ -651,11 +653,11 @@ class Supervisor:
         gpus_over = self._machine.end(ended_at)
         waiting = self._restarts.waiting
         now = replace(self._compose(judgement, time.time()), throughput=self._snapshot.throughput)
-        self._snapshot = last_snapshot(now, found, failures, ended_at=ended_at, waiting=waiting)
+        self._snapshot = final_snapshot(now, found, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(self._snapshot)
-        sight = Sight({}, self._pulses, self._gone())
+        sight = QueuePoll({}, self._pulses, self._gone())
         self._evidence.follow(judgement, sight, self._fold, self._snapshot)
-        self._snapshot = self._end_book.insist(self._snapshot, found)
+        self._snapshot = self._end_book.write_with_retry(self._snapshot, found)
         for verdict in gpus_over:
             self._recorder.attempt(
                 lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
@@ -663,8 +665,8 @@ class Supervisor:
             )
         self._tell_last(judgement, ended_at)
         if waiting is None:
-            forget_orders(self.run_dir)
-            self._end_book.let_the_keeper_go()
+            delete_pending_stops(self.run_dir)
+            self._end_book.release_shim()
         else:
             row = (None, None, time.time(), "restart", f"{waiting.words()}.", asdict(waiting))
             self._recorder.record({}, Batch(events=[row]), None, time.time())

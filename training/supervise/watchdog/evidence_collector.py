@@ -19,7 +19,7 @@ from ltui.training.diagnosis.rules.deaths import Death
 from ltui.training.diagnosis.rules.diagnosis_document import diagnosis
 from ltui.training.diagnosis.rules.judge_input import BEFORE_TRAINING, key_of
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.queue_poller import Sight
+from ltui.training.lifecycle.queue_poller import QueuePoll
 from ltui.training.process.exit_statuses import ExitWatch
 from ltui.training.process.identity import ProcessMark, is_alive, is_held
 from ltui.training.process.machine_memory import look_at_host, oom_kills
@@ -111,7 +111,7 @@ class EvidenceDesk:
     # -- every tick ------------------------------------------------------------------------------
 
     def judging(
-        self, sight: Sight, *, failures: Iterable[WorkerFailure] = (), may_look: bool = True
+        self, sight: QueuePoll, *, failures: Iterable[WorkerFailure] = (), may_look: bool = True
     ) -> dict[str, Any]:
         """What ``judge`` is told beside pulses and fold."""
         for pulse in sight.pulses.values():
@@ -192,7 +192,9 @@ class EvidenceDesk:
         now = oom_kills()
         return None if now is None or self._oom_before is None else max(0, now - self._oom_before)
 
-    def follow(self, judgement: Judgement, sight: Sight, fold: Fold, snapshot: RunSnapshot) -> None:
+    def follow(
+        self, judgement: Judgement, sight: QueuePoll, fold: Fold, snapshot: RunSnapshot
+    ) -> None:
         """Take a closer look where one is due, keep what is grave, answer who asked."""
         live = [p for p in sight.pulses.values() if p is not None]
         trains = bool(live) and all(p.phase not in BEFORE_TRAINING for p in live)
@@ -226,7 +228,7 @@ class EvidenceDesk:
         self._taker.close()
         self._exits.close()
 
-    def _question(self, sight: Sight, fold: Fold, snapshot: RunSnapshot) -> Question:
+    def _question(self, sight: QueuePoll, fold: Fold, snapshot: RunSnapshot) -> Question:
         pids = {r: p.pid for r, p in sight.pulses.items() if p is not None and p.pid > 0}
         pids = {**{r: known.pid for r, known in self._ranks.items()}, **pids}
         gpus = {rank: gpu for gpu in snapshot.gpus for rank in gpu.ranks}

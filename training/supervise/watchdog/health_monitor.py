@@ -13,7 +13,7 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.queue_poller import Sight
+from ltui.training.lifecycle.queue_poller import QueuePoll
 from ltui.training.state.record_fold import Fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceDesk
@@ -33,15 +33,15 @@ class JudgeSeat:
 
     def judge(
         self,
-        sight: Sight,
+        sight: QueuePoll,
         fold: Fold,
         *,
-        told_to_end: bool,
+        end_requested: bool,
         failures: Sequence[WorkerFailure] = (),
         devices: Sequence[Verdict] = (),
         delays: Mapping[int, float] | None = None,
     ) -> Judgement:
-        """``told_to_end``: ranks that die now, and had not before, died of nothing. ``devices``:
+        """``end_requested``: ranks that die now, and had not before, died of nothing. ``devices``:
         what is wrong with the run's GPUs. ``delays``: how much ranks wait for a processor."""
         told = {
             **self._evidence.judging(sight, failures=failures),
@@ -61,9 +61,9 @@ class JudgeSeat:
                 print(text, file=sys.stderr, flush=True)
             judgement = self._judged(sight, fold, {**told, "evidence": None, "closer": False})
         self._health = judgement.history
-        return self._without_deaths_asked_for(judgement, told_to_end)
+        return self._without_deaths_asked_for(judgement, end_requested)
 
-    def _judged(self, sight: Sight, fold: Fold, told: dict[str, Any]) -> Judgement:
+    def _judged(self, sight: QueuePoll, fold: Fold, told: dict[str, Any]) -> Judgement:
         return judge(
             time.monotonic_ns(),
             sight.pulses,
@@ -74,9 +74,9 @@ class JudgeSeat:
             **told,
         )
 
-    def _without_deaths_asked_for(self, judgement: Judgement, told_to_end: bool) -> Judgement:
+    def _without_deaths_asked_for(self, judgement: Judgement, end_requested: bool) -> Judgement:
         died = {r for v in judgement.verdicts if v.level == "dead" for r in v.culprits}
-        if not told_to_end:
+        if not end_requested:
             self._died = died
             return judgement
         if died <= self._died:
