@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ltui.app.diagnosis.stack_folding import place
-from ltui.training.diagnosis.evidence import Collective, Diagnosis, Front, RankEvidence
+from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Diagnosis, RankEvidence
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import Cell, CollectiveCell, CollectiveRow, CollectiveTable, Tone
@@ -35,7 +35,7 @@ class _Group:
     """What is known of one process group."""
 
     name: str
-    fronts: Mapping[int, Front]
+    fronts: Mapping[int, CollectivePosition]
     entries: Mapping[int, Mapping[int, Collective]]
     """Rank -> number -> what it did."""
     barriers: Mapping[int, str]
@@ -68,7 +68,7 @@ def _groups(diagnosis: Diagnosis) -> list[_Group]:
         for entry in rank.collectives:
             if not entry.p2p:
                 by_name.setdefault(entry.group, {}).setdefault(number, {})[entry.seq] = entry
-    found: dict[str, dict[int, Front]] = {}
+    found: dict[str, dict[int, CollectivePosition]] = {}
     for front in diagnosis.wavefront:
         if front.last_enqueued is not None or front.waits_in is not None:
             found.setdefault(front.group, {})[front.rank] = front

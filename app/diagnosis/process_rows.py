@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ltui.training.diagnosis.evidence import (
     Evidence,
     HostEvidence,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     WorkerEvidence,
 )
@@ -80,7 +80,7 @@ def _held(rank: RankEvidence) -> str:
     return f"no Python code ran for {formats.age(rank.beat_age_s)}"
 
 
-def _waits(process: ProcessSight | None) -> str:
+def _waits(process: ProcessActivity | None) -> str:
     if process is None:
         return ""
     parts = []
@@ -92,7 +92,7 @@ def _waits(process: ProcessSight | None) -> str:
     return " ".join(parts)
 
 
-def _doing(process: ProcessSight | None, *, marked: bool) -> str:
+def _doing(process: ProcessActivity | None, *, marked: bool) -> str:
     """``sleeping, FROZEN``: neither switched nor computed while it was looked at.
 
     Said of culprits and their workers alone: a rank that waits for another is as still as that.
@@ -105,7 +105,7 @@ def _doing(process: ProcessSight | None, *, marked: bool) -> str:
 
 def _row(
     who: str,
-    process: ProcessSight | None,
+    process: ProcessActivity | None,
     pid: int | None,
     ended: str | None,
     note: str,
@@ -163,7 +163,7 @@ def _worker_row(worker: WorkerEvidence, marked: bool) -> ProcessRow:
     )
 
 
-def _memory(processes: Sequence[ProcessSight]) -> str:
+def _memory(processes: Sequence[ProcessActivity]) -> str:
     known = [p.rss_bytes for p in processes if p.rss_bytes is not None]
     return formats.size(max(known)) if known else formats.NA
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from ltui.training.diagnosis.evidence import (
     Collective,
+    CollectivePosition,
     Diagnosis,
     Evidence,
     Frame,
-    Front,
     HostEvidence,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     StackGroup,
     ThreadStack,
@@ -60,13 +60,13 @@ def rank(number: int, *, stuck: bool, seq: int = 1043) -> RankEvidence:
     last = seq - 1 if stuck else seq
     workers = (
         WorkerEvidence(
-            process=ProcessSight(
+            process=ProcessActivity(
                 pid=4711, name="pt_data_worker", state="S", wait_channel="futex_wait_queue",
                 interval_s=1.0, cpu_share=0.0, switches=0, rss_bytes=300 << 20,
             ),
         ),
         WorkerEvidence(
-            process=ProcessSight(
+            process=ProcessActivity(
                 pid=4712, name="pt_data_worker", state="S", interval_s=1.0, cpu_share=0.0,
                 switches=12, rss_bytes=290 << 20,
             ),
@@ -83,7 +83,7 @@ def rank(number: int, *, stuck: bool, seq: int = 1043) -> RankEvidence:
         still_s=8.2,
         joined=True,
         beat_age_s=0.4,
-        process=ProcessSight(
+        process=ProcessActivity(
             pid=4000 + number, state="S", wait_channel="poll_schedule_timeout" if stuck else
             "futex_wait_queue", interval_s=1.0, cpu_share=0.01, switches=2, rss_bytes=3 << 30,
         ),
@@ -119,7 +119,7 @@ def stalled(ranks: int = 4, culprit: int = 2) -> Diagnosis:
         },
     )
     fronts = tuple(
-        Front(
+        CollectivePosition(
             rank=n,
             group="0",
             last_enqueued=1042 if n == culprit else 1043,

@@ -22,7 +22,7 @@ from ltui.app.diagnosis.text_report import report
 from ltui.app.presentation.state_words import state_sentence
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
-from ltui.training.diagnosis.rules.collective_positions import fronts
+from ltui.training.diagnosis.rules.collective_positions import collective_positions
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
@@ -276,7 +276,7 @@ def test_a_rank_that_never_used_a_group_is_not_there_and_nothing_came_before() -
         1: RankEvidence(rank=1, groups={"tp": (0, 1)}),
     }
     made = replace(
-        stalled(2), wavefront=fronts(ranks),
+        stalled(2), wavefront=collective_positions(ranks),
         evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks),
     )  # fmt: skip
     (front,) = view_model_of(made).collectives

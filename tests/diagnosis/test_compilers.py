@@ -11,11 +11,11 @@ import pytest
 from ltui.training.diagnosis.evidence import (
     Evidence,
     Frame,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.diagnosis.rules.compiler_frames import compiler_in, compiler_of
+from ltui.training.diagnosis.rules.compiler_frames import active_compiler, compiler_on_stack
 from ltui.training.diagnosis.rules.stack_frames import user_frame
 from tests.diagnosis.recordings import judged, load
 
@@ -103,7 +103,7 @@ def test_compiling_is_told_from_running(
     name: str | None, frames: tuple[tuple[str, str], ...]
 ) -> None:
     stack = _stack(*frames)
-    assert compiler_in(stack) == name
+    assert compiler_on_stack(stack) == name
     line = user_frame(stack)
     assert line is None or line.file == "/home/user/project/train.py"
 
@@ -137,18 +137,18 @@ def test_numba_is_seen_while_it_compiles_and_not_afterwards() -> None:
     compiled = numba.njit(calls_back)
     assert compiled(3) == 7
     *while_compiling, running = seen
-    assert {compiler_in(s) for s in while_compiling} == {"Numba"}
-    assert compiler_in(running) is None
+    assert {compiler_on_stack(s) for s in while_compiling} == {"Numba"}
+    assert compiler_on_stack(running) is None
     beside = RankEvidence(
         rank=0, stacks=(_stack(("/a.py", "get")), replace(while_compiling[0], main=False))
     )
-    assert compiler_of(beside) == "Numba"
+    assert active_compiler(beside) == "Numba"
 
 
 def _compiling(evidence: Evidence, **process: Any) -> Evidence:
     """Rank 1 compiles where it stood; the others wait for it."""
     of_rank = evidence.ranks[1]
-    sight = ProcessSight(pid=of_rank.pid or 0, state="S", interval_s=3.0, **process)
+    sight = ProcessActivity(pid=of_rank.pid or 0, state="S", interval_s=3.0, **process)
     stacks = (_stack(*STACKS["waits for the C++ compiler"][1]),)
     changed = replace(of_rank, stacks=stacks, earlier_stacks=stacks, process=sight, beat_age_s=9.0)
     return replace(evidence, ranks={**evidence.ranks, 1: changed})

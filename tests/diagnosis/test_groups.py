@@ -9,12 +9,12 @@ from ltui.training.diagnosis.evidence import (
     Collective,
     Evidence,
     Frame,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     ThreadStack,
 )
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.rules.collective_positions import fronts
+from ltui.training.diagnosis.rules.collective_positions import collective_positions
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.state.record_fold import Fold, fold
 from ltui.training.state.run_snapshot import Verdict
@@ -42,7 +42,7 @@ def _rank(rank: int, members: Mapping[str, tuple[int, ...]], waits_in: str | Non
         last_enqueued={"0": 9} | ({waits_in: 1} if waits_in is not None else {}),
         collectives=tuple(entries),
         stacks=(ThreadStack(name="MainThread", main=True, frames=frames),),
-        process=ProcessSight(pid=100 + rank, state="S", interval_s=2, cpu_share=0.0, switches=0),
+        process=ProcessActivity(pid=100 + rank, state="S", interval_s=2, cpu_share=0.0, switches=0),
     )  # fmt: skip
 
 
@@ -99,6 +99,6 @@ def test_a_group_that_is_no_affair_of_a_rank_does_not_miss_it() -> None:
 def test_who_has_never_used_a_group_that_others_wait_in_stands_beside_them() -> None:
     every = {"0": (0, 1, 2), "1": (0, 1, 2), "2": (0, 2)}
     close = {r: _rank(r, every, g) for r, g in enumerate(("1", None, "1"))}
-    seen = {(f.rank, f.group): f.last_enqueued for f in fronts(close)}
+    seen = {(f.rank, f.group): f.last_enqueued for f in collective_positions(close)}
     assert {r: seen[r, "1"] for r in range(3)} == {0: 1, 1: 0, 2: 1}
     assert (0, "2") not in seen

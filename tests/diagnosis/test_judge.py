@@ -12,12 +12,12 @@ from ltui.training.diagnosis.evidence import (
     Diagnosis,
     Evidence,
     Frame,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.diagnosis.rules.collective_positions import split
-from ltui.training.diagnosis.rules.diagnosis_document import diagnosis, headline
+from ltui.training.diagnosis.rules.collective_positions import find_unfinished_collective
+from ltui.training.diagnosis.rules.diagnosis_document import build_diagnosis, diagnosis_headline
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, to_json
 from ltui.training.tensor_queue.record_types import Phase
@@ -233,14 +233,14 @@ def test_a_tree_may_let_some_ranks_run_ahead() -> None:
         1: rank(1, entry(38, "all_reduce", retired=True)),
         2: rank(2, entry(39, "broadcast", retired=True), entry(40, "all_reduce", retired=False)),
     }
-    found = split(close, {0, 1, 2})
+    found = find_unfinished_collective(close, {0, 1, 2})
     assert found is not None
     assert (found.seq, found.absent, found.waiting) == (39, (1,), (0,))
 
 
 def test_a_diagnosis_survives_its_json() -> None:
     evidence = load("worker_sleep")
-    made = diagnosis("run", 1, 5.0, judged(evidence, later_s=4.0).verdicts, evidence)
+    made = build_diagnosis("run", 1, 5.0, judged(evidence, later_s=4.0).verdicts, evidence)
     assert made.headline.startswith("stalled: rank 1")
     assert {front.rank for front in made.wavefront} == {0, 1, 2}
     assert any("worker" in who for group in made.stacks for who in group.who)
@@ -260,13 +260,13 @@ def test_no_recording_names_a_machine() -> None:
         assert all(n.startswith(("/env/", "/usr/", "/home/user/", "<")) for n in names), names
 
 
-def _sight(evidence: Evidence, rank: int) -> ProcessSight:
+def _sight(evidence: Evidence, rank: int) -> ProcessActivity:
     sight = evidence.ranks[rank].process
     assert sight is not None
     return sight
 
 
-def _with_process(evidence: Evidence, rank: int, sight: ProcessSight) -> Evidence:
+def _with_process(evidence: Evidence, rank: int, sight: ProcessActivity) -> Evidence:
     changed = replace(evidence.ranks[rank], process=sight)
     return replace(evidence, ranks={**evidence.ranks, rank: changed})
 
@@ -281,7 +281,7 @@ def _saving(
     *, switches: int, cpu: float, written: int, state: str = "S", channel: str | None = None
 ) -> Evidence:
     evidence = load("data_sleep")
-    process = ProcessSight(
+    process = ProcessActivity(
         pid=100, state=state, wait_channel=channel, interval_s=0.9, cpu_share=cpu,
         switches=switches, written_bytes=written, read_bytes=0,
     )  # fmt: skip
@@ -306,21 +306,21 @@ def _stack_tuple(*frames: tuple[str, int, str]) -> tuple[ThreadStack, ...]:
     return (ThreadStack(name="MainThread", main=True, frames=made),)
 
 
-def _process() -> ProcessSight:
-    return ProcessSight(
+def _process() -> ProcessActivity:
+    return ProcessActivity(
         pid=100, state="S", interval_s=0.9, cpu_share=0.0, switches=0, read_bytes=0, written_bytes=0
     )
 
 
 def test_the_headline_of_a_healthy_run_and_of_one_that_is_not_known() -> None:
     rank = RankSnapshot(rank=0, state=RankState.OK, step_s=0.0123, data_wait_share=0.08)
-    assert headline((), (rank,)) == (
+    assert diagnosis_headline((), (rank,)) == (
         "Healthy: rank 0 is running, 0.0123 s per step, 8 % of it waiting for data"
     )
     both = (rank, replace(rank, rank=1, step_s=0.02))
-    assert headline((), both).startswith(
+    assert diagnosis_headline((), both).startswith(
         "Healthy: ranks 0 and 1 are running; the slowest is rank 1"
     )
     silent = RankSnapshot(rank=0, state=RankState.RUNNING)
-    assert headline((), (silent,)).startswith("Unknown: rank 0 sends no telemetry")
-    assert headline((), ()) == "No rank has started to train yet"
+    assert diagnosis_headline((), (silent,)).startswith("Unknown: rank 0 sends no telemetry")
+    assert diagnosis_headline((), ()) == "No rank has started to train yet"

@@ -9,7 +9,7 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import (
     Evidence,
     Frame,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     ThreadStack,
     WorkerEvidence,
@@ -38,8 +38,8 @@ def _evidence(ranks: tuple[int, ...]) -> Evidence:
     )
 
 
-def _frozen(pid: int) -> ProcessSight:
-    return ProcessSight(pid=pid, state="S", interval_s=1.8, cpu_share=0.0, switches=0)
+def _frozen(pid: int) -> ProcessActivity:
+    return ProcessActivity(pid=pid, state="S", interval_s=1.8, cpu_share=0.0, switches=0)
 
 
 def _judged(ranks: tuple[int, ...], looked_at: tuple[int, ...]) -> Judgement:
@@ -99,14 +99,14 @@ def _with_a_wait() -> Evidence:
 
 
 def _finished(
-    process: ProcessSight, since_s: float, workers: tuple[WorkerEvidence, ...] = ()
+    process: ProcessActivity, since_s: float, workers: tuple[WorkerEvidence, ...] = ()
 ) -> Judgement:
     """All have finished, and rank 1 still has a process."""
     over = Outcome.FINISHED
     pulses = {r: pulse(r, Phase.ENDED, 1.0, batch=20, pid=100 + r, outcome=over) for r in (0, 2)}
     pulses[1] = pulse(1, Phase.TEARDOWN, 1.0, batch=20, pid=101, outcome=Outcome.FINISHED)
     evidence = _evidence((0, 1, 2))
-    gone = ProcessSight(pid=100)
+    gone = ProcessActivity(pid=100)
     ranks = {r: replace(e, process=gone, stacks=()) for r, e in evidence.ranks.items()}
     ranks[1] = replace(evidence.ranks[1], process=process, workers=workers)
     return judge(
@@ -129,7 +129,7 @@ def test_a_rank_that_finished_and_does_not_exit_is_told_where_it_stands() -> Non
 def test_a_rank_that_exports_what_was_trained_is_left_alone() -> None:
     busy = replace(_frozen(101), cpu_share=0.9, switches=20)
     assert _finished(busy, 300.0).verdicts == ()
-    assert _finished(ProcessSight(pid=101), 300.0).verdicts == ()
+    assert _finished(ProcessActivity(pid=101), 300.0).verdicts == ()
     uploads = WorkerEvidence(process=replace(busy, pid=102), loader=False)
     assert _finished(_frozen(101), 300.0, (uploads,)).verdicts == ()
     idle = replace(uploads, process=_frozen(102))
@@ -139,7 +139,9 @@ def test_a_rank_that_exports_what_was_trained_is_left_alone() -> None:
 def test_what_only_looks_around_for_minutes_in_one_step_is_a_stall() -> None:
     evidence = load("data_sleep")
     stuck = evidence.ranks[1]
-    polling = ProcessSight(pid=stuck.pid or 0, state="S", interval_s=2, cpu_share=0.0, switches=20)
+    polling = ProcessActivity(
+        pid=stuck.pid or 0, state="S", interval_s=2, cpu_share=0.0, switches=20
+    )
     evidence = replace(evidence, ranks={**evidence.ranks, 1: replace(stuck, process=polling)})
     (slow,) = judged(evidence, later_s=8.0).verdicts
     (stalled,) = judged(evidence, later_s=130.0).verdicts

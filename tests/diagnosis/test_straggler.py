@@ -8,12 +8,12 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import (
     Evidence,
     Frame,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     ThreadStack,
 )
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory, key_of
+from ltui.training.diagnosis.rules.judge_input import HealthHistory, verdict_key
 from ltui.training.state.record_fold import Fold, fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase
@@ -48,7 +48,7 @@ def _rank(rank: int, still_s: float, *, switches: int = 3, delay: float = 0.0) -
     return RankEvidence(
         rank=rank, pid=100 + rank, alive=True, phase="fetch data" if rank == 1 else "backward",
         still_s=still_s, stacks=(ThreadStack(name="MainThread", main=True, frames=(frame,)),),
-        process=ProcessSight(
+        process=ProcessActivity(
             pid=100 + rank, state="S", interval_s=1.8, cpu_share=0.01, switches=switches,
             run_delay_share=delay, read_bytes=0, written_bytes=0,
         ),
@@ -253,7 +253,7 @@ def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() 
 def test_a_crowded_rank_stays_named_while_the_difference_shrinks() -> None:
     state, told = _contended({0: 0.05, 1: 0.9})
     level = _folded(*[(1.3, 0.05, 1.2)] * 3, *[(1.3, 1.2, 1.2)] * 9)
-    active = HealthHistory(active={key_of(v): v for v in told})
+    active = HealthHistory(active={verdict_key(v): v for v in told})
     last_s = _end_s(level)
     pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
     for delays, kept in (({0: 0.3, 1: 0.6}, True), ({0: 0.5, 1: 0.6}, False)):

@@ -15,7 +15,7 @@ import yaml
 
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
-from ltui.training.supervise.watchdog.gather_evidence import kept
+from ltui.training.supervise.watchdog.gather_evidence import read_diagnoses
 from tests.faults.fault import GRAVE, SCRIPTS, Fault, line_of, one
 from tests.faults.run import ZooRun, zoo_environment
 from tests.faults.verdicts import in_force
@@ -62,7 +62,7 @@ def test_stop_ends_the_run_and_keeps_what_was_seen(tmp_path: Path) -> None:
         assert ended.detail is not None
         assert ended.detail.startswith("stopped by its stall policy (STALLED: rank 1 ")
         assert any(c.global_step <= STEP for c in ended.checkpoints)
-        (found, *_) = kept(run.run_dir, 1)
+        (found, *_) = read_diagnoses(run.run_dir, 1)
         verdict = found.verdicts[0]
         assert (verdict.kind, verdict.level, verdict.culprits) == ("frozen", "stalled", (1,))
         assert line_of("data_sleep") in str(verdict.place)
@@ -97,4 +97,4 @@ def test_restart_goes_on_from_the_last_good_checkpoint(tmp_path: Path, inject: s
         assert acted.data["then"] == "restart"
         assert 0 < max(saved) <= STEP
         assert second["resumed_step"] == max(saved)
-        assert kept(run.run_dir, first["attempt"])
+        assert read_diagnoses(run.run_dir, first["attempt"])

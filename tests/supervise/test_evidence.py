@@ -19,12 +19,12 @@ from ltui.training.process.exit_statuses import ExitWatch
 from ltui.training.process.stack_dumps import by_signal, parse_stacks
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.gather_evidence import (
-    Memory,
-    Question,
-    Target,
-    gather,
-    keep,
-    kept,
+    CollectorCache,
+    EvidenceRequest,
+    RankTarget,
+    collect_evidence,
+    read_diagnoses,
+    write_diagnosis,
 )
 from tests.supervise.conftest import Runs
 
@@ -39,7 +39,7 @@ class Stuck:
         (self.run_dir.path / "queue" / "1").mkdir(parents=True)
         self.side = install_rank_package(home)
         self.processes: list[subprocess.Popen[str]] = []
-        self.memory = Memory()
+        self.memory = CollectorCache()
 
     def start(self, how: str, *more: str, **extra: str) -> int:
         rank = len(self.processes)
@@ -57,9 +57,11 @@ class Stuck:
         return process.pid
 
     def look(self) -> Evidence:
-        targets = [Target(rank=r, pid=p.pid) for r, p in enumerate(self.processes)]
-        question = Question(run_dir=self.run_dir, attempt=1, targets=targets, memory=self.memory)
-        return gather(question)
+        targets = [RankTarget(rank=r, pid=p.pid) for r, p in enumerate(self.processes)]
+        question = EvidenceRequest(
+            run_dir=self.run_dir, attempt=1, targets=targets, memory=self.memory
+        )
+        return collect_evidence(question)
 
     def dumps(self, pid: int) -> int:
         """How often the process was made to write its stacks."""
@@ -235,8 +237,8 @@ def test_a_diagnosis_is_answered_while_status_is_and_kept(runs: Runs) -> None:
     assert sorted(found.evidence.ranks) == [0, 1]
     assert all(e.process is not None and e.process.state for e in found.evidence.ranks.values())
     assert client.status() is not None
-    path = keep(run, found)
+    path = write_diagnosis(run, found)
     assert path is not None
-    assert kept(run, found.attempt)[-1] == found
+    assert read_diagnoses(run, found.attempt)[-1] == found
     runs.order(run, "kill")
     runs.ended(run)

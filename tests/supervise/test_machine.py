@@ -12,7 +12,7 @@ from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.process.identity import ProcessMark, mark_of, start_ticks
 from ltui.training.process.rank_usage import ProcessReadings, ProcessTable
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceDesk
+from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 
 
 def test_a_reused_pid_is_not_taken_for_its_former_owner() -> None:
@@ -112,8 +112,8 @@ def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path
         assert readings[0].rss_bytes + readings[1].rss_bytes == together.rss_bytes
         assert readings[0].rss_bytes > readings[1].rss_bytes / 2
 
-        desk = EvidenceDesk(RunDir(tmp_path / "runs" / "r"), 1, lambda: None)
-        desk.note_processes(table, marks)
+        desk = EvidenceCollector(RunDir(tmp_path / "runs" / "r"), 1, lambda: None)
+        desk.update_processes(table, marks)
         assert [len(desk.children(rank)) for rank in marks] == [1, 1]
         desk.close()
     finally:

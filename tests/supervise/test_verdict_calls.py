@@ -17,7 +17,7 @@ import pytest
 from ltui.training.config.run_spec import RunSpec, StallPolicy
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.supervise.watchdog import verdict_hooks
-from ltui.training.supervise.watchdog.verdict_hooks import VerdictCalls
+from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
 
 STALL = Verdict(
     kind="frozen", level="stalled", culprits=(1, 3), waiting=(0, 2), place="forward, train.py:8",
@@ -25,15 +25,15 @@ STALL = Verdict(
 )  # fmt: skip
 
 
-def calls(target: tuple[str, ...] | str | None, cwd: Path, timeout_s: float = 20) -> VerdictCalls:
+def calls(target: tuple[str, ...] | str | None, cwd: Path, timeout_s: float = 20) -> VerdictHooks:
     spec = RunSpec(
         id="brave-owl-3f2a", name="brave-owl", created_at=0, cwd=str(cwd), python=sys.executable,
         preset="quickstart", stall=StallPolicy(on_verdict=target, on_verdict_timeout_s=timeout_s),
     )  # fmt: skip
-    return VerdictCalls(spec, 2, str(cwd / "run"))
+    return VerdictHooks(spec, 2, str(cwd / "run"))
 
 
-def texts(made: VerdictCalls) -> list[str]:
+def texts(made: VerdictHooks) -> list[str]:
     assert made.close(90)
     return [text for _, text, _ in made.take_events()]
 

@@ -39,7 +39,7 @@ class ThreadStack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessSight:
+class ProcessActivity:
     """One process over a sampling interval, from ``/proc``."""
 
     pid: int
@@ -87,7 +87,7 @@ class ProcessSight:
 class WorkerEvidence:
     """A DataLoader worker, or another child of a rank."""
 
-    process: ProcessSight
+    process: ProcessActivity
     stacks: tuple[ThreadStack, ...] = ()
     loader: bool = True
     """Whether torch's DataLoader started it."""
@@ -138,7 +138,7 @@ class RankEvidence:
     """Since the rank's own witness thread last ran; large: something holds the GIL."""
     joined: bool | None = None
     """Whether ``init_process_group`` has returned in this process."""
-    process: ProcessSight | None = None
+    process: ProcessActivity | None = None
     stacks: tuple[ThreadStack, ...] = ()
     earlier_stacks: tuple[ThreadStack, ...] = ()
     """The main thread a moment before, to tell one line from many."""
@@ -208,7 +208,7 @@ class StackGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Front:
+class CollectivePosition:
     """Where one rank stands among the collectives of one process group."""
 
     rank: int
@@ -232,7 +232,7 @@ class Diagnosis:
     verdicts: tuple[Verdict, ...] = ()
     evidence: Evidence | None = None
     """None where only what the store kept is known."""
-    wavefront: tuple[Front, ...] = ()
+    wavefront: tuple[CollectivePosition, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
     missing: tuple[str, ...] = ()
 

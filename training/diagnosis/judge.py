@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence
 from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
-from ltui.training.diagnosis.rules.deaths import Death, deaths
+from ltui.training.diagnosis.rules.deaths import Death, death_verdicts
 from ltui.training.diagnosis.rules.judge_input import (
     BEFORE_TRAINING,
     LIVE_STATES,
     STEP_PHASES,
     HealthHistory,
-    Moment,
-    key_of,
-    settled,
-    state_of,
-    where,
+    PreparedInput,
+    initial_state,
+    position_facts,
+    settled_evidence,
+    verdict_key,
 )
 from ltui.training.diagnosis.rules.stalls import Stalls, stalls
 from ltui.training.diagnosis.rules.thresholds import slowest_step_s
@@ -34,9 +34,9 @@ from ltui.training.state.record_fold import Fold
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.tensor_queue.record_types import Phase, PulseState
 
-JUMP_S = 5.0
+CLOCK_JUMP_S = 5.0
 """A gap between two judgements that means that the watcher itself was asleep."""
-HELD_S = 1.0
+STOPPED_AFTER_S = 1.0
 """A process stopped for less (a debugger that looks and goes on) is not worth a word."""
 _STRAGGLING_S = 2.0
 _LOOKED_S = 0.9
@@ -95,7 +95,7 @@ def judge(
         held_workers or {}, silent or {}, evidence, devices, now_s,
     )  # fmt: skip
     m = replace(m, delays=delays or {})
-    found: list[Verdict] = deaths(m, deaths_told or {}, oom_kills)
+    found: list[Verdict] = death_verdicts(m, deaths_told or {}, oom_kills)
     stopped = _stopped(m)
     paused = RankState.PAUSED in m.states.values()
     suspects: frozenset[int] = frozenset()
@@ -116,7 +116,7 @@ def judge(
     drift_ns = _add_drift(m, found)
     found.sort(key=lambda v: _GRAVITY.get(v.level, 4))
     verdicts = tuple(_begun(v, history, now_s) for v in found)
-    active = {key_of(v): v for v in verdicts}
+    active = {verdict_key(v): v for v in verdicts}
     kinds = {v.kind for v in verdicts}
     ended = tuple(
         replace(v, ended=now_s)
@@ -151,11 +151,11 @@ def _moment(
     evidence: Evidence | None,
     devices: Sequence[Verdict],
     now_s: float | None,
-) -> Moment:
-    if history.judged_ns is not None and now_ns - history.judged_ns > JUMP_S * 1e9:
+) -> PreparedInput:
+    if history.judged_ns is not None and now_ns - history.judged_ns > CLOCK_JUMP_S * 1e9:
         history = replace(history, forgiven_ns=now_ns)
     since = history.forgiven_ns
-    states = {r: state_of(p, r, dead) for r, p in pulses.items()}
+    states = {r: initial_state(p, r, dead) for r, p in pulses.items()}
     states.update(
         {
             r: RankState.DEAD
@@ -163,7 +163,7 @@ def _moment(
             if states.get(r) is not RankState.ENDED or pulses.get(r) is None
         }
     )
-    return Moment(
+    return PreparedInput(
         now_ns=now_ns,
         now_s=now_s,
         pulses=pulses,
@@ -181,16 +181,17 @@ def _moment(
         },
         states=states,
         evidence=evidence,
-        close=settled(evidence, pulses),
+        close=settled_evidence(evidence, pulses),
         devices=devices,
     )
 
 
-def _stopped(m: Moment) -> list[int]:
+def _stopped(m: PreparedInput) -> list[int]:
     return sorted(
         r
         for r in m.held
-        if r in m.silent or (m.states.get(r) in LIVE_STATES and m.still.get(r, 0.0) > HELD_S)
+        if r in m.silent
+        or (m.states.get(r) in LIVE_STATES and m.still.get(r, 0.0) > STOPPED_AFTER_S)
     )
 
 
@@ -201,7 +202,7 @@ def _stands_by_itself(verdict: Verdict, stopped: list[int]) -> bool:
     return bool(line and verdict.culprits and not set(verdict.culprits) & set(stopped))
 
 
-def _held(m: Moment, stopped: list[int], at_fault: set[int]) -> Verdict:
+def _held(m: PreparedInput, stopped: list[int], at_fault: set[int]) -> Verdict:
     """Ranks whose process was stopped from outside; the others that stand still wait for them,
     but for those with a fault of their own."""
     waiting = sorted(
@@ -210,7 +211,7 @@ def _held(m: Moment, stopped: list[int], at_fault: set[int]) -> Verdict:
         if s is RankState.OK
         and r not in stopped
         and r not in at_fault
-        and m.still.get(r, 0.0) > HELD_S
+        and m.still.get(r, 0.0) > STOPPED_AFTER_S
     )
     alive = {r: p for r in stopped if (p := m.pulses.get(r)) is not None}
     who = f"the process of {ranks_text(stopped)}" if len(stopped) == 1 else ranks_text(stopped)
@@ -232,12 +233,12 @@ def _held(m: Moment, stopped: list[int], at_fault: set[int]) -> Verdict:
         evidence={
             "stopped_pids": {str(r): m.held[r] for r in stopped},
             "still_s": {str(r): round(m.still[r], 1) for r in (*stopped, *waiting) if r in m.still},
-            "ranks": {str(r): where(p) for r, p in alive.items()},
+            "ranks": {str(r): position_facts(p) for r, p in alive.items()},
         },
     )
 
 
-def _mark(m: Moment, found: list[Verdict], waiting: frozenset[int], *, dead: bool) -> None:
+def _mark(m: PreparedInput, found: list[Verdict], waiting: frozenset[int], *, dead: bool) -> None:
     """Rank states as the verdicts have them."""
     live = set(m.alive)
     stopped = {r for v in found if v.kind == "stopped" for r in v.culprits}
@@ -257,7 +258,7 @@ def _mark(m: Moment, found: list[Verdict], waiting: frozenset[int], *, dead: boo
 
 
 def _add_straggler(
-    m: Moment, found: list[Verdict], *, closer: bool
+    m: PreparedInput, found: list[Verdict], *, closer: bool
 ) -> tuple[int | None, frozenset[int]]:
     """Add the straggler's verdict once it lasts. Since when there is one, and its rank, which is
     looked at closely."""
@@ -273,7 +274,7 @@ def _add_straggler(
         return since_ns, frozenset(before.culprits)
     if slow is None:
         if not any(v.kind in ("slow_data", "slow_step") for v in found):
-            found += [v for v in (data_slowdown.slow_data(m),) if v is not None]
+            found += [v for v in (data_slowdown.slow_data_verdict(m),) if v is not None]
         return None, frozenset()
     lasted_s = (m.now_ns - since_ns) / 1e9
     seen = m.evidence is not None and m.evidence.taken_ns > since_ns + _LOOKED_S * 1e9
@@ -283,7 +284,7 @@ def _add_straggler(
     return since_ns, frozenset((slow.rank,))
 
 
-def _add_warnings(m: Moment, found: list[Verdict], host: HostEvidence | None) -> None:
+def _add_warnings(m: PreparedInput, found: list[Verdict], host: HostEvidence | None) -> None:
     """Add the early warnings of the loss, the machine and the call sites."""
     if (bad := early_warnings.bad_loss(m.fold)) is not None:
         found.append(bad)
@@ -297,7 +298,7 @@ def _add_warnings(m: Moment, found: list[Verdict], host: HostEvidence | None) ->
             found.append(apart)
 
 
-def _add_drift(m: Moment, found: list[Verdict]) -> tuple[int, int] | None:
+def _add_drift(m: PreparedInput, found: list[Verdict]) -> tuple[int, int] | None:
     """Add a drift that lasts. Since when ranks drift, and when they were last seen to; ns."""
     drifting = early_warnings.drifting(m)
     known = m.history.drift_ns
@@ -319,14 +320,14 @@ def _add_drift(m: Moment, found: list[Verdict]) -> tuple[int, int] | None:
 
 def _begun(verdict: Verdict, history: HealthHistory, now_s: float | None) -> Verdict:
     """With when it began: as the same verdict said before, else what the pulse says, else now."""
-    before = history.active.get(key_of(verdict))
+    before = history.active.get(verdict_key(verdict))
     if before is not None and before.began is not None:
         return replace(verdict, began=before.began)
     return verdict if verdict.began is not None else replace(verdict, began=now_s)
 
 
 def _remember(
-    m: Moment,
+    m: PreparedInput,
     active: dict[str, Verdict],
     drift_ns: tuple[int, int] | None,
     straggling_ns: int | None,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ltui.training.diagnosis.rules.backend_messages import is_consequence
-from ltui.training.diagnosis.rules.verdict_words import followed
+from ltui.training.diagnosis.rules.verdict_words import consequences_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.record_fold import Fold, FoldedEvent
@@ -72,7 +72,7 @@ def with_verdict_cause(
         text = verdict.evidence.get("reasons", {}).get(str(rank))
         if verdict.kind in _SILENT_DEATHS and text:
             others = sorted(int(r) for r in verdict.evidence.get("consequences", {}))
-            return replace(found, detail=f"rank {rank} {text}{step}{followed(others)}")
+            return replace(found, detail=f"rank {rank} {text}{step}{consequences_text(others)}")
     return found
 
 

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.evidence import ProcessSight
+from ltui.training.diagnosis.evidence import ProcessActivity
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LOADER_NAME = "pt_data_worker"
@@ -106,11 +106,11 @@ def context_switches(pid: int) -> int:
     return sum(int(status.get(name, 0)) for name in names)
 
 
-def sight(pid: int, before: Sample | None, after: Sample | None) -> ProcessSight:
+def sight(pid: int, before: Sample | None, after: Sample | None) -> ProcessActivity:
     """What the process did between the two."""
     entry = entry_of(pid)
     if entry is None or entry.state == "X":
-        return ProcessSight(pid=pid)
+        return ProcessActivity(pid=pid)
     status = _status(f"/proc/{pid}/status")
     common = {
         "pid": pid,
@@ -125,9 +125,9 @@ def sight(pid: int, before: Sample | None, after: Sample | None) -> ProcessSight
         ),
     }
     if before is None or after is None or after.at_s <= before.at_s:
-        return ProcessSight(**common)  # type: ignore[arg-type]
+        return ProcessActivity(**common)  # type: ignore[arg-type]
     seconds = after.at_s - before.at_s
-    return ProcessSight(
+    return ProcessActivity(
         **common,  # type: ignore[arg-type]
         interval_s=seconds,
         cpu_share=max(0, after.ran_ns - before.ran_ns) / 1e9 / seconds,

@@ -64,9 +64,13 @@ from ltui.training.supervise.snapshot_builder import (
     stored_state,
 )
 from ltui.training.supervise.stop_controller import DEFAULT_STOP_S, StopController
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceDesk
-from ltui.training.supervise.watchdog.health_monitor import JudgeSeat
-from ltui.training.supervise.watchdog.verdict_events import Row, VerdictDesk, stored_verdicts
+from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
+from ltui.training.supervise.watchdog.health_monitor import HealthMonitor
+from ltui.training.supervise.watchdog.verdict_events import (
+    EventRow,
+    VerdictNotifier,
+    read_stored_verdicts,
+)
 from ltui.training.tensor_queue.queue_reader import Poll
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
@@ -117,19 +121,19 @@ class Supervisor:
         """Set where the engine is still to be started, once there are GPUs for it."""
         self._queue: GpuQueue | None = None
         self._queued: str | None = None
-        self._desk = VerdictDesk(spec, attempt, str(run_dir.path))
+        self._desk = VerdictNotifier(spec, attempt, str(run_dir.path))
         self._answered: str | None = None
         self._saved_at = 0.0
         self._shelf = CheckpointCatalog(run_dir.checkpoints_dir)
         self._script_checkpoints = ScriptCheckpoints(before)
         self._orders: deque[dict[str, Any]] = deque()
         self._woken = threading.Event()
-        self._evidence = EvidenceDesk(run_dir, attempt, self._woken.set)
-        self._seat = JudgeSeat(spec.stall, self._evidence)
+        self._evidence = EvidenceCollector(run_dir, attempt, self._woken.set)
+        self._seat = HealthMonitor(spec.stall, self._evidence)
         self._state = RunState.STARTING
         self._stated: tuple[RunState, str | None] | None = None
         self._pulses: Mapping[int, PulseState | None] = {}
-        opening: list[Row] = []
+        opening: list[EventRow] = []
         self._rebooted = False
         self._last_seen: float | None = None
         """When an earlier supervisor wrote last, where this one found the attempt over."""
@@ -141,7 +145,7 @@ class Supervisor:
             self._last_seen = None if before is None else before.taken_at
             if self._restarts.requested is not None:
                 self._intents.kill(time.monotonic())
-            self._desk.know(stored_verdicts(run_dir), time.time(), time.monotonic())
+            self._desk.restore(read_stored_verdicts(run_dir), time.time(), time.monotonic())
         else:
             text, facts = plan.words(attempt), plan.facts()
             opening.append((None, None, time.time(), "attempt", text, facts))
@@ -236,7 +240,7 @@ class Supervisor:
         if order.get("cmd") == "diagnose":
             if snapshot.state not in LIVE:
                 raise ValueError(f"the run is {snapshot.state.value}.")
-            return self._evidence.ask()
+            return self._evidence.request_diagnosis()
         heard = any(p is not None for p in self._pulses.values())
         foreign = self.spec.command is not None
         apart = self.spec.nodes is not None
@@ -272,8 +276,8 @@ class Supervisor:
         judgement = self._judge(sight)
         self._state = self._live_state(now_s)
         self._publish(judgement, now_s)
-        self._evidence.follow(judgement, sight, self._fold, self._snapshot)
-        batch.events += self._desk.follow(
+        self._evidence.update(judgement, sight, self._fold, self._snapshot)
+        batch.events += self._desk.update(
             self._snapshot.verdicts,
             now_s,
             time.monotonic(),
@@ -283,9 +287,9 @@ class Supervisor:
         self._write(sight.polls, batch, judgement, now_s)
         return sight.behind
 
-    def _stop_by_itself(self, now_s: float) -> list[Row]:
+    def _stop_by_itself(self, now_s: float) -> list[EventRow]:
         """Stop where a condition has come true, or where ranks stop without having been asked."""
-        rows: list[Row] = []
+        rows: list[EventRow] = []
         if self._intents.notice(time.monotonic(), self._pulses):
             self._restarts.cancel_request()
         if self._intents.escalation is None:
@@ -300,11 +304,11 @@ class Supervisor:
         orders = self._book.orders
         self._intents.plan(orders.stop_step(), orders.stop_epochs())
 
-    def _answer(self, now_s: float) -> list[Row]:
+    def _answer(self, now_s: float) -> list[EventRow]:
         """Do what the policy wants once a stall has stood long enough."""
         if self._state not in (RunState.STARTING, RunState.RUNNING) or self._intents.escalation:
             return []
-        verdict = self._desk.answer(time.monotonic())
+        verdict = self._desk.verdict_to_act_on(time.monotonic())
         if verdict is None:
             return []
         policy, said = self.spec.stall, headline(verdict)
@@ -404,18 +408,17 @@ class Supervisor:
         if batch is None:
             return Batch()
         assert self._machine.table is not None
-        self._evidence.note_processes(self._machine.table, self._machine.marks)
+        self._evidence.update_processes(self._machine.table, self._machine.marks)
         return batch
 
     def _judge(self, sight: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        end_requested = self._intents.escalation is not None
         return self._seat.judge(
             sight,
             self._fold,
-            end_requested=end_requested,
+            end_requested=self._intents.escalation is not None,
             failures=failures,
-            devices=self._machine.verdicts,
-            delays=self._machine.delays(),
+            gpu_verdicts=self._machine.verdicts,
+            cpu_delays=self._machine.delays(),
         )
 
     def _live_state(self, now_s: float) -> RunState:
@@ -656,7 +659,7 @@ class Supervisor:
         self._snapshot = final_snapshot(now, found, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(self._snapshot)
         sight = QueuePoll({}, self._pulses, self._gone())
-        self._evidence.follow(judgement, sight, self._fold, self._snapshot)
+        self._evidence.update(judgement, sight, self._fold, self._snapshot)
         self._snapshot = self._end_book.write_with_retry(self._snapshot, found)
         for verdict in gpus_over:
             self._recorder.attempt(
@@ -674,9 +677,9 @@ class Supervisor:
     def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
         """The events of verdicts that only the end brought, and of calls under way."""
         failed = self._state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
-        rows = self._desk.follow(judgement.verdicts, ended_at, time.monotonic(), ending=not failed)
+        rows = self._desk.update(judgement.verdicts, ended_at, time.monotonic(), ending=not failed)
         rows += self._desk.end(ended_at)
-        rows += self._desk.finish_calls(LAST_CALLS_S)
+        rows += self._desk.wait_for_hooks(LAST_CALLS_S)
         if rows and not self._recorder.failing:
             self._recorder.record({}, Batch(events=rows), None, time.time())
 
@@ -702,4 +705,4 @@ class Supervisor:
         fcntl.flock(self.lock, fcntl.LOCK_UN)
         os.close(self.lock)
         # Whoever is still being called is waited for, but not by anybody who waits for the run.
-        self._desk.finish_calls(self.spec.stall.on_verdict_timeout_s + 1.0)
+        self._desk.wait_for_hooks(self.spec.stall.on_verdict_timeout_s + 1.0)

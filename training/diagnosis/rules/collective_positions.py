@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ltui.training.diagnosis.evidence import Collective, Frame, Front, RankEvidence
+from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Frame, RankEvidence
 from ltui.training.diagnosis.rules.stack_frames import (
     call_site,
     collective_in,
@@ -32,7 +32,7 @@ Signature = tuple[str, tuple[tuple[int, ...], ...], tuple[str, int] | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class UnfinishedCollective:
     """What the ranks did at the first unfinished collective of one group."""
 
     group: str
@@ -59,9 +59,9 @@ class Split:
         return len({_shape(e) for e in self.at.values()}) > 1
 
 
-def fronts(close: Mapping[int, RankEvidence]) -> tuple[Front, ...]:
+def collective_positions(close: Mapping[int, RankEvidence]) -> tuple[CollectivePosition, ...]:
     """One a rank and group, for people: of groups that the rank uses, or should have come to."""
-    waited = {e.group for of in close.values() if (e := pending_of(of)) is not None}
+    waited = {e.group for of in close.values() if (e := pending_collective(of)) is not None}
     found = []
     for rank, of_rank in sorted(close.items()):
         of_groups = {**dict.fromkeys(waited & of_rank.groups.keys(), 0), **of_rank.last_enqueued}
@@ -70,7 +70,7 @@ def fronts(close: Mapping[int, RankEvidence]) -> tuple[Front, ...]:
             pending = next((e for e in entries if not e.retired), None)
             done = max((e.seq for e in entries if e.retired), default=None)
             found.append(
-                Front(
+                CollectivePosition(
                     rank=rank,
                     group=group,
                     last_enqueued=last,
@@ -82,7 +82,9 @@ def fronts(close: Mapping[int, RankEvidence]) -> tuple[Front, ...]:
     return tuple(found)
 
 
-def split(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
+def find_unfinished_collective(
+    close: Mapping[int, RankEvidence], ranks: set[int]
+) -> UnfinishedCollective | None:
     """Where the trouble begins; None where nobody waits or nothing is recorded.
 
     Of several groups in which somebody waits, the one whose collective can't match, else one whose
@@ -104,12 +106,14 @@ def split(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
     return replace(most, crossed=True) if most is not None else None
 
 
-def pending_of(of_rank: RankEvidence) -> Collective | None:
+def pending_collective(of_rank: RankEvidence) -> Collective | None:
     """The collective that the rank waits in, of whatever group."""
     return next((e for e in of_rank.collectives if not e.retired and not e.p2p), None)
 
 
-def _split_of(group: str, close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
+def _split_of(
+    group: str, close: Mapping[int, RankEvidence], ranks: set[int]
+) -> UnfinishedCollective | None:
     first: dict[int, int] = {}
     known: dict[int, dict[int, Collective]] = {}
     counted: dict[int, int] = {}
@@ -141,54 +145,58 @@ def _split_of(group: str, close: Mapping[int, RankEvidence], ranks: set[int]) ->
         )
     )
     unknown = tuple(sorted(r for r in ranks if r not in at and r not in absent))
-    return Split(group=group, seq=number, at=at, absent=absent, unknown=unknown)
+    return UnfinishedCollective(group=group, seq=number, at=at, absent=absent, unknown=unknown)
 
 
-def split_by_stacks(close: Mapping[int, RankEvidence], ranks: set[int]) -> Split | None:
+def find_mismatch_by_stacks(
+    close: Mapping[int, RankEvidence], ranks: set[int]
+) -> UnfinishedCollective | None:
     """What ranks stand in by their stacks, where nothing is recorded; its number is not known. None
     where some stand in no collective, or all in the same one, called from the same line."""
     at: dict[int, Collective] = {}
     for rank in sorted(ranks):
         stack = close[rank].main_stack if rank in close else None
-        name = stands_in(close[rank]) if stack is not None else None
+        name = collective_on_stack(close[rank]) if stack is not None else None
         if stack is None or name is None:
             return None
         explicit = collective_in(stack) is not None
         inner = next((f for f in stack.frames if "/torch/" not in f.file), None)
         site = (user_frame(stack) or inner) if explicit else None
         at[rank] = Collective(group="0", seq=UNNUMBERED, op=name, call_site=site)
-    if len({signature(entry) for entry in at.values()}) < 2:
+    if len({call_signature(entry) for entry in at.values()}) < 2:
         return None
-    return Split(group="0", seq=UNNUMBERED, at=at, absent=(), unknown=())
+    return UnfinishedCollective(group="0", seq=UNNUMBERED, at=at, absent=(), unknown=())
 
 
 def _shape(entry: Collective) -> tuple[str, tuple[tuple[int, ...], ...]]:
     return entry.op, entry.sizes if entry.op in _SIZED else ()
 
 
-def odd_ones(found: Split, close: Mapping[int, RankEvidence]) -> tuple[int, ...]:
+def minority_ranks(
+    found: UnfinishedCollective, close: Mapping[int, RankEvidence]
+) -> tuple[int, ...]:
     """Of ranks that did different things at one number: who did what the others did not.
 
     The minority where there is one; else whoever did what no rank has ever done before at that
     place, which two ranks have to decide between them; else all.
     """
-    key: Callable[[Collective], object] = _shape if found.differs else signature
+    key: Callable[[Collective], object] = _shape if found.differs else call_signature
     (most, count), *others = Counter(key(e) for e in found.at.values()).most_common()
     if not others or count > others[0][1]:
         return tuple(sorted(r for r, e in found.at.items() if key(e) != most))
     seen = {
-        signature(e)
+        call_signature(e)
         for of_rank in close.values()
         for e in of_rank.collectives
         if e.group == found.group and e.seq < found.seq
     }
-    fresh = [r for r, e in found.at.items() if signature(e) not in seen]
+    fresh = [r for r, e in found.at.items() if call_signature(e) not in seen]
     if fresh and len(fresh) < len(found.at):
         return tuple(sorted(fresh))
     return tuple(sorted(found.at))
 
 
-def signature(entry: Collective) -> Signature:
+def call_signature(entry: Collective) -> Signature:
     site = entry.call_site
     return entry.op, entry.sizes, (site.file, site.line) if site else None
 
@@ -204,7 +212,7 @@ class Divergence:
     odd: tuple[int, ...]
 
 
-def divergence(close: Mapping[int, RankEvidence]) -> Divergence | None:
+def find_divergence(close: Mapping[int, RankEvidence]) -> Divergence | None:
     """None where call sites agree, or where they are not known."""
     sites: dict[tuple[str, int], dict[int, Collective]] = {}
     for rank, of_rank in close.items():
@@ -230,7 +238,7 @@ def _site(entry: Collective) -> tuple[str, int]:
     return entry.call_site.file, entry.call_site.line
 
 
-def stands_in(of_rank: RankEvidence) -> str | None:
+def collective_on_stack(of_rank: RankEvidence) -> str | None:
     """The collective that the rank's main thread is in, by its stack: where nothing is recorded."""
     stack = of_rank.main_stack
     if (name := collective_in(stack)) is not None:
@@ -240,7 +248,7 @@ def stands_in(of_rank: RankEvidence) -> str | None:
     return "all_reduce" if in_backward(stack) and idle and user_frame(stack) is None else None
 
 
-def site_of(entry: Collective, of_rank: RankEvidence | None) -> Frame | None:
+def call_site_of(entry: Collective, of_rank: RankEvidence | None) -> Frame | None:
     """The user's line that issued the collective; from the live stack where the recorder kept
     none."""
     if entry.call_site is not None:

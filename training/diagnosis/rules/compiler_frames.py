@@ -44,7 +44,7 @@ _COMPILERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = (
 )
 
 
-def compiler_in(stack: ThreadStack | None) -> str | None:
+def compiler_on_stack(stack: ThreadStack | None) -> str | None:
     """What the thread compiles with: ``torch.compile``, ``Triton``, ``Numba``; None: it doesn't."""
     for frame in stack.frames if stack is not None else ():
         for name, files, functions in _COMPILERS:
@@ -53,10 +53,10 @@ def compiler_in(stack: ThreadStack | None) -> str | None:
     return None
 
 
-def compiler_of(of_rank: RankEvidence) -> str | None:
+def active_compiler(of_rank: RankEvidence) -> str | None:
     """What the rank waits for: its main thread's compiler, else Numba in another thread, where
     loaders compile their pipelines."""
-    if (name := compiler_in(of_rank.main_stack)) is not None:
+    if (name := compiler_on_stack(of_rank.main_stack)) is not None:
         return name
-    others = {compiler_in(s) for s in of_rank.stacks if not s.main}
+    others = {compiler_on_stack(s) for s in of_rank.stacks if not s.main}
     return "Numba" if "Numba" in others else None

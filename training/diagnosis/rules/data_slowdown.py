@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ltui.training.diagnosis.rules.judge_input import Moment, where
-from ltui.training.diagnosis.rules.thresholds import PROOF_S
+from ltui.training.diagnosis.rules.judge_input import PreparedInput, position_facts
+from ltui.training.diagnosis.rules.thresholds import FAULT_SETTLE_S
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase
@@ -13,12 +13,12 @@ _TIMES = 4.0
 _SHARE = 0.6
 
 
-def slow_data(m: Moment) -> Verdict | None:
+def slow_data_verdict(m: PreparedInput) -> Verdict | None:
     """Every rank's last step was several times as long as usual, most of it waiting for data, and
     every rank waits for data again."""
     alive = m.alive
     stands = any(v.kind == "slow_data" for v in m.history.active.values())
-    again = all(p.phase is Phase.FETCH and m.still[r] > PROOF_S for r, p in alive.items())
+    again = all(p.phase is Phase.FETCH and m.still[r] > FAULT_SETTLE_S for r, p in alive.items())
     if not alive or not (again or stands):
         return None
     shares = [_share_of_slow_step(m.fold.ranks.get(r)) for r in alive]
@@ -42,7 +42,7 @@ def slow_data(m: Moment) -> Verdict | None:
         evidence={
             "step_s": last_s,
             "moving": True,
-            "ranks": {str(r): where(p) for r, p in alive.items()},
+            "ranks": {str(r): position_facts(p) for r, p in alive.items()},
         },
     )
 

@@ -14,9 +14,9 @@ from typing import Any
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.rules import left_early
 from ltui.training.diagnosis.rules.backend_messages import is_consequence
-from ltui.training.diagnosis.rules.judge_input import Moment, where
-from ltui.training.diagnosis.rules.stack_frames import is_library, spot
-from ltui.training.diagnosis.rules.verdict_words import followed, ranks_text
+from ltui.training.diagnosis.rules.judge_input import PreparedInput, position_facts
+from ltui.training.diagnosis.rules.stack_frames import frame_text, is_library_file
+from ltui.training.diagnosis.rules.verdict_words import consequences_text, ranks_text
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.tensor_queue.record_types import PulseState
 
@@ -75,7 +75,9 @@ class _End:
     at_s: float = 0.0
 
 
-def deaths(m: Moment, told: Mapping[int, Death], oom_kills: int | None) -> list[Verdict]:
+def death_verdicts(
+    m: PreparedInput, told: Mapping[int, Death], oom_kills: int | None
+) -> list[Verdict]:
     """One verdict for each cause; consequences stand in the causes' evidence."""
     died = sorted(r for r, s in m.states.items() if s is RankState.DEAD)
     if not died:
@@ -130,7 +132,7 @@ def _short_of_evaluation(ends: list[_End]) -> _End | None:
     )
 
 
-def _left_early(m: Moment) -> list[_End]:
+def _left_early(m: PreparedInput) -> list[_End]:
     """Ranks that left training before the others, whose collectives then failed."""
     found = []
     for rank in m.ended:
@@ -154,7 +156,7 @@ def _alike(causes: list[_End]) -> list[list[_End]]:
 
 
 def _verdict(
-    m: Moment, ends: list[_End], affected: tuple[int, ...], consequences: list[_End]
+    m: PreparedInput, ends: list[_End], affected: tuple[int, ...], consequences: list[_End]
 ) -> Verdict:
     first = ends[0]
     ranks = tuple(sorted(e.rank for e in ends))
@@ -162,12 +164,12 @@ def _verdict(
     what = first.text if len(ranks) == 1 else re.sub(r"^was\b", "were", first.text)
     cause = f"{ranks_text(ranks)} {what}"
     errors = [e for e in consequences if e.consequence]
-    cause += followed(sorted(e.rank for e in errors))
+    cause += consequences_text(sorted(e.rank for e in errors))
     evidence: dict[str, Any] = {
         "reasons": {str(e.rank): e.text for e in ends},
         "consequences": {str(e.rank): e.text for e in errors},
         "ended_too": {str(e.rank): e.text for e in consequences if not e.consequence},
-        "ranks": {str(r): where(p) for r, p in pulses.items()},
+        "ranks": {str(r): position_facts(p) for r, p in pulses.items()},
     }
     if first.frame is not None:
         line = first.frame
@@ -175,7 +177,7 @@ def _verdict(
     if first.worker is not None:
         evidence["worker"] = first.worker
     phase = _phase(pulses)
-    line_text = spot(first.frame)
+    line_text = frame_text(first.frame)
     place = f"{phase}, {line_text}" if phase and line_text else line_text or phase
     return Verdict(
         kind=first.kind,
@@ -195,7 +197,7 @@ def _phase(pulses: Mapping[int, PulseState]) -> str | None:
     return next((p.phase.label for _, p in sorted(pulses.items())), None)
 
 
-def _end(m: Moment, rank: int, death: Death, oom_kills: int | None) -> _End:
+def _end(m: PreparedInput, rank: int, death: Death, oom_kills: int | None) -> _End:
     folded = m.fold.ranks.get(rank)
     event = folded.exception if folded is not None else None
     if event is not None:
@@ -210,7 +212,7 @@ def _raised(rank: int, fields: Mapping[str, Any], said: str, oom_kills: int | No
     line = _line_of(str(fields.get("traceback") or ""))
     short = message.strip().split("\n", 1)[0][:300]
     told = f"{name}: {short}" if name and short else name or said or "an exception"
-    at = f" at {spot(line)}" if line else ""
+    at = f" at {frame_text(line)}" if line else ""
     if (worker := _WORKER.search(message)) is not None:
         return _worker_end(rank, worker, message, oom_kills)
     if _SHM.search(message):
@@ -258,7 +260,7 @@ def _worker_end(rank: int, found: re.Match[str], message: str, oom_kills: int | 
 
 
 def _gone(rank: int, death: Death, oom_kills: int | None) -> _End:
-    at = f" at {spot(death.frame)}" if death.frame else ""
+    at = f" at {frame_text(death.frame)}" if death.frame else ""
     said = f" (last line of its log: {death.last_line})" if death.last_line else ""
     name = death.signal
     if oom_kills and name in ("SIGKILL", None) and death.exit_code is None:
@@ -303,5 +305,5 @@ def _line_of(traceback: str) -> Frame | None:
         Frame(file=t["file"], line=int(t["line"]), function=t["function"])
         for t in _FRAME.finditer(traceback)
     ]
-    own = [f for f in found if not is_library(f.file)]
+    own = [f for f in found if not is_library_file(f.file)]
     return own[-1] if own else found[-1] if found else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
-from ltui.training.diagnosis.rules.collective_positions import fronts
-from ltui.training.diagnosis.rules.verdict_words import motion_text, ranks_text, verb
+from ltui.training.diagnosis.rules.collective_positions import collective_positions
+from ltui.training.diagnosis.rules.verdict_words import activity_text, ranks_text, verb
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, Verdict
 
 _FOLDED_FRAMES = 40
 
 
-def diagnosis(
+def build_diagnosis(
     run: str,
     attempt: int,
     taken_at: float,
@@ -30,16 +30,16 @@ def diagnosis(
         run=run,
         attempt=attempt,
         taken_at=taken_at,
-        headline=headline(verdicts, ranks, ended),
+        headline=diagnosis_headline(verdicts, ranks, ended),
         verdicts=tuple(verdicts),
         evidence=evidence,
-        wavefront=fronts(evidence.ranks) if evidence is not None else (),
-        stacks=folded(evidence) if evidence is not None else (),
+        wavefront=collective_positions(evidence.ranks) if evidence is not None else (),
+        stacks=group_stacks(evidence) if evidence is not None else (),
         missing=missing,
     )
 
 
-def headline(
+def diagnosis_headline(
     verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot], ended: str | None = None
 ) -> str:
     """The gravest verdict's cause, else how the ranks do, as far as that is known."""
@@ -70,7 +70,7 @@ def headline(
     )
 
 
-def folded(evidence: Evidence) -> tuple[StackGroup, ...]:
+def group_stacks(evidence: Evidence) -> tuple[StackGroup, ...]:
     """Main threads of ranks and workers, those with equal stacks together, the largest last: the
     odd one out is what is looked for."""
     groups: dict[tuple[Frame, ...], list[tuple[str, int]]] = {}
@@ -99,9 +99,9 @@ def processes_text(evidence: Evidence) -> list[str]:
     for rank, of_rank in sorted(evidence.ranks.items()):
         process = of_rank.process
         state = process.state if process is not None else None
-        lines.append(f"rank {rank} pid {of_rank.pid} {state or 'gone'}{motion_text(process)}")
+        lines.append(f"rank {rank} pid {of_rank.pid} {state or 'gone'}{activity_text(process)}")
         lines += [
-            f"  worker {w.process.pid} {w.process.state or 'gone'}{motion_text(w.process)}"
+            f"  worker {w.process.pid} {w.process.state or 'gone'}{activity_text(w.process)}"
             for w in of_rank.workers
         ]
     return lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.rules import left_early
-from ltui.training.diagnosis.rules.collective_positions import divergence
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES, Moment, where
-from ltui.training.diagnosis.rules.stack_frames import spot
+from ltui.training.diagnosis.rules.collective_positions import find_divergence
+from ltui.training.diagnosis.rules.judge_input import STEP_PHASES, PreparedInput, position_facts
+from ltui.training.diagnosis.rules.stack_frames import frame_text
 from ltui.training.diagnosis.rules.verdict_words import ranks_text
 from ltui.training.state.record_fold import Fold
 from ltui.training.state.run_snapshot import Verdict
@@ -47,7 +47,7 @@ def bad_loss(fold: Fold) -> Verdict | None:
     )
 
 
-def drifting(m: Moment) -> tuple[int, ...] | None:
+def drifting(m: PreparedInput) -> tuple[int, ...] | None:
     """Ranks that are in another epoch, or at another batch, than the lead at an equal step; None
     where no two ranks are at an equal step now."""
     told = {
@@ -70,7 +70,7 @@ def drifting(m: Moment) -> tuple[int, ...] | None:
     return () if together else None
 
 
-def drift(m: Moment, ranks: tuple[int, ...]) -> Verdict:
+def drift(m: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
     """The warning about ``ranks``, which are elsewhere than the lead at an equal step."""
     departed = tuple(r for r in m.alive if left_early.departure(m, (r,)) is not None)
     left = left_early.departure(m, departed) if 0 < len(departed) < len(m.alive) else None
@@ -93,7 +93,7 @@ def drift(m: Moment, ranks: tuple[int, ...]) -> Verdict:
         remedy=remedy,
         confidence=0.9,
         evidence={
-            "ranks": {str(r): where(p) for r, p in m.alive.items()},
+            "ranks": {str(r): position_facts(p) for r, p in m.alive.items()},
             "epoch_batches": {
                 str(r): dict(f.epoch_batches) for r, f in m.fold.ranks.items() if f.epoch_batches
             },
@@ -150,7 +150,7 @@ def diverging(close: dict[int, RankEvidence]) -> Verdict | None:
     Equal numbers called from unequal lines are common and harmless (``if rank == 0: broadcast(x)
     else: broadcast(y)``), so it is the shift that counts.
     """
-    found = divergence(close)
+    found = find_divergence(close)
     if found is None:
         return None
     for odd in found.odd:
@@ -163,10 +163,11 @@ def diverging(close: dict[int, RankEvidence]) -> Verdict | None:
                     kind="diverging",
                     level="warning",
                     culprits=(odd,),
-                    place=spot(here),
+                    place=frame_text(here),
                     cause=(
-                        f"rank {odd} called {found.op} #{found.seq} at {spot(here)}, rank {other}"
-                        f" at {spot(there)}: all their later collectives are mismatched"
+                        f"rank {odd} called {found.op} #{found.seq} at {frame_text(here)},"
+                        f" rank {other} at {frame_text(there)}: all their later collectives are"
+                        " mismatched"
                     ),
                     remedy="Move the collective out of code that only some ranks run"
                     " (rank-zero code).",

@@ -29,7 +29,7 @@ _BREAKING = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
+class GpuCause:
     """Of the GPU of one rank."""
 
     text: str
@@ -37,19 +37,19 @@ class Trouble:
     remedy: str
 
 
-def slowed(devices: Sequence[Verdict], rank: int) -> Trouble | None:
+def slowing_cause(devices: Sequence[Verdict], rank: int) -> GpuCause | None:
     """What makes the rank's GPU slower than others."""
     return _first(devices, (rank,), _SLOWING)
 
 
-def broken(devices: Sequence[Verdict], ranks: Iterable[int]) -> Trouble | None:
+def breaking_cause(devices: Sequence[Verdict], ranks: Iterable[int]) -> GpuCause | None:
     """What makes the GPU of one of the ranks useless."""
     return _first(devices, ranks, _BREAKING)
 
 
 def _first(
     devices: Sequence[Verdict], ranks: Iterable[int], kinds: dict[str, str]
-) -> Trouble | None:
+) -> GpuCause | None:
     of = set(ranks)
     for kind, remedy in kinds.items():
         for found in devices:
@@ -57,5 +57,5 @@ def _first(
                 # Of several GPUs at once the cause names them already.
                 named = not found.place or found.cause.startswith(found.place)
                 text = found.cause if named else f"{found.place}: {found.cause}"
-                return Trouble(text=text, remedy=remedy)
+                return GpuCause(text=text, remedy=remedy)
     return None

@@ -49,7 +49,7 @@ class HealthHistory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
+class PreparedInput:
     now_ns: int
     now_s: float | None
     pulses: Mapping[int, PulseState | None]
@@ -83,7 +83,7 @@ class Moment:
         return [r for r, s in self.states.items() if s is RankState.ENDED]
 
 
-def settled(
+def settled_evidence(
     evidence: Evidence | None, pulses: Mapping[int, PulseState | None]
 ) -> dict[int, RankEvidence]:
     """The ranks whose evidence still tells where they are."""
@@ -99,7 +99,7 @@ def settled(
     return found
 
 
-def state_of(pulse: PulseState | None, rank: int, dead: Mapping[int, str]) -> RankState:
+def initial_state(pulse: PulseState | None, rank: int, dead: Mapping[int, str]) -> RankState:
     """The state before stillness is looked at."""
     if pulse is None:
         return RankState.DEAD if rank in dead else RankState.STARTING
@@ -116,7 +116,7 @@ def state_of(pulse: PulseState | None, rank: int, dead: Mapping[int, str]) -> Ra
     return RankState.STARTING if pulse.phase in BEFORE_TRAINING else RankState.OK
 
 
-def where(pulse: PulseState) -> dict[str, Any]:
+def position_facts(pulse: PulseState) -> dict[str, Any]:
     return {
         "phase": pulse.phase.label,
         "epoch": pulse.epoch,
@@ -125,7 +125,7 @@ def where(pulse: PulseState) -> dict[str, Any]:
     }
 
 
-def position(pulse: PulseState) -> tuple[bool, int, int, int, int]:
+def progress_key(pulse: PulseState) -> tuple[bool, int, int, int, int]:
     """How far a rank is: optimizer steps first, then the place within the batch.
 
     A rank that validates or saves after step g is behind one that already works on the batch after
@@ -136,6 +136,6 @@ def position(pulse: PulseState) -> tuple[bool, int, int, int, int]:
     return started, pulse.global_step, pulse.epoch, batch, int(pulse.phase)
 
 
-def key_of(verdict: Verdict) -> str:
+def verdict_key(verdict: Verdict) -> str:
     """What makes a verdict the same one from call to call."""
     return f"{verdict.kind} {','.join(map(str, verdict.culprits))}"

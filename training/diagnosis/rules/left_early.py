@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES, Moment
-from ltui.training.diagnosis.rules.stall_causes import Reason
+from ltui.training.diagnosis.rules.judge_input import STEP_PHASES, PreparedInput
+from ltui.training.diagnosis.rules.stall_causes import StallReason
 from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb
 
 REMEDY = (
@@ -22,7 +22,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class EarlyDeparture:
     """An epoch that a rank left early."""
 
     epoch: int
@@ -31,14 +31,14 @@ class Departure:
     planned: int
 
 
-def departure(m: Moment, ranks: Sequence[int]) -> Departure | None:
+def departure(m: PreparedInput, ranks: Sequence[int]) -> EarlyDeparture | None:
     """The epoch that all of ``ranks`` left early; None where their data may have been shorter."""
     planned = planned_batches(m)
     found = {_departure(m, rank, planned) for rank in ranks} if planned is not None else set()
     return found.pop() if len(found) == 1 else None
 
 
-def planned_batches(m: Moment) -> int | None:
+def planned_batches(m: PreparedInput) -> int | None:
     """Batches of an epoch, where Lightning planned as many for every rank."""
     plans = [f.plan.get("batches_per_epoch") for f in m.fold.ranks.values() if f.plan is not None]
     if len(plans) < max(2, len(m.pulses)) or len(set(plans)) > 1:
@@ -47,23 +47,23 @@ def planned_batches(m: Moment) -> int | None:
     return planned if isinstance(planned, int) and planned > 0 else None
 
 
-def _departure(m: Moment, rank: int, planned: int) -> Departure | None:
+def _departure(m: PreparedInput, rank: int, planned: int) -> EarlyDeparture | None:
     folded, pulse = m.fold.ranks.get(rank), m.pulses.get(rank)
     if folded is None or pulse is None:
         return None
     trains_in = pulse.epoch if pulse.phase in STEP_PHASES else None
     for epoch, done in sorted(folded.epoch_batches.items()):
         if epoch != trains_in and done < planned:
-            return Departure(epoch, done, planned)
+            return EarlyDeparture(epoch, done, planned)
     return None
 
 
-def reason(found: Departure, others: Sequence[int], place: str | None) -> Reason:
+def reason(found: EarlyDeparture, others: Sequence[int], place: str | None) -> StallReason:
     """``others``: the ranks that are still in the epoch."""
     still = (
         f", while {ranks_text(others)} {verb(others, 'is', 'are')} still in it" if others else ""
     )
-    return Reason(
+    return StallReason(
         kind="left_early",
         text=f"left epoch {found.epoch} early, after {found.done} of {found.planned} planned"
         f" batches{still}; every rank has the same number of batches",

@@ -34,7 +34,7 @@ _LOADER_WAIT = frozenset({"_try_get_data", "_get_data"})
 """Of torch's ``dataloader.py``: the rank waits for a worker."""
 
 
-def is_library(file: str) -> bool:
+def is_library_file(file: str) -> bool:
     """Whether the line is not the user's."""
     return bool(_LIBRARIES.search(file))
 
@@ -42,7 +42,7 @@ def is_library(file: str) -> bool:
 def call_site(frames: Sequence[Frame]) -> Frame | None:
     """The innermost call that is the user's; of libraries alone the innermost outside of torch."""
     for frame in frames:
-        if not is_library(frame.file):
+        if not is_library_file(frame.file):
             return frame
     return next((f for f in frames if "/torch/" not in f.file), None)
 
@@ -52,7 +52,7 @@ def user_frame(stack: ThreadStack | None) -> Frame | None:
     ``fit``."""
     if stack is None:
         return None
-    own = [f for f in stack.frames if not is_library(f.file)]
+    own = [f for f in stack.frames if not is_library_file(f.file)]
     if not own:
         return None
     inner = own[0]
@@ -72,7 +72,7 @@ def collective_in(stack: ThreadStack | None) -> str | None:
     return _call_in(stack, _COLLECTIVES)
 
 
-def message_in(stack: ThreadStack | None) -> str | None:
+def point_to_point_call_in(stack: ThreadStack | None) -> str | None:
     """The call that sends to or receives from one other rank, which the thread is in."""
     return _call_in(stack, _MESSAGES)
 
@@ -84,7 +84,7 @@ def _call_in(stack: ThreadStack | None, names: frozenset[str]) -> str | None:
     return None
 
 
-def has(stack: ThreadStack | None, function: str, file: str = "") -> bool:
+def has_frame(stack: ThreadStack | None, function: str, file: str = "") -> bool:
     return stack is not None and any(
         f.function == function and f.file.endswith(file) for f in stack.frames
     )
@@ -96,7 +96,7 @@ def in_rendezvous(stack: ThreadStack | None) -> bool:
     )
 
 
-def in_loader(stack: ThreadStack | None) -> bool:
+def waits_for_loader(stack: ThreadStack | None) -> bool:
     """Whether the rank is in its DataLoader's iterator with workers."""
     return stack is not None and any(
         f.file.endswith("utils/data/dataloader.py") and f.function in _LOADER_WAIT
@@ -113,26 +113,26 @@ def waits_for_child(stack: ThreadStack | None) -> bool:
 
 
 def in_backward(stack: ThreadStack | None) -> bool:
-    return has(stack, "_engine_run_backward")
+    return has_frame(stack, "_engine_run_backward")
 
 
-def spot(frame: Frame | None) -> str | None:
+def frame_text(frame: Frame | None) -> str | None:
     """``train.py:31 in training_step``."""
     if frame is None:
         return None
     return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
 
 
-def line_facts(frame: Frame | None) -> dict[str, Any]:
+def frame_facts(frame: Frame | None) -> dict[str, Any]:
     """The line as a verdict's evidence has it."""
     return {"frame": f"{frame.file}:{frame.line} {frame.function}"} if frame is not None else {}
 
 
-def innermost(stack: ThreadStack | None) -> Frame | None:
+def innermost_frame(stack: ThreadStack | None) -> Frame | None:
     return stack.frames[0] if stack and stack.frames else None
 
 
-def same_place(stacks: Iterable[ThreadStack]) -> bool:
+def in_same_function(stacks: Iterable[ThreadStack]) -> bool:
     """Whether all stand in one function of the user's, whose lines a loop goes round; False where
     there are fewer than two."""
     found = [user_frame(s) for s in stacks]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
-from ltui.training.diagnosis.rules.gpu_causes import slowed
-from ltui.training.diagnosis.rules.judge_input import Moment, where
-from ltui.training.diagnosis.rules.stack_frames import line_facts, spot
-from ltui.training.diagnosis.rules.stall_causes import STARVED_REMEDY, explain
+from ltui.training.diagnosis.rules.gpu_causes import slowing_cause
+from ltui.training.diagnosis.rules.judge_input import PreparedInput, position_facts
+from ltui.training.diagnosis.rules.stack_frames import frame_facts, frame_text
+from ltui.training.diagnosis.rules.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.rules.thresholds import WARM_UP_STEPS
-from ltui.training.diagnosis.rules.verdict_words import motion_text
+from ltui.training.diagnosis.rules.verdict_words import activity_text
 from ltui.training.state.record_fold import Mark, RankFold
 from ltui.training.state.run_snapshot import Verdict
 
@@ -45,7 +45,7 @@ class Straggler:
     middle_s: float
 
 
-def find(m: Moment) -> Straggler | None:
+def find(m: PreparedInput) -> Straggler | None:
     """None where nobody holds the others up, or too little is known."""
     for window_ns, least in _WINDOWS:
         if (found := _within(m, window_ns, least)) is not None:
@@ -53,7 +53,7 @@ def find(m: Moment) -> Straggler | None:
     return _of_steps(m, _LONG_STEPS, _LONG_SHARE) or _starved(m)
 
 
-def _starved(m: Moment) -> Straggler | None:
+def _starved(m: PreparedInput) -> Straggler | None:
     """The rank that waits for a processor far more than the others, which wait for it.
 
     What the kernel says of the processor is as good as more steps: two of them are enough.
@@ -70,7 +70,7 @@ def _starved(m: Moment) -> Straggler | None:
     return None
 
 
-def _crowded(m: Moment) -> int | None:
+def _crowded(m: PreparedInput) -> int | None:
     """The rank that waits for a processor far more than the others; for one that has been told of,
     half the difference is enough."""
     if len(m.alive) < 2 or m.alive.keys() - m.delays.keys():
@@ -83,14 +83,14 @@ def _crowded(m: Moment) -> int | None:
     return rank if delay >= share and delay - others[len(others) // 2] >= more else None
 
 
-def still(m: Moment, rank: int) -> bool:
+def still(m: PreparedInput, rank: int) -> bool:
     """Whether the last step, too, was the longer for this rank, or other processes still take its
     processor."""
     last = _of_steps(m, 1, _EACH_SHARE)
     return (last is not None and last.rank == rank) or _crowded(m) == rank
 
 
-def _of_steps(m: Moment, count: int, least: float) -> Straggler | None:
+def _of_steps(m: PreparedInput, count: int, least: float) -> Straggler | None:
     """The straggler of the last ``count`` steps and of each of them, where steps are so long that
     there is a mark for each."""
     marks: dict[int, dict[int, Mark]] = {}
@@ -115,7 +115,7 @@ def _of_steps(m: Moment, count: int, least: float) -> Straggler | None:
     return whole
 
 
-def _within(m: Moment, window_ns: int, least: float) -> Straggler | None:
+def _within(m: PreparedInput, window_ns: int, least: float) -> Straggler | None:
     """The straggler of the last ``window_ns``: of the whole and of each half of it, so that one
     slow step makes none."""
     spans = {r: s for r in m.alive if (s := _span(m.fold.ranks.get(r), window_ns)) is not None}
@@ -192,16 +192,16 @@ def _work(begin: Mark, end: Mark) -> tuple[float, float, float, float] | None:
     )
 
 
-def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
+def verdict(m: PreparedInput, found: Straggler, close: RankEvidence | None) -> Verdict:
     """``close``: a look at the rank while it straggled."""
     why, remedy = _WHY[found.part]
     if close is not None and close.process is not None and close.process.starved:
         why, remedy = "other processes use its processor core", STARVED_REMEDY
-        why += motion_text(close.process)
-    elif found.part != "fetch data" and (gpu := slowed(m.devices, found.rank)) is not None:
+        why += activity_text(close.process)
+    elif found.part != "fetch data" and (gpu := slowing_cause(m.devices, found.rank)) is not None:
         why, remedy = gpu.text, gpu.remedy
     frame = _line(m, found, close)
-    at = f" at {spot(frame)}" if frame is not None else ""
+    at = f" at {frame_text(frame)}" if frame is not None else ""
     pulse = m.pulses.get(found.rank)
     waiting = tuple(r for r in m.alive if r != found.rank)
     return Verdict(
@@ -209,7 +209,7 @@ def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
         level="slow",
         culprits=(found.rank,),
         waiting=waiting,
-        place=f"{found.part}, {spot(frame)}" if frame is not None else found.part,
+        place=f"{found.part}, {frame_text(frame)}" if frame is not None else found.part,
         cause=(
             f"rank {found.rank} is the STRAGGLER: the others wait for it {100 * found.share:.0f} %"
             f" of each step ({found.step_s:.2f} s); it spends the time in {found.part}{at}: {why}"
@@ -222,17 +222,17 @@ def verdict(m: Moment, found: Straggler, close: RankEvidence | None) -> Verdict:
             "own_s": found.own_s,
             "middle_s": found.middle_s,
             "moving": True,
-            **line_facts(frame),
-            "ranks": {str(found.rank): where(pulse)} if pulse is not None else {},
+            **frame_facts(frame),
+            "ranks": {str(found.rank): position_facts(pulse)} if pulse is not None else {},
         },
     )
 
 
-def _line(m: Moment, found: Straggler, close: RankEvidence | None) -> Frame | None:
+def _line(m: PreparedInput, found: Straggler, close: RankEvidence | None) -> Frame | None:
     """The user's line that the rank was seen in, in the part of the step that takes the time."""
     if close is None or close.phase != found.part:
         return None
-    return explain(close, m.pulses.get(found.rank)).frame
+    return explain_stall(close, m.pulses.get(found.rank)).frame
 
 
 _WHY = {

@@ -17,36 +17,36 @@ from ltui.training.tensor_queue.record_types import Phase, PulseState
 
 WARM_UP_STEPS = 3
 """A rank's first steps compile, allocate and connect: they get the slow phases' budget."""
-FIRST_BATCH_S = 30.0
+FIRST_BATCH_BUDGET_S = 30.0
 """Least budget of an epoch's first batch, where loader workers start."""
-FROZEN_S = 7.0
+FROZEN_BUDGET_S = 7.0
 """Others wait for a frozen rank in a slow phase: so long at least."""
-BUSY_S = 7.5
+BUSY_BUDGET_S = 7.5
 """A rank that computes on one line while others wait: so long at least."""
 _BUSY_CPU_S = 2.5
 """And so much of a processor's time: on a crowded machine that takes longer."""
 _LEAST_CPU_SHARE = 0.05
-WARM_UP_S = 30.0
+WARM_UP_BUDGET_S = 30.0
 """What computes or moves while others wait, in a rank's first steps (allocating, connecting), in
 setup, validation or at an epoch's end (reading an index, scoring)."""
 _COMPILING_S, _COMPILING_STARVED_S = 60.0, 240.0
 """A rank that compiles while others wait: with a processor, and mostly without one."""
-MOVING_S = 6.5
+MOVING_BUDGET_S = 6.5
 """A rank that moves while others wait, in a training step."""
-SLOW_WRITE_S = 8.0
+CHECKPOINT_BUDGET_S = 8.0
 """Ranks wait for one that moves through a checkpoint."""
-PROOF_S = 2.2
+FAULT_SETTLE_S = 2.2
 """Ranks stand in collectives that can never match: so long, for the flight recorders to settle."""
 _LONG_STEPS = 2.0
 """A policy's cap shorter than this many steps would accuse every one of them. One step that was a
 stall must not hide the next: the slow phases' budget is the most."""
-LEAVING_S = 12.0
+EXIT_BUDGET_S = 12.0
 """A rank that has finished, computes nothing and does not exit: so long at least."""
 _LOOK_S = 1.2
-LOOK_AGAIN_S = 0.9
+REPEATED_EVIDENCE_DUE_S = 0.9
 """A rank whose step before was already far too long is looked at so soon."""
 _LOOK_SHARE = 0.35
-SLOW_LOOK_S = 3.5
+SLOW_PHASE_EVIDENCE_DUE_S = 3.5
 
 
 def budget_s(
@@ -54,38 +54,38 @@ def budget_s(
 ) -> float:
     """Seconds that the rank may stay where it is before it counts as overdue."""
     slow_s = max(policy.slow_phase_s, policy.floor_s)
-    if not in_steps(pulse, rank, slowest_s):
+    if not in_known_step(pulse, rank, slowest_s):
         return slow_s
     assert pulse is not None
     assert rank is not None
     assert slowest_s is not None
     budget = step_budget_s(policy, slowest_s)
     if pulse.batch <= 0:
-        first_s = max(FIRST_BATCH_S, policy.factor * (rank.between_epochs_s or 0.0))
+        first_s = max(FIRST_BATCH_BUDGET_S, policy.factor * (rank.between_epochs_s or 0.0))
         return max(budget, min(first_s, slow_s))
     return budget
 
 
-def in_steps(pulse: PulseState | None, rank: RankFold | None, slowest_s: float | None) -> bool:
+def in_known_step(pulse: PulseState | None, rank: RankFold | None, slowest_s: float | None) -> bool:
     """Whether the rank is in a training step whose length is known from others before it."""
     if pulse is None or pulse.phase not in STEP_PHASES or slowest_s is None:
         return False
     return warmed_up(rank)
 
 
-def busy_s(frozen_s: float, cpu_share: float | None) -> float:
+def busy_budget_s(frozen_s: float, cpu_share: float | None) -> float:
     """Budget of a rank that computes on one line of a step while others wait, whose frozen rank
     would have ``frozen_s``."""
     share = 1.0 if cpu_share is None else max(cpu_share, _LEAST_CPU_SHARE)
-    return max(moving_s(frozen_s), BUSY_S, _BUSY_CPU_S / share)
+    return max(moving_budget_s(frozen_s), BUSY_BUDGET_S, _BUSY_CPU_S / share)
 
 
-def compiling_s(starved: bool) -> float:
+def compiling_budget_s(starved: bool) -> float:
     """Budget of a rank that compiles, whether or not others wait."""
     return _COMPILING_STARVED_S if starved else _COMPILING_S
 
 
-def moving_s(frozen_s: float, least_s: float = MOVING_S) -> float:
+def moving_budget_s(frozen_s: float, least_s: float = MOVING_BUDGET_S) -> float:
     """Budget of a rank that moves while others wait."""
     return max(least_s, 1.5 * frozen_s)
 
@@ -102,22 +102,22 @@ def step_budget_s(policy: StallPolicy, slowest_s: float | None) -> float:
     return max(policy.floor_s, min(most_s, policy.factor * slowest_s))
 
 
-def waited_for_s(
+def frozen_budget_s(
     phase: Phase, policy: StallPolicy, slowest_s: float | None, longest_s: Mapping[Phase, float]
 ) -> float:
     """Budget of a frozen rank that others wait for, in whatever phase."""
     learned = policy.factor * longest_s.get(phase, 0.0) if phase not in STEP_PHASES else 0.0
     step_s = step_budget_s(policy, slowest_s) if slowest_s is not None else 0.0
-    least = policy.floor_s if phase in STEP_PHASES and slowest_s is not None else FROZEN_S
+    least = policy.floor_s if phase in STEP_PHASES and slowest_s is not None else FROZEN_BUDGET_S
     return min(max(least, learned, step_s), max(policy.cap_s, policy.slow_phase_s))
 
 
-def look_s(
+def evidence_due_s(
     pulse: PulseState, rank: RankFold | None, slowest_s: float | None, full_s: float
 ) -> float:
     """When to look closely, which takes two seconds."""
-    if not in_steps(pulse, rank, slowest_s):
-        return SLOW_LOOK_S
+    if not in_known_step(pulse, rank, slowest_s):
+        return SLOW_PHASE_EVIDENCE_DUE_S
     return max(_LOOK_S, min(_LOOK_SHARE * full_s, 12.0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ltui.training.diagnosis.evidence import Collective, ProcessSight
+from ltui.training.diagnosis.evidence import Collective, ProcessActivity
 
 
 def ranks_text(ranks: Collection[int]) -> str:
@@ -38,7 +38,7 @@ def waiting_text(waiting: Collection[int], where: str | None) -> str:
     return f"; {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}{place}"
 
 
-def followed(ranks: Collection[int]) -> str:
+def consequences_text(ranks: Collection[int]) -> str:
     """``; the error of rank 0 followed from that``."""
     if not ranks:
         return ""
@@ -46,11 +46,11 @@ def followed(ranks: Collection[int]) -> str:
     return f"; {errors} {ranks_text(ranks)} followed from that"
 
 
-def motion_text(process: ProcessSight | None) -> str:
+def activity_text(process: ProcessActivity | None) -> str:
     """What the process does, in brackets: ``FROZEN: no context switch in 0.9 s, futex wait``."""
     if process is None or process.interval_s is None:
         return ""
-    waits = channel_text(process.wait_channel)
+    waits = wait_channel_text(process.wait_channel)
     if process.frozen:
         said = f"FROZEN: no context switch in {process.interval_s:.1f} s"
         return f" ({said}, {waits})" if waits else f" ({said})"
@@ -69,7 +69,7 @@ def motion_text(process: ProcessSight | None) -> str:
     return f" (MOVING: {', '.join(facts)})" if facts else ""
 
 
-def channel_text(channel: str | None) -> str | None:
+def wait_channel_text(channel: str | None) -> str | None:
     """The kernel's wait channel in words."""
     if not channel:
         return None

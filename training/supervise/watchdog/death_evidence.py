@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.rules.deaths import Death
-from ltui.training.diagnosis.rules.stack_frames import is_library
+from ltui.training.diagnosis.rules.stack_frames import is_library_file
 from ltui.training.lifecycle.elastic_log import WorkerFailure, last_error_line
 from ltui.training.process.stack_dumps import parse_stacks
 from ltui.training.store.run_directory import RunDir
@@ -29,7 +29,7 @@ _ERROR = re.compile(r"error|exception|abort|terminate|fault|killed|fatal|enforce
 _TAIL_BYTES = 1 << 16
 
 
-def death_of(
+def describe_death(
     run_dir: RunDir,
     attempt: int,
     rank: int,
@@ -74,7 +74,7 @@ def _fatal(path: Path) -> tuple[str | None, Frame | None]:
         return None, None
     stacks = parse_stacks(text[found[-1].end() :])
     frames = next((s.frames for s in stacks if s.main), ())
-    own = next((f for f in frames if not is_library(f.file)), None)
+    own = next((f for f in frames if not is_library_file(f.file)), None)
     return _SIGNALS.get(found[-1][1].strip()), own or (frames[0] if frames else None)
 
 

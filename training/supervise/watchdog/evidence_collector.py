@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
-from ltui.training.diagnosis.judge import HELD_S, Judgement
+from ltui.training.diagnosis.judge import STOPPED_AFTER_S, Judgement
 from ltui.training.diagnosis.rules.deaths import Death
-from ltui.training.diagnosis.rules.diagnosis_document import diagnosis
-from ltui.training.diagnosis.rules.judge_input import BEFORE_TRAINING, key_of
+from ltui.training.diagnosis.rules.diagnosis_document import build_diagnosis
+from ltui.training.diagnosis.rules.judge_input import BEFORE_TRAINING, verdict_key
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.queue_poller import QueuePoll
 from ltui.training.process.exit_statuses import ExitWatch
@@ -28,9 +28,14 @@ from ltui.training.process.rank_usage import ProcessTable
 from ltui.training.state.record_fold import Fold
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, to_json
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.death_evidence import death_of
-from ltui.training.supervise.watchdog.evidence_thread import EvidenceTaker
-from ltui.training.supervise.watchdog.gather_evidence import Memory, Question, Target, keep
+from ltui.training.supervise.watchdog.death_evidence import describe_death
+from ltui.training.supervise.watchdog.evidence_thread import EvidenceThread
+from ltui.training.supervise.watchdog.gather_evidence import (
+    CollectorCache,
+    EvidenceRequest,
+    RankTarget,
+    write_diagnosis,
+)
 from ltui.training.tensor_queue.record_types import PulseState
 
 _STILL_NS = 800_000_000
@@ -61,13 +66,13 @@ class _Rank:
     held_since_s: float | None = None
 
 
-class EvidenceDesk:
+class EvidenceCollector:
     """One attempt's evidence, from tick to tick."""
 
     def __init__(self, run_dir: RunDir, attempt: int, woken: Callable[[], None]) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self._taker = EvidenceTaker()
+        self._taker = EvidenceThread()
         self._exits = ExitWatch(woken)
         self._ranks: dict[int, _Rank] = {}
         self._deaths: dict[int, Death] = {}
@@ -75,13 +80,13 @@ class EvidenceDesk:
         self._oom_at_s = time.monotonic()
         self._dying = False
         self._names: dict[int, str] = {}
-        self._memory = Memory()
+        self._memory = CollectorCache()
         self._kept: dict[str, _Kept] = {}
         self._host: HostEvidence | None = None
 
     # -- every second ----------------------------------------------------------------------------
 
-    def note_processes(self, table: ProcessTable, marks: Mapping[int, ProcessMark]) -> None:
+    def update_processes(self, table: ProcessTable, marks: Mapping[int, ProcessMark]) -> None:
         """``marks``: the ranks' processes, with and without a pulse."""
         self._forget_old_kills()
         ranks = {mark.pid for mark in marks.values()}
@@ -121,7 +126,7 @@ class EvidenceDesk:
         for rank in sight.gone:
             pulse = sight.pulses.get(rank)
             if pulse is not None:
-                self._deaths[rank] = death_of(
+                self._deaths[rank] = describe_death(
                     self._run_dir,
                     self._attempt,
                     rank,
@@ -161,7 +166,7 @@ class EvidenceDesk:
                 known.held_since_s = None
                 continue
             known.held_since_s = known.held_since_s or time.monotonic()
-            if time.monotonic() - known.held_since_s > HELD_S:
+            if time.monotonic() - known.held_since_s > STOPPED_AFTER_S:
                 found[rank] = pid
         return found
 
@@ -192,7 +197,7 @@ class EvidenceDesk:
         now = oom_kills()
         return None if now is None or self._oom_before is None else max(0, now - self._oom_before)
 
-    def follow(
+    def update(
         self, judgement: Judgement, sight: QueuePoll, fold: Fold, snapshot: RunSnapshot
     ) -> None:
         """Take a closer look where one is due, keep what is grave, answer who asked."""
@@ -205,16 +210,16 @@ class EvidenceDesk:
         )
         self._keep(judgement, snapshot)
         self._taker.answer(
-            lambda: {"ok": True, "diagnosis": self.diagnosis(snapshot).to_document()}
+            lambda: {"ok": True, "diagnosis": self.build_diagnosis(snapshot).to_document()}
         )
 
-    def ask(self) -> Future[dict[str, Any]]:
+    def request_diagnosis(self) -> Future[dict[str, Any]]:
         """A diagnosis as the answer to a control command."""
         return self._taker.ask()
 
-    def diagnosis(self, snapshot: RunSnapshot, ended: str | None = None) -> Diagnosis:
+    def build_diagnosis(self, snapshot: RunSnapshot, ended: str | None = None) -> Diagnosis:
         """Of this moment, with the last closer look."""
-        return diagnosis(
+        return build_diagnosis(
             self._run_dir.id,
             self._attempt,
             time.time(),
@@ -228,7 +233,7 @@ class EvidenceDesk:
         self._taker.close()
         self._exits.close()
 
-    def _question(self, sight: QueuePoll, fold: Fold, snapshot: RunSnapshot) -> Question:
+    def _question(self, sight: QueuePoll, fold: Fold, snapshot: RunSnapshot) -> EvidenceRequest:
         pids = {r: p.pid for r, p in sight.pulses.items() if p is not None and p.pid > 0}
         pids = {**{r: known.pid for r, known in self._ranks.items()}, **pids}
         gpus = {rank: gpu for gpu in snapshot.gpus for rank in gpu.ranks}
@@ -239,7 +244,7 @@ class EvidenceDesk:
             death = self._deaths.get(rank)
             gpu = to_json(gpus[rank]) if rank in gpus else None
             targets.append(
-                Target(
+                RankTarget(
                     rank=rank,
                     pid=pid,
                     pulse=sight.pulses.get(rank),
@@ -249,7 +254,7 @@ class EvidenceDesk:
                     gpu=gpu,
                 )
             )
-        return Question(
+        return EvidenceRequest(
             run_dir=self._run_dir,
             attempt=self._attempt,
             targets=tuple(targets),
@@ -261,28 +266,28 @@ class EvidenceDesk:
     # -- what is kept ------------------------------------------------------------------------------
 
     def _keep(self, judgement: Judgement, snapshot: RunSnapshot) -> None:
-        over = {key_of(v): v for v in judgement.ended}
+        over = {verdict_key(v): v for v in judgement.ended}
         for verdict in (*judgement.verdicts, *judgement.ended):
             if verdict.level in _GRAVE:
-                self._keep_one(verdict, snapshot, over=key_of(verdict) in over)
+                self._keep_one(verdict, snapshot, over=verdict_key(verdict) in over)
 
     def _keep_one(self, verdict: Verdict, snapshot: RunSnapshot, *, over: bool) -> None:
-        key, evidence = key_of(verdict), self._taker.evidence
+        key, evidence = verdict_key(verdict), self._taker.evidence
         known = self._kept.get(key)
         if known is None:
             found = self._document(verdict, snapshot)
-            self._kept[key] = _Kept(keep(self._run_dir, found), evidence)
+            self._kept[key] = _Kept(write_diagnosis(self._run_dir, found), evidence)
             return
         renewed = known.evidence is not evidence and known.times < _REWRITTEN
         if (renewed or over) and known.path is not None:
             known.evidence, known.times = evidence, known.times + 1
-            keep(self._run_dir, self._document(verdict, snapshot), known.path)
+            write_diagnosis(self._run_dir, self._document(verdict, snapshot), known.path)
         if over:
             del self._kept[key]
 
     def _document(self, verdict: Verdict, snapshot: RunSnapshot) -> Diagnosis:
-        others = tuple(v for v in snapshot.verdicts if key_of(v) != key_of(verdict))
-        return diagnosis(
+        others = tuple(v for v in snapshot.verdicts if verdict_key(v) != verdict_key(verdict))
+        return build_diagnosis(
             self._run_dir.id,
             self._attempt,
             time.time(),

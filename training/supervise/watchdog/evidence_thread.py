@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Evidence
-from ltui.training.supervise.watchdog.gather_evidence import Question, gather
+from ltui.training.supervise.watchdog.gather_evidence import EvidenceRequest, collect_evidence
 
 _PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Between a round's end and the next one's beginning, while a suspicion lasts."""
 _FIRST_HEALTHY_S, _HEALTHY_S = 20.0, 300.0
 
 
-class EvidenceTaker:
+class EvidenceThread:
     """One round at a time."""
 
     def __init__(self) -> None:
@@ -48,7 +48,9 @@ class EvidenceTaker:
         self._asked.append((time.monotonic(), future))
         return future
 
-    def look(self, *, suspicious: bool, training: bool, question: Callable[[], Question]) -> None:
+    def look(
+        self, *, suspicious: bool, training: bool, question: Callable[[], EvidenceRequest]
+    ) -> None:
         """Begin a round where one is due."""
         now_s = time.monotonic()
         if not suspicious:
@@ -86,16 +88,16 @@ class EvidenceTaker:
         for _, future in asked:
             future.set_exception(ValueError("the run has just ended."))
 
-    def _begin(self, question: Question) -> None:
+    def _begin(self, question: EvidenceRequest) -> None:
         self._began_s = time.monotonic()
         self._thread = threading.Thread(
             target=self._take, args=(question,), name="evidence", daemon=True
         )
         self._thread.start()
 
-    def _take(self, question: Question) -> None:
+    def _take(self, question: EvidenceRequest) -> None:
         try:
-            self._taken = gather(question)
+            self._taken = collect_evidence(question)
         except Exception as error:  # noqa: BLE001  (the top of the thread: verdicts do without)
             self._error = f"{type(error).__name__}: {error}"
         self._ended_s = time.monotonic()

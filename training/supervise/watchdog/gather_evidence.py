@@ -22,7 +22,7 @@ from ltui.training.diagnosis.evidence import (
     Diagnosis,
     Evidence,
     Frame,
-    ProcessSight,
+    ProcessActivity,
     RankEvidence,
     ThreadStack,
     WorkerEvidence,
@@ -62,7 +62,7 @@ _KEPT_MOST = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
+class RankTarget:
     """A rank to look at."""
 
     rank: int
@@ -75,7 +75,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Memory:
+class CollectorCache:
     """Kept from round to round."""
 
     samples: dict[int, Sample] = field(default_factory=dict)
@@ -87,25 +87,25 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class EvidenceRequest:
     """What one round is asked to look at."""
 
     run_dir: RunDir
     attempt: int
-    targets: Sequence[Target]
+    targets: Sequence[RankTarget]
     known_workers: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """rank -> pids of DataLoader workers seen a moment ago."""
     oom_kills_before: int | None = None
-    memory: Memory = field(default_factory=lambda: Memory())
+    memory: CollectorCache = field(default_factory=lambda: CollectorCache())
 
 
-def gather(question: Question) -> Evidence:
+def collect_evidence(question: EvidenceRequest) -> Evidence:
     """One round. Raises nothing that a process's end or a missing right can cause."""
     return _Round(question).take()
 
 
 class _Round:
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: EvidenceRequest) -> None:
         self.question = question
         self.folder = question.run_dir.path / "evidence" / str(question.attempt)
         self.board = WitnessBoard(question.run_dir.queue_dir(question.attempt))
@@ -225,10 +225,10 @@ class _Round:
 
     def _rank(
         self,
-        target: Target,
+        target: RankTarget,
         number: int,
         witness: WitnessState | None,
-        sights: Mapping[int, ProcessSight],
+        sights: Mapping[int, ProcessActivity],
         workers: Mapping[int, Sequence[Entry]],
     ) -> RankEvidence:
         process = sights[target.pid]
@@ -296,7 +296,7 @@ class _Round:
         return spied, []
 
     def _read_before(
-        self, process: ProcessSight, witness: WitnessState | None
+        self, process: ProcessActivity, witness: WitnessState | None
     ) -> tuple[ThreadStack, ...]:
         """The stacks read before the watch. Where there are none, or where the process has gone on
         since, it is read now and watched anew from here."""
@@ -317,7 +317,7 @@ class _Round:
         self,
         entries: Sequence[Entry],
         known: frozenset[int],
-        sights: Mapping[int, ProcessSight],
+        sights: Mapping[int, ProcessActivity],
     ) -> tuple[WorkerEvidence, ...]:
         found = []
         for entry in entries:
@@ -339,7 +339,7 @@ class _Round:
             )
         present = {e.pid for e in entries}
         found += [
-            WorkerEvidence(process=ProcessSight(pid=pid), gone=True)
+            WorkerEvidence(process=ProcessActivity(pid=pid), gone=True)
             for pid in sorted(known - present)
         ]
         return tuple(found)
@@ -355,7 +355,7 @@ class _Round:
         return tuple(text.splitlines()[-_TAIL_LINES:])
 
 
-def _witness_of(target: Target, witnesses: Mapping[int, WitnessState]) -> WitnessState | None:
+def _witness_of(target: RankTarget, witnesses: Mapping[int, WitnessState]) -> WitnessState | None:
     """None where it is another process's, of the rank before a restart."""
     witness = witnesses.get(target.rank)
     return witness if witness is not None and witness.pid == target.pid else None
@@ -440,7 +440,7 @@ def evidence_dir(run_dir: RunDir, attempt: int) -> Path:
     return run_dir.path / "evidence" / str(attempt)
 
 
-def keep(run_dir: RunDir, diagnosis: Diagnosis, path: Path | None = None) -> Path | None:
+def write_diagnosis(run_dir: RunDir, diagnosis: Diagnosis, path: Path | None = None) -> Path | None:
     """Write the diagnosis beside those kept before (or over ``path``); None where it can't be."""
     folder = evidence_dir(run_dir, diagnosis.attempt)
     try:
@@ -458,7 +458,7 @@ def keep(run_dir: RunDir, diagnosis: Diagnosis, path: Path | None = None) -> Pat
     return path
 
 
-def kept(run_dir: RunDir, attempt: int | None = None) -> list[Diagnosis]:
+def read_diagnoses(run_dir: RunDir, attempt: int | None = None) -> list[Diagnosis]:
     """The diagnoses of an attempt (of all, where None is given), the oldest first."""
     root = run_dir.path / "evidence"
     folders = [root / str(attempt)] if attempt is not None else sorted(

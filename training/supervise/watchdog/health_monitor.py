@@ -16,13 +16,13 @@ from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.queue_poller import QueuePoll
 from ltui.training.state.record_fold import Fold
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceDesk
+from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 
 
-class JudgeSeat:
+class HealthMonitor:
     """One attempt's judgements; remembers what the next one needs of the last."""
 
-    def __init__(self, policy: StallPolicy, evidence: EvidenceDesk) -> None:
+    def __init__(self, policy: StallPolicy, evidence: EvidenceCollector) -> None:
         self._policy = policy
         self._evidence = evidence
         self._health = HealthHistory()
@@ -38,15 +38,15 @@ class JudgeSeat:
         *,
         end_requested: bool,
         failures: Sequence[WorkerFailure] = (),
-        devices: Sequence[Verdict] = (),
-        delays: Mapping[int, float] | None = None,
+        gpu_verdicts: Sequence[Verdict] = (),
+        cpu_delays: Mapping[int, float] | None = None,
     ) -> Judgement:
         """``end_requested``: ranks that die now, and had not before, died of nothing. ``devices``:
         what is wrong with the run's GPUs. ``delays``: how much ranks wait for a processor."""
         told = {
             **self._evidence.judging(sight, failures=failures),
-            "devices": devices,
-            "delays": delays,
+            "devices": gpu_verdicts,
+            "delays": cpu_delays,
         }
         try:
             judgement = self._judged(sight, fold, told)

@@ -16,31 +16,31 @@ from ltui.training.state.run_snapshot import Verdict, to_json
 from ltui.training.state.verdict_tracker import Standing, calls_somebody, headline
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.verdict_hooks import VerdictCalls
+from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
 
 SETTLE_S = 1.5
 """A verdict that stood for less is told to nobody; its cause is often known only after it."""
 
-Row = tuple[int | None, int | None, float, str, str, Mapping[str, Any]]
+EventRow = tuple[int | None, int | None, float, str, str, Mapping[str, Any]]
 """An event as ``Batch.events`` takes it."""
 
 
-class VerdictDesk:
+class VerdictNotifier:
     """One attempt's verdicts, followed from tick to tick."""
 
     def __init__(self, spec: RunSpec, attempt: int, run_dir: str) -> None:
         self._policy = spec.stall
         self._standing = Standing()
-        self._calls = VerdictCalls(spec, attempt, run_dir)
+        self._calls = VerdictHooks(spec, attempt, run_dir)
         self._answered = False
 
-    def know(self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float) -> None:
+    def restore(self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float) -> None:
         """Those that a supervisor before this one has told of already."""
         self._standing, _, _ = self._standing.follow(verdicts, now_s, monotonic_s)
 
-    def follow(
+    def update(
         self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float, *, ending: bool
-    ) -> list[Row]:
+    ) -> list[EventRow]:
         """Take the verdicts of this tick; the events that come of it.
 
         ``ending``: the run was asked to end, so that a rank that dies is no news.
@@ -53,12 +53,12 @@ class VerdictDesk:
         rows += [_row(now_s, "verdict_over", _over(v), v) for v in over]
         return rows + self._told()
 
-    def _tell(self, verdict: Verdict, now_s: float) -> list[Row]:
+    def _tell(self, verdict: Verdict, now_s: float) -> list[EventRow]:
         if calls_somebody(verdict, self._policy):
             self._calls.call(verdict)
         return [_row(now_s, "verdict", headline(verdict), verdict)]
 
-    def answer(self, monotonic_s: float) -> Verdict | None:
+    def verdict_to_act_on(self, monotonic_s: float) -> Verdict | None:
         """The verdict that the policy acts on now: at most one in an attempt."""
         if self._answered:
             return None
@@ -66,7 +66,7 @@ class VerdictDesk:
         self._answered = found is not None
         return found
 
-    def end(self, now_s: float) -> list[Row]:
+    def end(self, now_s: float) -> list[EventRow]:
         """The attempt is over, and so is every verdict; one that had not settled is told of now."""
         stands, self._standing = self._standing.stands, Standing()
         rows = [row for s in stands if not s.told for row in self._tell(s.verdict, now_s)]
@@ -76,16 +76,16 @@ class VerdictDesk:
             rows.append(_row(now_s, "verdict_over", text, verdict))
         return rows + self._told()
 
-    def finish_calls(self, patience_s: float) -> list[Row]:
+    def wait_for_hooks(self, patience_s: float) -> list[EventRow]:
         """Wait for calls that are under way, not longer than that; what they came to."""
         self._calls.close(patience_s)
         return self._told()
 
-    def _told(self) -> list[Row]:
+    def _told(self) -> list[EventRow]:
         return [(None, None, t, "on_verdict", text, f) for t, text, f in self._calls.take_events()]
 
 
-def stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
+def read_stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
     """Those in force when a supervisor last wrote; none where that can't be read."""
     try:
         with RunStore(run_dir) as store:
@@ -94,7 +94,7 @@ def stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
         return ()
 
 
-def _row(now_s: float, kind: str, text: str, verdict: Verdict) -> Row:
+def _row(now_s: float, kind: str, text: str, verdict: Verdict) -> EventRow:
     # Its evidence stands with the verdict itself; an event is a line.
     fields = {"verdict": to_json(replace(verdict, evidence={}))}
     return None, None, now_s, kind, text, fields

@@ -48,7 +48,7 @@ class _Call:
     about: str
 
 
-class VerdictCalls:
+class VerdictHooks:
     """The calls of one attempt. Every method returns at once but ``close``."""
 
     def __init__(self, spec: RunSpec, attempt: int, run_dir: str) -> None:
