@@ -12,9 +12,10 @@ from typing import Any
 from ltui.app.diagnosis import collective_rows
 from ltui.app.diagnosis.process_rows import ALONE, machine_lines, process_rows
 from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunSnapshot, Verdict
-from ltui.training.state.verdict_tracker import GRAVE, gravest_first, superseded
+from ltui.training.state.verdict_tracker import is_superseded, most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
 from ltui.widgets.view_models import (
@@ -68,12 +69,12 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: Context) -> DiagnosisVie
     evidence = diagnosis.evidence
     standing = [
         v
-        for v in gravest_first(diagnosis.verdicts)
-        if _stands(v, context) and not superseded(v, diagnosis.verdicts)
+        for v in most_severe_first(diagnosis.verdicts)
+        if _stands(v, context) and not is_superseded(v, diagnosis.verdicts)
     ]
     culprits = {rank for v in standing for rank in v.culprits}
     waiting = {rank for v in standing for rank in v.waiting}
-    alarm = any(v.level in GRAVE for v in standing)
+    alarm = any(v.level in BLOCKING_LEVELS for v in standing)
     grids = collective_rows.fronts(diagnosis, culprits, alarm=alarm)
     return DiagnosisViewModel(
         headline=_headline(diagnosis, standing, context),
@@ -150,7 +151,7 @@ def _verdict(verdict: Verdict, context: Context) -> VerdictViewModel:
         facts.append(("where", clean_line(verdict.place, LONGEST)))
     if verdict.remedy:
         facts.append(("to do", clean_line(verdict.remedy, LONGEST)))
-    if verdict.level in GRAVE and context.snapshot.state in LIVE:
+    if verdict.level in BLOCKING_LEVELS and context.snapshot.state in LIVE:
         facts.append(("or", _kill_and_resume(context.snapshot)))
     facts.append(("certainty", certainty(verdict.confidence)))
     return VerdictViewModel(
@@ -184,7 +185,7 @@ def _over(diagnosis: Diagnosis, context: Context) -> list[Verdict]:
     known = {(v.kind, v.began) for v in diagnosis.verdicts}
     told = [v for v in context.earlier if (v.kind, v.began) not in known]
     every = [*told, *diagnosis.verdicts]
-    over = [v for v in every if not _stands(v, context) and not superseded(v, every)]
+    over = [v for v in every if not _stands(v, context) and not is_superseded(v, every)]
     return sorted(over, key=lambda v: v.began or 0.0)
 
 

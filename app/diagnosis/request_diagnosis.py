@@ -16,7 +16,7 @@ from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
-from ltui.training.state.verdict_tracker import gravest_first
+from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 
@@ -68,7 +68,7 @@ def from_snapshot(
     snapshot: RunSnapshot, *, missing: Iterable[str] = (), base: Diagnosis | None = None
 ) -> Diagnosis:
     """The snapshot's verdicts, with the evidence of ``base`` where there is one."""
-    verdicts = tuple(gravest_first(snapshot.verdicts))
+    verdicts = tuple(most_severe_first(snapshot.verdicts))
     standing = [v for v in verdicts if v.ended is None]
     headline = standing[0].cause if standing else state_sentence(snapshot)
     if base is not None:
@@ -88,7 +88,7 @@ def post_mortem(
 ) -> Diagnosis:
     """Of an ended run: how it ended, every verdict of its last attempt, the last evidence."""
     last = kept_then[-1] if kept_then else None
-    verdicts = gravest_first(_once([*told, *snapshot.verdicts]))
+    verdicts = most_severe_first(_once([*told, *snapshot.verdicts]))
     missing = () if last is not None else ("no evidence was kept: nothing was suspicious then",)
     diagnosis = last or Diagnosis(
         run=snapshot.id, attempt=snapshot.attempt, taken_at=snapshot.ended_at or 0.0, headline=""

@@ -39,6 +39,7 @@ from ltui.training.state.snapshot_parts import metrics as folded_metrics
 from ltui.training.state.snapshot_parts import progress as folded_progress
 from ltui.training.state.throughput import at_rest, window
 from ltui.training.state.throughput import throughput as folded_throughput
+from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
@@ -175,7 +176,7 @@ class RunWatch:
     def _follow_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
         standing = {
             # GPUs come and go among those that a finding names: its place is no part of it.
-            (v.kind, "" if v.kind.startswith("gpu_") else v.place or "", v.culprits): v
+            (v.kind, "" if is_gpu_kind(v.kind) else v.place or "", v.culprits): v
             for v in snapshot.verdicts
             if v.ended is None
         }

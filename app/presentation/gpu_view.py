@@ -7,6 +7,7 @@ from rich.text import Text
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuPast
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
+from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.widgets import formats
 from ltui.widgets.gpu_table import SIGNS
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -29,7 +30,7 @@ OWNERS = {
 
 
 def is_gpu_finding(verdict: Verdict) -> bool:
-    return verdict.kind.startswith("gpu_")
+    return is_gpu_kind(verdict.kind)
 
 
 def standing_findings(frame: Frame) -> tuple[Verdict, ...]:

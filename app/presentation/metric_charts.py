@@ -19,8 +19,8 @@ from ltui.app.presentation.metric_selection import (
     quantity_of,
 )
 from ltui.app.presentation.run_view import SAMPLES, silence
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.verdict_tracker import GRAVE
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
@@ -259,7 +259,7 @@ def throughput_figures(frame: Frame) -> str:
 def _rate_now(run: RunSnapshot) -> str:
     if run.state is RunState.PAUSED:
         return "paused"
-    if any(v.level in GRAVE and v.ended is None for v in run.verdicts):
+    if any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts):
         return "stalled"
     return formats.quantity(run.throughput.samples_per_s, SAMPLES)
 

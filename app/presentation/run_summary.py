@@ -31,7 +31,7 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.verdict_tracker import gravest_first
+from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets.formats import (
     NA,
     ago,
@@ -286,7 +286,7 @@ def _started(snapshot: RunSnapshot, now: float) -> str:
 def _reason(snapshot: RunSnapshot) -> str:
     """Why a run needs help, or how it ended, if the state's word does not say it."""
     if snapshot.state in LIVE:
-        grave = gravest_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
+        grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
         return clean_line(grave[0].cause) if grave else ""
     sentence = ended_detail(snapshot) if snapshot.state in FAILED else ""
     return "; ".join(part for part in (sentence, bad_loss_sentence(snapshot)) if part)

@@ -17,6 +17,7 @@ from ltui.app.presentation.state_words import (
     needs_help,
     state_word,
 )
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import (
     LIVE,
     CheckpointInfo,
@@ -26,7 +27,8 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
 )
-from ltui.training.state.verdict_tracker import GRAVE, gravest_first
+from ltui.training.state.verdict_kinds import is_gpu_kind
+from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow, Tone
@@ -114,7 +116,7 @@ def header(frame: Frame) -> HeaderViewModel:
 
 def _held_up(run: RunSnapshot) -> bool:
     """Whether a rank is stalled or dead, so that no end can be foreseen."""
-    return any(v.level in GRAVE and v.ended is None for v in run.verdicts) or any(
+    return any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts) or any(
         rank.state in LOUD for rank in run.ranks
     )
 
@@ -138,7 +140,7 @@ def banner_of(frame: Frame) -> tuple[str | None, Tone]:
     """The worst verdict that stands now, or the last one that is just over."""
     standing = [v for v in frame.snapshot.verdicts if v.ended is None]
     if standing and frame.snapshot.state in LIVE:
-        worst, *others = gravest_first(standing)
+        worst, *others = most_severe_first(standing)
         return _verdict_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
     recent = [c for c in frame.cleared if frame.now - c.at < CLEARED_SHOWN_S]
     if recent:
@@ -153,12 +155,12 @@ def _verdict_tone(verdict: Verdict) -> Tone:
 def _verdict_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
     cause = clean_line(verdict.cause)
     # A finding about GPUs says how old it is, and so do some causes.
-    aged = verdict.began is not None and not verdict.kind.startswith("gpu_")
+    aged = verdict.began is not None and not is_gpu_kind(verdict.kind)
     lasting = ""
     if aged and verdict.began is not None and not _DURATION.search(cause):
         lasting = f" for {formats.age(now - verdict.began)}"
     # Capitals are for what stops a run.
-    word = verdict.level.upper() if verdict.level in GRAVE else verdict.level.capitalize()
+    word = verdict.level.upper() if verdict.level in BLOCKING_LEVELS else verdict.level.capitalize()
     others = f" (+{more} more, d)" if more else ""
     text = f"{word}{lasting}{others}: "
     if not verdict.remedy:
@@ -178,7 +180,7 @@ def _sentence(text: str) -> str:
 def _cleared_text(cleared: Cleared) -> str:
     verdict = cleared.verdict
     lasted = formats.age(cleared.lasted_s)
-    if verdict.kind.startswith("gpu_"):
+    if is_gpu_kind(verdict.kind):
         return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
     if not verdict.culprits:
         return f"Recovered after {lasted}: the run was {verdict.level}"
@@ -224,9 +226,9 @@ def silence(frame: Frame) -> str | None:
 
 def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
     """One row a rank, in order of rank, so that rows keep their place."""
-    standing = [v for v in gravest_first(frame.snapshot.verdicts) if v.ended is None]
+    standing = [v for v in most_severe_first(frame.snapshot.verdicts) if v.ended is None]
     places = {rank: v for v in reversed(standing) for rank in v.culprits}
-    held_up = {rank for v in standing if v.level in GRAVE for rank in v.waiting}
+    held_up = {rank for v in standing if v.level in BLOCKING_LEVELS for rank in v.waiting}
     ordered = sorted(_present(frame.snapshot), key=lambda r: r.rank)
     return tuple(
         _rank_row(rank, places.get(rank.rank), waits=rank.rank in held_up) for rank in ordered
@@ -268,7 +270,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> Ra
 def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
     """The state in a word; of a rank that moves, what a verdict says of it."""
     if state in (RankState.OK, RankState.RUNNING, RankState.STARTING):
-        if verdict is not None and verdict.level in GRAVE:
+        if verdict is not None and verdict.level in BLOCKING_LEVELS:
             state = RankState.DEAD if verdict.level == "dead" else RankState.STALLED
         elif waits:
             state = RankState.WAITING

@@ -44,9 +44,9 @@ from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.gpu import GpuScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
 from ltui.app.screens.stop_question import StopScreen, stop_question
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.verdict_tracker import GRAVE
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
 from ltui.widgets.charts.chart import Chart
@@ -656,7 +656,7 @@ def key_hints(
         return list(TYPING_HINTS)
     paused = snapshot.state in (RunState.PAUSED, RunState.PAUSING)
     leave = "close (training continues)" if snapshot.state in LIVE else "close"
-    grave = any(v.level in GRAVE and v.ended is None for v in snapshot.verdicts)
+    grave = any(v.level in BLOCKING_LEVELS and v.ended is None for v in snapshot.verdicts)
     stuck = grave and snapshot.state in LIVE
     diagnose = KeyHint("d", "diagnose", "screen.diagnose", keep=stuck)
     kill = KeyHint("k", "kill", "screen.kill", keep=stuck)

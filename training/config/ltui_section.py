@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ltui.training.config.run_spec import LEVELS, THEN, CheckpointPolicy, StallPolicy
+from ltui.training.config.run_spec import THEN, CheckpointPolicy, StallPolicy
 from ltui.training.config.structure_check import nearest, shown, value_fault
 from ltui.training.config.trainer_arguments import Argument
+from ltui.training.config.verdict_levels import LEVELS
 from ltui.training.config.yaml_document import Fault
 
 KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")

@@ -14,8 +14,6 @@ from ltui.training.problem import Problem, ProblemError
 
 SPEC_VERSION = 1
 THEN = ("nothing", "stop", "restart")
-LEVELS = ("dead", "stalled", "slow", "warning")
-"""Of verdicts, the gravest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ltui.training.gpu.symptoms import ERROR, Baseline, Symptom, symptoms
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot, Verdict
+from ltui.training.state.verdict_kinds import GPU_KIND_PREFIX
 
 SHOWN_AFTER_S = {
     "waiting": 20.0,
@@ -118,7 +119,7 @@ def findings(
 def verdict(finding: Finding) -> Verdict:
     """The finding as a run's picture carries it."""
     return Verdict(
-        kind=f"gpu_{finding.kind}",
+        kind=f"{GPU_KIND_PREFIX}{finding.kind}",
         level="warning",
         culprits=finding.ranks,
         place=finding.place,

@@ -1,6 +1,6 @@
-"""Verdicts over time: which are new, which are over, and when one has stood long enough to act on.
+"""Verdicts over time: which are new, which have ended, and which have lasted long enough to act on.
 
-Pure. What is said of a verdict in one line is here too, so that events, calls and front ends agree.
+Pure. The one-line headline of a verdict is here too, so that events, hooks and front ends agree.
 """
 
 from __future__ import annotations
@@ -8,109 +8,111 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ltui.training.config.run_spec import LEVELS, StallPolicy
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS, severity
 from ltui.training.state.run_snapshot import Verdict
 
-GRAVE = frozenset({"dead", "stalled"})
-"""Levels that the policy's ``then`` answers; a slow run or a warning is left alone."""
 
-
-def gravity(level: str) -> int:
-    """0 for the gravest level; an unknown one is the least grave."""
-    return LEVELS.index(level) if level in LEVELS else len(LEVELS)
-
-
-def gravest_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Open ones before those that are over, then by level, then the oldest first."""
+def most_severe_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Sort verdicts: active before ended, then by level, then the oldest first."""
     return sorted(
         verdicts,
-        key=lambda v: (v.ended is not None, gravity(v.level), v.began is None, v.began or 0.0),
+        key=lambda v: (v.ended is not None, severity(v.level), v.began is None, v.began or 0.0),
     )
 
 
 def headline(verdict: Verdict) -> str:
-    """``STALLED: rank 2 stands still in forward``. Holds what a run wrote: clean it to show it."""
+    """Return a line such as ``STALLED: rank 2 makes no progress in forward``.
+
+    It contains text that the run wrote: remove control characters before showing it.
+    """
     return f"{verdict.level.upper()}: {verdict.cause}"
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
-    """A verdict in force, as it reads now."""
+class ActiveVerdict:
+    """A verdict that has not ended, with its newest wording."""
 
     verdict: Verdict
-    seen_s: float
-    """The monotonic second at which it was first seen, or became graver."""
-    told_as: str | None = None
-    """The gravest level that it was told of as."""
+    since_s: float
+    """Monotonic seconds when it was first seen, or when its level became more severe."""
+    reported_level: str | None = None
+    """The most severe level at which it was reported; None until it is reported."""
 
     @property
-    def told(self) -> bool:
-        return self.told_as is not None
+    def reported(self) -> bool:
+        return self.reported_level is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The verdicts in force, from one look to the next."""
+class VerdictTracker:
+    """The active verdicts, from one judgement to the next."""
 
-    stands: tuple[Stand, ...] = ()
+    active: tuple[ActiveVerdict, ...] = ()
 
-    def follow(
-        self, now: Sequence[Verdict], now_s: float, monotonic_s: float, *, settle_s: float = 0.0
-    ) -> tuple[Standing, list[Verdict], list[Verdict]]:
-        """The verdicts of this moment; those to tell of; those told of that are over.
+    def update(
+        self, current: Sequence[Verdict], now_s: float, monotonic_s: float, *, settle_s: float = 0.0
+    ) -> tuple[VerdictTracker, list[Verdict], list[Verdict]]:
+        """Return the next tracker, the verdicts to report now, and the reported ones that ended.
 
-        One is told of once it has stood for ``settle_s``: a rank is seen to be dead before it is
-        known of what; and again where it has become graver. ``now_s`` is unix time, for ``ended``.
+        A verdict is reported once it has lasted ``settle_s`` seconds, because the death of a rank
+        is seen before its cause is known. It is reported again if it becomes more severe.
+        ``now_s`` is the unix time that ended verdicts get as ``ended``.
         """
-        before, stands, tell = list(self.stands), [], []
-        for verdict in now:
+        unmatched, active, to_report = list(self.active), [], []
+        for verdict in current:
             if verdict.ended is not None:
                 continue
-            old = next((s for s in before if _same(s.verdict, verdict)), None)
-            if old is not None:
-                before.remove(old)
-            if old is None or gravity(verdict.level) < gravity(old.verdict.level):
-                told_as = None if old is None else old.told_as
-                stand = Stand(verdict, monotonic_s, told_as)
+            previous = next((a for a in unmatched if _is_same(a.verdict, verdict)), None)
+            if previous is not None:
+                unmatched.remove(previous)
+            if previous is None or severity(verdict.level) < severity(previous.verdict.level):
+                reported_level = None if previous is None else previous.reported_level
+                entry = ActiveVerdict(verdict, monotonic_s, reported_level)
             else:
-                stand = replace(old, verdict=verdict)
-            news = stand.told_as is None or gravity(verdict.level) < gravity(stand.told_as)
-            if news and monotonic_s - stand.seen_s >= settle_s:
-                tell.append(verdict)
-                stand = replace(stand, told_as=verdict.level)
-            stands.append(stand)
-        over = [_ended(s.verdict, now_s) for s in before if s.told]
-        return Standing(tuple(stands)), tell, over
+                entry = replace(previous, verdict=verdict)
+            is_news = entry.reported_level is None or severity(verdict.level) < severity(
+                entry.reported_level
+            )
+            if is_news and monotonic_s - entry.since_s >= settle_s:
+                to_report.append(verdict)
+                entry = replace(entry, reported_level=verdict.level)
+            active.append(entry)
+        ended = [_ended(a.verdict, now_s) for a in unmatched if a.reported]
+        return VerdictTracker(tuple(active)), to_report, ended
 
-    def to_act_on(self, policy: StallPolicy, monotonic_s: float) -> Verdict | None:
-        """The gravest verdict that has stood as long as the policy wants before it acts."""
+    def verdict_to_act_on(self, policy: StallPolicy, monotonic_s: float) -> Verdict | None:
+        """Return the most severe verdict that has lasted ``policy.then_after_s`` seconds.
+
+        Return None if there is none, or if the policy only reports verdicts.
+        """
         if policy.then not in ("stop", "restart"):
             return None
-        ripe = [
-            s.verdict
-            for s in self.stands
-            if s.verdict.level in GRAVE and monotonic_s - s.seen_s >= policy.then_after_s
+        candidates = [
+            a.verdict
+            for a in self.active
+            if a.verdict.level in BLOCKING_LEVELS and monotonic_s - a.since_s >= policy.then_after_s
         ]
-        return gravest_first(ripe)[0] if ripe else None
+        return most_severe_first(candidates)[0] if candidates else None
 
 
 def _ended(verdict: Verdict, now_s: float) -> Verdict:
     return replace(verdict, ended=max(now_s, verdict.began or now_s))
 
 
-def _same(one: Verdict, other: Verdict) -> bool:
-    """Whether they are of one thing: its words, and what is known of its cause, may change."""
+def _is_same(one: Verdict, other: Verdict) -> bool:
+    """Return True if both describe one problem; its wording and known cause may have changed."""
     if one.kind == other.kind and one.began == other.began:
         return True
     if one.culprits != other.culprits or one.level != other.level:
         return False
     return (one.kind, one.place) == (other.kind, other.place) or (
-        one.level in GRAVE and bool(one.culprits)
+        one.level in BLOCKING_LEVELS and bool(one.culprits)
     )
 
 
-def superseded(verdict: Verdict, others: Sequence[Verdict]) -> bool:
-    """Whether one of ``others`` says the same better: it began as this did and lasted longer."""
+def is_superseded(verdict: Verdict, others: Sequence[Verdict]) -> bool:
+    """Return True if another verdict on the same problem began with this one and lasted longer."""
     return any(
         (o.culprits, o.level) == (verdict.culprits, verdict.level)
         and o.kind != verdict.kind
@@ -120,8 +122,8 @@ def superseded(verdict: Verdict, others: Sequence[Verdict]) -> bool:
     )
 
 
-def calls_somebody(verdict: Verdict, policy: StallPolicy) -> bool:
-    """Whether ``on_verdict`` is to be called for it."""
-    return policy.on_verdict is not None and gravity(verdict.level) <= gravity(
+def triggers_hook(verdict: Verdict, policy: StallPolicy) -> bool:
+    """Return True if the policy's ``on_verdict`` is to be called for the verdict."""
+    return policy.on_verdict is not None and severity(verdict.level) <= severity(
         policy.on_verdict_level
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import BatchFlops, model_flop_utilisation
 from ltui.training.gpu.run_gpus import RunGpusView
@@ -38,7 +39,6 @@ from ltui.training.state.snapshot_parts import (
     rank_snapshots,
 )
 from ltui.training.state.throughput import at_rest, throughput
-from ltui.training.state.verdict_tracker import GRAVE
 from ltui.training.store.checkpoint_manifest import checkpoints, verify
 from ltui.training.store.history_reader import TRAIN_LOSS, RunStore
 from ltui.training.store.run_directory import RunDir
@@ -90,7 +90,7 @@ def build_snapshot(inputs: SnapshotInputs) -> RunSnapshot:
     ranks = _ranks(inputs)
     speed = throughput(fold, inputs.now_ns)
     resting = inputs.state is RunState.PAUSED or any(
-        v.level in GRAVE and v.ended is None for v in inputs.judgement.verdicts
+        v.level in BLOCKING_LEVELS and v.ended is None for v in inputs.judgement.verdicts
     )
     return RunSnapshot(
         id=inputs.run_dir.id,

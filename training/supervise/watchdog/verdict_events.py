@@ -13,7 +13,7 @@ from typing import Any
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import Verdict, to_json
-from ltui.training.state.verdict_tracker import Standing, calls_somebody, headline
+from ltui.training.state.verdict_tracker import VerdictTracker, headline, triggers_hook
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
@@ -30,13 +30,13 @@ class VerdictNotifier:
 
     def __init__(self, spec: RunSpec, attempt: int, run_dir: str) -> None:
         self._policy = spec.stall
-        self._standing = Standing()
+        self._tracker = VerdictTracker()
         self._calls = VerdictHooks(spec, attempt, run_dir)
         self._answered = False
 
     def restore(self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float) -> None:
         """Those that a supervisor before this one has told of already."""
-        self._standing, _, _ = self._standing.follow(verdicts, now_s, monotonic_s)
+        self._tracker, _, _ = self._tracker.update(verdicts, now_s, monotonic_s)
 
     def update(
         self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float, *, ending: bool
@@ -46,7 +46,7 @@ class VerdictNotifier:
         ``ending``: the run was asked to end, so that a rank that dies is no news.
         """
         heard = [v for v in verdicts if not (ending and v.level == "dead")]
-        self._standing, new, over = self._standing.follow(
+        self._tracker, new, over = self._tracker.update(
             heard, now_s, monotonic_s, settle_s=SETTLE_S
         )
         rows = [row for verdict in new for row in self._tell(verdict, now_s)]
@@ -54,7 +54,7 @@ class VerdictNotifier:
         return rows + self._told()
 
     def _tell(self, verdict: Verdict, now_s: float) -> list[EventRow]:
-        if calls_somebody(verdict, self._policy):
+        if triggers_hook(verdict, self._policy):
             self._calls.call(verdict)
         return [_row(now_s, "verdict", headline(verdict), verdict)]
 
@@ -62,14 +62,14 @@ class VerdictNotifier:
         """The verdict that the policy acts on now: at most one in an attempt."""
         if self._answered:
             return None
-        found = self._standing.to_act_on(self._policy, monotonic_s)
+        found = self._tracker.verdict_to_act_on(self._policy, monotonic_s)
         self._answered = found is not None
         return found
 
     def end(self, now_s: float) -> list[EventRow]:
         """The attempt is over, and so is every verdict; one that had not settled is told of now."""
-        stands, self._standing = self._standing.stands, Standing()
-        rows = [row for s in stands if not s.told for row in self._tell(s.verdict, now_s)]
+        stands, self._tracker = self._tracker.active, VerdictTracker()
+        rows = [row for s in stands if not s.reported for row in self._tell(s.verdict, now_s)]
         for stand in stands:
             verdict = replace(stand.verdict, ended=max(now_s, stand.verdict.began or now_s))
             text = f"In force until the run ended: {headline(verdict)}"

@@ -9,10 +9,10 @@ import pytest
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_tracker import (
-    Standing,
-    calls_somebody,
-    gravest_first,
-    superseded,
+    VerdictTracker,
+    is_superseded,
+    most_severe_first,
+    triggers_hook,
 )
 
 STALL = Verdict(kind="frozen", level="stalled", culprits=(1,), cause="rank 1 stands", began=100.0)
@@ -22,9 +22,9 @@ SLOW = Verdict(kind="straggler", level="slow", culprits=(2,), cause="rank 2 is s
 
 def follow(*looks: tuple[float, list[Verdict]], settle_s: float = 0.0) -> list[tuple[str, str]]:
     """(new or over, cause) of everything told over the looks."""
-    standing, told = Standing(), []
+    tracker, told = VerdictTracker(), []
     for at, verdicts in looks:
-        standing, new, over = standing.follow(verdicts, 1000 + at, at, settle_s=settle_s)
+        tracker, new, over = tracker.update(verdicts, 1000 + at, at, settle_s=settle_s)
         told += [("new", v.cause) for v in new] + [("over", v.cause) for v in over]
     return told
 
@@ -51,12 +51,12 @@ def test_a_verdict_that_becomes_graver_is_told_again_and_acted_on_from_then() ->
     slow = replace(STALL, level="slow", cause="rank 1 is slow")
     told = follow((0, [slow]), (120, [STALL]), (121, [slow]), (122, [STALL]), (123, []))
     assert told == [("new", "rank 1 is slow"), ("new", "rank 1 stands"), ("over", "rank 1 stands")]
-    standing = Standing()
+    tracker = VerdictTracker()
     for at, verdict in ((0.0, slow), (120.0, STALL), (149.0, STALL)):
-        standing, _, _ = standing.follow([verdict], 1000 + at, at)
+        tracker, _, _ = tracker.update([verdict], 1000 + at, at)
     policy = StallPolicy(then="stop", then_after_s=30)
-    assert standing.to_act_on(policy, 149.0) is None
-    assert standing.to_act_on(policy, 150.0) == STALL
+    assert tracker.verdict_to_act_on(policy, 149.0) is None
+    assert tracker.verdict_to_act_on(policy, 150.0) == STALL
 
 
 def test_two_ranks_at_once_are_two_verdicts() -> None:
@@ -70,8 +70,8 @@ def test_what_is_gone_before_it_has_settled_is_not_told() -> None:
 
 
 def test_a_verdict_ends_after_it_began_whatever_the_clock_says() -> None:
-    standing, _, _ = Standing().follow([STALL], 50.0, 0.0)
-    _, _, (over,) = standing.follow([], 60.0, 1.0)
+    tracker, _, _ = VerdictTracker().update([STALL], 50.0, 0.0)
+    _, _, (over,) = tracker.update([], 60.0, 1.0)
     assert over.ended == 100.0
 
 
@@ -93,27 +93,27 @@ def test_verdicts_that_are_over_already_do_not_stand() -> None:
 def test_what_the_policy_answers(
     policy: StallPolicy, verdicts: list[Verdict], after_s: float, acted_on: Verdict | None
 ) -> None:
-    standing, _, _ = Standing().follow(verdicts, 1000.0, 5.0)
-    standing, _, _ = standing.follow(verdicts, 1000.0, 5.0 + after_s)
-    assert standing.to_act_on(policy, 5.0 + after_s) == acted_on
+    tracker, _, _ = VerdictTracker().update(verdicts, 1000.0, 5.0)
+    tracker, _, _ = tracker.update(verdicts, 1000.0, 5.0 + after_s)
+    assert tracker.verdict_to_act_on(policy, 5.0 + after_s) == acted_on
 
 
 def test_who_is_called_for_what() -> None:
     hook = StallPolicy(on_verdict="http://a/b", on_verdict_level="stalled")
-    assert [calls_somebody(v, hook) for v in (DEAD, STALL, SLOW)] == [True, True, False]
-    assert calls_somebody(SLOW, StallPolicy(on_verdict=("mail",)))
-    assert not calls_somebody(DEAD, StallPolicy())
+    assert [triggers_hook(v, hook) for v in (DEAD, STALL, SLOW)] == [True, True, False]
+    assert triggers_hook(SLOW, StallPolicy(on_verdict=("mail",)))
+    assert not triggers_hook(DEAD, StallPolicy())
 
 
 def test_the_gravest_and_the_oldest_come_first() -> None:
     over = replace(DEAD, ended=200.0)
     odd = Verdict(kind="x", level="a later version's", cause="c")
-    assert gravest_first([odd, over, SLOW, STALL]) == [STALL, SLOW, odd, over]
+    assert most_severe_first([odd, over, SLOW, STALL]) == [STALL, SLOW, odd, over]
 
 
 def test_what_was_only_the_first_word_on_a_death_is_left_out() -> None:
     first = replace(DEAD, ended=101.2)
     better = replace(DEAD, kind="killed", began=101.0)
-    assert superseded(first, [first, better])
-    assert not superseded(better, [first, better])
-    assert not superseded(STALL, [STALL, better])
+    assert is_superseded(first, [first, better])
+    assert not is_superseded(better, [first, better])
+    assert not is_superseded(STALL, [STALL, better])
