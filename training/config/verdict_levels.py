@@ -22,7 +22,6 @@ class VerdictLevel(str, Enum):
     """Nothing is slow yet; something may fail or slow down later."""
 
     __str__ = str.__str__
-    __format__ = str.__format__
 
 
 LEVELS: tuple[str, ...] = tuple(level.value for level in VerdictLevel)

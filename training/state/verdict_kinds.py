@@ -88,7 +88,6 @@ class VerdictKind(str, Enum):
     """The loss is not finite."""
 
     __str__ = str.__str__
-    __format__ = str.__format__
 
 
 GPU_KIND_PREFIX = "gpu_"
