@@ -48,7 +48,7 @@ class SimulatedGpus:
 
     def look(self) -> Frame:
         now = time.time()
-        view = self._gpus.look(self._ranks, now)
+        view = self._gpus.sample(self._ranks, now)
         if len(self._ranks) < len(view.gpus):
             self._ranks = tuple(
                 RankSnapshot(

@@ -44,7 +44,7 @@ from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.queue_reader import QueueFileError, QueueReader
-from ltui.training.tensor_queue.record_types import Kind, Phase, PulseState
+from ltui.training.tensor_queue.record_types import Phase, PulseState, RecordKind
 
 STATUS_S = 0.9
 """Seconds between questions to the supervisor."""
@@ -324,7 +324,7 @@ class RunWatch:
         if len(rows):
             self._book.add_steps(rows)
         for record in records:
-            if record.kind != Kind.METRICS:
+            if record.kind != RecordKind.METRICS:
                 continue
             label = _label(record.label)
             place = [label.get(key) for key in ("step", "epoch", "t")]

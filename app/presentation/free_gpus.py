@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ltui.training.gpu.free_gpus import occupied, usable
+from ltui.training.gpu.free_gpus import busy_reason, usable_gpus
 from ltui.training.gpu.reading import GpuReading
 from ltui.training.gpu.sampler import GpuView
 from ltui.widgets import formats
@@ -16,10 +16,10 @@ MOST = 8
 
 def free_text(view: GpuView) -> Text:
     """How many GPUs are free, then each with its free memory or with who uses it."""
-    readings = usable(view.readings)
+    readings = usable_gpus(view.readings)
     if not readings:
         return Text(f"GPUs: {clean_line(view.note or 'none')}", "dim")
-    why = {reading.index: occupied(reading) for reading in readings}
+    why = {reading.index: busy_reason(reading) for reading in readings}
     free = sum(reason is None for reason in why.values())
     out = Text()
     out.append(f"GPUs: {free} of {len(readings)} free", "bold")

@@ -30,7 +30,7 @@ count = int(sys.argv[1])
 gpus = RunGpus("brave-owl-3f2a", period_s=0.2)
 ranks, began, deadline = (), time.time() - 45.0, time.monotonic() + 30
 while time.monotonic() < deadline:
-    view = gpus.look(ranks, began)
+    view = gpus.sample(ranks, began)
     if len(view.gpus) == count and all(g.error or g.sm_activity is not None for g in view.gpus):
         break
     time.sleep(0.05)
@@ -39,7 +39,7 @@ ranks = tuple(
     for i, g in enumerate(view.gpus)
 )
 for second in range(40):
-    view = gpus.look(ranks, began + second)
+    view = gpus.sample(ranks, began + second)
 print(base64.b64encode(pickle.dumps((view.gpus, view.findings))).decode())
 """
 

@@ -27,14 +27,14 @@ from tests.store.histories import begin, snapshot, step_row
 RANK = """
 import json, os, sys, time
 from pathlib import Path
-from ltui.training.tensor_queue.record_types import Kind, Phase, StepField
+from ltui.training.tensor_queue.record_types import RecordKind, Phase, StepField
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.rank.rank_queue import own_start_ticks
 import torch
 rank = int(sys.argv[2])
 q = QueueWriter.create(Path(sys.argv[1]))
 hello = {"rank": rank, "local_rank": rank, "world_size": 2, "pid": os.getpid(), "device": "cpu"}
-q.put(None, Kind.HELLO, json.dumps(hello).encode())
+q.put(None, RecordKind.HELLO, json.dumps(hello).encode())
 q.pulse.set(
     pid=os.getpid(), start_ticks=own_start_ticks(), rank=rank, local_rank=rank, world_size=2,
     phase=Phase.SETUP,
@@ -48,12 +48,12 @@ for line in sys.stdin:
             row[StepField.GLOBAL_STEP], row[StepField.EPOCH], row[StepField.BATCH] = step, 0, step
             row[StepField.SAMPLES], row[StepField.STEP_S], row[StepField.FETCH_S] = 32, 0.1, 0.02
             row[StepField.LOSS], row[StepField.WALL_S] = 1.0 / step, time.time()
-            q.put_row(row, Kind.STEP)
+            q.put_row(row, RecordKind.STEP)
         q.pulse.set(phase=Phase.FORWARD, epoch=0, batch=int(values[1]), global_step=int(values[1]))
     elif word == "metric":
         label = {"names": ["val_loss"], "step": int(values[0]), "epoch": 0, "t": time.time()}
         value = torch.tensor([float(values[1])], dtype=torch.float64)
-        q.put(value, Kind.METRICS, json.dumps(label).encode())
+        q.put(value, RecordKind.METRICS, json.dumps(label).encode())
     print("done", flush=True)
 """
 

@@ -24,9 +24,9 @@ sampler = GpuSampler()
 while not sampler.latest().readings:
     time.sleep(0.05)
 time.sleep(2.5)  # opening is over, the first rates are in
-before = time.process_time(), time.monotonic(), sampler._door.calls
+before = time.process_time(), time.monotonic(), sampler._client.calls
 time.sleep(float(sys.argv[1]))
-after = time.process_time(), time.monotonic(), sampler._door.calls
+after = time.process_time(), time.monotonic(), sampler._client.calls
 spent, span, calls = (b - a for a, b in zip(before, after))
 print(spent / span, calls / span)
 """

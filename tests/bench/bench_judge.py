@@ -14,7 +14,7 @@ from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, HeartbeatThread
 from ltui.training.state.record_fold import Fold, fold
-from ltui.training.tensor_queue.heartbeat_table import BOARD_NAME, WitnessBoard
+from ltui.training.tensor_queue.heartbeat_table import TABLE_FILE_NAME, HeartbeatTable
 from ltui.training.tensor_queue.record_types import Phase
 from tests.diagnosis.recordings import load
 from tests.state.records import pulse, steps
@@ -70,7 +70,7 @@ def _witness() -> float:
             began = time.thread_time_ns()
             witness._beat()
             times.append(time.thread_time_ns() - began)
-        assert WitnessBoard(run_dir / "queue" / "1").read()[0].beat_ns > 0, BOARD_NAME
+        assert HeartbeatTable(run_dir / "queue" / "1").read()[0].beat_ns > 0, TABLE_FILE_NAME
     return statistics.median(times) / 1e3
 
 

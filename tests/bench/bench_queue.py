@@ -19,7 +19,7 @@ import torch.multiprocessing
 from ltui.training.tensor_queue.control_block import ControlFile
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.record_types import Kind, Phase
+from ltui.training.tensor_queue.record_types import Phase, RecordKind
 
 Row = dict[str, Any]
 
@@ -54,8 +54,10 @@ def _ours(folder: Path) -> list[Row]:
     tensor = torch.tensor(VALUES, dtype=torch.float64)
     phases = iter(range(1 << 60))
     rows = [
-        _row("put of a step's row", median_us(lambda: writer.put_row(VALUES, Kind.STEP)), 5.0),
-        _row("put of a tensor", median_us(lambda: writer.put(tensor, Kind.METRICS)), None),
+        _row(
+            "put of a step's row", median_us(lambda: writer.put_row(VALUES, RecordKind.STEP)), 5.0
+        ),
+        _row("put of a tensor", median_us(lambda: writer.put(tensor, RecordKind.METRICS)), None),
         _row(
             "pulse, phase change",
             median_us(lambda: writer.pulse.phase(Phase.FETCH + (next(phases) & 1))),

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ltui.training.data.atomic_file import part_file
+from ltui.training.data.atomic_file import atomic_write
 from tests.data.conftest import ltui, needs_ffcv
 
 everything = pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="make data")
@@ -34,8 +34,8 @@ class Slow:
 HOLD = """
 import sys, time
 from pathlib import Path
-from ltui.training.data.atomic_file import part_file
-with part_file(Path(sys.argv[1])) as part:
+from ltui.training.data.atomic_file import atomic_write
+with atomic_write(Path(sys.argv[1])) as part:
     part.write_bytes(b"half")
     print("writing", flush=True)
     time.sleep(600)
@@ -55,7 +55,7 @@ def others(folder: Path) -> list[str]:
 
 
 def _interrupted(path: Path) -> None:
-    with part_file(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -66,7 +66,7 @@ def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _interrupted(path)
     assert path.read_bytes() == b"before"
-    with part_file(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(b"whole")
         assert path.read_bytes() == b"before"
     assert path.read_bytes() == b"whole"
@@ -82,14 +82,14 @@ def test_what_a_killed_writer_left_is_told_from_what_is_being_written(tmp_path: 
         try:
             assert writer.stdout.readline() == "writing\n"
             (others_part,) = others(tmp_path)
-            with part_file(path) as part:
+            with atomic_write(path) as part:
                 part.write_bytes(b"mine")
                 assert others(tmp_path) == sorted([others_part, part.name])
         finally:
             writer.kill()
             writer.wait()
     assert others(tmp_path) == sorted([others_part, "x.beton"])
-    with part_file(path) as part:
+    with atomic_write(path) as part:
         assert others(tmp_path) == sorted([part.name, "x.beton"])
 
 

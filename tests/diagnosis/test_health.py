@@ -15,7 +15,7 @@ from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.diagnosis.rules.thresholds import budget_s
 from ltui.training.state.record_fold import Fold, fold
 from ltui.training.state.run_snapshot import RankState
-from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, PulseState
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState, RecordKind
 from tests.state.records import SECOND, labelled, pulse, steps
 
 POLICY = StallPolicy()
@@ -169,7 +169,7 @@ def test_a_dead_rank_without_a_pulse_is_dead() -> None:
 
 def test_the_exception_is_the_cause() -> None:
     event = {"kind": "exception", "text": "t", "type": "ValueError", "message": "bad batch"}
-    state = fold(trained(), 1, [labelled(Kind.EVENT, event)])
+    state = fold(trained(), 1, [labelled(RecordKind.EVENT, event)])
     found = at(5, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.EXCEPTION, 4.0)], state)
     assert found.verdicts[0].cause == "rank 1 raised ValueError: bad batch"
 

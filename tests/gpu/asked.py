@@ -34,8 +34,8 @@ def refused(function: Callable[..., Any], *arguments: Any) -> str | None:
 
 def main() -> None:
     period_s = float(sys.argv[1])
-    sampling.REOPEN_S = sampling.LOOK_EVERY_S = 0.2
-    sampling.OPENING_S = 3.0
+    sampling.REOPEN_DELAY_S = sampling.RESCAN_PERIOD_S = 0.2
+    sampling.OPEN_TIMEOUT_S = 3.0
     known = {"nvml": nvml, "gpu": gpu, "refused": refused, "os": os, "kept": {}}
     known |= {"RunGpus": RunGpus, "RankSnapshot": RankSnapshot, "RankState": RankState}
     if period_s:

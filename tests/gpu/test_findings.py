@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ltui.training.gpu.findings import WatchState, findings, verdict, watch
+from ltui.training.gpu.findings import FindingsState, findings, update_findings, verdict
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,
@@ -29,13 +29,13 @@ class Clock:
     """Feeds samples once a second and keeps the time."""
 
     def __init__(self, ranks=RANKS):
-        self.state, self.now, self.ranks = WatchState(), 1000.0, ranks
+        self.state, self.now, self.ranks = FindingsState(), 1000.0, ranks
 
     def see(self, *gpus, seconds=1, ranks=None):
         """The same sample for some seconds; the texts that are then shown."""
         for _ in range(seconds):
             fresh = [replace(g, sampled_at=self.now) for g in gpus]
-            self.state = watch(self.state, fresh, ranks or self.ranks, self.now)
+            self.state = update_findings(self.state, fresh, ranks or self.ranks, self.now)
             self.now += 1.0
         return [f.text for f in self.state.findings]
 
@@ -237,12 +237,12 @@ def test_a_hanging_driver_is_told_once():
 
 def test_old_readings_are_no_evidence():
     hot = replace(HEALTHY, throttle_reasons=("thermal slowdown",), sampled_at=1000.0)
-    state = WatchState()
+    state = FindingsState()
     for now in range(1000, 1005):
-        state = watch(state, [hot], RANKS, float(now))
+        state = update_findings(state, [hot], RANKS, float(now))
     assert state.findings
     for now in range(1005, 1020):
-        state = watch(state, [hot], RANKS, float(now))
+        state = update_findings(state, [hot], RANKS, float(now))
     assert state.findings == ()
 
 

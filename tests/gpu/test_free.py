@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from ltui.training.gpu.free_gpus import (
-    Count,
-    Everything,
-    Free,
-    Named,
-    Pick,
-    Wait,
+    AllDevices,
+    DeviceCount,
+    FreeDevices,
+    GpusBusy,
+    GpuSelection,
+    NamedDevices,
+    busy_reason,
     free_gpus,
-    occupied,
     parse_devices,
-    pick,
+    select_gpus,
 )
-from ltui.training.gpu.reading import GpuProcess, GpuReading, slice_index
+from ltui.training.gpu.reading import GpuProcess, GpuReading, mig_index
 from ltui.training.problem import ProblemError
 
 GIB = 1 << 30
@@ -34,10 +34,12 @@ def gpu(index, used=0.2, total=80.0, *, pids=(), **more):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (2, Count(2)), ("2", Count(2)), ("auto", Everything()), (-1, Everything()),
-        ("-1", Everything()), ([2], Named((2,))), ("2,", Named((2,))), ("0,2", Named((0, 2))),
-        ("[1, 3]", Named((1, 3))), ("0-2,5", Named((0, 1, 2, 5))), ("free:2", Free(2)),
-        ("free", Free(1)), (" free:1 ", Free(1)), ("GPU-ab,MIG-cd", Named(("GPU-ab", "MIG-cd"))),
+        (2, DeviceCount(2)), ("2", DeviceCount(2)), ("auto", AllDevices()), (-1, AllDevices()),
+        ("-1", AllDevices()), ([2], NamedDevices((2,))), ("2,", NamedDevices((2,))),
+        ("0,2", NamedDevices((0, 2))), ("[1, 3]", NamedDevices((1, 3))),
+        ("0-2,5", NamedDevices((0, 1, 2, 5))), ("free:2", FreeDevices(2)),
+        ("free", FreeDevices(1)), (" free:1 ", FreeDevices(1)),
+        ("GPU-ab,MIG-cd", NamedDevices(("GPU-ab", "MIG-cd"))),
     ],
 )  # fmt: skip
 def test_forms_of_devices(text, expected):
@@ -77,49 +79,53 @@ def test_mistakes_are_named(text, what):
     ],
 )  # fmt: skip
 def test_what_is_occupied(reading, reason):
-    assert occupied(reading) == reason
+    assert busy_reason(reading) == reason
 
 
 def test_most_free_memory_first():
     gpus = (gpu(0, 0.5), gpu(1, pids=[3]), gpu(2, 0.1), gpu(3, 0.5), gpu(4, 0.1, 40))
     assert [r.index for r in free_gpus(gpus)] == [2, 0, 3, 4]
-    assert pick(Free(2), gpus) == Pick(indices=(2, 0), visible="GPU-2,GPU-0")
+    assert select_gpus(FreeDevices(2), gpus) == GpuSelection(indices=(2, 0), visible="GPU-2,GPU-0")
 
 
 def test_waiting_for_busy_ones():
     gpus = (gpu(0), gpu(1, pids=[3]))
-    answer = pick(Free(2), gpus)
-    assert isinstance(answer, Wait)
+    answer = select_gpus(FreeDevices(2), gpus)
+    assert isinstance(answer, GpusBusy)
     assert answer.reason == "1 of the 2 GPUs are free; GPU 1: used by pid 3 (user eve)"
-    assert isinstance(pick(Named((1,)), gpus), Wait)
+    assert isinstance(select_gpus(NamedDevices((1,)), gpus), GpusBusy)
 
 
 def test_what_can_never_be_had():
     with pytest.raises(ProblemError, match="3 GPUs are asked for, and there are 2"):
-        pick(Free(3), (gpu(0), gpu(1)))
+        select_gpus(FreeDevices(3), (gpu(0), gpu(1)))
     with pytest.raises(ProblemError, match="no GPU on this machine"):
-        pick(Free(1), ())
+        select_gpus(FreeDevices(1), ())
     with pytest.raises(ProblemError) as raised:
-        pick(Named((1, 7, "GPU-9")), (gpu(0), gpu(1)))
+        select_gpus(NamedDevices((1, 7, "GPU-9")), (gpu(0), gpu(1)))
     assert [p.what for p in raised.value.problems] == [
         "there is no GPU 7; there are 0, 1.", "there is no GPU GPU-9; there are 0, 1.",
     ]  # fmt: skip
 
 
 def test_the_order_of_a_list_is_kept():
-    assert pick(Named((1, "GPU-0")), (gpu(0), gpu(1))) == Pick(
+    assert select_gpus(NamedDevices((1, "GPU-0")), (gpu(0), gpu(1))) == GpuSelection(
         indices=(1, 0), visible="GPU-1,GPU-0"
     )
 
 
 def test_without_uuids_indices_are_used():
     gpus = (gpu(0, uuid=None), gpu(1))
-    assert pick(Named((0, 1)), gpus) == Pick(indices=(0, 1), visible="0,1", by_index=True)
+    assert select_gpus(NamedDevices((0, 1)), gpus) == GpuSelection(
+        indices=(0, 1), visible="0,1", by_index=True
+    )
 
 
 def test_slices_stand_for_their_gpu():
-    whole = gpu(0, has_slices=True)
-    part = gpu(slice_index(0, 1), label="0/1", uuid="MIG-x", parent=0, total=10)
-    assert pick(Free(1), (whole, part)) == Pick(indices=(101,), visible="MIG-x")
+    whole = gpu(0, mig_enabled=True)
+    part = gpu(mig_index(0, 1), label="0/1", uuid="MIG-x", parent=0, total=10)
+    assert select_gpus(FreeDevices(1), (whole, part)) == GpuSelection(
+        indices=(101,), visible="MIG-x"
+    )
     with pytest.raises(ProblemError, match="cut into MIG slices"):
-        pick(Named((0,)), (whole, part))
+        select_gpus(NamedDevices((0,)), (whole, part))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ltui.training.gpu.rank_mapping import RankPlace, map_ranks, snapshots
-from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid, slice_index
+from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
+from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid, mig_index
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     RunSnapshot,
@@ -29,13 +29,13 @@ def gpu(index, *, name="H100", pids=(), **more):
 def part(parent, number, *, pids=(), gi=1):
     processes = tuple(GpuProcess(pid=pid, start_ticks=pid * 10) for pid in pids)
     return GpuReading(
-        index=slice_index(parent, number), label=f"{parent}/{number}", parent=parent,
+        index=mig_index(parent, number), label=f"{parent}/{number}", parent=parent,
         uuid=f"MIG-{parent}{number}cc-ddd", gpu_instance=gi, processes=processes,
     )  # fmt: skip
 
 
 def place(rank, **more):
-    return RankPlace(rank=rank, **{"device": f"cuda:{rank}", **more})
+    return RankLocation(rank=rank, **{"device": f"cuda:{rank}", **more})
 
 
 FOUR = tuple(gpu(i) for i in range(4))
@@ -115,7 +115,7 @@ def test_a_process_on_several_gpus_is_told_by_its_device():
 
 
 def test_slices():
-    readings = (gpu(0, has_slices=True, pids=[50]), part(0, 0), part(0, 1, pids=[50], gi=2))
+    readings = (gpu(0, mig_enabled=True, pids=[50]), part(0, 0), part(0, 1, pids=[50], gi=2))
     assert map_ranks(readings, [place(0, gpu_uuid="01cc-ddd")]).gpu_of == {0: 101}
     assert map_ranks(readings, [place(0, gpu_uuid="GPU-0aaa-bbb", pid=50)]).gpu_of == {0: 101}
     assert map_ranks(readings, [place(0, visible_devices="MIG-00cc-ddd")]).gpu_of == {0: 100}
@@ -126,7 +126,7 @@ def test_slices():
 
 
 def test_ranks_elsewhere_and_on_the_processor_are_not_unknown():
-    ranks = map_ranks(FOUR, [place(0, device="cpu"), place(1, here=False)])
+    ranks = map_ranks(FOUR, [place(0, device="cpu"), place(1, on_this_host=False)])
     assert (ranks.gpu_of, ranks.unknown) == ({}, {})
 
 
@@ -144,7 +144,7 @@ def test_owners_of_processes():
     )
     readings = (gpu(0, processes=processes),)
     places = [place(0, pid=50, start_ticks=500)]
-    (shown,) = snapshots(readings, map_ranks(readings, places), places, "mine")
+    (shown,) = gpu_snapshots(readings, map_ranks(readings, places), places, "mine")
     assert [p.owner for p in shown.processes] == ["rank", "run", "foreign", "unseen", "display"]
     assert shown.processes[0].rank == 0
     assert shown.ranks == (0,)
@@ -156,7 +156,7 @@ def test_a_full_reading_survives_the_way_to_the_front_ends():
         repair_pending=False, last_xid=Xid(at=5.0, code=79, index=3), nvlinks_up=17,
         processes=(GpuProcess(pid=9, user="eve", memory_bytes=7),), error="fell off the bus",
     )  # fmt: skip
-    (shown,) = snapshots((reading,), map_ranks((), []), [], None)
+    (shown,) = gpu_snapshots((reading,), map_ranks((), []), [], None)
     assert (shown.power_w, shown.xid_code, shown.xid_at, shown.nvlinks_up) == (71.0, 79, 5.0, 17)
     assert shown.memory_used_bytes is None
     run = RunSnapshot(id="a", name="a", state=RunState.RUNNING, gpus=(shown,))

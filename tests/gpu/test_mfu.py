@@ -41,6 +41,6 @@ def test_unknown(counted: BatchFlops | None, ranks: tuple[RankSnapshot, ...], he
 
 
 def test_of_an_event() -> None:
-    assert BatchFlops.of_event({"flops": 12.0, "tf32": True}) == BatchFlops(12.0, tf32=True)
-    assert BatchFlops.of_event({"flops": None}) is None
-    assert BatchFlops.of_event({}) is None
+    assert BatchFlops.from_event({"flops": 12.0, "tf32": True}) == BatchFlops(12.0, tf32=True)
+    assert BatchFlops.from_event({"flops": None}) is None
+    assert BatchFlops.from_event({}) is None

@@ -35,7 +35,7 @@ def watch(under, script, pids, *, state="OK"):
 
 def look_when(run, holds, seconds=90.0, now=None):
     deadline = time.monotonic() + seconds
-    while not holds(view := run.ask(f"kept['run'].look(kept['ranks'], {now})")):
+    while not holds(view := run.ask(f"kept['run'].sample(kept['ranks'], {now})")):
         assert time.monotonic() < deadline, f"never came about; last: {view}"
         time.sleep(0.05)
     return view
@@ -84,7 +84,7 @@ def test_a_hung_collective(under, two_ranks):
     began = time.time() - 40.0
     look_when(run, lambda v: len(v.gpus) == 2 and v.gpus[0].sm_activity is not None, now=began)
     for second in range(30):
-        view = run.ask(f"kept['run'].look(kept['ranks'], {began + second})")
+        view = run.ask(f"kept['run'].sample(kept['ranks'], {began + second})")
     texts = [finding.sentence for finding in view.findings]
     assert texts == [
         "GPU 0: power 71 W at 100 % utilisation for 29 s: kernels wait in a collective"

@@ -80,7 +80,7 @@ def test_a_gpu_that_tells_nothing_has_no_zeros(under):
     given = {f for f, value in told.items() if value is not None}
     # The list of processes is empty, not unknown.
     assert given == {
-        "index", "label", "uuid", "name", "sampled_at", "has_slices", "processes",
+        "index", "label", "uuid", "name", "sampled_at", "mig_enabled", "processes",
     }  # fmt: skip
     assert r.processes == ()
 
@@ -142,9 +142,9 @@ def test_what_is_refused_is_not_asked_every_time(under):
         gpus = under(f"gpus 8 {model}\n", sampling=True)
         gpus.view_when(complete(8))
         time.sleep(1.0)
-        before, at = gpus.ask("(sampler._door.calls, sampler._latest[7].sampled_at)")
+        before, at = gpus.ask("(sampler._client.calls, sampler._latest[7].sampled_at)")
         gpus.view_when(lambda v, since=at: v.readings[7].sampled_at >= since + 1.0)
-        after, later = gpus.ask("(sampler._door.calls, sampler._latest[7].sampled_at)")
+        after, later = gpus.ask("(sampler._client.calls, sampler._latest[7].sampled_at)")
         per_sample[model] = (after - before) / ((later - at) / 0.1)
     assert per_sample["bare"] < per_sample["h100"] / 3
 
@@ -293,7 +293,7 @@ def test_slices_come_and_go(under):
     view = gpus.view_when(lambda v: len(v.readings) == 4 and v.readings[3].sm_activity)
     assert [r.label for r in view.readings] == ["0", "1", "1/0", "1/2"]
     whole, first, second = view.readings[1:]
-    assert whole.has_slices
+    assert whole.mig_enabled
     assert whole.utilisation_percent is None
     assert whole.power_w == 540
     assert (first.parent, second.parent, second.gpu_instance) == (1, 1, 5)
@@ -303,5 +303,5 @@ def test_slices_come_and_go(under):
     assert [p.pid for p in second.processes] == [gpus.process.pid]
     assert second.power_w is None
     gpus.steer("gpus 2 h100\n")
-    view = gpus.view_when(lambda v: len(v.readings) == 2 and not v.readings[1].has_slices)
+    view = gpus.view_when(lambda v: len(v.readings) == 2 and not v.readings[1].mig_enabled)
     assert view.note is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ltui.training.gpu import throttle_reasons, xid_codes
-from ltui.training.gpu.peak_flops import PEAKS, peak_flops, peak_of
+from ltui.training.gpu.peak_flops import PEAK_RATES, peak_flops, peak_rates
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,10 @@ def test_throttle_reasons(mask, words):
 
 
 def test_xid_codes():
-    assert xid_codes.sentence(79) == "XID 79: the GPU fell off the bus"
-    assert xid_codes.meaning(79).unusable
-    assert xid_codes.meaning(31).from_program
-    assert "not in ltui's table" in xid_codes.sentence(12345)
+    assert xid_codes.xid_sentence(79) == "XID 79: the GPU fell off the bus"
+    assert xid_codes.xid_meaning(79).unusable
+    assert xid_codes.xid_meaning(31).from_program
+    assert "not in ltui's table" in xid_codes.xid_sentence(12345)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_tf32_counts_where_it_is_allowed():
 
 
 def test_the_table_is_consistent():
-    for part, peak in PEAKS:
+    for part, peak in PEAK_RATES:
         assert peak.source
-        assert peak_of(f"NVIDIA {part}") == peak, part
+        assert peak_rates(f"NVIDIA {part}") == peak, part
         if peak.half and peak.float32:
             assert peak.half >= 1.9 * peak.float32, part
         if peak.half and peak.tf32:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.queue_reader import QueueReader
-from ltui.training.tensor_queue.record_types import Kind, PulseState, StepField
+from ltui.training.tensor_queue.record_types import PulseState, RecordKind, StepField
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
@@ -79,23 +79,23 @@ class RunFolder:
             reader.close()
 
     def steps(self, rank: int = 0) -> np.ndarray:
-        rows = [r.array for r in self.records(rank) if r.kind == Kind.STEP]
+        rows = [r.array for r in self.records(rank) if r.kind == RecordKind.STEP]
         return np.array(rows).reshape(-1, len(StepField))
 
     def column(self, field_: StepField, rank: int = 0) -> list[float]:
         return self.steps(rank)[:, field_].tolist()
 
-    def labels(self, kind: Kind, rank: int = 0) -> list[dict[str, Any]]:
+    def labels(self, kind: RecordKind, rank: int = 0) -> list[dict[str, Any]]:
         return [json.loads(r.label) for r in self.records(rank) if r.kind == kind]
 
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        return [e for e in self.labels(Kind.EVENT, rank) if e["kind"] == kind]
+        return [e for e in self.labels(RecordKind.EVENT, rank) if e["kind"] == kind]
 
     def metrics(self, rank: int = 0) -> dict[str, list[tuple[int, float]]]:
         """Name -> [(step, value)]."""
         found: dict[str, list[tuple[int, float]]] = {}
         for record in self.records(rank):
-            if record.kind == Kind.METRICS:
+            if record.kind == RecordKind.METRICS:
                 label = json.loads(record.label)
                 for name, value in zip(label["names"], record.array.tolist(), strict=True):
                     found.setdefault(name, []).append((label["step"], value))

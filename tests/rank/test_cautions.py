@@ -17,7 +17,7 @@ from ltui.training.rank import callback_factory
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.freeze_warnings import shared_memory_warnings
 from ltui.training.rank.log_call_check import find_log_call_warnings
-from ltui.training.tensor_queue.record_types import Kind
+from ltui.training.tensor_queue.record_types import RecordKind
 
 _SOURCE = """
 from lightning.pytorch import LightningModule
@@ -99,7 +99,7 @@ def _told(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
     cautions = callback_factory.rebuild_freeze_warnings("lightning", callback)
     loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4, collate_fn=_collate)
     fit(Model(say=say), loader, max_epochs=2, callbacks=[callback, cautions])
-    labels = [json.loads(r.label) for r in run.records() if r.kind == Kind.EVENT]
+    labels = [json.loads(r.label) for r in run.records() if r.kind == RecordKind.EVENT]
     return [label for label in labels if label["kind"] == "warning"]
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ltui.training.rank import callback_factory
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.tensor_queue.record_types import Kind
+from ltui.training.tensor_queue.record_types import RecordKind
 
 
 class Linear(pl.LightningModule):
@@ -39,7 +39,7 @@ def train(fit: Any, run: Any, *, count: bool, batches: int = 6) -> Linear:
 
 
 def counted(run: Any) -> list[dict[str, Any]]:
-    labels = [json.loads(r.label) for r in run.records() if r.kind == Kind.EVENT]
+    labels = [json.loads(r.label) for r in run.records() if r.kind == RecordKind.EVENT]
     return [label for label in labels if label["kind"] == "flops"]
 
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from ltui.training.tensor_queue.control_block import Command, ControlFile
-from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
+from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from tests.rank.runs import RunFolder, Script, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -81,7 +81,7 @@ def steered(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[An
 
 def test_both_ranks_tell(steered: Any) -> None:
     for rank in (0, 1):
-        (hello,) = steered.run.labels(Kind.HELLO, rank)
+        (hello,) = steered.run.labels(RecordKind.HELLO, rank)
         assert (hello["rank"], hello["local_rank"], hello["world_size"]) == (rank, rank, 2)
         assert hello["pid"] == steered.pids[rank]
         steps = steered.run.column(StepField.GLOBAL_STEP, rank)
@@ -146,7 +146,7 @@ def test_resumed_by_the_other_package_and_launcher(
         steps = run.column(StepField.GLOBAL_STEP, rank)
         assert steps == list(range(at + 1, epochs * 40 + 1))
         assert run.pulse(rank).outcome == Outcome.FINISHED
-        assert "(pytorch_lightning)" in run.labels(Kind.HELLO, rank)[0]["lightning"]
+        assert "(pytorch_lightning)" in run.labels(RecordKind.HELLO, rank)[0]["lightning"]
     assert run.events("resumed")[0]["global_step"] == at
     assert run.events("resumed", rank=1) == []
     assert script.output().count("AFTER FIT") == 2

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ltui.training.rank.telemetry import count_samples
-from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
+from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from tests.rank.models import Endless, Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
 
@@ -38,9 +38,9 @@ def test_a_row_for_every_batch(run: RunFolder, fit: Any) -> None:
     assert pulse is not None
     assert (pulse.outcome, pulse.telemetry_ok) == (Outcome.FINISHED, True)
     assert pulse.global_step == 10
-    (hello,) = run.labels(Kind.HELLO)
+    (hello,) = run.labels(RecordKind.HELLO)
     assert (hello["rank"], hello["world_size"], hello["pid"]) == (0, 1, pulse.pid)
-    (plan,) = run.labels(Kind.PLAN)
+    (plan,) = run.labels(RecordKind.PLAN)
     assert (plan["max_steps"], plan["max_epochs"], plan["batches_per_epoch"]) == (10, 2, 5)
     assert plan["val_batches"] == 2
     assert [e["global_step"] for e in run.events("finished")] == [10]
@@ -120,7 +120,7 @@ def test_loss_is_what_training_step_returned(run: RunFolder, fit: Any) -> None:
     assert run.column(StepField.LOSS) == pytest.approx(losses)
     assert run.column(StepField.STEPPED) == [0, 1, 0, 1, 1]
     assert run.column(StepField.GLOBAL_STEP) == [0, 1, 1, 2, 3]
-    assert run.labels(Kind.PLAN)[0]["max_steps"] == 3
+    assert run.labels(RecordKind.PLAN)[0]["max_steps"] == 3
 
 
 def test_logged_metrics_travel_with_their_steps(run: RunFolder, fit: Any) -> None:
@@ -156,20 +156,20 @@ def test_manual_optimization_with_two_optimizers(run: RunFolder, fit: Any) -> No
     assert rows[:, StepField.GLOBAL_STEP].tolist() == [2, 4, 6, 8]
     assert (rows[:, [StepField.BACKWARD_S, StepField.OPTIMIZER_S]] > 0).all()
     assert np.isnan(rows[:, StepField.LOSS]).all()
-    assert run.labels(Kind.PLAN)[0]["max_steps"] is None
+    assert run.labels(RecordKind.PLAN)[0]["max_steps"] is None
 
 
 def test_endless_data_and_limits_by_time_and_steps(run: RunFolder, fit: Any) -> None:
     data = torch.utils.data.DataLoader(Endless(), batch_size=2)
     fit(Linear(), data, max_steps=7)
     assert run.column(StepField.GLOBAL_STEP) == list(range(1, 8))
-    (plan,) = run.labels(Kind.PLAN)
+    (plan,) = run.labels(RecordKind.PLAN)
     assert (plan["max_steps"], plan["batches_per_epoch"]) == (7, None)
     fit(Linear(step_s=0.01), data, max_epochs=-1, max_time={"seconds": 1})
     later = run.steps()[7:]
     assert len(later) > 5
     assert later[0, StepField.GLOBAL_STEP] == 1
-    assert run.labels(Kind.PLAN)[1]["max_steps"] is None
+    assert run.labels(RecordKind.PLAN)[1]["max_steps"] is None
 
 
 def test_two_trainers_then_fit_again_then_test(run: RunFolder, fit: Any) -> None:
@@ -181,7 +181,7 @@ def test_two_trainers_then_fit_again_then_test(run: RunFolder, fit: Any) -> None
     fit(model, loader(2), trainer=trainer, call="test")
     fit(model, loader(2), call="validate")
     assert run.column(StepField.GLOBAL_STEP) == [1, 2, 1, 2, 3, 4, 5, 6]
-    assert len(run.labels(Kind.HELLO)) == 1
+    assert len(run.labels(RecordKind.HELLO)) == 1
     assert {"test_loss", "val_loss"} <= set(run.metrics())
     assert len(run.events("finished")) == 3
 

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from ltui.training.tensor_queue.queue_reader import Record
-from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, PulseState, StepField
+from ltui.training.tensor_queue.record_types import (
+    Outcome,
+    Phase,
+    PulseState,
+    RecordKind,
+    StepField,
+)
 
 SECOND = 1_000_000_000
 
@@ -45,7 +51,7 @@ def step(
     row[StepField.WALL_S] = 1000 + t_s
     row[StepField.STEPPED] = 1
     return Record(
-        seq=global_step, kind=int(Kind.STEP), t_ns=round(t_s * SECOND), label=b"", array=row
+        seq=global_step, kind=int(RecordKind.STEP), t_ns=round(t_s * SECOND), label=b"", array=row
     )
 
 
@@ -56,7 +62,7 @@ def steps(
     return [step(first + i, start_s + i * every_s, **fields) for i in range(count)]
 
 
-def labelled(kind: Kind, label: dict[str, Any], values: Any = (), t_s: float = 0.0) -> Record:
+def labelled(kind: RecordKind, label: dict[str, Any], values: Any = (), t_s: float = 0.0) -> Record:
     return Record(
         seq=0,
         kind=int(kind),

@@ -17,7 +17,7 @@ from ltui.training.state.run_snapshot import (
     to_json,
 )
 from ltui.training.tensor_queue.queue_reader import Record
-from ltui.training.tensor_queue.record_types import Kind
+from ltui.training.tensor_queue.record_types import RecordKind
 from tests.state.records import labelled
 
 
@@ -71,11 +71,11 @@ def test_uneven_plans_of_a_fold() -> None:
 
 
 def _warning(text: str) -> Record:
-    return labelled(Kind.EVENT, {"kind": "warning", "text": text, "remedy": "do", "t": 1.0})
+    return labelled(RecordKind.EVENT, {"kind": "warning", "text": text, "remedy": "do", "t": 1.0})
 
 
 def test_ranks_warnings_are_kept_once() -> None:
-    other = labelled(Kind.EVENT, {"kind": "note", "text": "other"})
+    other = labelled(RecordKind.EVENT, {"kind": "note", "text": "other"})
     state = fold(Fold(), 0, [_warning("one"), _warning("one"), other, _warning("two")])
     assert cautions(state) == (Caution(what="one", remedy="do"), Caution(what="two", remedy="do"))
     assert cautions(fold(state, 1, [_warning("two")])) == cautions(state)

@@ -21,7 +21,7 @@ from ltui.training.state.record_fold import (
 from ltui.training.state.run_snapshot import MetricValue, RankState
 from ltui.training.state.snapshot_parts import metrics, progress, rank_snapshots
 from ltui.training.state.throughput import throughput
-from ltui.training.tensor_queue.record_types import Kind, Phase
+from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, Poll, labelled, pulse, step, steps
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=64)
@@ -160,12 +160,16 @@ def test_labels_become_hello_plan_events_and_metrics() -> None:
         Fold(),
         2,
         [
-            labelled(Kind.HELLO, {"rank": 2, "host": "a", "device": "cuda:2", "world_size": 4}),
-            labelled(Kind.PLAN, {"max_steps": 50}),
-            labelled(Kind.METRICS, {"names": ["a", "b"], "step": 3}, [1.0, math.nan]),
-            labelled(Kind.METRICS, {"names": ["a"], "step": 4}, [0.5]),
-            labelled(Kind.EVENT, {"kind": "exception", "text": "Raised.", "type": "ValueError"}),
-            labelled(Kind.EVENT, {"kind": "telemetry_off", "error": "full"}),
+            labelled(
+                RecordKind.HELLO, {"rank": 2, "host": "a", "device": "cuda:2", "world_size": 4}
+            ),
+            labelled(RecordKind.PLAN, {"max_steps": 50}),
+            labelled(RecordKind.METRICS, {"names": ["a", "b"], "step": 3}, [1.0, math.nan]),
+            labelled(RecordKind.METRICS, {"names": ["a"], "step": 4}, [0.5]),
+            labelled(
+                RecordKind.EVENT, {"kind": "exception", "text": "Raised.", "type": "ValueError"}
+            ),
+            labelled(RecordKind.EVENT, {"kind": "telemetry_off", "error": "full"}),
         ],
         missed=7,
     )
@@ -182,7 +186,7 @@ def test_labels_become_hello_plan_events_and_metrics() -> None:
 
 def test_labels_that_are_no_json_are_passed_over() -> None:
     broken = [
-        labelled(Kind.HELLO, {}).__class__(seq=0, kind=k, t_ns=0, label=label, array=None)  # type: ignore[arg-type]
+        labelled(RecordKind.HELLO, {}).__class__(seq=0, kind=k, t_ns=0, label=label, array=None)  # type: ignore[arg-type]
         for k in (2, 3, 4, 5)
         for label in (b"", b"\xff", b"[1]", b"{")
     ]
@@ -192,7 +196,7 @@ def test_labels_that_are_no_json_are_passed_over() -> None:
 
 
 def test_events_are_bounded_and_counted() -> None:
-    events = [labelled(Kind.EVENT, {"kind": "note", "text": str(i)}) for i in range(1000)]
+    events = [labelled(RecordKind.EVENT, {"kind": "note", "text": str(i)}) for i in range(1000)]
     state = fold(Fold(), 0, events)
     assert len(state.events) == EVENTS_KEPT
     assert state.events_seen == 1000
@@ -202,7 +206,7 @@ def test_events_are_bounded_and_counted() -> None:
 def test_the_loss_is_the_users_where_they_log_it() -> None:
     state = fold(Fold(), 0, steps(3, 0.1, loss=2.0))
     assert metrics(state)["train/loss"].last == 2.0
-    logged = labelled(Kind.METRICS, {"names": ["train/loss"], "step": 3}, [7.0])
+    logged = labelled(RecordKind.METRICS, {"names": ["train/loss"], "step": 3}, [7.0])
     assert metrics(fold(state, 0, [logged]))["train/loss"].last == 7.0
 
 
@@ -226,7 +230,7 @@ def test_rows_of_other_layouts_are_padded_or_cut() -> None:
 
 
 def test_the_end_is_estimated_from_steps_and_pauses_between_epochs() -> None:
-    plan = labelled(Kind.PLAN, {"max_steps": 40, "max_epochs": 4, "batches_per_epoch": 10})
+    plan = labelled(RecordKind.PLAN, {"max_steps": 40, "max_epochs": 4, "batches_per_epoch": 10})
     records = [plan, *steps(10, 0.5), *steps(6, 0.5, first=11, start_s=4.5 + 3.5, epoch=1)]
     state = fold(Fold(), 0, records)
     last_s = records[-1].t_ns / SECOND
@@ -242,8 +246,8 @@ def test_the_end_is_estimated_from_steps_and_pauses_between_epochs() -> None:
 
 
 def test_steps_follow_from_epochs_where_the_plan_names_none() -> None:
-    hello = labelled(Kind.HELLO, {"accumulate_grad_batches": 4, "world_size": 2})
-    plan = labelled(Kind.PLAN, {"max_steps": None, "max_epochs": 3, "batches_per_epoch": 10})
+    hello = labelled(RecordKind.HELLO, {"accumulate_grad_batches": 4, "world_size": 2})
+    plan = labelled(RecordKind.PLAN, {"max_steps": None, "max_epochs": 3, "batches_per_epoch": 10})
     state = fold(Fold(), 0, [hello, plan])
     found = progress(state, {}, 0)
     assert found.max_steps == 9

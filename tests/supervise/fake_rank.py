@@ -29,7 +29,7 @@ from ltui.training.rank.checkpoint_files import (
 )
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.rank_pulse import PulseWriter
-from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
+from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.ring_writer import RingWriter
 
 RUN_DIR = Path(os.environ["LTUI_RUN_DIR"])
@@ -85,9 +85,9 @@ class FakeRank:
         hello |= (
             {"device": f"cuda:{self.rank}"} if options.gpus else {"host": "here", "device": "cpu"}
         )
-        self.label(Kind.HELLO, hello)
+        self.label(RecordKind.HELLO, hello)
         plan = {"max_steps": options.steps, "max_epochs": 1, "batches_per_epoch": options.steps}
-        self.label(Kind.PLAN, plan)
+        self.label(RecordKind.PLAN, plan)
         self.lockstep = Lockstep(options.rank, options.ranks)
         self.saves = 0
         self.decided = 0
@@ -105,12 +105,12 @@ class FakeRank:
         ):
             sys.exit(f"{checkpoint.name} holds other weights than step {self.step} had")
 
-    def label(self, kind: Kind, document: dict) -> None:
+    def label(self, kind: RecordKind, document: dict) -> None:
         self.ring.put(kind, time.monotonic_ns(), json.dumps(document).encode(), ())
 
     def event(self, kind: str, text: str, **fields: object) -> None:
         document = {"kind": kind, "text": text, "step": self.step, "t": time.time(), **fields}
-        self.label(Kind.EVENT, document)
+        self.label(RecordKind.EVENT, document)
 
     def train(self) -> None:
         while self.step < self.options.steps:
@@ -133,7 +133,7 @@ class FakeRank:
             row[StepField.FORWARD_S] = forward_s
             row[StepField.WALL_S] = time.time()
             row[StepField.STEPPED] = 1.0
-            self.ring.put_row(row, Kind.STEP)
+            self.ring.put_row(row, RecordKind.STEP)
             self.pulse.set(phase=Phase.BATCH_END, global_step=self.step)
             self.act()
             if self.options.save_every and self.step % self.options.save_every == 0:

@@ -31,13 +31,15 @@ from ltui.training.supervise.snapshot_builder import (
     starting_progress,
 )
 from ltui.training.supervise.untracked_program import Program
-from ltui.training.tensor_queue.record_types import Kind, Phase
+from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, labelled, pulse, steps
 from tests.store.histories import begin, run_dir, snapshot
 
 
 def picture(folder: Path, **changes: Any) -> SnapshotInputs:
-    plan = labelled(Kind.PLAN, {"max_steps": 1000, "max_epochs": 10, "batches_per_epoch": 100})
+    plan = labelled(
+        RecordKind.PLAN, {"max_steps": 1000, "max_epochs": 10, "batches_per_epoch": 100}
+    )
     values: dict[str, Any] = {
         "run_dir": run_dir(folder),
         "spec": RunSpec(id="a", name="a", created_at=1.0, cwd="/", python="python3", nproc=1),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ltui.training.tensor_queue import encode_tensors
-from ltui.training.tensor_queue.cuda_staging import Stage
+from ltui.training.tensor_queue.cuda_staging import StagingQueue
 from ltui.training.tensor_queue.encode_tensors import to_tensor
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
@@ -38,7 +38,7 @@ class HandPlayedCopy:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> list[HandPlayedCopy]:
     """Every tensor counts as a CUDA tensor; the copies that were asked for."""
-    monkeypatch.setattr(encode_tensors.Encoded, "on_cuda", lambda self: True)
+    monkeypatch.setattr(encode_tensors.EncodedTensor, "on_cuda", lambda self: True)
     monkeypatch.setattr(HandPlayedCopy, "made", [])
     return HandPlayedCopy.made
 
@@ -50,7 +50,7 @@ def numbers(reader: QueueReader) -> list[float]:
 def test_a_staged_tensor_is_published_once_its_copy_is_there(
     tmp_path: Path, device: list[HandPlayedCopy]
 ) -> None:
-    writer = QueueWriter.create(tmp_path / "q", fetch=HandPlayedCopy)
+    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
     reader = QueueReader(tmp_path / "q", from_seq=0)
     source = torch.full((3,), 5.0)
     writer.put(source, 2, b"loss", t_ns=123)
@@ -67,7 +67,7 @@ def test_a_staged_tensor_is_published_once_its_copy_is_there(
 
 
 def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[HandPlayedCopy]) -> None:
-    writer = QueueWriter.create(tmp_path / "q", fetch=HandPlayedCopy)
+    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
     reader = QueueReader(tmp_path / "q", from_seq=0)
     for number in range(3):
         writer.put(torch.tensor(float(number)), 2)
@@ -84,7 +84,7 @@ def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[HandPlayed
 def test_a_sparse_tensor_is_staged_part_by_part(
     tmp_path: Path, device: list[HandPlayedCopy]
 ) -> None:
-    writer = QueueWriter.create(tmp_path / "q", fetch=HandPlayedCopy)
+    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
     reader = QueueReader(tmp_path / "q")
     writer.put(torch.eye(3).to_sparse(), 2)
     device[0].arrive()
@@ -97,7 +97,7 @@ def test_a_sparse_tensor_is_staged_part_by_part(
 def test_what_never_arrives_is_missed_and_nothing_waits(
     tmp_path: Path, device: list[HandPlayedCopy]
 ) -> None:
-    writer = QueueWriter.create(tmp_path / "q", fetch=HandPlayedCopy)
+    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
     reader = QueueReader(tmp_path / "q", from_seq=0)
     for _ in range(300):
         writer.put(torch.ones(1), 2)
@@ -110,7 +110,7 @@ def test_what_never_arrives_is_missed_and_nothing_waits(
 
 
 def test_the_stage_says_when_it_is_full() -> None:
-    stage = Stage(HandPlayedCopy, limit=1)
+    stage = StagingQueue(HandPlayedCopy, limit=1)
     encoded = encode_tensors.encode(torch.ones(1))
     assert stage.add(1, 0, b"", encoded)
     assert not stage.add(1, 0, b"", encoded)

@@ -20,7 +20,7 @@ _SUFFIX = ".part"
 
 
 @contextmanager
-def part_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """An empty file to be written, which takes the name ``path`` once the block has ended well and
     is removed where it has not. Raises ``OSError``."""
     remove_abandoned(path)

@@ -16,12 +16,17 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.cpu_memory_limits import available_bytes, cores_of_rank
+from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank
 from ltui.training.data.ffcv.array_beton import has_ffcv
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
-from ltui.training.data.ffcv.image_transform import Look, Triple, dtype_of
-from ltui.training.data.ffcv.open_epoch import dataloader_batches, even_side, ffcv_batches, side_of
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig, Triple, precision_dtype
+from ltui.training.data.ffcv.open_epoch import (
+    dataloader_batches,
+    ffcv_batches,
+    side_at_epoch,
+    uniform_side,
+)
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
 from ltui.training.data.loader_variant import Variant
@@ -180,10 +185,10 @@ class BetonData(LightningDataModule):
         device, dtype = self.device_and_dtype()
         key = (file.path, train, order.batch_size, workers)
         if key not in self._readers:
-            names, look = self._names(file), self.look(file, train)
+            names, transform = self._names(file), self.transform(file, train)
             self._readers[key] = FfcvReader(
                 file,
-                image_pipelines(file, device=device, dtype=dtype, look=look, names=names),
+                image_pipelines(file, device=device, dtype=dtype, transform=transform, names=names),
                 batch_size=order.batch_size,
                 device=device,
                 num_workers=workers,
@@ -197,8 +202,8 @@ class BetonData(LightningDataModule):
     ) -> OpenBatches:
         """The same through torch's DataLoader."""
         device, dtype = self.device_and_dtype()
-        samples = BetonSamples(file, self._names(file), self.look(file, train), dtype)
-        count = cores_of_rank() if workers is None else workers
+        samples = BetonSamples(file, self._names(file), self.transform(file, train), dtype)
+        count = cores_per_rank() if workers is None else workers
         sides = self.sides if train else None
         return dataloader_batches(samples, order, count, sides, device.type == "cuda")
 
@@ -222,7 +227,7 @@ class BetonData(LightningDataModule):
         """Of this rank; the CPU and float32 where there is no Trainer."""
         if self.trainer is None:
             return torch.device("cpu"), torch.float32
-        return self.trainer.strategy.root_device, dtype_of(self.trainer.precision)
+        return self.trainer.strategy.root_device, precision_dtype(self.trainer.precision)
 
     def _names(self, file: BetonFile) -> list[str]:
         names = [field.name for field in file.fields] if self.fields is None else self.fields
@@ -236,17 +241,17 @@ class BetonData(LightningDataModule):
         left = available_bytes()
         return order.kind != "quasi_random" or left is None or file.bytes < left / 2
 
-    def look(self, file: BetonFile, train: bool) -> Look:
+    def transform(self, file: BetonFile, train: bool) -> ImageTransformConfig:
         """How images are to look; ``BetonError`` where the file has none."""
         column = file.image_field()
         if column is None:
             names = ", ".join(field.name for field in file.fields)
             raise BetonError(f"{file.path}: it has no field of images. Its fields are: {names}.")
-        even = even_side(file, column)
+        even = uniform_side(file, column)
         side = self.resolution or even or _USUAL_SIDE
         if not train:
             whole = even == (self.val_resolution or side)
-            return Look(
+            return ImageTransformConfig(
                 side=self.val_resolution or side,
                 center_ratio=self.val_crop_ratio or (1.0 if whole else _USUAL_CENTER),
                 mean=self.mean,
@@ -255,8 +260,8 @@ class BetonData(LightningDataModule):
             )
         resized = self.crop == "resized" or (self.crop == "auto" and even is None)
         shifted = self.crop == "shifted" or (self.crop == "auto" and not resized)
-        return Look(
-            side=side_of(self.sides, 0) or side,
+        return ImageTransformConfig(
+            side=side_at_epoch(self.sides, 0) or side,
             scale=self.crop_scale if resized else None,
             flip=self.flip,
             shift=self.shift if shifted else 0,

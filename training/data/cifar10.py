@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
@@ -71,7 +71,7 @@ class Cifar10(LightningDataModule):
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
         """What ``ltui bench data`` compares."""
-        return by_workers(self, counts)
+        return worker_variants(self, counts)
 
     def _read(self, train: bool) -> TensorDataset:
         if train not in self._parts:

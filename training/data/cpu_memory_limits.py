@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def cores_of_rank() -> int:
+def cores_per_rank() -> int:
     """Cores that this process may use, shared out between the ranks of the machine; at least 1."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.ffcv.array_beton import beton_batches, has_ffcv, write_beton
-from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
@@ -91,7 +91,7 @@ class Digits(LightningDataModule):
             way = {"data.init_args.loader": "ffcv" if ffcv else "torch"}
             return replace(opened, open=make, settings={**way, **opened.settings})
 
-        found = [through(variant, ffcv=False) for variant in by_workers(self, counts)]
+        found = [through(variant, ffcv=False) for variant in worker_variants(self, counts)]
         if has_ffcv():
             found.insert(0, through(Variant("FFCV", 1, self.train_dataloader), ffcv=True))
         return found

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
 
 NO_LABEL = -1
@@ -33,7 +33,7 @@ class ImageError(RuntimeError):
     """A folder or an image that can't be used. The text names it and says what to do."""
 
 
-class Images(Dataset[tuple[torch.Tensor, int]]):
+class ImageSamples(Dataset[tuple[torch.Tensor, int]]):
     """Decoded, augmented and normalised: (3, size, size) floats and the class's number.
 
     Number ``len(images)`` is the filler: black, labelled ``NO_LABEL``.
@@ -185,7 +185,9 @@ class ImageFolders(LightningDataModule):
 
     def _open(self, files: list[tuple[str, int]], order: RankOrder, augment: bool) -> OpenBatches:
         def open_batches(numbers: list[int]) -> Any:
-            images = Images(files, self.size, augment=augment, seed=order.seed, epoch=order.epoch)
+            images = ImageSamples(
+                files, self.size, augment=augment, seed=order.seed, epoch=order.epoch
+            )
             return DataLoader(
                 images,
                 sampler=numbers,
@@ -198,7 +200,7 @@ class ImageFolders(LightningDataModule):
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
         """What ``ltui bench data`` compares."""
-        return by_workers(self, counts)
+        return worker_variants(self, counts)
 
     def close(self) -> None:
         """Nothing is read any more."""

@@ -34,7 +34,7 @@ _MEMORY_EVERY_S = 0.5
 
 
 @dataclass
-class Measured:
+class VariantMeasurement:
     """One variant, over the rounds."""
 
     variant: Variant
@@ -60,9 +60,9 @@ def main(arguments: list[str]) -> int:
     sys.path[:0] = asked.get("python_path") or []
     try:
         reporter.tell(phase="loading the classes")
-        data = opened(asked["config"])
-        chosen = variants(data, asked.get("workers") or usual_counts())
-        measured = [Measured(variant) for variant in chosen]
+        data = open_data_module(asked["config"])
+        chosen = variants(data, asked.get("workers") or default_worker_counts())
+        measured = [VariantMeasurement(variant) for variant in chosen]
         for number in range(asked["rounds"]):
             for one in measured:
                 reporter.tell(phase=f"round {number + 1} of {asked['rounds']}: {one.variant.name}")
@@ -77,12 +77,12 @@ def main(arguments: list[str]) -> int:
         return EXIT_BAD_INPUT
     finally:
         with contextlib.suppress(UnboundLocalError):
-            close_all(data)
+            close_data_module(data)
     reporter.tell(result={"variants": [one.to_document() for one in measured]})
     return 0
 
 
-def opened(config: Mapping[str, Any]) -> Any:
+def open_data_module(config: Mapping[str, Any]) -> Any:
     """The configuration's data module, as the only rank there is would see it."""
     trainer = {**(config.get("trainer") or {}), "devices": 1, "num_nodes": 1, "strategy": "auto"}
     trainer.pop("callbacks", None)
@@ -97,7 +97,7 @@ def opened(config: Mapping[str, Any]) -> Any:
     return data
 
 
-def usual_counts() -> list[int]:
+def default_worker_counts() -> list[int]:
     """1, 2, 4 and so on, up to the cores that there are."""
     cores = len(os.sched_getaffinity(0))
     return sorted({1, cores, *(n for n in (2, 4, 8, 16, 32) if n < cores)})
@@ -133,13 +133,13 @@ def _with_workers(loader: DataLoader[Any], workers: int) -> Callable[[], DataLoa
     return make
 
 
-def measure(one: Measured, seconds: float) -> None:
+def measure(one: VariantMeasurement, seconds: float) -> None:
     """One round. An epoch that ends is begun again, at its usual cost."""
     before = memory_of_tree()
     loader = one.variant.open()
     with _MemoryWatch() as memory:
         began = time.monotonic()
-        reading = _again_and_again(loader)
+        reading = _repeat_epochs(loader)
         next(reading)
         one.first_batch_s.append(time.monotonic() - began)
         samples, began = 0.0, time.monotonic()
@@ -156,7 +156,7 @@ def measure(one: Measured, seconds: float) -> None:
     one.memory_bytes = max(one.memory_bytes, memory.most - before)
 
 
-def _again_and_again(loader: Iterable[Any]) -> Any:
+def _repeat_epochs(loader: Iterable[Any]) -> Any:
     epoch = 0
     while True:
         sampler = getattr(loader, "sampler", None)
@@ -214,7 +214,7 @@ def _proportional_bytes(pid: int) -> int:
     return 0
 
 
-def close_all(data: Any) -> None:
+def close_data_module(data: Any) -> None:
     close = getattr(data, "close", None)
     if callable(close):
         close()

@@ -27,7 +27,7 @@ class Variant:
         return f"{self.loader}, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
 
 
-def by_workers(data: Any, counts: Sequence[int]) -> list[Variant]:
+def worker_variants(data: Any, counts: Sequence[int]) -> list[Variant]:
     """The training loader of a data module whose ``workers`` are processes of torch's DataLoader:
     without any, and with each of these counts."""
 

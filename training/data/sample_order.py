@@ -61,14 +61,14 @@ class RankOrder:
             order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
         else:
             order = list(range(self.samples))
-        return deal(order, used, self.rank, self.world_size, self.filler)
+        return split_among_ranks(order, used, self.rank, self.world_size, self.filler)
 
-    def left(self, used: int) -> int:
+    def remaining(self, used: int) -> int:
         """How many samples each rank draws after ``used``."""
         return math.ceil(max(0, self.samples - used) / self.world_size)
 
 
-def deal(
+def split_among_ranks(
     order: Sequence[int], used: int, rank: int, world_size: int, filler: int | None = None
 ) -> list[int]:
     """What ``rank`` gets of ``order`` from ``used`` on. Where it does not come out even, the ranks
@@ -130,7 +130,7 @@ class RankLoader:
     def _take_position(self) -> int:
         epoch, used = self._go_on or (-1, 0)
         self._go_on = None
-        return used if epoch == self.sampler.epoch and self.sampler.left(used) else 0
+        return used if epoch == self.sampler.epoch and self.sampler.remaining(used) else 0
 
     @property
     def used(self) -> int:
@@ -141,7 +141,7 @@ class RankLoader:
 
     def batches_left(self) -> int:
         """After ``load_state_dict``: how many batches each rank still gets in that epoch."""
-        return math.ceil(self.sampler.left(self.used) / self.batch_size)
+        return math.ceil(self.sampler.remaining(self.used) / self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
         """The same on every rank, and for every number of ranks."""

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sequence_format.length_batches import (
     LengthLoader,
     LengthOrder,
@@ -107,7 +107,7 @@ class Sequences(LightningDataModule):
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
         """What ``ltui bench data`` compares."""
-        return by_workers(self, counts)
+        return worker_variants(self, counts)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         values, mask, labels = batch

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
-from ltui.training.data.loader_variant import Variant, by_workers
+from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
@@ -126,7 +126,7 @@ class Text(LightningDataModule):
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
         """What ``ltui bench data`` compares."""
-        return by_workers(self, counts)
+        return worker_variants(self, counts)
 
     def close(self) -> None:
         """Nothing is read any more."""

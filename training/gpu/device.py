@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import pynvml
 
 from ltui.training.gpu import gpm_metrics, throttle_reasons
-from ltui.training.gpu.gpu_processes import Directory
-from ltui.training.gpu.nvml_client import Door, Refusals
+from ltui.training.gpu.gpu_processes import ProcessInfoCache
+from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 
 T = TypeVar("T")
 
 NO_INSTANCE = 0xFFFFFFFF
 ALL_LINKS = 0xFFFFFFFF
-MOST_LINKS = 18
+MAX_NVLINKS = 18
 """Of any GPU so far; asking for a link that isn't there is refused."""
 KIB = 1024.0
 
@@ -66,15 +66,17 @@ _ECC = {
 class Device:
     """A whole GPU. Methods that ask may raise ``GpuLostError`` and ``DriverGoneError``."""
 
-    def __init__(self, door: Door, directory: Directory, handle: Any, index: int) -> None:
+    def __init__(
+        self, client: NvmlClient, process_cache: ProcessInfoCache, handle: Any, index: int
+    ) -> None:
         self.handle, self.index, self.label = handle, index, str(index)
-        self._door, self._directory = door, directory
-        self._refusals = Refusals()
+        self._client, self._process_cache = client, process_cache
+        self._unsupported = UnsupportedCalls()
         self.fixed: dict[str, Any] = {}
         self._held: dict[str, Any] = {}
         self._counters: tuple[float, dict[str, float]] | None = None
-        self._gpm: gpm_metrics.Gpm | None = None
-        self.has_slices = False
+        self._gpm: gpm_metrics.GpmSampler | None = None
+        self.mig_enabled = False
 
     def open(self) -> None:
         """What does not change while the driver runs."""
@@ -91,13 +93,15 @@ class Device:
             "pcie_width_max": ask("MaxPcieLinkWidth", pynvml.nvmlDeviceGetMaxPcieLinkWidth),
             "slowdown_temperature_c": self._slowdown_temperature(),
         }
-        self.look_for_slices()
-        if gpm_metrics.offered(self._door, self._refusals, self.label, self.handle):
-            self._gpm = gpm_metrics.Gpm(self._door, self._refusals, self.label, self.handle)
+        self.refresh_mig_mode()
+        if gpm_metrics.gpm_supported(self._client, self._unsupported, self.label, self.handle):
+            self._gpm = gpm_metrics.GpmSampler(
+                self._client, self._unsupported, self.label, self.handle
+            )
 
-    def look_for_slices(self) -> None:
+    def refresh_mig_mode(self) -> None:
         mode = self._ask("DeviceGetMigMode", pynvml.nvmlDeviceGetMigMode)
-        self.has_slices = mode is not None and mode[0] == 1
+        self.mig_enabled = mode is not None and mode[0] == 1
 
     def close(self) -> None:
         if self._gpm is not None:
@@ -118,9 +122,9 @@ class Device:
         return GpuReading(
             index=self.index,
             label=self.label,
-            has_slices=self.has_slices,
+            mig_enabled=self.mig_enabled,
             sampled_at=time.time(),
-            processes=running(self._ask, self._directory),
+            processes=running(self._ask, self._process_cache),
             **values,
         )
 
@@ -133,7 +137,9 @@ class Device:
     # -- asking ------------------------------------------------------------------------------------
 
     def _ask(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        return self._door.ask(self._refusals, self.label, name, function, self.handle, *arguments)
+        return self._client.ask(
+            self._unsupported, self.label, name, function, self.handle, *arguments
+        )
 
     def _fields(self, name: str, fields: tuple[int | tuple[int, int], ...]) -> dict[Any, float]:
         """Those of the field values that the driver gives."""
@@ -213,7 +219,7 @@ class Device:
     def _links(self) -> dict[str, int | None]:
         """How many NVLinks there are and how many are up. One refusal ends the count."""
         states: list[int] = []
-        for link in range(MOST_LINKS):
+        for link in range(MAX_NVLINKS):
             up = self._ask(f"NvLinkState{link}", pynvml.nvmlDeviceGetNvLinkState, link)
             if up is None:
                 break
@@ -268,7 +274,7 @@ def memory(ask: Ask) -> dict[str, Any]:
     return {"memory_used_bytes": int(answer.used), "memory_total_bytes": int(answer.total)}
 
 
-def running(ask: Ask, directory: Directory) -> tuple[GpuProcess, ...] | None:
+def running(ask: Ask, process_cache: ProcessInfoCache) -> tuple[GpuProcess, ...] | None:
     """The processes on a GPU or slice; None where the driver does not tell."""
     found: dict[int, GpuProcess] = {}
     compute = ask("ComputeProcesses", pynvml.nvmlDeviceGetComputeRunningProcesses)
@@ -278,7 +284,7 @@ def running(ask: Ask, directory: Directory) -> tuple[GpuProcess, ...] | None:
     for drawing, listed in ((True, graphics), (False, compute)):
         for process in listed or ():
             instance = process.gpuInstanceId
-            found[process.pid] = directory.describe(
+            found[process.pid] = process_cache.describe(
                 process.pid,
                 process.usedGpuMemory,
                 graphics=drawing,

@@ -16,7 +16,7 @@ from ltui.training.gpu.symptoms import ERROR, Baseline, Symptom, symptoms
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot, Verdict
 from ltui.training.state.verdict_kinds import GPU_KIND_PREFIX
 
-SHOWN_AFTER_S = {
+SHOW_DELAY_S = {
     "waiting": 20.0,
     "thermal": 2.0,
     "power_brake": 2.0,
@@ -27,8 +27,8 @@ SHOWN_AFTER_S = {
     "unseen": 10.0,
 }
 """By kind; the others are shown at once."""
-GONE_AFTER_S = 5.0
-AT_ONCE_GONE = frozenset({"unreadable", "xid"})
+CLEAR_DELAY_S = 5.0
+CLEARED_AT_ONCE = frozenset({"unreadable", "xid"})
 """Kinds whose end is as certain as their beginning."""
 GAP_S = 2.5
 """A symptom that isn't shown yet begins anew after this long without it."""
@@ -57,7 +57,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TrackedSymptom:
     """A symptom and its times, unix seconds."""
 
     symptom: Symptom
@@ -68,8 +68,8 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchState:
-    seen: Mapping[tuple[str, int], Seen] = field(default_factory=dict)
+class FindingsState:
+    seen: Mapping[tuple[str, int], TrackedSymptom] = field(default_factory=dict)
     baselines: Mapping[int, Baseline] = field(default_factory=dict)
     now: float = 0.0
 
@@ -80,9 +80,9 @@ class WatchState:
         return tuple(sorted(shown, key=lambda f: (f.level != ERROR, f.since, f.gpu, f.kind)))
 
 
-def watch(
-    state: WatchState, gpus: Sequence[GpuSnapshot], ranks: Iterable[RankSnapshot], now: float
-) -> WatchState:
+def update_findings(
+    state: FindingsState, gpus: Sequence[GpuSnapshot], ranks: Iterable[RankSnapshot], now: float
+) -> FindingsState:
     """The state after one more look at the GPUs."""
     current = [g for g in gpus if g.error or g.sampled_at is None or now - g.sampled_at <= STALE_S]
     baselines = {**state.baselines, **_baselines(state.baselines, current)}
@@ -91,14 +91,16 @@ def watch(
     seen = {key: old for key, old in state.seen.items() if now - old.last < _kept_s(old)}
     for symptom in symptoms(current, by_rank, baselines, now):
         key = (symptom.kind, symptom.gpu)
-        before = state.seen.get(key) if symptom.kind in AT_ONCE_GONE else seen.get(key)
-        if before is None and not symptom.noticed:
+        before = state.seen.get(key) if symptom.kind in CLEARED_AT_ONCE else seen.get(key)
+        if before is None and not symptom.starts_finding:
             continue
         since = _since(symptom, before, now)
-        shown = (before is not None and before.shown) or now - since >= SHOWN_AFTER_S.get(
+        shown = (before is not None and before.shown) or now - since >= SHOW_DELAY_S.get(
             symptom.kind, 0.0
         )
-        seen[key] = Seen(symptom, labels.get(symptom.gpu, str(symptom.gpu)), since, now, shown)
+        seen[key] = TrackedSymptom(
+            symptom, labels.get(symptom.gpu, str(symptom.gpu)), since, now, shown
+        )
     return replace(state, seen=seen, baselines=baselines, now=now)
 
 
@@ -108,11 +110,11 @@ def findings(
     now: float,
 ) -> tuple[Finding, ...]:
     """The findings after a history of ``(unix time, GPUs)``, with the ranks as they are now."""
-    state, ranks = WatchState(), tuple(ranks)
+    state, ranks = FindingsState(), tuple(ranks)
     for at, gpus in history:
-        state = watch(state, gpus, ranks, at)
+        state = update_findings(state, gpus, ranks, at)
     if not history or history[-1][0] < now:
-        state = watch(state, history[-1][1] if history else (), ranks, now)
+        state = update_findings(state, history[-1][1] if history else (), ranks, now)
     return state.findings
 
 
@@ -186,20 +188,20 @@ def _places(labels: Sequence[str]) -> str:
     return f"GPUs {', '.join(parts)}"
 
 
-def _kept_s(seen: Seen) -> float:
+def _kept_s(seen: TrackedSymptom) -> float:
     """How long a symptom outlives the last sample that showed it."""
-    if seen.symptom.kind in AT_ONCE_GONE:
+    if seen.symptom.kind in CLEARED_AT_ONCE:
         return 0.0
-    return GONE_AFTER_S if seen.shown else GAP_S
+    return CLEAR_DELAY_S if seen.shown else GAP_S
 
 
-def _since(symptom: Symptom, before: Seen | None, now: float) -> float:
+def _since(symptom: Symptom, before: TrackedSymptom | None, now: float) -> float:
     if symptom.kind == "xid":
         return float(symptom.evidence["at"])
     return now if before is None else before.since
 
 
-def _finding(seen: Seen, now: float) -> Finding:
+def _finding(seen: TrackedSymptom, now: float) -> Finding:
     symptom = seen.symptom
     return Finding(
         kind=symptom.kind,

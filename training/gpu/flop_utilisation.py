@@ -19,7 +19,7 @@ class BatchFlops:
     """float32 matrix products may use TF32."""
 
     @classmethod
-    def of_event(cls, fields: Mapping[str, Any]) -> BatchFlops | None:
+    def from_event(cls, fields: Mapping[str, Any]) -> BatchFlops | None:
         flops = fields.get("flops")
         if not isinstance(flops, (int, float)) or not flops > 0:
             return None
@@ -29,7 +29,7 @@ class BatchFlops:
 def model_flop_utilisation(
     counted: BatchFlops | None,
     ranks: Iterable[RankSnapshot],
-    introductions: Mapping[int, Mapping[str, Any] | None],
+    hello_labels: Mapping[int, Mapping[str, Any] | None],
 ) -> float | None:
     """Mean over the ranks, 0 to 1; None where the count, a device's peak or the pace is unknown.
 
@@ -39,7 +39,7 @@ def model_flop_utilisation(
         return None
     shares = []
     for rank in ranks:
-        hello = introductions.get(rank.rank) or {}
+        hello = hello_labels.get(rank.rank) or {}
         name = hello.get("device_name")
         peak = peak_flops(
             name if isinstance(name, str) else None,

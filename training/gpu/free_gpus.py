@@ -12,43 +12,43 @@ from dataclasses import dataclass
 from ltui.training.gpu.reading import GpuReading
 from ltui.training.problem import Problem, ProblemError
 
-WHERE = "trainer.devices"
-USED_SHARE = 0.05
-USED_BYTES = 1 << 30
+DEVICES_KEY = "trainer.devices"
+IDLE_MEMORY_FRACTION = 0.05
+IDLE_MEMORY_BYTES = 1 << 30
 """Memory in use up to the smaller of these two is what an idle driver and a display keep."""
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class DeviceCount:
     """That many devices, whichever Lightning takes."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class AllDevices:
     """``auto``, -1: all there are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedDevices:
     """These GPUs: indices of the driver, or UUIDs."""
 
     names: tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeDevices:
     """That many free ones, those with most free memory."""
 
     number: int
 
 
-Request = Count | Everything | Named | Free
+DeviceRequest = DeviceCount | AllDevices | NamedDevices | FreeDevices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pick:
+class GpuSelection:
     """GPUs to run on. ``visible`` is the ``CUDA_VISIBLE_DEVICES`` that gives exactly these."""
 
     indices: tuple[int, ...]
@@ -58,7 +58,7 @@ class Pick:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class GpusBusy:
     """Not now: the run can wait in the queue."""
 
     reason: str
@@ -67,7 +67,7 @@ class Wait:
 # -- reading what was asked for --------------------------------------------------------------------
 
 
-def parse_devices(value: object, where: str = WHERE) -> Request:
+def parse_devices(value: object, where: str = DEVICES_KEY) -> DeviceRequest:
     """``2``, ``"2"``, ``-1``, ``"auto"``, ``[0, 2]``, ``"0,2"``, ``"0-3"``, ``"free:2"``, UUIDs.
 
     As in Lightning a number alone is a count, and ``"2,"`` or ``[2]`` is GPU 2. Raises
@@ -81,7 +81,7 @@ def parse_devices(value: object, where: str = WHERE) -> Request:
         return _named([str(item) for item in value], where)
     text = str(value).strip()
     if text in ("auto", "-1"):
-        return Everything()
+        return AllDevices()
     if text.startswith("free"):
         return _free(text, where)
     if text.startswith("[") and text.endswith("]"):
@@ -96,25 +96,25 @@ def _problem(where: str, what: str, remedy: str | None = None) -> ProblemError:
     return ProblemError(Problem(where=where, what=what, remedy=remedy or usual))
 
 
-def _count(number: int, where: str) -> Request:
+def _count(number: int, where: str) -> DeviceRequest:
     if number == -1:
-        return Everything()
+        return AllDevices()
     if number < 1:
         raise _problem(where, f"{number} devices are no choice; there must be at least one.")
-    return Count(number)
+    return DeviceCount(number)
 
 
-def _free(text: str, where: str) -> Free:
+def _free(text: str, where: str) -> FreeDevices:
     word, _, number = text.partition(":")
     if word != "free" or (number and not number.isdigit()) or text.endswith(":"):
         raise _problem(where, f"{text!r} is no choice of free GPUs.")
     wanted = int(number or 1)
     if wanted < 1:
         raise _problem(where, "free:0 asks for no GPU at all.")
-    return Free(wanted)
+    return FreeDevices(wanted)
 
 
-def _named(items: Sequence[str], where: str) -> Named:
+def _named(items: Sequence[str], where: str) -> NamedDevices:
     names: list[int | str] = []
     for item in (item.strip() for item in items):
         first, dash, last = item.partition("-")
@@ -131,18 +131,18 @@ def _named(items: Sequence[str], where: str) -> Named:
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice:
         raise _problem(where, f"GPU {', '.join(twice)} is listed twice.")
-    return Named(tuple(names))
+    return NamedDevices(tuple(names))
 
 
 # -- what is free ----------------------------------------------------------------------------------
 
 
-def usable(readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
+def usable_gpus(readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
     """What a run can be put on: slices where a GPU has them, else the GPU."""
-    return tuple(reading for reading in readings if not reading.has_slices)
+    return tuple(reading for reading in readings if not reading.mig_enabled)
 
 
-def occupied(reading: GpuReading) -> str | None:
+def busy_reason(reading: GpuReading) -> str | None:
     """Why a GPU isn't free; None if it is, as far as can be told."""
     if reading.error is not None:
         return reading.error
@@ -155,14 +155,14 @@ def occupied(reading: GpuReading) -> str | None:
     used, total = reading.memory_used_bytes, reading.memory_total_bytes
     if used is None or total is None:
         return "the driver doesn't tell its memory"
-    if used > min(USED_BYTES, USED_SHARE * total) and not reading.processes:
+    if used > min(IDLE_MEMORY_BYTES, IDLE_MEMORY_FRACTION * total) and not reading.processes:
         return f"{used / 2**30:.1f} GiB of its memory are in use by processes that can't be seen"
     return None
 
 
 def free_gpus(readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
     """The free ones, most free memory first; equal ones by index."""
-    free = [reading for reading in usable(readings) if occupied(reading) is None]
+    free = [reading for reading in usable_gpus(readings) if busy_reason(reading) is None]
     return tuple(sorted(free, key=lambda r: (-_free_bytes(r), r.index)))
 
 
@@ -170,33 +170,40 @@ def _free_bytes(reading: GpuReading) -> int:
     return (reading.memory_total_bytes or 0) - (reading.memory_used_bytes or 0)
 
 
-def pick(request: Free | Named, readings: Sequence[GpuReading], where: str = WHERE) -> Pick | Wait:
+def select_gpus(
+    request: FreeDevices | NamedDevices, readings: Sequence[GpuReading], where: str = DEVICES_KEY
+) -> GpuSelection | GpusBusy:
     """The GPUs for a request, or why to wait. Raises ``ProblemError`` for what can never be had."""
-    candidates = usable(readings)
+    candidates = usable_gpus(readings)
     if not candidates:
         raise _problem(where, "there is no GPU on this machine.", "Choose trainer.accelerator=cpu.")
     return (
-        _pick_free(request, candidates, where)
-        if isinstance(request, Free)
-        else _pick_named(request, candidates, readings, where)
+        _select_free(request, candidates, where)
+        if isinstance(request, FreeDevices)
+        else _select_named(request, candidates, readings, where)
     )
 
 
-def _pick_free(request: Free, candidates: Sequence[GpuReading], where: str) -> Pick | Wait:
+def _select_free(
+    request: FreeDevices, candidates: Sequence[GpuReading], where: str
+) -> GpuSelection | GpusBusy:
     if request.number > len(candidates):
         raise _problem(
             where, f"{request.number} GPUs are asked for, and there are {len(candidates)}."
         )
     free = free_gpus(candidates)
     if len(free) >= request.number:
-        return _picked(free[: request.number])
-    busy = [f"GPU {r.label}: {reason}" for r in candidates if (reason := occupied(r))]
-    return Wait(f"{len(free)} of the {request.number} GPUs are free; {'; '.join(busy)}")
+        return _selection(free[: request.number])
+    busy = [f"GPU {r.label}: {reason}" for r in candidates if (reason := busy_reason(r))]
+    return GpusBusy(f"{len(free)} of the {request.number} GPUs are free; {'; '.join(busy)}")
 
 
-def _pick_named(
-    request: Named, candidates: Sequence[GpuReading], readings: Sequence[GpuReading], where: str
-) -> Pick | Wait:
+def _select_named(
+    request: NamedDevices,
+    candidates: Sequence[GpuReading],
+    readings: Sequence[GpuReading],
+    where: str,
+) -> GpuSelection | GpusBusy:
     chosen, problems = [], []
     for name in request.names:
         found = [r for r in candidates if name in (r.index, r.uuid)]
@@ -211,13 +218,13 @@ def _pick_named(
         problems.append(Problem(where=where, what=what, remedy=remedy))
     if problems:
         raise ProblemError(*problems)
-    busy = [f"GPU {r.label}: {reason}" for r in chosen if (reason := occupied(r))]
-    return Wait("; ".join(busy)) if busy else _picked(chosen)
+    busy = [f"GPU {r.label}: {reason}" for r in chosen if (reason := busy_reason(r))]
+    return GpusBusy("; ".join(busy)) if busy else _selection(chosen)
 
 
-def _picked(chosen: Sequence[GpuReading]) -> Pick:
+def _selection(chosen: Sequence[GpuReading]) -> GpuSelection:
     indices = tuple(reading.index for reading in chosen)
     uuids = [reading.uuid for reading in chosen if reading.uuid is not None]
     if len(uuids) == len(chosen):
-        return Pick(indices=indices, visible=",".join(uuids))
-    return Pick(indices=indices, visible=",".join(map(str, indices)), by_index=True)
+        return GpuSelection(indices=indices, visible=",".join(uuids))
+    return GpuSelection(indices=indices, visible=",".join(map(str, indices)), by_index=True)

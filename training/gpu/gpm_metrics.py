@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from ltui.training.gpu.nvml_client import Door, Refusals
+from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
 
 MIB = float(1 << 20)
 SHORTEST_S = 0.1
@@ -24,39 +24,41 @@ METRICS = {
     pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: ("nvlink_rx_bytes_per_s", MIB),
 }
 """Metric to the field of a reading, and what its unit is multiplied by."""
-OF_A_SLICE = ("sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
+MIG_FIELDS = ("sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
 
 
-def offered(door: Door, refusals: Refusals, label: str, handle: Any) -> bool:
+def gpm_supported(
+    client: NvmlClient, unsupported: UnsupportedCalls, label: str, handle: Any
+) -> bool:
     """Whether the driver offers GPM for this GPU."""
-    answer = door.ask(
-        refusals, label, "GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, handle
+    answer = client.ask(
+        unsupported, label, "GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, handle
     )
     return bool(answer is not None and answer.isSupportedDevice)
 
 
-class Gpm:
+class GpmSampler:
     """Metrics of one GPU or slice between this read and the one before."""
 
     def __init__(
         self,
-        door: Door,
-        refusals: Refusals,
+        client: NvmlClient,
+        unsupported: UnsupportedCalls,
         label: str,
         handle: Any,
         *,
-        slice_id: int | None = None,
+        mig_instance: int | None = None,
     ) -> None:
         """``handle`` is the whole GPU's, also for the slice with GPU instance ``slice_id``."""
-        self._door, self._refusals, self._label = door, refusals, label
-        self._handle, self._slice_id = handle, slice_id
+        self._client, self._unsupported, self._label = client, unsupported, label
+        self._handle, self._mig_instance = handle, mig_instance
         self._samples = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc())
         self._taken_s: float | None = None
         """When the first of the two samples was taken."""
         self._metrics = {
             metric: place
             for metric, place in METRICS.items()
-            if slice_id is None or place[0] in OF_A_SLICE
+            if mig_instance is None or place[0] in MIG_FIELDS
         }
 
     def read(self) -> dict[str, float]:
@@ -78,10 +80,12 @@ class Gpm:
 
     def _take(self, sample: Any) -> bool:
         name, function, arguments = "GpmSampleGet", pynvml.nvmlGpmSampleGet, [self._handle, sample]
-        if self._slice_id is not None:
+        if self._mig_instance is not None:
             name, function = "GpmMigSampleGet", pynvml.nvmlGpmMigSampleGet
-            arguments.insert(1, self._slice_id)
-        return self._door.ask(self._refusals, self._label, name, function, *arguments) is not None
+            arguments.insert(1, self._mig_instance)
+        return (
+            self._client.ask(self._unsupported, self._label, name, function, *arguments) is not None
+        )
 
     def _between(self, before: Any, after: Any) -> dict[str, float]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
@@ -90,8 +94,8 @@ class Gpm:
         request.sample1, request.sample2 = before, after
         for place, metric in zip(request.metrics, self._metrics, strict=False):
             place.metricId = metric
-        answer = self._door.ask(
-            self._refusals, self._label, "GpmMetricsGet", pynvml.nvmlGpmMetricsGet, request
+        answer = self._client.ask(
+            self._unsupported, self._label, "GpmMetricsGet", pynvml.nvmlGpmMetricsGet, request
         )
         if answer is None:
             return {}

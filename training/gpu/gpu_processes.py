@@ -14,19 +14,19 @@ RUN_ID = b"LTUI_RUN_ID="
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessInfo:
     start_ticks: int
     user: str | None
     name: str | None
     run_id: str | None
 
 
-class Directory:
+class ProcessInfoCache:
     """Looks processes up, and remembers those that are still the same."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        self._known: dict[int, Identity] = {}
+        self._known: dict[int, ProcessInfo] = {}
         self._users: dict[int, str] = {}
 
     def describe(
@@ -52,11 +52,11 @@ class Directory:
             gpu_instance=gpu_instance,
         )
 
-    def forget_all_but(self, pids: set[int]) -> None:
+    def retain_only(self, pids: set[int]) -> None:
         for pid in self._known.keys() - pids:
             del self._known[pid]
 
-    def _identity(self, pid: int) -> Identity | None:
+    def _identity(self, pid: int) -> ProcessInfo | None:
         folder = self._proc / str(pid)
         try:
             stat = (folder / "stat").read_text(errors="replace")
@@ -67,7 +67,7 @@ class Directory:
         start_ticks = int(rest.split()[19])
         known = self._known.get(pid)
         if known is None or known.start_ticks != start_ticks:
-            known = Identity(start_ticks, self._user(folder), name or None, _run_id(folder))
+            known = ProcessInfo(start_ticks, self._user(folder), name or None, _run_id(folder))
             self._known[pid] = known
         return known
 

@@ -10,25 +10,30 @@ import pynvml
 
 from ltui.training.gpu import gpm_metrics
 from ltui.training.gpu.device import Device, memory, running
-from ltui.training.gpu.gpu_processes import Directory
-from ltui.training.gpu.nvml_client import Door, Refusals
-from ltui.training.gpu.reading import GpuReading, slice_index
+from ltui.training.gpu.gpu_processes import ProcessInfoCache
+from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
+from ltui.training.gpu.reading import GpuReading, mig_index
 
 T = TypeVar("T")
 
 
-class Slice:
+class MigDevice:
     """Power, heat and clocks are the whole GPU's; memory, processes and GPM are the slice's own."""
 
     def __init__(
-        self, door: Door, directory: Directory, parent: Device, handle: Any, number: int
+        self,
+        client: NvmlClient,
+        process_cache: ProcessInfoCache,
+        parent: Device,
+        handle: Any,
+        number: int,
     ) -> None:
         self.handle, self.parent, self.number = handle, parent, number
-        self.index, self.label = slice_index(parent.index, number), f"{parent.index}/{number}"
-        self._door, self._directory = door, directory
-        self._refusals = Refusals()
+        self.index, self.label = mig_index(parent.index, number), f"{parent.index}/{number}"
+        self._client, self._process_cache = client, process_cache
+        self._unsupported = UnsupportedCalls()
         self.fixed: dict[str, Any] = {}
-        self._gpm: gpm_metrics.Gpm | None = None
+        self._gpm: gpm_metrics.GpmSampler | None = None
 
     @property
     def key(self) -> tuple[int, str | None]:
@@ -45,11 +50,11 @@ class Slice:
             "parent": self.parent.index,
         }
         whole = self.parent.handle
-        if instance is not None and gpm_metrics.offered(
-            self._door, self._refusals, self.label, whole
+        if instance is not None and gpm_metrics.gpm_supported(
+            self._client, self._unsupported, self.label, whole
         ):
-            self._gpm = gpm_metrics.Gpm(
-                self._door, self._refusals, self.label, whole, slice_id=instance
+            self._gpm = gpm_metrics.GpmSampler(
+                self._client, self._unsupported, self.label, whole, mig_instance=instance
             )
 
     def close(self) -> None:
@@ -65,7 +70,7 @@ class Slice:
             index=self.index,
             label=self.label,
             sampled_at=time.time(),
-            processes=running(self._ask, self._directory),
+            processes=running(self._ask, self._process_cache),
             **values,
         )
 
@@ -75,14 +80,18 @@ class Slice:
         )
 
     def _ask(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        return self._door.ask(self._refusals, self.label, name, function, self.handle, *arguments)
+        return self._client.ask(
+            self._unsupported, self.label, name, function, self.handle, *arguments
+        )
 
 
-def slices_of(door: Door, directory: Directory, parent: Device) -> list[Slice]:
+def open_mig_devices(
+    client: NvmlClient, process_cache: ProcessInfoCache, parent: Device
+) -> list[MigDevice]:
     """The slices that the GPU has now, opened."""
-    refusals = Refusals()
-    most = door.ask(
-        refusals,
+    unsupported = UnsupportedCalls()
+    most = client.ask(
+        unsupported,
         parent.label,
         "MaxMigDeviceCount",
         pynvml.nvmlDeviceGetMaxMigDeviceCount,
@@ -90,8 +99,8 @@ def slices_of(door: Door, directory: Directory, parent: Device) -> list[Slice]:
     )
     found = []
     for number in range(most or 0):
-        handle = door.ask(
-            refusals,
+        handle = client.ask(
+            unsupported,
             parent.label,
             f"MigDevice{number}",
             pynvml.nvmlDeviceGetMigDeviceHandleByIndex,
@@ -99,7 +108,7 @@ def slices_of(door: Door, directory: Directory, parent: Device) -> list[Slice]:
             number,
         )
         if handle is not None:
-            slice_ = Slice(door, directory, parent, handle, number)
-            slice_.open()
-            found.append(slice_)
+            mig_device = MigDevice(client, process_cache, parent, handle, number)
+            mig_device.open()
+            found.append(mig_device)
     return found

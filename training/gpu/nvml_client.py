@@ -15,7 +15,7 @@ import pynvml
 
 T = TypeVar("T")
 
-ASK_AGAIN_S = {
+RETRY_AFTER_S = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: 300.0,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: 3600.0,
     pynvml.NVML_ERROR_INVALID_ARGUMENT: 300.0,
@@ -44,14 +44,14 @@ class DriverGoneError(Exception):
 
 
 @dataclass(slots=True)
-class Refusals:
+class UnsupportedCalls:
     """Until when which question to one GPU is not worth asking."""
 
     until: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class PendingCall:
     """A call that has been made and has not come back."""
 
     call: str
@@ -61,27 +61,32 @@ class InFlight:
     """``time.monotonic()``."""
 
 
-class Door:
+class NvmlClient:
     """Used by one thread; ``in_flight`` may be read by any."""
 
     def __init__(self) -> None:
-        self.in_flight: InFlight | None = None
+        self.pending_call: PendingCall | None = None
         self.calls = 0
 
     def call(self, name: str, gpu: str | None, function: Callable[..., T], *args: Any) -> T:
         """The call itself; raises what the driver says."""
         self.calls += 1
-        self.in_flight = InFlight(name, gpu, time.monotonic())
+        self.pending_call = PendingCall(name, gpu, time.monotonic())
         try:
             return function(*args)
         finally:
-            self.in_flight = None
+            self.pending_call = None
 
     def ask(
-        self, refusals: Refusals, gpu: str, name: str, function: Callable[..., T], *args: Any
+        self,
+        unsupported: UnsupportedCalls,
+        gpu: str,
+        name: str,
+        function: Callable[..., T],
+        *args: Any,
     ) -> T | None:
         """The answer, or None where the driver refuses it. ``name`` tells questions apart."""
-        if refusals.until and refusals.until.get(name, 0.0) > time.monotonic():
+        if unsupported.until and unsupported.until.get(name, 0.0) > time.monotonic():
             return None
         try:
             return self.call(name, gpu, function, *args)
@@ -90,7 +95,7 @@ class Door:
                 raise GpuLostError(_LOST[error.value]) from error
             if error.value in _GONE:
                 raise DriverGoneError(str(error)) from error
-            pause = ASK_AGAIN_S.get(error.value)
+            pause = RETRY_AFTER_S.get(error.value)
             if pause is not None:
-                refusals.until[name] = time.monotonic() + pause
+                unsupported.until[name] = time.monotonic() + pause
             return None

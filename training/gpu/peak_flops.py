@@ -44,7 +44,7 @@ _ADA = "NVIDIA Ada GPU architecture white paper, appendix A"
 _GA102 = "NVIDIA Ampere GA102 GPU architecture white paper, appendix A"
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper, appendix A"
 
-PEAKS: tuple[tuple[str, Peak], ...] = (
+PEAK_RATES: tuple[tuple[str, Peak], ...] = (
     ("B200", Peak(source=_DGX_B200, half=2250, tf32=1125, float8=4500)),
     ("H200 NVL", Peak(source=_H200, half=835.5, tf32=417.5, float32=60, float64=30, float8=1670.5)),
     ("GH200", Peak(source=_GH200, half=989.5, tf32=494.5, float32=67, float64=34, float8=1979)),
@@ -92,12 +92,12 @@ _DIFFERENT = (["Ti"], ["SUPER"], ["Laptop"], ["Max-Q"], ["Mobile"], ["D"])
 """Words after a GeForce's number that make it another board."""
 
 
-def peak_of(device_name: str | None) -> Peak | None:
+def peak_rates(device_name: str | None) -> Peak | None:
     """The board's figures; None for one that isn't in the table, or in a MIG slice."""
     if device_name is None or " MIG " in device_name:
         return None
     name = _plain(device_name)
-    for part, peak in PEAKS:
+    for part, peak in PEAK_RATES:
         match = re.search(rf"(?<!\w){re.escape(part)}(?!\w)(.*)", name)
         if match and not ("RTX" in part and match[1].split(maxsplit=1)[:1] in _DIFFERENT):
             return peak
@@ -111,7 +111,7 @@ def peak_flops(
 
     ``precision`` as Lightning names it; ``tf32``: float32 matrix products may use TF32.
     """
-    peak = peak_of(device_name)
+    peak = peak_rates(device_name)
     unit = _PRECISIONS.get(str(precision))
     if peak is None or unit is None:
         return None

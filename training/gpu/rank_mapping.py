@@ -18,7 +18,7 @@ RANK, RUN, FOREIGN, UNSEEN, DISPLAY = "rank", "run", "foreign", "unseen", "displ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlace:
+class RankLocation:
     """What is known of where a rank runs."""
 
     rank: int
@@ -32,7 +32,7 @@ class RankPlace:
     """``CUDA_VISIBLE_DEVICES`` of the rank; None where it is not set."""
     device_order: str | None = None
     """``CUDA_DEVICE_ORDER`` of the rank."""
-    here: bool = True
+    on_this_host: bool = True
     """False: on another machine, whose GPUs are not among the readings."""
 
 
@@ -47,12 +47,12 @@ class RankMap:
         return tuple(sorted(rank for rank, gpu in self.gpu_of.items() if gpu == index))
 
 
-def map_ranks(readings: Sequence[GpuReading], places: Sequence[RankPlace]) -> RankMap:
+def map_ranks(readings: Sequence[GpuReading], places: Sequence[RankLocation]) -> RankMap:
     """Every rank here that uses a GPU, either with its GPU or with the reason why not."""
     gpu_of: dict[int, int] = {}
     unknown: dict[int, str] = {}
     for place in places:
-        if not place.here or place.device == "cpu":
+        if not place.on_this_host or place.device == "cpu":
             continue
         found = _find(readings, place)
         if isinstance(found, int):
@@ -65,7 +65,7 @@ def map_ranks(readings: Sequence[GpuReading], places: Sequence[RankPlace]) -> Ra
 # -- one rank --------------------------------------------------------------------------------------
 
 
-def _find(readings: Sequence[GpuReading], place: RankPlace) -> int | str:
+def _find(readings: Sequence[GpuReading], place: RankLocation) -> int | str:
     if not readings:
         return "there are no GPU readings"
     told = None
@@ -73,7 +73,7 @@ def _find(readings: Sequence[GpuReading], place: RankPlace) -> int | str:
         told = _by_uuid(readings, place.gpu_uuid)
         if told is None:
             return f"the driver shows no GPU with the UUID {place.gpu_uuid}"
-        if not told.has_slices:
+        if not told.mig_enabled:
             return told.index
     holding = _by_process(readings, place)
     if told is not None:
@@ -91,35 +91,35 @@ def _find(readings: Sequence[GpuReading], place: RankPlace) -> int | str:
     return listed if isinstance(listed, str) else "the GPU it names isn't the one it uses"
 
 
-def bare_uuid(uuid: str) -> str:
+def normalize_uuid(uuid: str) -> str:
     """A UUID for comparing: without ``GPU-`` or ``MIG-``, in lower case."""
     text = uuid.strip().lower()
     return text[4:] if text.startswith(("gpu-", "mig-")) else text
 
 
 def _by_uuid(readings: Sequence[GpuReading], uuid: str) -> GpuReading | None:
-    wanted = bare_uuid(uuid)
-    matching = [r for r in readings if r.uuid is not None and bare_uuid(r.uuid) == wanted]
+    wanted = normalize_uuid(uuid)
+    matching = [r for r in readings if r.uuid is not None and normalize_uuid(r.uuid) == wanted]
     return matching[0] if len(matching) == 1 else None
 
 
-def _by_process(readings: Sequence[GpuReading], place: RankPlace) -> list[GpuReading]:
+def _by_process(readings: Sequence[GpuReading], place: RankLocation) -> list[GpuReading]:
     """GPUs and slices that list the rank's process; a GPU with slices speaks through them."""
     return [
         reading
         for reading in readings
-        if not reading.has_slices and any(_is_rank(p, place) for p in reading.processes or ())
+        if not reading.mig_enabled and any(_is_rank(p, place) for p in reading.processes or ())
     ]
 
 
-def _is_rank(process: GpuProcess, place: RankPlace) -> bool:
+def _is_rank(process: GpuProcess, place: RankLocation) -> bool:
     if place.pid is None or process.pid != place.pid or not process.visible:
         return False
     ticks = (process.start_ticks, place.start_ticks)
     return None in ticks or ticks[0] == ticks[1]
 
 
-def _by_variable(readings: Sequence[GpuReading], place: RankPlace) -> GpuReading | str:
+def _by_variable(readings: Sequence[GpuReading], place: RankLocation) -> GpuReading | str:
     """By ``cuda:N`` among the visible devices; else the reason why that tells nothing."""
     ordinal = _ordinal(place.device)
     if ordinal is None:
@@ -143,14 +143,14 @@ def _ordinal(device: str | None) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def _by_number(whole: Sequence[GpuReading], number: int, place: RankPlace) -> GpuReading | str:
+def _by_number(whole: Sequence[GpuReading], number: int, place: RankLocation) -> GpuReading | str:
     models = {reading.name for reading in whole}
     if place.device_order != "PCI_BUS_ID" and (len(models) > 1 or None in models):
         return "CUDA and the driver may number these different GPUs differently"
     matching = [reading for reading in whole if reading.index == number]
     if not matching:
         return f"the driver shows no GPU {number}"
-    if matching[0].has_slices:
+    if matching[0].mig_enabled:
         return f"on GPU {number}, in which MIG slice isn't known"
     return matching[0]
 
@@ -167,10 +167,10 @@ def _by_prefix(readings: Sequence[GpuReading], entry: str) -> GpuReading | str:
 # -- whose processes, and the picture that front ends get -----------------------------------------
 
 
-def snapshots(
+def gpu_snapshots(
     readings: Sequence[GpuReading],
     ranks: RankMap,
-    places: Sequence[RankPlace],
+    places: Sequence[RankLocation],
     run_id: str | None,
 ) -> tuple[GpuSnapshot, ...]:
     """The readings as front ends get them, each with its ranks and with whose its processes are."""
@@ -178,7 +178,7 @@ def snapshots(
 
 
 def _snapshot(
-    reading: GpuReading, ranks: RankMap, places: Sequence[RankPlace], run_id: str | None
+    reading: GpuReading, ranks: RankMap, places: Sequence[RankLocation], run_id: str | None
 ) -> GpuSnapshot:
     same = {name: getattr(reading, name) for name in _SAME}
     processes = reading.processes
@@ -186,7 +186,9 @@ def _snapshot(
     return GpuSnapshot(
         ranks=ranks.ranks_of(reading.index),
         mig_parent=reading.parent,
-        processes=None if processes is None else tuple(own(p, places, run_id) for p in processes),
+        processes=None
+        if processes is None
+        else tuple(process_snapshot(p, places, run_id) for p in processes),
         xid_code=None if xid is None else xid.code,
         xid_at=None if xid is None else xid.at,
         **same,
@@ -199,9 +201,13 @@ _SAME = tuple(
 """Readings that go into the picture as they are."""
 
 
-def own(process: GpuProcess, places: Sequence[RankPlace], run_id: str | None) -> GpuProcessSnapshot:
+def process_snapshot(
+    process: GpuProcess, places: Sequence[RankLocation], run_id: str | None
+) -> GpuProcessSnapshot:
     """The process with its owner, seen from the run ``run_id``."""
-    rank = next((place.rank for place in places if place.here and _is_rank(process, place)), None)
+    rank = next(
+        (place.rank for place in places if place.on_this_host and _is_rank(process, place)), None
+    )
     return GpuProcessSnapshot(
         pid=process.pid,
         owner=_owner(process, rank, run_id),

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HELD_UP = "not read since"
+BLOCKED_PREFIX = "not read since"
 """How the error of a GPU begins that can't be read because the driver hangs at another one."""
 
-SLICES_PER_GPU = 100
-"""A MIG slice ``n`` of GPU ``g`` has the index ``(g + 1) * SLICES_PER_GPU + n``."""
+MIG_INDEX_STRIDE = 100
+"""A MIG slice ``n`` of GPU ``g`` has the index ``(g + 1) * MIG_INDEX_STRIDE + n``."""
 
 
-def slice_index(gpu: int, number: int) -> int:
+def mig_index(gpu: int, number: int) -> int:
     """The index that stands for a MIG slice, apart from those of whole GPUs."""
-    return (gpu + 1) * SLICES_PER_GPU + number
+    return (gpu + 1) * MIG_INDEX_STRIDE + number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Xid:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuReading:
     index: int
-    """NVML's index (PCI order); for a MIG slice see ``slice_index``."""
+    """NVML's index (PCI order); for a MIG slice see ``mig_index``."""
     label: str
     """For people: ``3``, or ``3/1`` for slice 1 of GPU 3."""
     uuid: str | None = None
@@ -61,7 +61,7 @@ class GpuReading:
     parent: int | None = None
     """Of a MIG slice: the index of its GPU."""
     gpu_instance: int | None = None
-    has_slices: bool = False
+    mig_enabled: bool = False
     """MIG is on: work runs in slices, which have readings of their own."""
     sampled_at: float | None = None
     """Unix seconds."""

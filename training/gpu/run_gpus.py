@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ltui.training.gpu.findings import Finding, WatchState, watch
-from ltui.training.gpu.rank_mapping import RankPlace, map_ranks, snapshots
+from ltui.training.gpu.findings import Finding, FindingsState, update_findings
+from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.reading import GpuReading, Xid
 from ltui.training.gpu.sampler import NOT_READ_YET, GpuSampler, GpuView
-from ltui.training.gpu.xid_codes import sentence
+from ltui.training.gpu.xid_codes import xid_sentence
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
@@ -53,18 +53,18 @@ class RunGpus:
     def __init__(self, run_id: str | None, *, period_s: float = 1.0) -> None:
         self._run_id = run_id
         self._sampler = GpuSampler(period_s=period_s)
-        self._state = WatchState()
+        self._state = FindingsState()
         self._host = socket.gethostname()
         self._variables: dict[int, tuple[str | None, str | None]] = {}
 
-    def look(self, ranks: Sequence[RankSnapshot], now: float | None = None) -> RunGpusView:
+    def sample(self, ranks: Sequence[RankSnapshot], now: float | None = None) -> RunGpusView:
         """The newest readings with these ranks on them; ``now`` is unix time."""
         now = time.time() if now is None else now
         view = self._sampler.latest()
         places = [self._place(rank) for rank in ranks]
         mapped = map_ranks(view.readings, places)
-        gpus = snapshots(view.readings, mapped, places, self._run_id)
-        self._state = watch(self._state, gpus, ranks, now)
+        gpus = gpu_snapshots(view.readings, mapped, places, self._run_id)
+        self._state = update_findings(self._state, gpus, ranks, now)
         return RunGpusView(
             gpus=gpus,
             note=view.note,
@@ -76,7 +76,7 @@ class RunGpus:
             ),
         )
 
-    def newest(self) -> GpuView:
+    def latest(self) -> GpuView:
         """The readings as they are, for choosing among them."""
         return self._sampler.latest()
 
@@ -84,17 +84,17 @@ class RunGpus:
         """Ends the sampling; true if its thread has ended within ``wait_s``."""
         return self._sampler.stop(wait_s)
 
-    def _place(self, rank: RankSnapshot) -> RankPlace:
-        here = rank.host in (None, self._host)
-        visible, order = self._environment(rank.pid) if here else (None, None)
-        return RankPlace(
+    def _place(self, rank: RankSnapshot) -> RankLocation:
+        on_this_host = rank.host in (None, self._host)
+        visible, order = self._environment(rank.pid) if on_this_host else (None, None)
+        return RankLocation(
             rank=rank.rank,
             pid=rank.pid,
             device=rank.device,
             gpu_uuid=rank.gpu_uuid,
             visible_devices=visible,
             device_order=order,
-            here=here,
+            on_this_host=on_this_host,
         )
 
     def _environment(self, pid: int | None) -> tuple[str | None, str | None]:
@@ -124,5 +124,5 @@ def _event(xid: Xid, readings: Sequence[GpuReading], ranks: tuple[int, ...]) -> 
         gpu=xid.index,
         ranks=ranks,
         code=xid.code,
-        text=f"{place}: {sentence(xid.code)}",
+        text=f"{place}: {xid_sentence(xid.code)}",
     )

@@ -19,20 +19,20 @@ from typing import Any
 import pynvml
 
 from ltui.training.gpu.device import Device
-from ltui.training.gpu.gpu_processes import Directory
-from ltui.training.gpu.mig_device import Slice, slices_of
-from ltui.training.gpu.nvml_client import Door, DriverGoneError, GpuLostError, InFlight
-from ltui.training.gpu.reading import HELD_UP, GpuReading, Xid
+from ltui.training.gpu.gpu_processes import ProcessInfoCache
+from ltui.training.gpu.mig_device import MigDevice, open_mig_devices
+from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
+from ltui.training.gpu.reading import BLOCKED_PREFIX, GpuReading, Xid
 
-NOT_ANSWERING_S = 2.0
+CALL_TIMEOUT_S = 2.0
 """A driver call older than this is said to hang."""
-OPENING_S = 10.0
+OPEN_TIMEOUT_S = 10.0
 """The same for opening the driver, which takes seconds on machines with many GPUs."""
-REOPEN_S = 15.0
+REOPEN_DELAY_S = 15.0
 """Pause before a driver that could not be opened, or has gone, is opened again."""
-LOOK_EVERY_S = 30.0
+RESCAN_PERIOD_S = 30.0
 """From one look for new MIG slices, and for GPUs that were refused, to the next."""
-MOST_XIDS = 256
+MAX_QUEUED_XIDS = 256
 OPENING = "Init"
 NOT_READ_YET = "GPUs not read yet"
 NO_DRIVER = "no NVIDIA driver on this machine"
@@ -62,15 +62,15 @@ class GpuSampler:
         assert period_s > 0
         assert slow_every > 0
         self._period_s, self._slow_every = period_s, slow_every
-        self._door, self._directory = Door(), Directory()
+        self._client, self._process_cache = NvmlClient(), ProcessInfoCache()
         self._latest: dict[int, GpuReading] = {}
         self._note: str | None = NOT_READ_YET
         self._complete = False
-        self._xids: deque[Xid] = deque(maxlen=MOST_XIDS)
+        self._xids: deque[Xid] = deque(maxlen=MAX_QUEUED_XIDS)
         self._last_xid: dict[int, Xid] = {}
         self._devices: list[Device] = []
         self._without_handle: set[int] = set()
-        self._slices: dict[int, list[Slice]] = {}
+        self._mig_devices: dict[int, list[MigDevice]] = {}
         self._events: Any = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu sampler", daemon=True)
@@ -82,9 +82,9 @@ class GpuSampler:
         """The newest readings, at once."""
         complete = self._complete  # Before the readings: a round may end in between.
         readings = tuple(sorted(self._latest.copy().values(), key=lambda r: r.index))
-        call = self._door.in_flight
+        call = self._client.pending_call
         age_s = 0.0 if call is None else time.monotonic() - call.began
-        if call is None or age_s < (OPENING_S if call.call == OPENING else NOT_ANSWERING_S):
+        if call is None or age_s < (OPEN_TIMEOUT_S if call.call == OPENING else CALL_TIMEOUT_S):
             return GpuView(readings=readings, note=self._note, complete=complete)
         return GpuView(
             readings=tuple(_not_answering(reading, call, age_s) for reading in readings),
@@ -124,11 +124,11 @@ class GpuSampler:
                 self._note = f"GPU readings failed: {type(error).__name__}: {error}"
             finally:
                 self._close()
-            self._stopping.wait(REOPEN_S)
+            self._stopping.wait(REOPEN_DELAY_S)
 
     def _open(self) -> None:
-        self._door.call(OPENING, None, pynvml.nvmlInit)
-        count = self._door.call("DeviceGetCount", None, pynvml.nvmlDeviceGetCount)
+        self._client.call(OPENING, None, pynvml.nvmlInit)
+        count = self._client.call("DeviceGetCount", None, pynvml.nvmlDeviceGetCount)
         self._events = self._new_event_set()
         self._latest, self._complete = {}, False
         self._without_handle = set(range(count))
@@ -143,28 +143,28 @@ class GpuSampler:
     def _add_device(self, index: int) -> None:
         find = pynvml.nvmlDeviceGetHandleByIndex
         try:
-            handle = self._door.call("DeviceGetHandleByIndex", str(index), find, index)
+            handle = self._client.call("DeviceGetHandleByIndex", str(index), find, index)
         except pynvml.NVMLError as error:
             lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
             why = "the driver lost this GPU" if lost else f"the driver can't open this GPU: {error}"
             self._publish([GpuReading(index=index, label=str(index), error=why)])
             return
-        device = Device(self._door, self._directory, handle, index)
+        device = Device(self._client, self._process_cache, handle, index)
         self._without_handle.remove(index)
         self._devices.append(device)
         self._listen(device)
 
     def _close(self) -> None:
         """Gives back what the driver holds for us. Every call may fail: the driver may be gone."""
-        parts: list[Device | Slice] = [*self._devices, *chain(*self._slices.values())]
-        self._devices, self._slices = [], {}
+        parts: list[Device | MigDevice] = [*self._devices, *chain(*self._mig_devices.values())]
+        self._devices, self._mig_devices = [], {}
         closers: list[Any] = [part.close for part in parts]
         if self._events is not None:
             events, self._events = self._events, None
             closers.append(lambda: pynvml.nvmlEventSetFree(events))
         for close in [*closers, pynvml.nvmlShutdown]:
             try:
-                self._door.call("close", None, close)
+                self._client.call("close", None, close)
             except pynvml.NVMLError:
                 continue
 
@@ -175,14 +175,14 @@ class GpuSampler:
             self._take_events()
             look = time.monotonic() >= look_s
             if look:
-                look_s = time.monotonic() + LOOK_EVERY_S
+                look_s = time.monotonic() + RESCAN_PERIOD_S
                 self._add_devices()
             for device in self._devices:
                 if self._stopping.is_set():
                     return
                 self._publish(self._read(device, tick, opened, look))
             self._complete = True
-            self._directory.forget_all_but(
+            self._process_cache.retain_only(
                 {p.pid for r in self._latest.copy().values() for p in r.processes or ()}
             )
             tick += 1
@@ -194,7 +194,7 @@ class GpuSampler:
         self, device: Device, tick: int, opened: set[int], look: bool
     ) -> Iterable[GpuReading]:
         """Readings of a GPU and its slices. The slow ones take turns among the GPUs."""
-        slices = self._slices.get(device.index, [])
+        slices = self._mig_devices.get(device.index, [])
         slow = tick == 0 or tick % self._slow_every == device.index % self._slow_every
         try:
             if device.index not in opened:
@@ -202,25 +202,29 @@ class GpuSampler:
                 opened.add(device.index)
                 slow = True
             if look:
-                slices = self._look_for_slices(device)
+                slices = self._refresh_mig_devices(device)
             whole = device.read(slow=slow, throughput=tick > 0)
             return [whole, *(part.read() for part in slices)]
         except GpuLostError as error:
             return [device.lost(str(error)), *(part.lost(str(error)) for part in slices)]
 
-    def _look_for_slices(self, device: Device) -> list[Slice]:
-        device.look_for_slices()
-        before = self._slices.get(device.index, [])
-        if not device.has_slices and not before:
+    def _refresh_mig_devices(self, device: Device) -> list[MigDevice]:
+        device.refresh_mig_mode()
+        before = self._mig_devices.get(device.index, [])
+        if not device.mig_enabled and not before:
             return before
-        found = slices_of(self._door, self._directory, device) if device.has_slices else []
+        found = (
+            open_mig_devices(self._client, self._process_cache, device)
+            if device.mig_enabled
+            else []
+        )
         if [part.key for part in found] == [part.key for part in before]:
             found, before = before, found
         for part in before:
             part.close()
             if part.index not in {kept.index for kept in found}:
                 self._latest.pop(part.index, None)
-        self._slices[device.index] = found
+        self._mig_devices[device.index] = found
         return found
 
     def _publish(self, readings: Iterable[GpuReading]) -> None:
@@ -232,7 +236,7 @@ class GpuSampler:
 
     def _new_event_set(self) -> Any:
         try:
-            return self._door.call("EventSetCreate", None, pynvml.nvmlEventSetCreate)
+            return self._client.call("EventSetCreate", None, pynvml.nvmlEventSetCreate)
         except pynvml.NVMLError:
             return None
 
@@ -240,7 +244,7 @@ class GpuSampler:
         if self._events is None:
             return
         try:
-            self._door.call(
+            self._client.call(
                 "DeviceRegisterEvents",
                 device.label,
                 pynvml.nvmlDeviceRegisterEvents,
@@ -252,11 +256,11 @@ class GpuSampler:
             return  # Refused, for instance in a virtual machine: there are no XIDs to tell of then.
 
     def _take_events(self) -> None:
-        for _ in range(MOST_XIDS):
+        for _ in range(MAX_QUEUED_XIDS):
             if self._events is None:
                 return
             try:
-                event = self._door.call(
+                event = self._client.call(
                     "EventSetWait", None, pynvml.nvmlEventSetWait, self._events, 0
                 )
             except pynvml.NVMLError as error:
@@ -270,8 +274,8 @@ class GpuSampler:
         device = self._device_of(event.device)
         if device is None:
             return
-        place: Device | Slice = device
-        for part in self._slices.get(device.index, []):
+        place: Device | MigDevice = device
+        for part in self._mig_devices.get(device.index, []):
             if part.fixed.get("gpu_instance") == event.gpuInstanceId:
                 place = part
         xid = Xid(
@@ -293,15 +297,15 @@ def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def _place(call: InFlight) -> str:
+def _place(call: PendingCall) -> str:
     return f"{call.call}, GPU {call.gpu}" if call.gpu is not None else call.call
 
 
-def _not_answering(reading: GpuReading, call: InFlight, age_s: float) -> GpuReading:
+def _not_answering(reading: GpuReading, call: PendingCall, age_s: float) -> GpuReading:
     """The last reading, marked as one that the hanging call keeps from being renewed."""
     if call.gpu in (None, reading.label):
         return replace(reading, error=f"driver not answering since {age_s:.0f} s")
-    return replace(reading, error=f"{HELD_UP} {age_s:.0f} s: driver hangs at GPU {call.gpu}")
+    return replace(reading, error=f"{BLOCKED_PREFIX} {age_s:.0f} s: driver hangs at GPU {call.gpu}")
 
 
 def _cannot_open(error: pynvml.NVMLError) -> str:

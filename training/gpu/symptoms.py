@@ -13,8 +13,8 @@ from typing import Any
 
 from ltui.training.gpu import throttle_reasons
 from ltui.training.gpu.rank_mapping import FOREIGN, RANK, UNSEEN
-from ltui.training.gpu.reading import HELD_UP
-from ltui.training.gpu.xid_codes import meaning, sentence
+from ltui.training.gpu.reading import BLOCKED_PREFIX
+from ltui.training.gpu.xid_codes import xid_meaning, xid_sentence
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,
@@ -44,7 +44,7 @@ class Symptom:
     gpu: int
     text: str
     """One line; ``{age}`` stands for how long it has been so."""
-    noticed: bool = True
+    starts_finding: bool = True
     """False: between the two thresholds; keeps a finding, begins none."""
     level: str = WARNING
     ranks: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ def symptoms(
 
 def _unreadable(gpu: GpuSnapshot) -> Iterator[Symptom]:
     # Those that a hanging call elsewhere holds up are not the trouble themselves.
-    if gpu.error is not None and not gpu.error.startswith(HELD_UP):
+    if gpu.error is not None and not gpu.error.startswith(BLOCKED_PREFIX):
         yield Symptom(
             kind="unreadable", gpu=gpu.index, text=gpu.error, level=ERROR, ranks=gpu.ranks
         )
@@ -97,7 +97,7 @@ def _unreadable(gpu: GpuSnapshot) -> Iterator[Symptom]:
 def _explained(gpu: GpuSnapshot, now: float) -> bool:
     """Whether an XID that is shown says already why the GPU can't be read."""
     recent = gpu.xid_at is not None and now - gpu.xid_at <= XID_SHOWN_S
-    return recent and gpu.xid_code is not None and meaning(gpu.xid_code).unusable
+    return recent and gpu.xid_code is not None and xid_meaning(gpu.xid_code).unusable
 
 
 def _waiting(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[Symptom]:
@@ -113,7 +113,7 @@ def _waiting(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[Sy
         kind="waiting",
         gpu=gpu.index,
         text=f"power {power:.0f} W at {use:.0f} % utilisation for {{age}}: {_why(gpu, ranks)}",
-        noticed=use >= BUSY_PERCENT and share <= LOW_POWER,
+        starts_finding=use >= BUSY_PERCENT and share <= LOW_POWER,
         ranks=gpu.ranks,
         evidence={"power_w": power, "power_limit_w": limit, "utilisation_percent": use},
     )
@@ -165,7 +165,7 @@ def _full(gpu: GpuSnapshot) -> Iterator[Symptom]:
         kind="memory_full",
         gpu=gpu.index,
         text=f"memory at {100 * used / total:.0f} %",
-        noticed=used / total >= FULL,
+        starts_finding=used / total >= FULL,
         ranks=gpu.ranks,
         evidence={"memory_used_bytes": used, "memory_total_bytes": total},
     )
@@ -249,7 +249,7 @@ def _slow_clocks(gpus: Sequence[GpuSnapshot]) -> Iterator[Symptom]:
             gpu=gpu.index,
             text=f"the GPU clock of rank {who} is {100 * (1 - ratio):.0f} % lower than the"
             f" others' ({gpu.sm_clock_mhz:.0f} of {usual:.0f} MHz){cause}",
-            noticed=ratio <= SLOW_CLOCK,
+            starts_finding=ratio <= SLOW_CLOCK,
             ranks=gpu.ranks,
             evidence={"sm_clock_mhz": gpu.sm_clock_mhz, "others_mhz": usual},
         )
@@ -299,8 +299,8 @@ def _xid(gpu: GpuSnapshot, now: float) -> Iterator[Symptom]:
     yield Symptom(
         kind="xid",
         gpu=gpu.index,
-        text=f"{sentence(code)} ({{age}} ago)",
-        level=ERROR if meaning(code).unusable else WARNING,
+        text=f"{xid_sentence(code)} ({{age}} ago)",
+        level=ERROR if xid_meaning(code).unusable else WARNING,
         ranks=gpu.ranks,
         evidence={"xid": code, "at": at},
     )

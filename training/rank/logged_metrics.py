@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank.rank_queue import Channel
-from ltui.training.tensor_queue.record_types import Kind
+from ltui.training.tensor_queue.record_types import RecordKind
 
 
 class LoggedMetrics:
@@ -45,7 +45,7 @@ class LoggedMetrics:
         label = {"names": list(values), "step": global_step, "epoch": epoch, "t": time.time()}
         # Stacked where they are: one copy off the device, staged by the queue.
         tensor = torch.stack([value.detach().reshape(()).double() for value in values.values()])
-        self._channel.queue.put(tensor, Kind.METRICS, json.dumps(label).encode())
+        self._channel.queue.put(tensor, RecordKind.METRICS, json.dumps(label).encode())
 
 
 def _without_aliases(metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

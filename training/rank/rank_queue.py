@@ -21,7 +21,7 @@ import torch
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.log_redirect import redirect_rank_log
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase
+from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
 
 if TYPE_CHECKING:
     from ltui.training.rank.coordination.coordinator import RankCoordinator
@@ -58,20 +58,20 @@ class Channel:
             outcome=Outcome.RUNNING,
         )
 
-    def label(self, record: Kind, **fields: Any) -> None:
+    def label(self, record: RecordKind, **fields: Any) -> None:
         """A record that is all label."""
         self.queue.put(None, record, json.dumps(_finite(fields)).encode())
 
     def event(self, kind: str, text: str, **fields: Any) -> None:
         fields = {"step": self.pulse.global_step, "epoch": self.pulse.epoch, **fields}
-        self.label(Kind.EVENT, kind=kind, text=text[:_TEXT_LIMIT], t=time.time(), **fields)
+        self.label(RecordKind.EVENT, kind=kind, text=text[:_TEXT_LIMIT], t=time.time(), **fields)
 
     def hello(self, trainer: Any) -> None:
         """Who this rank is; also tells the pulse what only the Trainer knows."""
         device = trainer.strategy.root_device
         self.pulse.set(local_rank=trainer.local_rank, world_size=trainer.world_size)
         self.label(
-            Kind.HELLO,
+            RecordKind.HELLO,
             rank=self.rank,
             local_rank=trainer.local_rank,
             world_size=trainer.world_size,
@@ -94,7 +94,7 @@ class Channel:
         batches = trainer.num_training_batches
         max_epochs = _limit(trainer.max_epochs)
         self.label(
-            Kind.PLAN,
+            RecordKind.PLAN,
             max_steps=_planned_steps(trainer, batches, max_epochs),
             max_epochs=max_epochs,
             batches_per_epoch=_limit(batches),

@@ -35,7 +35,7 @@ import torch
 
 from ltui.training.rank.logged_metrics import LoggedMetrics
 from ltui.training.rank.rank_queue import Channel
-from ltui.training.tensor_queue.record_types import Kind, Outcome, Phase, StepField
+from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 
 _NAN = math.nan
 _clock = time.monotonic_ns
@@ -47,7 +47,7 @@ _MEMORY_EVERY_NS = 500_000_000
 _FETCH, _TRANSFER, _FORWARD = int(Phase.FETCH), int(Phase.TRANSFER), int(Phase.FORWARD)
 _BACKWARD, _OPTIMIZER = int(Phase.BACKWARD), int(Phase.OPTIMIZER)
 _BATCH_END = int(Phase.BATCH_END)
-_STEP, _METRICS = int(Kind.STEP), int(Kind.METRICS)
+_STEP, _METRICS = int(RecordKind.STEP), int(RecordKind.METRICS)
 
 _NO_TIME = [0] * len(Phase)
 

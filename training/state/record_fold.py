@@ -21,7 +21,7 @@ import numpy as np
 
 from ltui.training.state.freeze_warnings import more_cautions
 from ltui.training.state.run_snapshot import Caution, MetricValue
-from ltui.training.tensor_queue.record_types import Kind, StepField
+from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RECENT_STEPS = 32
 """Step times and losses kept of each rank."""
@@ -197,9 +197,9 @@ def _fold_rank(
     changes: dict[str, Any] = {}
     if missed:
         changes["missed"] = rank.missed + missed
-    steps = [r for r in records if r.kind == Kind.STEP]
+    steps = [r for r in records if r.kind == RecordKind.STEP]
     if len(steps) < len(records):
-        _fold_labels(rank, [r for r in records if r.kind != Kind.STEP], changes, events)
+        _fold_labels(rank, [r for r in records if r.kind != RecordKind.STEP], changes, events)
     if steps:
         times, rows = step_rows(steps)
         _fold_steps(rank, times, rows, changes)
@@ -211,7 +211,7 @@ def step_rows(records: Iterable[RecordLike]) -> tuple[list[int], np.ndarray[Any,
 
     Rows of an older or newer layout are padded with NaN or cut.
     """
-    steps = [(r.t_ns, r.array) for r in records if r.kind == Kind.STEP]
+    steps = [(r.t_ns, r.array) for r in records if r.kind == RecordKind.STEP]
     times = [t for t, _ in steps]
     if not steps:
         return times, np.empty((0, _STEP_WIDTH))
@@ -377,7 +377,7 @@ def _fold_labels(
 ) -> None:
     metrics: dict[str, MetricValue] | None = None
     for record in records:
-        if record.kind == Kind.METRICS:
+        if record.kind == RecordKind.METRICS:
             if rank.rank < METRIC_RANKS:
                 metrics = dict(rank.metrics) if metrics is None else metrics
                 _fold_metrics(metrics, record)
@@ -385,11 +385,11 @@ def _fold_labels(
         label = _label(record)
         if label is None:
             continue
-        if record.kind == Kind.HELLO:
+        if record.kind == RecordKind.HELLO:
             changes["hello"] = label
-        elif record.kind == Kind.PLAN:
+        elif record.kind == RecordKind.PLAN:
             changes["plan"] = label
-        elif record.kind == Kind.EVENT:
+        elif record.kind == RecordKind.EVENT:
             event = _event(rank.rank, record.t_ns, label)
             events.append(event)
             if event.kind == "exception":

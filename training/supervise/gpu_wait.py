@@ -12,7 +12,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ltui.training.gpu.free_gpus import Free, Pick, parse_devices, pick, usable
+from ltui.training.gpu.free_gpus import (
+    FreeDevices,
+    GpuSelection,
+    parse_devices,
+    select_gpus,
+    usable_gpus,
+)
 from ltui.training.gpu.reading import GpuReading
 from ltui.training.gpu.run_gpus import ORDER, VISIBLE, RunGpus
 from ltui.training.gpu.sampler import NO_DRIVER, NO_GPU, NOT_READ_YET
@@ -25,7 +31,7 @@ class GpuQueue:
 
     def __init__(self, run_dir: RunDir, wanted: str, gpus: RunGpus) -> None:
         request = parse_devices(wanted)
-        assert isinstance(request, Free)
+        assert isinstance(request, FreeDevices)
         self._request = request
         self._run_id = run_dir.id
         self._folder = run_dir.home / "gpus"
@@ -38,7 +44,7 @@ class GpuQueue:
 
         Raises ``ProblemError`` for what can never be had.
         """
-        view = self._gpus.newest()
+        view = self._gpus.latest()
         if not view.readings:
             if view.note in (NO_DRIVER, NO_GPU):
                 raise ProblemError(
@@ -61,8 +67,8 @@ class GpuQueue:
         if choosing is None:
             return None  # Another run chooses in this very moment: the next look sees what is left.
         try:
-            found = pick(self._request, [self._unless_kept(reading) for reading in readings])
-            chosen = set(found.indices) if isinstance(found, Pick) else set()
+            found = select_gpus(self._request, [self._unless_kept(reading) for reading in readings])
+            chosen = set(found.indices) if isinstance(found, GpuSelection) else set()
             for reading in readings:
                 if reading.index not in chosen:
                     self._let_go(_key(reading))
@@ -71,7 +77,7 @@ class GpuQueue:
             raise
         finally:
             os.close(choosing)
-        if not isinstance(found, Pick):
+        if not isinstance(found, GpuSelection):
             self.reason = f"waiting for GPUs: {found.reason}"
             return None
         return {VISIBLE: found.visible, **({ORDER: "PCI_BUS_ID"} if found.by_index else {})}
@@ -79,7 +85,7 @@ class GpuQueue:
     def _unless_kept(self, reading: GpuReading) -> GpuReading:
         """The reading, with an error where another run keeps that GPU; else it is ours for now."""
         path = self._folder / f"{_key(reading)}.lock"
-        if reading.has_slices or _key(reading) in self._held:
+        if reading.mig_enabled or _key(reading) in self._held:
             return reading
         handle = _lock(path)
         if handle is None:
@@ -133,4 +139,4 @@ def _visible(
             for entry in entries
         )
 
-    return tuple(reading for reading in usable(readings) if left(reading))
+    return tuple(reading for reading in usable_gpus(readings) if left(reading))

@@ -20,10 +20,10 @@ from ltui.training.lifecycle.queue_poller import QueuePoller
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
-from ltui.training.tensor_queue.record_types import Kind, StepField
+from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RETRY_S = 2.0
-_LABELLED = {Kind.EVENT: None, Kind.HELLO: "hello", Kind.PLAN: "plan"}
+_LABELLED = {RecordKind.EVENT: None, RecordKind.HELLO: "hello", RecordKind.PLAN: "plan"}
 """Kinds kept as events; the name where the label names none."""
 
 
@@ -165,24 +165,24 @@ class HistoryRecorder:
 
 
 def _steps(records: Iterable[Record]) -> int:
-    return sum(record.kind == Kind.STEP for record in records)
+    return sum(record.kind == RecordKind.STEP for record in records)
 
 
 def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
-    if record.kind == Kind.STEP:
+    if record.kind == RecordKind.STEP:
         values = _values(record)
         values += [math.nan] * (len(StepField) - len(values))
         batch.steps.append((rank, record.seq, values))
         return
     label = _label(record)
-    if record.kind == Kind.METRICS:
+    if record.kind == RecordKind.METRICS:
         t, step, epoch = _number(label.get("t")), _whole(label.get("step")), label.get("epoch")
         for name, value in zip(label.get("names") or (), _values(record), strict=False):
             batch.samples.append(
                 (rank, record.seq, str(name), step, _whole(epoch), t or now_s, float(value))
             )
     elif record.kind in _LABELLED:
-        kind = _LABELLED[Kind(record.kind)] or str(label.get("kind", "note"))
+        kind = _LABELLED[RecordKind(record.kind)] or str(label.get("kind", "note"))
         t = _number(label.get("t")) or now_s
         batch.events.append((rank, record.seq, t, kind, str(label.get("text", "")), label))
 

@@ -96,7 +96,7 @@ class MachineMonitor:
         }
 
     def _look_at_gpus(self, snapshot: RunSnapshot, batch: Batch, now_s: float) -> None:
-        view = self.gpu_view = self.gpus.look(snapshot.ranks, now_s)
+        view = self.gpu_view = self.gpus.sample(snapshot.ranks, now_s)
         known = {(v.kind, v.began): v for v in self.verdicts}
         self.verdicts = gpu_verdicts(view.findings)
         for verdict in self.verdicts:

@@ -338,7 +338,7 @@ class Supervisor:
             elif event.kind == "resumed":
                 self._note_resumed(event.fields.get("global_step"))
             elif event.kind == "flops":
-                self._flops = BatchFlops.of_event(event.fields) or self._flops
+                self._flops = BatchFlops.from_event(event.fields) or self._flops
             elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
                 # The ranks train on rather than lose what they learned: so does the ladder end.
                 self._intents.stop_failed(event.text)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from ltui.training.tensor_queue.encode_tensors import Encoded
+from ltui.training.tensor_queue.encode_tensors import EncodedTensor
 
 
 class CopyInFlight(Protocol):
@@ -28,7 +28,7 @@ class CopyInFlight(Protocol):
         """Whether all bytes have arrived. Never waits."""
 
 
-Fetch = Callable[[list[torch.Tensor]], CopyInFlight]
+StartCopy = Callable[[list[torch.Tensor]], CopyInFlight]
 
 
 class PinnedCopy:
@@ -54,39 +54,41 @@ def _pinned_copy(source: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Staged:
+class StagedRecord:
     """A record that waits for its bytes."""
 
     kind: int
     t_ns: int
     label: bytes
-    encoded: Encoded
+    encoded: EncodedTensor
     copy: CopyInFlight
 
 
-class Stage:
+class StagingQueue:
     """Records whose bytes are still on a device, in the order of their puts; at most ``limit`` of
     them."""
 
-    __slots__ = ("_fetch", "_limit", "_waiting")
+    __slots__ = ("_limit", "_start_copy", "_waiting")
 
-    def __init__(self, fetch: Fetch = PinnedCopy, limit: int = 256) -> None:
-        self._fetch = fetch
+    def __init__(self, start_copy: StartCopy = PinnedCopy, limit: int = 256) -> None:
+        self._start_copy = start_copy
         self._limit = limit
-        self._waiting: deque[Staged] = deque()
+        self._waiting: deque[StagedRecord] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, kind: int, t_ns: int, label: bytes, encoded: Encoded) -> bool:
+    def add(self, kind: int, t_ns: int, label: bytes, encoded: EncodedTensor) -> bool:
         """Enqueue the copy. False where too many wait already: the caller counts the record as
         lost."""
         if len(self._waiting) >= self._limit:
             return False
-        self._waiting.append(Staged(kind, t_ns, label, encoded, self._fetch(encoded.parts)))
+        self._waiting.append(
+            StagedRecord(kind, t_ns, label, encoded, self._start_copy(encoded.parts))
+        )
         return True
 
-    def arrived(self) -> Iterator[Staged]:
+    def arrived(self) -> Iterator[StagedRecord]:
         """Take those whose bytes are here, first put first; stops at the first that still waits."""
         while self._waiting and self._waiting[0].copy.done():
             staged = self._waiting.popleft()

@@ -41,7 +41,7 @@ _INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
 
 
 @dataclass(slots=True)
-class Encoded:
+class EncodedTensor:
     """A tensor taken apart: what its record's header says, and dense contiguous tensors with its
     bytes."""
 
@@ -71,7 +71,7 @@ class Encoded:
         return chunks
 
 
-def encode(tensor: torch.Tensor) -> Encoded:
+def encode(tensor: torch.Tensor) -> EncodedTensor:
     """Take ``tensor`` apart; strided ones share its memory where they can.
 
     ``TypeError`` names the layout, type or device that a queue can't carry.
@@ -89,11 +89,11 @@ def encode(tensor: torch.Tensor) -> Encoded:
     if tensor.layout is torch.strided:
         if tensor.is_quantized:
             return _encode_quantized(tensor, code, shape)
-        return Encoded(code, Layout.STRIDED, shape, [_plain(tensor)])
+        return EncodedTensor(code, Layout.STRIDED, shape, [_plain(tensor)])
     if tensor.layout is torch.sparse_coo:
         parts = [_plain(tensor._indices()), _plain(tensor._values())]
         flags = COALESCED if tensor.is_coalesced() else 0
-        return Encoded(code, Layout.COO, shape, parts, flags)
+        return EncodedTensor(code, Layout.COO, shape, parts, flags)
     form = _COMPRESSED.get(tensor.layout)
     if form is None:
         raise TypeError(f"the queue cannot carry layout {tensor.layout}")
@@ -101,7 +101,7 @@ def encode(tensor: torch.Tensor) -> Encoded:
         parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     else:
         parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return Encoded(code, form, shape, [_plain(part) for part in parts])
+    return EncodedTensor(code, form, shape, [_plain(part) for part in parts])
 
 
 def _without_subclass(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def to_tensor(record: Record) -> torch.Tensor:
     )
 
 
-def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> Encoded:
+def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> EncodedTensor:
     if DTYPE_NAMES[code] not in _INTEGERS:
         raise TypeError(f"the queue cannot carry dtype {tensor.dtype}")
     scheme = tensor.qscheme()
@@ -154,13 +154,15 @@ def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> 
     if scheme == torch.per_tensor_affine:
         scale = torch.tensor(tensor.q_scale(), dtype=torch.float64)
         zero_point = torch.tensor(tensor.q_zero_point(), dtype=torch.int64)
-        return Encoded(code, Layout.QUANTIZED_TENSOR, shape, [integers, scale, zero_point])
+        return EncodedTensor(code, Layout.QUANTIZED_TENSOR, shape, [integers, scale, zero_point])
     if scheme != torch.per_channel_affine:
         raise TypeError(f"the queue cannot carry a tensor quantized by {scheme}")
     axis = torch.tensor(tensor.q_per_channel_axis(), dtype=torch.int64)
     scales = _plain(tensor.q_per_channel_scales())
     zero_points = _plain(tensor.q_per_channel_zero_points())
-    return Encoded(code, Layout.QUANTIZED_CHANNEL, shape, [integers, scales, zero_points, axis])
+    return EncodedTensor(
+        code, Layout.QUANTIZED_CHANNEL, shape, [integers, scales, zero_points, axis]
+    )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

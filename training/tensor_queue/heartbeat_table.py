@@ -15,7 +15,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - an exception by its role
 from typing import Final
 
-BOARD_NAME: Final = "witness.bin"
+TABLE_FILE_NAME: Final = "witness.bin"
 _SLOT_BYTES: Final = 512
 _WORDS: Final = Struct("<8q")
 """Beat, pid, thread, last enqueued, last completed, since when enqueued, answered, flags."""
@@ -28,7 +28,7 @@ _MAGIC: Final = int.from_bytes(b"LTUIWIT1", "little")
 
 STACK_SIGNAL: Final = 57
 """Has faulthandler dump all stacks where ``rank/evidence_start.py`` registered it."""
-SIGNAL_OURS: Final = 1
+SIGNAL_HANDLER_OURS: Final = 1
 """Flag: the signal that dumps stacks still has the handler that ltui gave it."""
 JOINED: Final = 2
 """Flag: ``init_process_group`` has returned."""
@@ -37,7 +37,7 @@ RECORDED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class WitnessState:
+class HeartbeatState:
     """What one rank's witness said last. Times are CLOCK_MONOTONIC in ns."""
 
     beat_ns: int
@@ -55,13 +55,13 @@ class WitnessState:
     barrier_ns: int
 
 
-class WitnessSlot:
+class HeartbeatSlot:
     """The rank's end. Nothing here blocks or locks."""
 
     def __init__(self, queue_dir: Path, rank: int) -> None:
         """Raises ``OSError``."""
         end = (rank + 2) * _SLOT_BYTES
-        fd = os.open(queue_dir / BOARD_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(queue_dir / TABLE_FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(fd).st_size < end:
                 os.pwrite(fd, b"\0", end - 1)  # makes it longer and never shorter
@@ -70,16 +70,16 @@ class WitnessSlot:
             os.close(fd)
         self._at = (rank + 1) * _SLOT_BYTES
         view = memoryview(self._mapped)
-        self._question = view[: _WORDS.size].cast("q")
+        self._request_word = view[: _WORDS.size].cast("q")
         self._words = view[self._at : self._at + _WORDS.size].cast("q")
         self._words[:] = memoryview(_WORDS.pack(0, os.getpid(), 0, -1, -1, 0, 0, 0)).cast("q")
         self.leave_barrier()
 
-    def question(self) -> int:
+    def evidence_request(self) -> int:
         """Number of the last question that the supervisor raised; 0: none yet."""
-        return self._question[1] if self._question[0] == _MAGIC else 0
+        return self._request_word[1] if self._request_word[0] == _MAGIC else 0
 
-    def say(
+    def publish(
         self,
         beat_ns: int,
         thread_id: int,
@@ -105,13 +105,13 @@ class WitnessSlot:
         _BARRIER.pack_into(self._mapped, self._at + _BARRIER_AT, 0, 0)
 
 
-class WitnessBoard:
+class HeartbeatTable:
     """The supervisor's end: reads all slots, raises questions."""
 
     def __init__(self, queue_dir: Path) -> None:
-        self._path = queue_dir / BOARD_NAME
+        self._path = queue_dir / TABLE_FILE_NAME
 
-    def read(self) -> dict[int, WitnessState]:
+    def read(self) -> dict[int, HeartbeatState]:
         """rank -> what it said; empty where no rank has a witness (yet)."""
         try:
             data = self._path.read_bytes()
@@ -124,7 +124,7 @@ class WitnessBoard:
                 found[rank] = state
         return found
 
-    def ask(self, number: int) -> None:
+    def request_evidence(self, number: int) -> None:
         """Raise question ``number``. Raises ``OSError``."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -132,7 +132,7 @@ class WitnessBoard:
         finally:
             os.close(fd)
 
-    def asked(self) -> int:
+    def last_request(self) -> int:
         """The number raised last, also by a supervisor before this one."""
         try:
             with self._path.open("rb") as file:
@@ -142,14 +142,14 @@ class WitnessBoard:
         return int(number) if magic == _MAGIC else 0
 
 
-def _parse(data: bytes, at: int) -> WitnessState | None:
+def _parse(data: bytes, at: int) -> HeartbeatState | None:
     beat, pid, thread, enqueued, completed, since, answered, flags = _WORDS.unpack_from(data, at)
     if not pid:
         return None
     barrier_ns, length = _BARRIER.unpack_from(data, at + _BARRIER_AT)
     name_at = at + _BARRIER_AT + _BARRIER.size
     name = data[name_at : name_at + min(length, _NAME_BYTES)].decode(errors="replace")
-    return WitnessState(
+    return HeartbeatState(
         beat_ns=beat,
         pid=pid,
         thread_id=thread,
@@ -157,7 +157,7 @@ def _parse(data: bytes, at: int) -> WitnessState | None:
         completed=completed,
         enqueued_ns=since,
         answered=answered,
-        signal_ours=bool(flags & SIGNAL_OURS),
+        signal_ours=bool(flags & SIGNAL_HANDLER_OURS),
         joined=bool(flags & JOINED),
         recorded=bool(flags & RECORDED),
         barrier=name if barrier_ns else None,

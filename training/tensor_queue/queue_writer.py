@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ltui.training.tensor_queue.cuda_staging import Fetch, PinnedCopy, Stage
+from ltui.training.tensor_queue.cuda_staging import PinnedCopy, StagingQueue, StartCopy
 from ltui.training.tensor_queue.encode_tensors import encode
 from ltui.training.tensor_queue.rank_pulse import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
@@ -28,25 +28,25 @@ class QueueWriter:
     its ``close`` leaves the rank's queue as it is.
     """
 
-    __slots__ = ("__weakref__", "_muted", "_ring", "_stage", "pulse")
+    __slots__ = ("__weakref__", "_muted", "_ring", "_staging", "pulse")
 
-    def __init__(self, ring: RingWriter, fetch: Fetch = PinnedCopy) -> None:
+    def __init__(self, ring: RingWriter, start_copy: StartCopy = PinnedCopy) -> None:
         self._ring = ring
         self._muted = False
-        self._stage = Stage(fetch)
+        self._staging = StagingQueue(start_copy)
         self.pulse = PulseWriter(ring.view)
         _open_writers.add(self)
 
     @classmethod
     def create(
-        cls, path: Path, *, capacity_bytes: int = 4 << 20, fetch: Fetch = PinnedCopy
+        cls, path: Path, *, capacity_bytes: int = 4 << 20, start_copy: StartCopy = PinnedCopy
     ) -> QueueWriter:
         """Make the file, mode 0600, in one move; an older one of that name is replaced.
 
         ``OSError`` where it can't be written (a full disk included, because the blocks are taken
         now).
         """
-        return cls(RingWriter.create(path, capacity_bytes), fetch)
+        return cls(RingWriter.create(path, capacity_bytes), start_copy)
 
     def put(
         self,
@@ -63,7 +63,7 @@ class QueueWriter:
         """
         if self._muted:
             return
-        if self._stage:
+        if self._staging:
             self.flush_staged()
         now_ns = time.monotonic_ns() if t_ns is None else t_ns
         if tensor is None:
@@ -71,7 +71,7 @@ class QueueWriter:
             return
         encoded = encode(tensor)
         if encoded.on_cuda():
-            if not self._stage.add(kind, now_ns, label, encoded):
+            if not self._staging.add(kind, now_ns, label, encoded):
                 self._ring.skip()
             return
         self._ring.put(
@@ -95,7 +95,7 @@ class QueueWriter:
 
     def flush_staged(self) -> None:
         """Publish the CUDA tensors whose copies have arrived; never waits for the others."""
-        for staged in () if self._muted else self._stage.arrived():
+        for staged in () if self._muted else self._staging.arrived():
             encoded = staged.encoded
             self._ring.put(
                 staged.kind,
@@ -123,7 +123,7 @@ class QueueWriter:
         _open_writers.discard(self)
         if not self._muted:
             self.flush_staged()
-            for _ in range(self._stage.abandon()):
+            for _ in range(self._staging.abandon()):
                 self._ring.skip()
             self.mute()
         self._ring.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record's payload and label hold."""
 
     STEP = 1
@@ -26,7 +26,7 @@ class Kind(IntEnum):
 
 
 class StepField(IntEnum):
-    """Index into the float64 vector of a ``Kind.STEP`` record. NaN where not known."""
+    """Index into the float64 vector of a ``RecordKind.STEP`` record. NaN where not known."""
 
     GLOBAL_STEP = 0
     """Optimizer steps completed, this batch included."""

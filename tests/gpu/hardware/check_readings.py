@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ltui.training.gpu.rank_mapping import RankPlace, bare_uuid, map_ranks
+from ltui.training.gpu.rank_mapping import RankLocation, map_ranks, normalize_uuid
 from ltui.training.gpu.reading import GpuReading
 from ltui.training.gpu.sampler import NO_DRIVER, NO_GPU, GpuSampler
 from ltui.training.gpu.symptoms import LOW_POWER
@@ -186,7 +186,7 @@ def beside_kernels(sampler: GpuSampler, ordinal: int) -> list[Check]:
     device = torch.device("cuda", ordinal)
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     torch.zeros(1, device=device)
-    place = RankPlace(rank=0, pid=os.getpid(), device=f"cuda:{ordinal}", gpu_uuid=uuid or None)
+    place = RankLocation(rank=0, pid=os.getpid(), device=f"cuda:{ordinal}", gpu_uuid=uuid or None)
     time.sleep(2.5)
     readings = sampler.latest().readings
     ranks = map_ranks(readings, [place])
@@ -198,7 +198,9 @@ def beside_kernels(sampler: GpuSampler, ordinal: int) -> list[Check]:
     index = ranks.gpu_of[0]
     found = next(r for r in readings if r.index == index)
     checks.append(
-        Check("its UUID", found.uuid, uuid, bare_uuid(found.uuid or "") == bare_uuid(uuid))
+        Check(
+            "its UUID", found.uuid, uuid, normalize_uuid(found.uuid or "") == normalize_uuid(uuid)
+        )
     )
     pids = [p.pid for p in found.processes or () if p.visible]
     # In a container the driver may name processes by the host's numbers.
@@ -278,11 +280,11 @@ def _below(what: str, value: float | None, bound: float) -> Check:
 def cost(sampler: GpuSampler) -> list[Check]:
     """Processor time of the sampler on the real driver; this thread sleeps meanwhile."""
     before, at = time.process_time(), time.monotonic()
-    calls = sampler._door.calls
+    calls = sampler._client.calls
     time.sleep(10.0)
     span = time.monotonic() - at
     share = 100 * (time.process_time() - before) / span
-    rate = (sampler._door.calls - calls) / span
+    rate = (sampler._client.calls - calls) / span
     return [
         Check("sampler: % of a core", share, "< 2", share < 2.0),
         Check("sampler: driver calls a second", rate, "(for information)", None),

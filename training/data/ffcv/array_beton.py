@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from ltui.training.data.atomic_file import part_file
+from ltui.training.data.atomic_file import atomic_write
 from ltui.training.data.ffcv.beton_file import BetonFile
 
 _PAGE_BYTES = 2 << 20
@@ -41,7 +41,7 @@ def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
         "label": IntField(),
     }
     dataset = TensorDataset(images, labels)
-    with part_file(path) as part:
+    with atomic_write(path) as part:
         writer = DatasetWriter(str(part), fields, page_size=_PAGE_BYTES, num_workers=1)
         writer.from_indexed_dataset(_Pairs(dataset))
 

@@ -33,7 +33,7 @@ from ffcv.memory_allocator import MemoryAllocator
 from ffcv.types import get_metadata_type
 from PIL import Image, UnidentifiedImageError
 
-from ltui.training.data.atomic_file import part_file
+from ltui.training.data.atomic_file import atomic_write
 from ltui.training.data.ffcv.beton_file import (
     ALLOCATION,
     ARRAY,
@@ -110,7 +110,7 @@ def write(
     ``SourceError`` where a sample is of no kind that can be stored; ``OSError``.
     """
     columns = _columns(dataset)
-    with part_file(path) as part:
+    with atomic_write(path) as part:
         bad = _Writing(dataset, part, columns, options, progress).run()
         if bad and not options.skip_bad:
             raise BadSamplesError(bad)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, deal
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, split_among_ranks
 
 Order = Literal["random", "quasi_random", "sequential"]
 POOL_BYTES = 256 << 20
@@ -55,26 +55,26 @@ class EpochOrder(RankOrder):
         when the epoch began."""
         self._page_of = page_of
         self._pool = max(_LEAST_POOL, POOL_BYTES // page_bytes)
-        if drop_last and self.left(0) == 0:
+        if drop_last and self.remaining(0) == 0:
             raise ValueError(
                 f"{samples} samples do not fill one batch of {batch_size} on each of {world_size} "
                 "ranks, and drop_last leaves out what does not: lower the batch size."
             )
 
     def __len__(self) -> int:
-        return self.left(0)
+        return self.remaining(0)
 
-    def left(self, used: int) -> int:
+    def remaining(self, used: int) -> int:
         if not self.drop_last:
-            return super().left(used)
+            return super().remaining(used)
         together = self.batch_size * self.world_size
         return max(0, self.samples - used) // together * self.batch_size
 
     def draw(self, used: int = 0) -> list[int]:
         order = self.whole()
         if self.drop_last:
-            order = order[: used + self.left(used) * self.world_size]
-        return deal(order.tolist(), used, self.rank, self.world_size, self.filler)
+            order = order[: used + self.remaining(used) * self.world_size]
+        return split_among_ranks(order.tolist(), used, self.rank, self.world_size, self.filler)
 
     def whole(self) -> npt.NDArray[np.int64]:
         """All ranks' samples of this epoch, in the order in which they are dealt."""

@@ -27,7 +27,7 @@ from ffcv.pipeline.compiler import Compiler
 from ffcv.pipeline.graph import Graph
 from ffcv.reader import Reader
 
-from ltui.training.data.cpu_memory_limits import cores_of_rank
+from ltui.training.data.cpu_memory_limits import cores_per_rank
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.page_reader import OsCache, ProcessCache
 from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Key, PerThread, Shared
@@ -63,7 +63,7 @@ class FfcvReader:
         self.device = device
         self.batches_ahead = batches_ahead
         most: int = vars(numba.config)["NUMBA_NUM_THREADS"]
-        self.threads = min(num_workers or cores_of_rank(), most)
+        self.threads = min(num_workers or cores_per_rank(), most)
         self.inexact = describe_inexact_operations(o for chain in pipelines.values() for o in chain)
         """What of its batches a resume can't bring back."""
         self.pages = OsCache(file) if os_cache else ProcessCache(file)

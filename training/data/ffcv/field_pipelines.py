@@ -1,7 +1,8 @@
 """FFCV pipelines for the fields of a ``.beton`` file: built on a rank once its device is known.
 
     pipelines = image_pipelines(file, device=trainer.strategy.root_device,
-                                dtype=dtype_of(trainer.precision), look=Look(side=224, flip=True))
+                                dtype=precision_dtype(trainer.precision),
+                                transform=ImageTransformConfig(side=224, flip=True))
     reader = FfcvReader(file, pipelines, batch_size=64, device=device)
 
 A project of one's own can change what ``image_pipelines`` gives, or write its own for
@@ -29,7 +30,7 @@ from ltui.training.data.ffcv.beton_file import (
     TENSOR,
     BetonFile,
 )
-from ltui.training.data.ffcv.image_transform import Look
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig
 from ltui.training.data.ffcv.pipeline_operations import Augment, DecodeImages, Normalize
 
 _DECODERS = {
@@ -47,7 +48,7 @@ def image_pipelines(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    look: Look,
+    transform: ImageTransformConfig,
     names: Sequence[str] | None = None,
 ) -> dict[str, list[Any]]:
     """For every field, or those of ``names`` in that order: images as ``look`` says in ``dtype``,
@@ -55,7 +56,7 @@ def image_pipelines(
     chosen = [f.name for f in file.fields] if names is None else list(names)
     fields = [file.fields[file.field_index(name)] for name in chosen]
     return {
-        field.name: _images(device, dtype, look)
+        field.name: _images(device, dtype, transform)
         if field.type_id == IMAGE
         else value_pipeline(field.type_id, device)
         for field in fields
@@ -68,20 +69,25 @@ def value_pipeline(type_id: int, device: torch.device) -> list[Any]:
     return [_DECODERS[type_id](), ToTensor(), *_there(device), *one]
 
 
-def _images(device: torch.device, dtype: torch.dtype, look: Look) -> list[Any]:
+def _images(device: torch.device, dtype: torch.dtype, transform: ImageTransformConfig) -> list[Any]:
     decode = DecodeImages(
-        look.side, scale=look.scale, aspect=look.aspect, center_ratio=look.center_ratio
+        transform.side,
+        scale=transform.scale,
+        aspect=transform.aspect,
+        center_ratio=transform.center_ratio,
     )
-    augments = look.flip or look.shift or look.cutout
-    fill = look.fill
-    augment = Augment(flip=look.flip, shift=look.shift, cutout=look.cutout, fill=fill)
+    augments = transform.flip or transform.shift or transform.cutout
+    fill = transform.fill
+    augment = Augment(
+        flip=transform.flip, shift=transform.shift, cutout=transform.cutout, fill=fill
+    )
     return [
         decode,
         *([augment] if augments else []),
         ToTensor(),
         *_there(device),
         ToTorchImage(),
-        Normalize(dtype, look.mean, look.std, channels_last=look.channels_last),
+        Normalize(dtype, transform.mean, transform.std, channels_last=transform.channels_last),
     ]
 
 

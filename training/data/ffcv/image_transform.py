@@ -10,7 +10,7 @@ Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class ImageTransformConfig:
     """Of one loader."""
 
     side: int
@@ -38,7 +38,7 @@ class Look:
         return red, green, blue
 
 
-def dtype_of(precision: object) -> torch.dtype:
+def precision_dtype(precision: object) -> torch.dtype:
     """What a Trainer's ``precision`` computes in."""
     text = str(precision)
     if text.startswith("bf16"):

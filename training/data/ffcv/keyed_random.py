@@ -28,13 +28,13 @@ def epoch_key(seed: int, epoch: int) -> int:
 
 
 @dataclass
-class Draws:
+class KeyedRandom:
     """Numbers from 0 (included) to 1, one after the other, of one sample."""
 
     state: int
 
     @classmethod
-    def of_sample(cls, key: int, sample: int, salt: int) -> Draws:
+    def for_sample(cls, key: int, sample: int, salt: int) -> KeyedRandom:
         """``salt`` tells apart what different operations draw."""
         return cls(mix((key + STEP * (sample + 1)) & _MASK) ^ salt)
 

@@ -28,7 +28,7 @@ def ffcv_batches(
     fillers = [_FILLERS.get(reader.file.fields[i].type_id) for i in reader.columns]
 
     def open_batches(numbers: list[int]) -> Iterator[Any]:
-        if side := side_of(sides, order.epoch):
+        if side := side_at_epoch(sides, order.epoch):
             reader.set_side(side)
         drawn = np.array(numbers, dtype=np.int64)
         padding = drawn == order.samples
@@ -53,7 +53,7 @@ def _mark(batch: Sequence[Any], padding: Any, fillers: Sequence[Any]) -> None:
                 value[place] = filler
 
 
-def side_of(sides: Mapping[int, int] | None, epoch: int) -> int | None:
+def side_at_epoch(sides: Mapping[int, int] | None, epoch: int) -> int | None:
     """The resolution in an epoch; None where nothing is said of it."""
     begun = [first for first in sides or {} if first <= epoch]
     return (sides or {})[max(begun)] if begun else None
@@ -69,7 +69,7 @@ def dataloader_batches(
     """The same batches, on the CPU."""
 
     def open_batches(numbers: list[int]) -> Iterable[Any]:
-        if side := side_of(sides, order.epoch):
+        if side := side_at_epoch(sides, order.epoch):
             samples.set_side(side)
         samples.key = epoch_key(order.seed, order.epoch)
         return DataLoader(
@@ -84,7 +84,7 @@ def dataloader_batches(
     return open_batches
 
 
-def even_side(file: BetonFile, column: int) -> int | None:
+def uniform_side(file: BetonFile, column: int) -> int | None:
     """The side of the images where all are squares of one size."""
     heights, widths = file.image_sides(column)
     side = int(heights[0])

@@ -16,8 +16,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, JPEG, BetonError, BetonFile, Field
-from ltui.training.data.ffcv.image_transform import Look
-from ltui.training.data.ffcv.keyed_random import AUGMENT_SALT, CROP_SALT, Draws
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig
+from ltui.training.data.ffcv.keyed_random import AUGMENT_SALT, CROP_SALT, KeyedRandom
 
 NO_LABEL = -1
 Part = tuple[int, int, int, int]
@@ -28,21 +28,23 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
     """A sample is a tuple of the fields that ``names`` lists: an image (height, width, 3) in
     ``dtype``, a number, an array. The one past the last is padding: labelled ``NO_LABEL``."""
 
-    def __init__(self, file: BetonFile, names: list[str], look: Look, dtype: torch.dtype) -> None:
+    def __init__(
+        self, file: BetonFile, names: list[str], transform: ImageTransformConfig, dtype: torch.dtype
+    ) -> None:
         self.file = file
-        self.look = look
+        self.transform = transform
         self.dtype = dtype
         self.key = 0
         """What augmentation is drawn from; to be set for each epoch."""
         self._columns = [file.field_index(name) for name in names]
         self._sizes = {i: file.sizes(i) for i in self._columns if file.fields[i].points}
         self._fd: int | None = None
-        self._mean = 255 * np.array(look.mean, dtype=np.float32)
-        self._factor = 1 / (255 * np.array(look.std, dtype=np.float32))
+        self._mean = 255 * np.array(transform.mean, dtype=np.float32)
+        self._factor = 1 / (255 * np.array(transform.std, dtype=np.float32))
 
     def set_side(self, side: int) -> None:
         """Another resolution from the next batch on."""
-        self.look = replace(self.look, side=side)
+        self.transform = replace(self.transform, side=side)
 
     def __len__(self) -> int:
         return self.file.samples + 1
@@ -103,30 +105,38 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
         return BetonError(f"{self.file.path}: sample {sample}: {why}.")
 
     def _image(self, image: Image.Image, sample: int) -> torch.Tensor:
-        look = self.look
+        transform = self.transform
         y, x, h, w = self._part(image.height, image.width, sample)
-        if (h, w) != (look.side, look.side) or (h, w) != (image.height, image.width):
+        if (h, w) != (transform.side, transform.side) or (h, w) != (image.height, image.width):
             box = (x, y, x + w, y + h)
-            image = image.resize((look.side, look.side), Image.Resampling.BILINEAR, box=box)
+            image = image.resize(
+                (transform.side, transform.side), Image.Resampling.BILINEAR, box=box
+            )
         values = np.asarray(image)
-        if look.flip or look.shift or look.cutout:
-            values = augmented(values, look, Draws.of_sample(self.key, sample, AUGMENT_SALT))
+        if transform.flip or transform.shift or transform.cutout:
+            values = augmented(
+                values, transform, KeyedRandom.for_sample(self.key, sample, AUGMENT_SALT)
+            )
         exact = (values - self._mean) * self._factor
         return torch.from_numpy(exact).to(self.dtype)
 
     def _part(self, height: int, width: int, sample: int) -> Part:
-        look = self.look
-        if look.scale is None:
-            side = max(1, int(look.center_ratio * min(height, width)))
+        transform = self.transform
+        if transform.scale is None:
+            side = max(1, int(transform.center_ratio * min(height, width)))
             return (height - side) // 2, (width - side) // 2, side, side
-        return random_part(height, width, look, Draws.of_sample(self.key, sample, CROP_SALT))
+        return random_part(
+            height, width, transform, KeyedRandom.for_sample(self.key, sample, CROP_SALT)
+        )
 
 
-def random_part(height: int, width: int, look: Look, draws: Draws) -> Part:
+def random_part(
+    height: int, width: int, transform: ImageTransformConfig, draws: KeyedRandom
+) -> Part:
     """As ``ffcv_operations.random_part``."""
-    assert look.scale is not None
-    low, high = look.scale
-    thin, wide = (math.log(aspect) for aspect in look.aspect)
+    assert transform.scale is not None
+    low, high = transform.scale
+    thin, wide = (math.log(aspect) for aspect in transform.aspect)
     for _ in range(10):
         target = height * width * (low + (high - low) * draws.next())
         aspect = math.exp(thin + (wide - thin) * draws.next())
@@ -138,24 +148,26 @@ def random_part(height: int, width: int, look: Look, draws: Draws) -> Part:
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def augmented(image: npt.NDArray[np.uint8], look: Look, draws: Draws) -> npt.NDArray[np.uint8]:
+def augmented(
+    image: npt.NDArray[np.uint8], transform: ImageTransformConfig, draws: KeyedRandom
+) -> npt.NDArray[np.uint8]:
     """As ``ffcv_operations.Augment``."""
     height, width, _ = image.shape
-    flip = draws.next() < 0.5 and look.flip
-    dy = int(draws.next() * (2 * look.shift + 1)) - look.shift
-    dx = int(draws.next() * (2 * look.shift + 1)) - look.shift
+    flip = draws.next() < 0.5 and transform.flip
+    dy = int(draws.next() * (2 * transform.shift + 1)) - transform.shift
+    dx = int(draws.next() * (2 * transform.shift + 1)) - transform.shift
     made = np.empty_like(image)
-    made[:] = look.fill
+    made[:] = transform.fill
     flipped = image[:, ::-1] if flip else image
     # Column x of a flipped image is taken from width - 1 - x + dx.
     right = -dx if flip else dx
     y0, y1 = max(0, -dy), min(height, height - dy)
     x0, x1 = max(0, -right), min(width, width - right)
     made[y0:y1, x0:x1] = flipped[y0 + dy : y1 + dy, x0 + right : x1 + right]
-    if look.cutout:
-        top = int(draws.next() * max(1, height - look.cutout + 1))
-        left = int(draws.next() * max(1, width - look.cutout + 1))
-        made[top : top + look.cutout, left : left + look.cutout] = look.fill
+    if transform.cutout:
+        top = int(draws.next() * max(1, height - transform.cutout + 1))
+        left = int(draws.next() * max(1, width - transform.cutout + 1))
+        made[top : top + transform.cutout, left : left + transform.cutout] = transform.fill
     return made
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from ltui.training.data.ffcv.beton_file import IMAGE, JPEG, BetonError, BetonFile
-from ltui.training.data.ffcv.image_transform import Look
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
 
 _CHUNK = 64
@@ -24,10 +24,12 @@ Bad = tuple[int, str]
 def verify(path: Path, workers: int, progress: Callable[[int, int], None]) -> list[Bad]:
     """Sample and what is wrong with it. ``BetonError`` where the file itself is damaged."""
     file = BetonFile(path)
-    samples = BetonSamples(file, [f.name for f in file.fields], Look(side=1), torch.float32)
+    samples = BetonSamples(
+        file, [f.name for f in file.fields], ImageTransformConfig(side=1), torch.float32
+    )
     decode = _turbo()
 
-    def look(begin: int) -> list[Bad]:
+    def transform(begin: int) -> list[Bad]:
         found = []
         for sample in range(begin, min(file.samples, begin + _CHUNK)):
             found += [(sample, why) for why in _faults(samples, sample, decode)]
@@ -35,7 +37,7 @@ def verify(path: Path, workers: int, progress: Callable[[int, int], None]) -> li
 
     bad: list[Bad] = []
     with ThreadPoolExecutor(workers) as pool:
-        for number, found in enumerate(pool.map(look, range(0, file.samples, _CHUNK))):
+        for number, found in enumerate(pool.map(transform, range(0, file.samples, _CHUNK))):
             bad += found
             progress(min(file.samples, (number + 1) * _CHUNK), file.samples)
     return bad

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, deal
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, split_among_ranks
 
 GROUPS_A_POOL = 64
 """More groups pad less and shuffle less."""
@@ -91,17 +91,17 @@ class LengthOrder(RankOrder):
     def draw(self, used: int = 0) -> list[int]:
         rest = self.order()[used:]
         if self.drop_last:
-            rest = rest[: self.left(used) * self.world_size]
-        return deal(rest.tolist(), 0, self.rank, self.world_size, self.filler)
+            rest = rest[: self.remaining(used) * self.world_size]
+        return split_among_ranks(rest.tolist(), 0, self.rank, self.world_size, self.filler)
 
-    def left(self, used: int) -> int:
+    def remaining(self, used: int) -> int:
         rest = max(0, self.samples - used)
         if self.drop_last:
             return rest // (self.batch_size * self.world_size) * self.batch_size
         return math.ceil(rest / self.world_size)
 
     def __len__(self) -> int:
-        return self.left(0)
+        return self.remaining(0)
 
 
 class LengthLoader(RankLoader):

@@ -22,7 +22,12 @@ from typing import Any
 
 from ltui.training.rank.heartbeat import stack_dump_setup
 from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder
-from ltui.training.tensor_queue.heartbeat_table import JOINED, RECORDED, SIGNAL_OURS, WitnessSlot
+from ltui.training.tensor_queue.heartbeat_table import (
+    JOINED,
+    RECORDED,
+    SIGNAL_HANDLER_OURS,
+    HeartbeatSlot,
+)
 
 BEAT_S = 0.5
 _LOOK_AGAIN_S = 2.0
@@ -41,12 +46,12 @@ class HeartbeatThread:
         """Raises ``OSError``."""
         self.rank = rank
         self.pid = os.getpid()
-        self.slot = WitnessSlot(run_dir / "queue" / str(attempt), rank)
+        self.slot = HeartbeatSlot(run_dir / "queue" / str(attempt), rank)
         self._folder = run_dir / "evidence" / str(attempt)
         self._recorder = FlightRecorder()
         self._joined = False
         self._look_due = 0.0
-        self._answered = self.slot.question()
+        self._answered = self.slot.evidence_request()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="ltui-witness", daemon=True)
 
@@ -60,7 +65,7 @@ class HeartbeatThread:
         while True:
             with contextlib.suppress(Exception):
                 self._beat()
-                question = self.slot.question()
+                question = self.slot.evidence_request()
                 if question > self._answered:
                     self._answer(question)
                     self._answered = question
@@ -77,12 +82,12 @@ class HeartbeatThread:
             if self._joined:
                 counts = self._recorder.counts()
         flags = (
-            SIGNAL_OURS * stack_dump_setup.is_handler_installed()
+            SIGNAL_HANDLER_OURS * stack_dump_setup.is_handler_installed()
             | JOINED * self._joined
             | RECORDED * self._recorder.recorded
         )
         thread = threading.get_native_id()
-        self.slot.say(now_ns, thread, *counts, self._answered, flags)
+        self.slot.publish(now_ns, thread, *counts, self._answered, flags)
 
     def _answer(self, question: int) -> None:
         missing = []
@@ -162,7 +167,7 @@ def start_heartbeat_thread(run_dir: Path, attempt: int, rank: int) -> HeartbeatT
     return _current
 
 
-def publish_barriers(strategy: Any, slot: WitnessSlot) -> None:
+def publish_barriers(strategy: Any, slot: HeartbeatSlot) -> None:
     """Show which of Lightning's named barriers the rank stands in."""
     barrier: Callable[..., Any] = strategy.barrier
     pid = os.getpid()

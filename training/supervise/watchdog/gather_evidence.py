@@ -40,7 +40,7 @@ from ltui.training.process.process_activity import (
 )
 from ltui.training.process.stack_dumps import PySpy, by_signal
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.heartbeat_table import WitnessBoard, WitnessState
+from ltui.training.tensor_queue.heartbeat_table import HeartbeatState, HeartbeatTable
 from ltui.training.tensor_queue.record_types import PulseState
 
 INTERVAL_S = 0.9
@@ -108,16 +108,16 @@ class _Round:
     def __init__(self, question: EvidenceRequest) -> None:
         self.question = question
         self.folder = question.run_dir.path / "evidence" / str(question.attempt)
-        self.board = WitnessBoard(question.run_dir.queue_dir(question.attempt))
+        self.board = HeartbeatTable(question.run_dir.queue_dir(question.attempt))
         self.spy = PySpy()
         self.spied = 0
         self.why: dict[int, list[str]] = {}
         """pid -> why its stacks can't be had."""
 
     def take(self) -> Evidence:
-        number = self.board.asked() + 1
+        number = self.board.last_request() + 1
         with contextlib.suppress(OSError):
-            self.board.ask(number)
+            self.board.request_evidence(number)
         asked_s = time.monotonic()
         table = process_table()
         workers = self._workers(table)
@@ -167,7 +167,7 @@ class _Round:
         self,
         table: Mapping[int, Entry],
         workers: Mapping[int, Sequence[Entry]],
-        witnesses: Mapping[int, WitnessState],
+        witnesses: Mapping[int, HeartbeatState],
     ) -> None:
         """Stacks of workers and of ranks without a living witness, where none are known of this
         stillness. Before the watch, which the reading would disturb."""
@@ -207,7 +207,7 @@ class _Round:
         }
 
     @staticmethod
-    def _witness_thread(state: WitnessState | None) -> int | None:
+    def _witness_thread(state: HeartbeatState | None) -> int | None:
         return state.thread_id or None if state is not None else None
 
     def _wait_for_answers(self, number: int, asked_s: float) -> None:
@@ -227,7 +227,7 @@ class _Round:
         self,
         target: RankTarget,
         number: int,
-        witness: WitnessState | None,
+        witness: HeartbeatState | None,
         sights: Mapping[int, ProcessActivity],
         workers: Mapping[int, Sequence[Entry]],
     ) -> RankEvidence:
@@ -271,7 +271,7 @@ class _Round:
             missing=tuple(missing),
         )
 
-    def _answer(self, rank: int, number: int, witness: WitnessState | None) -> dict[str, Any]:
+    def _answer(self, rank: int, number: int, witness: HeartbeatState | None) -> dict[str, Any]:
         if witness is None or witness.answered < number:
             return {}
         try:
@@ -281,7 +281,7 @@ class _Round:
         return document if isinstance(document, dict) and document.get("question") else {}
 
     def _stacks(
-        self, pid: int, witness: WitnessState | None
+        self, pid: int, witness: HeartbeatState | None
     ) -> tuple[tuple[ThreadStack, ...], list[str]]:
         ours = witness is None or witness.signal_ours
         found = by_signal(pid, self.folder, ours=ours)
@@ -296,7 +296,7 @@ class _Round:
         return spied, []
 
     def _read_before(
-        self, process: ProcessActivity, witness: WitnessState | None
+        self, process: ProcessActivity, witness: HeartbeatState | None
     ) -> tuple[ThreadStack, ...]:
         """The stacks read before the watch. Where there are none, or where the process has gone on
         since, it is read now and watched anew from here."""
@@ -355,17 +355,19 @@ class _Round:
         return tuple(text.splitlines()[-_TAIL_LINES:])
 
 
-def _witness_of(target: RankTarget, witnesses: Mapping[int, WitnessState]) -> WitnessState | None:
+def _witness_of(
+    target: RankTarget, witnesses: Mapping[int, HeartbeatState]
+) -> HeartbeatState | None:
     """None where it is another process's, of the rank before a restart."""
     witness = witnesses.get(target.rank)
     return witness if witness is not None and witness.pid == target.pid else None
 
 
-def _lives(state: WitnessState | None) -> bool:
+def _lives(state: HeartbeatState | None) -> bool:
     return state is not None and _beat_age_s(state) < _SILENT_S
 
 
-def _beat_age_s(state: WitnessState) -> float:
+def _beat_age_s(state: HeartbeatState) -> float:
     return max(0.0, (time.monotonic_ns() - state.beat_ns) / 1e9)
 
 
@@ -382,13 +384,13 @@ def _place(pulse: PulseState | None) -> dict[str, Any]:
     }
 
 
-def _joined(answer: Mapping[str, Any], witness: WitnessState | None) -> bool | None:
+def _joined(answer: Mapping[str, Any], witness: HeartbeatState | None) -> bool | None:
     if "joined" in answer:
         return bool(answer["joined"])
     return witness.joined if witness is not None else None
 
 
-def _last_enqueued(answer: Mapping[str, Any], witness: WitnessState | None) -> dict[str, int]:
+def _last_enqueued(answer: Mapping[str, Any], witness: HeartbeatState | None) -> dict[str, int]:
     told = answer.get("last_enqueued")
     if told:
         return {str(group): int(number) for group, number in told.items()}

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from ltui.training.gpu.nvml_client import Door, DriverGoneError, GpuLostError, Refusals
+from ltui.training.gpu.nvml_client import (
+    DriverGoneError,
+    GpuLostError,
+    NvmlClient,
+    UnsupportedCalls,
+)
 
 
 class Driver:
@@ -26,26 +31,26 @@ class Driver:
     ],
 )  # fmt: skip
 def test_lasting_refusals_are_not_asked_again(code, times):
-    door, refusals, driver = Door(), Refusals(), Driver(code)
-    assert [door.ask(refusals, "0", "power", driver) for _ in range(3)] == [None] * 3
+    client, unsupported, driver = NvmlClient(), UnsupportedCalls(), Driver(code)
+    assert [client.ask(unsupported, "0", "power", driver) for _ in range(3)] == [None] * 3
     assert driver.asked == times
     # Another GPU, and another question, are asked all the same.
-    door.ask(Refusals(), "1", "power", driver)
-    door.ask(refusals, "0", "fan", driver)
+    client.ask(UnsupportedCalls(), "1", "power", driver)
+    client.ask(unsupported, "0", "fan", driver)
     assert driver.asked == times + 2
 
 
 def test_losses():
-    door = Door()
+    client = NvmlClient()
     with pytest.raises(GpuLostError, match="fell off the bus"):
-        door.ask(Refusals(), "0", "power", Driver(pynvml.NVML_ERROR_GPU_IS_LOST))
+        client.ask(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_GPU_IS_LOST))
     with pytest.raises(DriverGoneError):
-        door.ask(Refusals(), "0", "power", Driver(pynvml.NVML_ERROR_UNINITIALIZED))
-    assert door.in_flight is None
+        client.ask(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_UNINITIALIZED))
+    assert client.pending_call is None
 
 
 def test_a_call_is_noted_while_it_runs():
-    door = Door()
-    noted = door.ask(Refusals(), "3", "power", lambda: door.in_flight)
+    client = NvmlClient()
+    noted = client.ask(UnsupportedCalls(), "3", "power", lambda: client.pending_call)
     assert (noted.call, noted.gpu) == ("power", "3")
-    assert door.in_flight is None
+    assert client.pending_call is None
