@@ -160,7 +160,7 @@ def test_ends_that_are_no_failure() -> None:
     broken = replace(whole, ok=False)
     stopped = classify_end(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(broken,)))
     assert stopped.detail == "stopped at step 7, no checkpoint was saved"
-    plain = classify_end(EndFacts(exit=EngineExit(exit_code=0), foreign=True))
+    plain = classify_end(EndFacts(exit=EngineExit(exit_code=0), user_command=True))
     assert (plain.state, plain.detail) == (RunState.FINISHED, "exit code 0")
 
 
@@ -170,17 +170,17 @@ def test_an_end_before_training_ended_says_so() -> None:
 
 
 def test_signals_as_shells_tell_them() -> None:
-    found = classify_end(EndFacts(exit=EngineExit(exit_code=137), foreign=True))
+    found = classify_end(EndFacts(exit=EngineExit(exit_code=137), user_command=True))
     assert (found.state, "SIGKILL" in found.detail) == (RunState.CRASHED, True)
     asked = classify_end(
-        EndFacts(exit=EngineExit(exit_code=143), foreign=True, stop_requested=True)
+        EndFacts(exit=EngineExit(exit_code=143), user_command=True, stop_requested=True)
     )
     assert asked.state is RunState.STOPPED
 
 
 def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry() -> None:
     """torchrun answers SIGTERM with an exception of its own and exit code 1."""
-    torchrun = EndFacts(exit=EngineExit(exit_code=1), foreign=True, stop_requested=True)
+    torchrun = EndFacts(exit=EngineExit(exit_code=1), user_command=True, stop_requested=True)
     found = classify_end(torchrun)
     assert (found.state, found.exit_code) == (RunState.STOPPED, 1)
     assert found.detail == (
@@ -190,7 +190,7 @@ def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry(
     failed = replace(torchrun, failures=tuple(worker_failures(ELASTIC_LOG)))
     assert classify_end(failed).state is not RunState.STOPPED, "a rank had failed by itself"
     assert classify_end(replace(torchrun, stop_requested=False)).state is RunState.FAILED
-    preset = replace(torchrun, foreign=False)
+    preset = replace(torchrun, user_command=False)
     assert classify_end(preset).state is RunState.FAILED
 
 

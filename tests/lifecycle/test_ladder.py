@@ -17,12 +17,13 @@ def test_the_rungs_follow_each_other() -> None:
     escalation = StopEscalation(100.0, 60.0, telemetry=True)
     assert escalation.stage(100.0) is StopStage.AGREE
     assert (
-        escalation.words(103.0) == "stopping: waiting for the ranks to stop together, 3 s of 60 s"
+        escalation.describe(103.0)
+        == "stopping: waiting for the ranks to stop together, 3 s of 60 s"
     )
-    assert escalation.forced(159.0) is None
+    assert escalation.forced_reason(159.0) is None
     assert escalation.stage(160.0) is StopStage.INTERRUPT
     assert escalation.stage(160.0 + INTERRUPT_S) is StopStage.KILL
-    assert escalation.forced(170.0) == "because the ranks did not stop together within 60 s"
+    assert escalation.forced_reason(170.0) == "because the ranks did not stop together within 60 s"
     silent = StopEscalation(0.0, 10.0, telemetry=False)
     assert (silent.stage(0.0), silent.stage(10.0)) == (StopStage.TERMINATE, StopStage.KILL)
     assert StopEscalation(0.0, 60.0, telemetry=True, kill_at_once=True).stage(0.0) is StopStage.KILL
@@ -68,7 +69,7 @@ def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
     assert orders.error is not None
     assert orders.error.startswith(NOT_STOPPED)
     orders.escalate(1000.0, {}, None, {})
-    assert orders.forced is None
+    assert orders.forced_reason is None
     orders.kill(1001.0)
     orders.stop_failed("too late")
     assert orders.escalation is not None

@@ -101,10 +101,10 @@ def test_a_program_that_has_loaded_torch_is_told_from_its_memory_map(tmp_path: P
 
 
 def test_the_words_say_only_what_was_seen() -> None:
-    assert "not loaded PyTorch" in Program(python=True).words()
-    alone = Program(python=True, torch=True).words()
+    assert "not loaded PyTorch" in Program(python=True).describe()
+    alone = Program(python=True, torch=True).describe()
     assert alone == (
         "no telemetry: the program uses PyTorch, but has not started a Lightning Trainer"
     )
-    assert "its 2 ranks use PyTorch" in Program(python=True, torch=True, ranks=2).words()
+    assert "its 2 ranks use PyTorch" in Program(python=True, torch=True, ranks=2).describe()
     assert Program().runs_after_s() < Program(python=True).runs_after_s()

@@ -157,11 +157,11 @@ def test_the_wait_survives_the_supervisor_and_can_be_stopped(
 
 def end_the_wait(run: RunDir, waiting: RunSnapshot) -> None:
     """Another supervisor finds that the time has come."""
-    ledger = read_restart_history(run)
-    assert ledger.waiting is not None
+    history = read_restart_history(run)
+    assert history.waiting is not None
     assert waiting.supervisor_pid
     os.kill(waiting.supervisor_pid, signal.SIGSTOP)
-    write_restart_history(run, replace(ledger, waiting=replace(ledger.waiting, until_s=0.0)))
+    write_restart_history(run, replace(history, waiting=replace(history.waiting, until_s=0.0)))
     os.kill(waiting.supervisor_pid, signal.SIGKILL)
 
 
@@ -199,17 +199,17 @@ def test_no_whole_checkpoint_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch
 
 
 def test_later_each_time_and_never_more_than_asked() -> None:
-    ledger, before = RestartHistory(), 0.0
+    history, before = RestartHistory(), 0.0
     for step in (BEFORE_TRAINING, 3, 7):
-        assert ledger.why_not(3, step) is None
-        ledger = ledger.then_wait(
+        assert history.refusal(3, step) is None
+        history = history.with_scheduled(
             attempt=1, of=3, step=step, state=RunState.CRASHED, detail="it broke"
         )
-        assert ledger.waiting is not None
-        wait_s = ledger.waiting.until_s - time.monotonic()
+        assert history.waiting is not None
+        wait_s = history.waiting.until_s - time.monotonic()
         assert wait_s > before
         before = wait_s
-        ledger = ledger.begun()
-    assert ledger.why_not(3, 9) == "3 of 3 restarts are used up"
-    assert ledger.why_not(4, 7) == "it has failed at step 7 twice"
-    assert ledger.why_not(4, BEFORE_TRAINING) == "it has failed before its first step twice"
+        history = history.with_started()
+    assert history.refusal(3, 9) == "3 of 3 restarts are used up"
+    assert history.refusal(4, 7) == "it has failed at step 7 twice"
+    assert history.refusal(4, BEFORE_TRAINING) == "it has failed before its first step twice"

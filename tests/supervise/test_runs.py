@@ -162,7 +162,7 @@ def test_a_rank_that_fails_before_its_telemetry_is_named(runs: Runs) -> None:
 def test_a_second_supervisor_refuses(runs: Runs) -> None:
     run = runs.training()
     with pytest.raises(ProblemError, match="another supervisor"):
-        open_attempt(run, AttemptPlan(adopt=True))
+        open_attempt(run, AttemptPlan(recover=True))
     with pytest.raises(ProblemError, match="Stop it first"):
         delete(run)
     runs.order(run, "kill")

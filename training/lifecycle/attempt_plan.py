@@ -10,7 +10,7 @@ from pathlib import Path
 class AttemptPlan:
     """A new attempt of a run, unless ``adopt``: then the one that lost its supervisor."""
 
-    adopt: bool = False
+    recover: bool = False
     resume_from: Path | None = None
     resume_step: int | None = None
     spec_path: Path | None = None
@@ -22,7 +22,7 @@ class AttemptPlan:
     restarted_because: str | None = None
     """Set where nobody asked for the attempt: ``restart 2 of 3, after: ...``."""
 
-    def words(self, attempt: int) -> str:
+    def event_text(self, attempt: int) -> str:
         """The event that an attempt begins with."""
         parts = [f"Attempt {attempt} begins"]
         if self.restarted_because:
@@ -38,7 +38,7 @@ class AttemptPlan:
             text += f"; skipped: {'; '.join(self.skipped)}"
         return f"{text}."
 
-    def facts(self) -> dict[str, object]:
+    def event_fields(self) -> dict[str, object]:
         """The event's data."""
         return {
             "path": None if self.resume_from is None else str(self.resume_from),

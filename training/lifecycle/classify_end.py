@@ -27,12 +27,12 @@ class EndFacts:
     last_line: str | None = None
     """Of the engine's log."""
     stop_requested: bool = False
-    forced: str | None = None
+    forced_reason: str | None = None
     """Why the run was ended by force: ``on request``, ``because the ranks did not ...``."""
     rebooted: bool = False
     checkpoints: tuple[CheckpointInfo, ...] = ()
-    foreign: bool = False
-    apart: bool = False
+    user_command: bool = False
+    multi_node: bool = False
     """Whether other ranks were on other nodes: a stop here ends these without an agreement."""
     global_step: int | None = None
 
@@ -85,8 +85,8 @@ _SILENT_DEATHS = frozenset({"killed", "out_of_memory", "exited"})
 def classify_end(facts: EndFacts) -> AttemptEnd:
     """The final state and a sentence that names the cause."""
     code = facts.exit.exit_code if facts.exit else None
-    if facts.forced is not None:
-        detail = f"killed {facts.forced}{_at(facts)}; {_saved(facts)}"
+    if facts.forced_reason is not None:
+        detail = f"killed {facts.forced_reason}{_at(facts)}; {_saved(facts)}"
         return AttemptEnd(state=RunState.STOPPED, detail=detail, exit_code=code)
     if facts.exit is None:
         return _unseen(facts)
@@ -96,7 +96,7 @@ def classify_end(facts: EndFacts) -> AttemptEnd:
         return _stopped(facts, code)
     if code == 0:
         return _exited_well(facts)
-    if facts.stop_requested and facts.apart and _only_consequences(facts):
+    if facts.stop_requested and facts.multi_node and _only_consequences(facts):
         return _stopped(facts, code)
     if facts.stop_requested and not _failed_pulses(facts) and _by_signal(facts.exit):
         return AttemptEnd(
@@ -125,7 +125,7 @@ def _left(facts: EndFacts, outcome: Outcome) -> bool:
 
 def _without_telemetry(facts: EndFacts) -> bool:
     """Whether the run is a command of which no rank ever reported anything."""
-    return facts.foreign and not any(p is not None for p in facts.pulses.values())
+    return facts.user_command and not any(p is not None for p in facts.pulses.values())
 
 
 def _failed_pulses(facts: EndFacts) -> bool:
@@ -142,7 +142,7 @@ def _exited_well(facts: EndFacts) -> AttemptEnd:
     known = [p for p in facts.pulses.values() if p is not None]
     if facts.stop_requested and not _left(facts, Outcome.FINISHED):
         return _stopped(facts, 0)
-    detail = f"finished{_at(facts)}" if known or not facts.foreign else "exit code 0"
+    detail = f"finished{_at(facts)}" if known or not facts.user_command else "exit code 0"
     unfinished = [p.rank for p in known if p.outcome is Outcome.RUNNING]
     if unfinished:
         detail = f"exit code 0, but rank {unfinished[0]} had not ended its training{_at(facts)}"
@@ -242,7 +242,7 @@ def _failed(facts: EndFacts, code: int | None) -> AttemptEnd:
 
 
 def _engine(facts: EndFacts) -> str:
-    return "command" if facts.foreign else "launcher"
+    return "command" if facts.user_command else "launcher"
 
 
 def _killed_rank(facts: EndFacts) -> tuple[int, str] | None:

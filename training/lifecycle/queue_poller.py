@@ -25,11 +25,11 @@ class QueuePoll:
 
     polls: Mapping[int, Poll] = field(default_factory=dict)
     pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
-    gone: frozenset[int] = frozenset()
+    dead_ranks: frozenset[int] = frozenset()
     """Ranks whose process ended without its pulse saying so."""
-    held: Mapping[int, int] = field(default_factory=dict)
+    stopped_pids: Mapping[int, int] = field(default_factory=dict)
     """rank -> pid, where the process is stopped (SIGSTOP, a debugger)."""
-    behind: bool = False
+    more_waiting: bool = False
     """More records stand in the queues than one look may take."""
 
 
@@ -58,7 +58,7 @@ class QueuePoller:
         self.errors: dict[int, str] = {}
         """Queues that can't be read, and why."""
 
-    def look(self) -> QueuePoll:
+    def poll(self) -> QueuePoll:
         """Poll every queue once."""
         self._discover()
         polls: dict[int, Poll] = {}
@@ -84,7 +84,7 @@ class QueuePoller:
         tail = self._tails[rank]
         return Cursor(next_seq, tail.base, tail.inode)
 
-    def read_again(self, rank: int, from_seq: int) -> tuple[QueueReader, int]:
+    def open_reader(self, rank: int, from_seq: int) -> tuple[QueueReader, int]:
         """Another reader of the present file from ``from_seq`` on, and the file's base."""
         tail = self._tails[rank]
         return QueueReader(tail.reader.path, from_seq=max(0, from_seq - tail.base)), tail.base

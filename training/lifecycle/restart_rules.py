@@ -45,16 +45,17 @@ class ScheduledRestart:
     state: str
     detail: str
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds until the restart; none after a reboot, which sets the steady clock back."""
         return max(0.0, self.until_s - time.monotonic()) if self.boot == boot_id() else 0.0
 
-    def ended_as(self) -> RunState:
+    def end_state(self) -> RunState:
         return RunState(self.state)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """``restart 2 of 3 in 8 s, after: rank 1 was killed ...``"""
-        return f"restart {self.number} of {self.of} in {self.left_s():.0f} s, after: {self.detail}"
+        when = f"in {self.remaining_s():.0f} s"
+        return f"restart {self.number} of {self.of} {when}, after: {self.detail}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ class RestartHistory:
     wanted: RequestedRestart | None = None
     waiting: ScheduledRestart | None = None
 
-    def why_not(self, of: int, step: int | None) -> str | None:
+    def refusal(self, of: int, step: int | None) -> str | None:
         """Why a failure at ``step`` is not followed by a restart; None where it is."""
         if self.done >= of:
             return f"{self.done} of {of} restarts are used up"
@@ -75,7 +76,7 @@ class RestartHistory:
             return f"it has failed {where} twice"
         return None
 
-    def then_wait(
+    def with_scheduled(
         self, *, attempt: int, of: int, step: int | None, state: RunState, detail: str
     ) -> RestartHistory:
         """The ledger with a restart to come, later each time."""
@@ -91,7 +92,7 @@ class RestartHistory:
         failed_at = self.failed_at if step is None else (*self.failed_at, step)
         return replace(self, failed_at=failed_at, wanted=None, waiting=waiting)
 
-    def begun(self) -> RestartHistory:
+    def with_started(self) -> RestartHistory:
         """The restart that was waited for is under way."""
         return replace(self, done=self.done + 1, wanted=None, waiting=None)
 

@@ -157,7 +157,7 @@ def _unsupervised(
             pulses=pulses,
             rebooted=rebooted,
             checkpoints=tuple(checkpoints(run_dir.checkpoints_dir)),
-            foreign=stored.command is not None,
+            user_command=stored.command is not None,
             global_step=stored.global_step,
         )
     )

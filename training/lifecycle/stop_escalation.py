@@ -38,7 +38,7 @@ class StopEscalation:
             return StopStage.AGREE
         return StopStage.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else StopStage.KILL
 
-    def words(self, now_s: float) -> str:
+    def describe(self, now_s: float) -> str:
         """What is being waited for, for people."""
         waited_s = now_s - self.began_s
         stage = self.stage(now_s)
@@ -59,7 +59,7 @@ class StopEscalation:
             )
         return "stopping: killing the remaining processes"
 
-    def forced(self, now_s: float) -> str | None:
+    def forced_reason(self, now_s: float) -> str | None:
         """Why force was used, as ``ending`` says it; None where it was not."""
         if self.kill_at_once:
             return "on request"

@@ -124,7 +124,7 @@ class RunDir:
 
     @property
     def orders_path(self) -> Path:
-        """Requests that are still to be carried out (``training/lifecycle/pending_orders.py``)."""
+        """Requests that are still to be carried out (``training/lifecycle/pending_stops.py``)."""
         return self.path / "orders.json"
 
     @property

@@ -33,26 +33,36 @@ def check_coordination(order: dict[str, Any], error: str | None) -> None:
 
 
 def check(
-    order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool, apart: bool = False
+    order: dict[str, Any],
+    snapshot: RunSnapshot,
+    *,
+    has_pulses: bool,
+    user_command: bool,
+    multi_node: bool = False,
 ) -> None:
-    """``heard``: some rank has a pulse. ``foreign``: the run is a command of the user's. ``apart``:
-    some of its ranks are on other nodes."""
+    """Raise ``ValueError`` if the run cannot carry out the request now.
+
+    ``has_pulses``: at least one rank has a pulse. ``user_command``: the run is a command of the
+    user (``ltui exec``). ``multi_node``: some of its ranks are on other nodes.
+    """
     command = order.get("cmd")
     if command not in COMMANDS:
         raise ValueError(f"there is no command {command!r}.")
     if snapshot.state not in LIVE:
         raise ValueError(f"the run is {snapshot.state.value}.")
-    if command in COORDINATED_COMMANDS and apart:
+    if command in COORDINATED_COMMANDS and multi_node:
         raise ValueError(f"ranks on several nodes cannot agree on a step at which to {command}.")
     if command in COORDINATED_COMMANDS:
-        _check_steering(command, snapshot, heard=heard, foreign=foreign)
+        _check_steering(command, snapshot, has_pulses=has_pulses, user_command=user_command)
     if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
         raise ValueError("timeout_s must be a number.")
 
 
-def _check_steering(command: str, snapshot: RunSnapshot, *, heard: bool, foreign: bool) -> None:
-    if not heard:
-        if not foreign or snapshot.state is RunState.STARTING:
+def _check_steering(
+    command: str, snapshot: RunSnapshot, *, has_pulses: bool, user_command: bool
+) -> None:
+    if not has_pulses:
+        if not user_command or snapshot.state is RunState.STARTING:
             raise ValueError("the ranks have not begun to train yet.")
         raise ValueError(f"this command sends no telemetry, so ltui cannot {command} it.")
     if snapshot.state is RunState.STOPPING:
@@ -66,7 +76,12 @@ def _check_steering(command: str, snapshot: RunSnapshot, *, heard: bool, foreign
 
 
 def stop_conditions(
-    order: dict[str, Any], snapshot: RunSnapshot, *, heard: bool, foreign: bool, apart: bool = False
+    order: dict[str, Any],
+    snapshot: RunSnapshot,
+    *,
+    has_pulses: bool,
+    user_command: bool,
+    multi_node: bool = False,
 ) -> list[StopCondition] | None:
     """What is asked for, settled by where the run is; None: cancel what stands."""
     if order.get("cancel"):
@@ -77,11 +92,11 @@ def stop_conditions(
     if snapshot.state is RunState.STOPPING:
         raise ValueError("the run is stopping.")
     begins = snapshot.state in (RunState.STARTING, RunState.QUEUED)
-    silent = foreign and not heard and not begins
+    silent = user_command and not has_pulses and not begins
     found = []
     for document in given:
         condition = from_document(document if isinstance(document, dict) else {})
-        if apart and condition.kind in ("step", "epoch"):
+        if multi_node and condition.kind in ("step", "epoch"):
             raise ValueError(f"ranks on several nodes cannot agree to stop {condition.words()}.")
         if silent and condition.kind in ("step", "epoch", "metric"):
             raise ValueError(

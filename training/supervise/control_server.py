@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ltui.training.state.run_snapshot import RunSnapshot, to_json
 
 _REQUEST_BYTES = 1 << 16
-_LINKS = 64
+_MAX_CONNECTIONS = 64
 
 Handler = Callable[[dict[str, Any]], "dict[str, Any] | Future[dict[str, Any]]"]
 """Takes a command other than ping and status; returns the answer, or what will hold it: others are
@@ -31,7 +32,7 @@ answered meanwhile. Called in the server's thread."""
 
 
 @dataclass
-class _Link:
+class _Connection:
     """One connected client."""
 
     socket: socket.socket
@@ -58,7 +59,7 @@ class ControlServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         self._closing = False
-        self._late: deque[tuple[_Link, Future[dict[str, Any]]]] = deque()
+        self._late: deque[tuple[_Connection, Future[dict[str, Any]]]] = deque()
         """Answers that have come since."""
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
@@ -100,73 +101,73 @@ class ControlServer:
         except OSError:
             return
         client.setblocking(False)
-        if _peer_uid(client) != os.getuid() or len(self._selector.get_map()) > _LINKS:
+        if _peer_uid(client) != os.getuid() or len(self._selector.get_map()) > _MAX_CONNECTIONS:
             client.close()
             return
-        self._selector.register(client, selectors.EVENT_READ, _Link(client))
+        self._selector.register(client, selectors.EVENT_READ, _Connection(client))
 
-    def _exchange(self, link: _Link, events: int) -> None:
+    def _exchange(self, connection: _Connection, events: int) -> None:
         try:
             if events & selectors.EVENT_READ:
-                self._receive(link)
+                self._receive(connection)
             if events & selectors.EVENT_WRITE:
-                self._send(link)
+                self._send(connection)
         except (OSError, ValueError):
-            self._drop(link)
+            self._drop(connection)
 
-    def _receive(self, link: _Link) -> None:
-        data = link.socket.recv(65536)
+    def _receive(self, connection: _Connection) -> None:
+        data = connection.socket.recv(65536)
         if not data:
-            self._drop(link)
+            self._drop(connection)
             return
-        link.unread += data
-        while b"\n" in link.unread:
-            line, _, link.unread = link.unread.partition(b"\n")
+        connection.unread += data
+        while b"\n" in connection.unread:
+            line, _, connection.unread = connection.unread.partition(b"\n")
             answer = self._answer(line)
             if isinstance(answer, Future):
-                answer.add_done_callback(lambda done, link=link: self._came(link, done))  # type: ignore[misc]
+                answer.add_done_callback(partial(self._queue_late_answer, connection))
             else:
-                link.unsent.append(memoryview(answer + b"\n"))
-        if len(link.unread) > _REQUEST_BYTES:
+                connection.unsent.append(memoryview(answer + b"\n"))
+        if len(connection.unread) > _REQUEST_BYTES:
             raise ValueError("request too long")
-        self._send(link)
+        self._send(connection)
 
-    def _came(self, link: _Link, done: Future[dict[str, Any]]) -> None:
+    def _queue_late_answer(self, connection: _Connection, done: Future[dict[str, Any]]) -> None:
         """Called in whatever thread has the answer."""
-        self._late.append((link, done))
+        self._late.append((connection, done))
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
 
     def _send_late(self) -> None:
         while self._late:
-            link, done = self._late.popleft()
+            connection, done = self._late.popleft()
             try:
                 answer = json.dumps(done.result()).encode()
             except ValueError as error:
                 answer = _refusal(str(error))
-            link.unsent.append(memoryview(answer + b"\n"))
+            connection.unsent.append(memoryview(answer + b"\n"))
             try:
-                self._send(link)
+                self._send(connection)
             except (OSError, ValueError, KeyError):
-                self._drop(link)
+                self._drop(connection)
 
-    def _send(self, link: _Link) -> None:
-        while link.unsent:
+    def _send(self, connection: _Connection) -> None:
+        while connection.unsent:
             try:
-                sent = link.socket.send(link.unsent[0])
+                sent = connection.socket.send(connection.unsent[0])
             except BlockingIOError:
                 break
-            if sent == len(link.unsent[0]):
-                link.unsent.popleft()
+            if sent == len(connection.unsent[0]):
+                connection.unsent.popleft()
             else:
-                link.unsent[0] = link.unsent[0][sent:]
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
-        self._selector.modify(link.socket, wanted, link)
+                connection.unsent[0] = connection.unsent[0][sent:]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        self._selector.modify(connection.socket, wanted, connection)
 
-    def _drop(self, link: _Link) -> None:
+    def _drop(self, connection: _Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(link.socket)
-        link.socket.close()
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
 
     def _answer(self, line: bytes) -> bytes | Future[dict[str, Any]]:
         try:

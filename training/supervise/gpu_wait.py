@@ -39,7 +39,7 @@ class GpuQueue:
         self._held: dict[str, int] = {}
         self.reason = f"waiting for GPUs: {NOT_READ_YET}"
 
-    def look(self) -> dict[str, str] | None:
+    def try_allocate(self) -> dict[str, str] | None:
         """The environment that gives the run its GPUs; None while there are not enough.
 
         Raises ``ProblemError`` for what can never be had.

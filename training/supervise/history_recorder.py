@@ -66,7 +66,7 @@ class HistoryRecorder:
         else:
             self._take(batch, lost)
 
-    def attempt(self, write: Callable[[], None], now_s: float) -> bool:
+    def write(self, write: Callable[[], None], now_s: float) -> bool:
         """Do one write of another kind; whether the disk took it."""
         try:
             write()
@@ -112,7 +112,7 @@ class HistoryRecorder:
 
     def _catch_up(self, rank: int, seen: int, now_s: float) -> None:
         try:
-            reader, base = self._watch.read_again(rank, self._next.get(rank, 0))
+            reader, base = self._watch.open_reader(rank, self._next.get(rank, 0))
         except (OSError, QueueFileError):
             return
         try:

@@ -25,22 +25,22 @@ READINGS_S = 1.0
 class MachineMonitor:
     """Readings of one attempt."""
 
-    def __init__(self, run_id: str, *, foreign: bool) -> None:
-        """``foreign``: the run is a command of the user's, which may stand for a rank itself."""
+    def __init__(self, run_id: str, *, user_command: bool) -> None:
+        """``user_command``: the run is a command of the user, which may itself count as a rank."""
         self.gpus = RunGpus(run_id)
         self.gpu_view = RunGpusView()
-        self.verdicts: tuple[Verdict, ...] = ()
+        self.gpu_verdicts: tuple[Verdict, ...] = ()
         """In force, of the GPUs."""
-        self.found: dict[int, ProcessMark] = {}
+        self.unreported_processes: dict[int, ProcessMark] = {}
         """Processes of ranks that have no pulse, or none yet."""
         self.program = Program()
         """What those processes show; of use while no rank has sent telemetry."""
-        self.processes: dict[int, Reading] = {}
+        self.readings: dict[int, Reading] = {}
         """By rank."""
-        self.marks: dict[int, ProcessMark] = {}
+        self.rank_processes: dict[int, ProcessMark] = {}
         self.table: ProcessTable | None = None
         """Of the newest reading."""
-        self._foreign = foreign
+        self._user_command = user_command
         self._readings = ProcessReadings()
         self._finder = RankFinder()
         self._program_reader = ProgramReader()
@@ -48,7 +48,7 @@ class MachineMonitor:
         self._gpus_at: float | None = None
         self._over: list[Verdict] = []
 
-    def look(
+    def sample(
         self,
         snapshot: RunSnapshot,
         pulses: Mapping[int, PulseState | None],
@@ -67,13 +67,15 @@ class MachineMonitor:
             for rank, p in pulses.items()
             if p is not None and p.pid > 0
         }
-        self.found = self._without_telemetry(table, engine, heard_of, snapshot.world_size)
-        if self._foreign and engine is not None and not heard_of:
-            self.program = self._program_reader.read(table, engine, self.found)
-        self.marks = {**self.found, **heard_of}
-        self.processes = self._readings.look(table, self.marks, now)
+        self.unreported_processes = self._without_telemetry(
+            table, engine, heard_of, snapshot.world_size
+        )
+        if self._user_command and engine is not None and not heard_of:
+            self.program = self._program_reader.read(table, engine, self.unreported_processes)
+        self.rank_processes = {**self.unreported_processes, **heard_of}
+        self.readings = self._readings.look(table, self.rank_processes, now)
         batch.processes = [
-            (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self.processes.items()
+            (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self.readings.items()
         ]
         self._look_at_gpus(snapshot, batch, now_s)
         return batch
@@ -92,14 +94,14 @@ class MachineMonitor:
             rank: mark
             for rank, mark in found.items()
             # Until a rank has named itself, the command stands for it; of a preset it never does.
-            if rank not in heard_of and (mark != engine or (not heard_of and self._foreign))
+            if rank not in heard_of and (mark != engine or (not heard_of and self._user_command))
         }
 
     def _look_at_gpus(self, snapshot: RunSnapshot, batch: Batch, now_s: float) -> None:
         view = self.gpu_view = self.gpus.sample(snapshot.ranks, now_s)
-        known = {(v.kind, v.began): v for v in self.verdicts}
-        self.verdicts = gpu_verdicts(view.findings)
-        for verdict in self.verdicts:
+        known = {(v.kind, v.began): v for v in self.gpu_verdicts}
+        self.gpu_verdicts = gpu_verdicts(view.findings)
+        for verdict in self.gpu_verdicts:
             known.pop((verdict.kind, verdict.began), None)
         self._over += [replace(v, ended=now_s) for v in known.values()]
         for event in view.events:
@@ -112,18 +114,18 @@ class MachineMonitor:
             self._gpus_at = sampled_at
             batch.gpus = [g for g in view.gpus if g.error is None]
 
-    def delays(self) -> dict[int, float]:
+    def cpu_delays(self) -> dict[int, float]:
         """rank -> share of the last seconds in which it waited for a processor."""
-        found = {rank: reading.delay_share for rank, reading in self.processes.items()}
+        found = {rank: reading.delay_share for rank, reading in self.readings.items()}
         return {rank: share for rank, share in found.items() if share is not None}
 
-    def take_ended(self) -> list[Verdict]:
+    def take_ended_verdicts(self) -> list[Verdict]:
         """The GPUs' verdicts that are over since this was last asked."""
         over, self._over = self._over, []
         return over
 
-    def end(self, ended_at: float) -> list[Verdict]:
+    def end_verdicts(self, ended_at: float) -> list[Verdict]:
         """End what is in force: the run has ended."""
-        over = [replace(v, ended=ended_at) for v in self.verdicts]
-        self.verdicts = ()
+        over = [replace(v, ended=ended_at) for v in self.gpu_verdicts]
+        self.gpu_verdicts = ()
         return over

@@ -43,17 +43,17 @@ def _supervise(arguments: argparse.Namespace) -> int:
     report = _Report(arguments.report_to)
     run_dir = RunDir(arguments.run_dir)
     plan = AttemptPlan(
-        adopt=arguments.adopt,
+        recover=arguments.adopt,
         resume_from=arguments.resume_from,
         resume_step=arguments.resume_step,
         spec_path=arguments.spec,
         changes=tuple(arguments.change),
         skipped=tuple(arguments.skipped),
     )
-    asked = _StopSignals()
+    stop_signals = _StopSignals()
     try:
         supervisor = open_attempt(run_dir, plan)
-        asked.tell(supervisor)
+        stop_signals.attach(supervisor)
     except ProblemError as error:
         report.failed(error)
         return 2
@@ -65,7 +65,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     while (following := supervisor.run()) is not None:
         try:
             supervisor = open_attempt(run_dir, following, supervisor.lock)
-            asked.tell(supervisor)
+            stop_signals.attach(supervisor)
         except (ProblemError, OSError) as error:
             record_failed_restart(run_dir, error)
             return 1
@@ -81,7 +81,7 @@ class _StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 
-    def tell(self, supervisor: Supervisor) -> None:
+    def attach(self, supervisor: Supervisor) -> None:
         """Whom to tell; also of what came before."""
         self._supervisor = supervisor
         while self._early:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.pending_orders import delete_pending_stops
+from ltui.training.lifecycle.pending_stops import delete_pending_stops
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.restart_rules import delete_restart_history
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
@@ -68,7 +68,7 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
     opened = _open(run_dir, plan, _take_lock(run_dir) if lock is None else lock)
     shim: subprocess.Popen[bytes] | None = None
     try:
-        if not plan.adopt and opened.spec.gpus is None:
+        if not plan.recover and opened.spec.gpus is None:
             shim = _start_shim(opened, opened.spec, plan.resume_from, plan.changes)
         # Imported here because it takes longer than all of the above; the engine starts meanwhile.
         from ltui.training.supervise.supervisor import Supervisor
@@ -100,7 +100,7 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
 def _open(run_dir: RunDir, plan: AttemptPlan, lock: int) -> _Opened:
     """Read the specification and enter the attempt into the store."""
     try:
-        if not plan.adopt and plan.restarted_because is None:
+        if not plan.recover and plan.restarted_because is None:
             delete_restart_history(run_dir)
             delete_pending_stops(run_dir)
         spec = _take_spec(run_dir, plan)
@@ -132,11 +132,11 @@ def _enter_attempt(
     """
     in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
     known = max(in_store, in_files)
-    if plan.adopt and not known:
+    if plan.recover and not known:
         raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
-    attempt = known if plan.adopt else known + 1
+    attempt = known if plan.recover else known + 1
     _make_attempt_dirs(run_dir, attempt)
-    if not plan.adopt:
+    if not plan.recover:
         remove_unfinished(run_dir.checkpoints_dir)
     store.begin_attempt(
         attempt,
@@ -162,11 +162,11 @@ def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: AttemptP
     supervisor start that of a run that waits for GPUs."""
     run_dir, spec, attempt = opened.run_dir, opened.spec, opened.attempt
     started = shim_identity(run_dir, attempt) is not None or supervisor.restart_waits
-    begins = not plan.adopt or (not started and _cut_off(run_dir, attempt))
+    begins = not plan.recover or (not started and _cut_off(run_dir, attempt))
     # Told what to start, it waits for no GPUs any more, whatever became of it.
     waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
     changes, _ = opened.store.why_started(attempt)
-    resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.adopt else None)
+    resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.recover else None)
 
     def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
         shim = _start_shim(opened, chosen, resume_from, changes)
@@ -250,7 +250,7 @@ def _take_spec(run_dir: RunDir, plan: AttemptPlan) -> RunSpec:
     if plan.spec_path is not None:
         os.replace(plan.spec_path, run_dir.spec_path)
         shutil.rmtree(plan.spec_path.parent, ignore_errors=True)
-    elif not plan.adopt:
+    elif not plan.recover:
         os.utime(run_dir.spec_path)  # `last` is the run that was started or resumed last
     return run_dir.read_spec()
 

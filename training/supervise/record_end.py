@@ -43,7 +43,7 @@ def determine_end(
             facts,
             failures=tuple(failures),
             last_line=_last_line(run_dir, attempt, log, failures),
-            forced=None if all_stopped else facts.forced,
+            forced_reason=None if all_stopped else facts.forced_reason,
         )
     )
     return found, failures
@@ -80,7 +80,7 @@ def final_snapshot(
     if waiting is None:
         over = replace(over, stops=())
     else:
-        over = replace(over, state=RunState.QUEUED, detail=waiting.words())
+        over = replace(over, state=RunState.QUEUED, detail=waiting.describe())
     return with_exit_codes(over, found, failures)
 
 

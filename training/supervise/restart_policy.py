@@ -37,7 +37,7 @@ class RestartPolicy:
         self._history = read_restart_history(run_dir)
 
     @property
-    def waiting(self) -> ScheduledRestart | None:
+    def scheduled(self) -> ScheduledRestart | None:
         """The restart that is to come, where the attempt has ended and another follows."""
         waiting = self._history.waiting
         return waiting if waiting is not None and waiting.attempt == self._attempt else None
@@ -48,20 +48,20 @@ class RestartPolicy:
         wanted = self._history.wanted
         return wanted if wanted is not None and wanted.attempt == self._attempt else None
 
-    def want(self, reason: str, *, of: int, step: int | None) -> str | None:
+    def request(self, reason: str, *, of: int, step: int | None) -> str | None:
         """Write down that a restart is wanted. Why there is none; None where it is on disk."""
-        why = self._history.why_not(of, self._failed_at(step))
+        why = self._history.refusal(of, self._failed_at(step))
         if why is not None:
             return why
         wanted = RequestedRestart(attempt=self._attempt, reason=reason, of=of)
-        return None if self._keep(replace(self._history, wanted=wanted)) else _DISK
+        return None if self._write(replace(self._history, wanted=wanted)) else _DISK
 
     def cancel_request(self) -> None:
         """A person's stop or kill ends it all."""
         if self._history.wanted is not None:
-            self._keep(replace(self._history, wanted=None))
+            self._write(replace(self._history, wanted=None))
 
-    def plan(
+    def schedule_if_due(
         self, found: AttemptEnd, end: EngineExit | None, step: int | None, *, end_requested: bool
     ) -> AttemptEnd:
         """Have another attempt follow where one is due; the end, with why not where none is."""
@@ -76,23 +76,23 @@ class RestartPolicy:
         else:
             return found
         failed_at = self._failed_at(step)
-        why = self._history.why_not(of, failed_at)
+        why = self._history.refusal(of, failed_at)
         if why is None:
-            history = self._history.then_wait(
+            history = self._history.with_scheduled(
                 attempt=self._attempt, of=of, step=failed_at, state=found.state, detail=found.detail
             )
-            if self._keep(history):
+            if self._write(history):
                 return found
             why = _DISK
         return replace(found, detail=f"{found.detail}; not restarted: {why}")
 
-    def begin(self, waiting: ScheduledRestart, changes: tuple[str, ...]) -> AttemptPlan | str:
+    def start_next(self, waiting: ScheduledRestart, changes: tuple[str, ...]) -> AttemptPlan | str:
         """The next attempt, now that its time has come; why there is none, otherwise."""
         choice = resume_choice(self._run_dir.checkpoints_dir)
         taken = choice.taken
         if taken is None and choice.skipped:
             return f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped_words())})"
-        self._keep(self._history.begun())
+        self._write(self._history.with_started())
         return AttemptPlan(
             resume_from=None if taken is None else Path(taken.path),
             resume_step=None if taken is None else taken.global_step,
@@ -103,14 +103,14 @@ class RestartPolicy:
             ),
         )
 
-    def drop(self) -> None:
+    def cancel_scheduled(self) -> None:
         """There is no restart after all."""
-        self._keep(replace(self._history, waiting=None))
+        self._write(replace(self._history, waiting=None))
 
     def _failed_at(self, step: int | None) -> int | None:
         return BEFORE_TRAINING if step is None and self._spec.command is None else step
 
-    def _keep(self, history: RestartHistory) -> bool:
+    def _write(self, history: RestartHistory) -> bool:
         try:
             write_restart_history(self._run_dir, history)
         except OSError:

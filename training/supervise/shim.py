@@ -118,12 +118,12 @@ class Shim:
         self.engine_pid = self._engine.pid
         return None
 
-    def end_engine(self) -> None:
+    def terminate_engine(self) -> None:
         """Ask the engine to end."""
         if self.engine_pid is not None and self.engine_status is None:
             _kill(self.engine_pid, signal.SIGTERM)
 
-    def announce(self) -> None:
+    def write_identity(self) -> None:
         """Say who keeps the run and what its engine is."""
         me = _stat(os.getpid())
         engine = _stat(self.engine_pid) if self.engine_pid else None
@@ -139,7 +139,7 @@ class Shim:
             },
         )
 
-    def watch(self) -> None:
+    def wait_for_engine(self) -> None:
         """Until the engine ended."""
         while self.engine_status is None:
             signal.sigtimedwait({signal.SIGCHLD}, _LOOK_S)
@@ -159,7 +159,7 @@ class Shim:
 
     # -- what is left --------------------------------------------------------------------------
 
-    def end_the_rest(self) -> list[int]:
+    def kill_descendants(self) -> list[int]:
         """Terminate, then kill, every descendant but the supervisor; the pids that had to go."""
         met: set[int] = set()
         begun = time.monotonic()
@@ -233,7 +233,7 @@ class Shim:
         return pid if found and found[0] not in "ZX" and found[2] == ticks else None
 
     def _revive(self) -> None:
-        if self._supervisor() is not None or self.finished():
+        if self._supervisor() is not None or self.end_recorded():
             return
         now = time.monotonic()
         if self.supervisor_pid is not None and _alive(self.supervisor_pid):
@@ -262,13 +262,13 @@ class Shim:
         self._revived = child
         return child.pid
 
-    def finished(self) -> bool:
+    def end_recorded(self) -> bool:
         """Whether the attempt's final state is in the store."""
         return os.path.exists(self._path("engine", f"{self.attempt}.final"))
 
     def wait_until_recorded(self) -> None:
         """Stay until a supervisor has written how the run ended, or none can be had."""
-        while not self.finished():
+        while not self.end_recorded():
             self._revive()
             lost = self._supervisor() is None and not (
                 self.supervisor_pid and _alive(self.supervisor_pid)
@@ -300,13 +300,13 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
     shim = Shim(run_dir, attempt)
     # A person's `kill KEEPER` asks the engine to end; what follows is the ordinary end.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: shim.end_engine())
+        signal.signal(number, lambda *_: shim.terminate_engine())
     error = shim.start_engine()
-    shim.announce()
+    shim.write_identity()
     _prctl(_PR_SET_PDEATHSIG, 0)
     if error is None:
-        shim.watch()
-    killed = shim.end_the_rest()
+        shim.wait_for_engine()
+    killed = shim.kill_descendants()
     status = shim.engine_status
     shim.record_end(
         {

@@ -64,7 +64,7 @@ class SnapshotInputs:
     fold: Fold
     pulses: Mapping[int, PulseState | None]
     judgement: Judgement
-    found: Mapping[int, ProcessMark]
+    unreported_processes: Mapping[int, ProcessMark]
     """Processes of a command that sends no telemetry."""
     program: Program
     """What those processes show."""
@@ -136,13 +136,13 @@ def build_snapshot(inputs: SnapshotInputs) -> RunSnapshot:
 
 def _ranks(inputs: SnapshotInputs) -> tuple[RankSnapshot, ...]:
     states = inputs.judgement.states
-    silent = inputs.found.keys() - inputs.pulses.keys()
+    silent = inputs.unreported_processes.keys() - inputs.pulses.keys()
     of_heard = {number: state for number, state in states.items() if number not in silent}
     known = rank_snapshots(inputs.fold, inputs.pulses, of_heard, inputs.now_ns)
     ranks = {rank.rank: rank for rank in known}
     starting = inputs.state is RunState.STARTING
     silent_state = _silent_state(inputs.state)
-    for number, mark in inputs.found.items():
+    for number, mark in inputs.unreported_processes.items():
         ranks.setdefault(
             number,
             RankSnapshot(
@@ -189,7 +189,7 @@ class CheckpointCatalog:
         self._check_one()
         return tuple(self._with_check(info) for info in self._known)
 
-    def all_checked(self) -> tuple[CheckpointInfo, ...]:
+    def verified_checkpoints(self) -> tuple[CheckpointInfo, ...]:
         """As they are on disk now, the last one saved with its checksum; waits for that."""
         if self._checking is not None:
             self._checking.join()

@@ -34,7 +34,7 @@ class StopController:
         self._interrupts = 0
         self.escalation: StopEscalation | None = None
         self.pausing = False
-        self.forced: str | None = None
+        self.forced_reason: str | None = None
         self.error: str | None = None
 
     # -- orders --------------------------------------------------------------------------------
@@ -54,7 +54,11 @@ class StopController:
 
     def stop_failed(self, why: str) -> None:
         """The ranks could not save and train on: force would lose what they refused to lose."""
-        if self.escalation is not None and not self.escalation.kill_at_once and self.forced is None:
+        if (
+            self.escalation is not None
+            and not self.escalation.kill_at_once
+            and self.forced_reason is None
+        ):
             self.escalation = None
             self.error = f"{NOT_STOPPED}{why} A kill would still end it."
 
@@ -73,7 +77,7 @@ class StopController:
     def checkpoint(self) -> None:
         self._ask(Command.CHECKPOINT)
 
-    def plan(self, step: int | None, epochs: int | None) -> None:
+    def plan_stop(self, step: int | None, epochs: int | None) -> None:
         """Have the ranks stop there by themselves; nowhere where both are None."""
         try:
             if self._control is None and step is None and epochs is None:
@@ -82,7 +86,7 @@ class StopController:
         except (OSError, ControlFileError) as error:
             self.error = f"the ranks cannot be reached: {error}"
 
-    def notice(self, now_s: float, pulses: Mapping[int, PulseState | None]) -> bool:
+    def detect_rank_stop(self, now_s: float, pulses: Mapping[int, PulseState | None]) -> bool:
         """Ranks that stop without an order, because a signal told one of them or because they came
         to a planned step, get the ladder behind them too. Whether that begins now."""
         live = [p for p in pulses.values() if p is not None and p.telemetry_ok]
@@ -119,7 +123,7 @@ class StopController:
         except (OSError, ControlFileError) as error:
             self.error = f"the ranks cannot be reached: {error}"
 
-    def adopt(self, escalation: StopEscalation | None) -> None:
+    def restore(self, escalation: StopEscalation | None) -> None:
         """Restore the requests of the previous supervisor: a stop (``escalation``) or a pause."""
         self.escalation = escalation
         if not self._control_path.exists():
@@ -163,7 +167,7 @@ class StopController:
                 self._once(stage, mark, signal.SIGKILL)
             if engine is not None:
                 self._once(stage, engine, signal.SIGKILL, group=True)
-        self.forced = self.escalation.forced(now_s)
+        self.forced_reason = self.escalation.forced_reason(now_s)
 
     def _once(
         self,

@@ -24,7 +24,7 @@ from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.classify_end import AttemptEnd, EndFacts, with_verdict_cause
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.pending_orders import PendingStopStore, delete_pending_stops
+from ltui.training.lifecycle.pending_stops import PendingStopStore, delete_pending_stops
 from ltui.training.lifecycle.queue_poller import QueuePoll, QueuePoller
 from ltui.training.lifecycle.shim_files import (
     EngineExit,
@@ -103,33 +103,33 @@ class Supervisor:
         self._engine: ProcessMark | None = None
         self._store = store
         self.lock = lock
-        self._adopted = plan.adopt
+        self._adopted = plan.recover
         self._changes, self._reason = store.why_started(attempt)
         before = stored_snapshot(run_dir)
         self._start = starting_progress(plan, before)
         self._restarts = RestartPolicy(run_dir, spec, attempt)
-        self._book = PendingStopStore(run_dir, attempt)
+        self._pending_stops = PendingStopStore(run_dir, attempt)
         self._started_at = store.started_at(attempt) or time.time()
-        self._watch = QueuePoller(run_dir.queue_dir(attempt), store.cursors(attempt))
-        self._recorder = HistoryRecorder(store, attempt, self._watch)
-        self._end_book = EndRecorder(run_dir, attempt, store, self._recorder)
+        self._queues = QueuePoller(run_dir.queue_dir(attempt), store.cursors(attempt))
+        self._recorder = HistoryRecorder(store, attempt, self._queues)
+        self._end_recorder = EndRecorder(run_dir, attempt, store, self._recorder)
         self._fold: Fold = restore_fold(run_dir, attempt) if store.last_attempt() else Fold()
-        self._intents = StopController(run_dir.queue_dir(attempt) / "control.bin")
-        self._machine = MachineMonitor(run_dir.id, foreign=spec.command is not None)
+        self._stops = StopController(run_dir.queue_dir(attempt) / "control.bin")
+        self._machine = MachineMonitor(run_dir.id, user_command=spec.command is not None)
         self._flops: BatchFlops | None = None
         self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
         """Set where the engine is still to be started, once there are GPUs for it."""
-        self._queue: GpuQueue | None = None
+        self._gpu_queue: GpuQueue | None = None
         self._queued: str | None = None
-        self._desk = VerdictNotifier(spec, attempt, str(run_dir.path))
+        self._notifier = VerdictNotifier(spec, attempt, str(run_dir.path))
         self._answered: str | None = None
         self._saved_at = 0.0
-        self._shelf = CheckpointCatalog(run_dir.checkpoints_dir)
+        self._catalog = CheckpointCatalog(run_dir.checkpoints_dir)
         self._script_checkpoints = ScriptCheckpoints(before)
         self._orders: deque[dict[str, Any]] = deque()
         self._woken = threading.Event()
         self._evidence = EvidenceCollector(run_dir, attempt, self._woken.set)
-        self._seat = HealthMonitor(spec.stall, self._evidence)
+        self._health = HealthMonitor(spec.stall, self._evidence)
         self._state = RunState.STARTING
         self._stated: tuple[RunState, str | None] | None = None
         self._pulses: Mapping[int, PulseState | None] = {}
@@ -137,27 +137,27 @@ class Supervisor:
         self._rebooted = False
         self._last_seen: float | None = None
         """When an earlier supervisor wrote last, where this one found the attempt over."""
-        if plan.adopt:
-            self._intents.adopt(self._book.recovered_escalation())
+        if plan.recover:
+            self._stops.restore(self._pending_stops.recovered_escalation())
             self._state = stored_state(run_dir) or self._state
             self._rebooted = from_earlier_boot(run_dir)
             before = stored_snapshot(run_dir)
             self._last_seen = None if before is None else before.taken_at
             if self._restarts.requested is not None:
-                self._intents.kill(time.monotonic())
-            self._desk.restore(read_stored_verdicts(run_dir), time.time(), time.monotonic())
+                self._stops.kill(time.monotonic())
+            self._notifier.restore(read_stored_verdicts(run_dir), time.time(), time.monotonic())
         else:
-            text, facts = plan.words(attempt), plan.facts()
+            text, facts = plan.event_text(attempt), plan.event_fields()
             opening.append((None, None, time.time(), "attempt", text, facts))
         self._plan_stops()
         now_s = time.time()
-        sight = self._look()
-        if plan.adopt and self._state is RunState.STARTING:
+        poll = self._look()
+        if plan.recover and self._state is RunState.STARTING:
             # The supervisor before may have died before it wrote that the ranks train.
             self._state = self._live_state(now_s)
-        self._snapshot = self._compose(self._judge(sight), now_s)
-        self._recorder.attempt(self._write_first, now_s)
-        self._recorder.record(sight.polls, Batch(events=opening), None, now_s)
+        self._snapshot = self._compose(self._judge(poll), now_s)
+        self._recorder.write(self._write_first, now_s)
+        self._recorder.record(poll.polls, Batch(events=opening), None, now_s)
         self._server = ControlServer(
             run_dir.bound_socket_path(), run_dir.socket_path, self._take_order
         )
@@ -171,7 +171,7 @@ class Supervisor:
     @property
     def restart_waits(self) -> bool:
         """Whether the attempt has ended, and another is to follow."""
-        return self._restarts.waiting is not None
+        return self._restarts.scheduled is not None
 
     def run(self) -> AttemptPlan | None:
         """Until the attempt's end is in the store. The attempt that is to follow, if any: then the
@@ -199,14 +199,14 @@ class Supervisor:
 
     def _wait_for_gpus(self, start_shim: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
         """Wait in the queue, then start the engine on what became free. False: it ended there."""
-        queue = self._queue = GpuQueue(self.run_dir, self.spec.gpus or "", self._machine.gpus)
+        queue = self._gpu_queue = GpuQueue(self.run_dir, self.spec.gpus or "", self._machine.gpus)
         self._queued = queue.reason
         looked_at = 0.0
         try:
-            while self._intents.escalation is None:
+            while self._stops.escalation is None:
                 if time.monotonic() - looked_at >= READINGS_S:
                     looked_at = time.monotonic()
-                    if (env := queue.look()) is not None:
+                    if (env := queue.try_allocate()) is not None:
                         spec = self.spec.with_changes(env={**self.spec.env, **env})
                         self.shim_process = start_shim(spec)
                         self._queued, self._started_at = None, time.time()
@@ -241,15 +241,21 @@ class Supervisor:
             if snapshot.state not in LIVE:
                 raise ValueError(f"the run is {snapshot.state.value}.")
             return self._evidence.request_diagnosis()
-        heard = any(p is not None for p in self._pulses.values())
-        foreign = self.spec.command is not None
-        apart = self.spec.nodes is not None
+        has_pulses = any(p is not None for p in self._pulses.values())
+        user_command = self.spec.command is not None
+        multi_node = self.spec.nodes is not None
         command_checks.check_coordination(order, self._steering_error())
-        command_checks.check(order, snapshot, heard=heard, foreign=foreign, apart=apart)
+        command_checks.check(
+            order, snapshot, has_pulses=has_pulses, user_command=user_command, multi_node=multi_node
+        )
         answer: dict[str, Any] | Future[dict[str, Any]] = {"ok": True}
         if order["cmd"] == "stop_when":
             conditions = command_checks.stop_conditions(
-                order, snapshot, heard=heard, foreign=foreign, apart=apart
+                order,
+                snapshot,
+                has_pulses=has_pulses,
+                user_command=user_command,
+                multi_node=multi_node,
             )
             # Answered once it is on disk, so that no supervisor forgets what it has confirmed.
             answer = Future()
@@ -268,47 +274,49 @@ class Supervisor:
         """Look, judge, act, record. True where more records wait than one look takes."""
         now_s = time.time()
         self._follow_orders()
-        sight = self._look()
+        poll = self._look()
         engine = self._engine_identity()
         batch = self._read_machine(now_s, engine)
         batch.events += self._stop_by_itself(now_s)
-        self._intents.escalate(time.monotonic(), self._pulses, engine, self._machine.found)
-        judgement = self._judge(sight)
+        self._stops.escalate(
+            time.monotonic(), self._pulses, engine, self._machine.unreported_processes
+        )
+        judgement = self._judge(poll)
         self._state = self._live_state(now_s)
         self._publish(judgement, now_s)
-        self._evidence.update(judgement, sight, self._fold, self._snapshot)
-        batch.events += self._desk.update(
+        self._evidence.update(judgement, poll, self._fold, self._snapshot)
+        batch.events += self._notifier.update(
             self._snapshot.verdicts,
             now_s,
             time.monotonic(),
-            ending=self._intents.escalation is not None,
+            ending=self._stops.escalation is not None,
         )
         batch.events += self._answer(now_s)
-        self._write(sight.polls, batch, judgement, now_s)
-        return sight.behind
+        self._write(poll.polls, batch, judgement, now_s)
+        return poll.more_waiting
 
     def _stop_by_itself(self, now_s: float) -> list[EventRow]:
         """Stop where a condition has come true, or where ranks stop without having been asked."""
         rows: list[EventRow] = []
-        if self._intents.notice(time.monotonic(), self._pulses):
+        if self._stops.detect_rank_stop(time.monotonic(), self._pulses):
             self._restarts.cancel_request()
-        if self._intents.escalation is None:
-            said = self._book.due(lambda: metrics(self._fold), now_s, time.monotonic())
+        if self._stops.escalation is None:
+            said = self._pending_stops.pop_due(lambda: metrics(self._fold), now_s, time.monotonic())
             if said is not None:
-                self._intents.stop(time.monotonic(), DEFAULT_STOP_S, self._can_be_asked())
+                self._stops.stop(time.monotonic(), DEFAULT_STOP_S, self._can_be_asked())
                 rows.append((None, None, now_s, "stop_when", f"Stopping {said}.", {}))
-        self._book.follow(self._intents.escalation)
+        self._pending_stops.record_escalation(self._stops.escalation)
         return rows
 
     def _plan_stops(self) -> None:
-        orders = self._book.orders
-        self._intents.plan(orders.stop_step(), orders.stop_epochs())
+        orders = self._pending_stops.pending
+        self._stops.plan_stop(orders.stop_step(), orders.stop_epochs())
 
     def _answer(self, now_s: float) -> list[EventRow]:
         """Do what the policy wants once a stall has stood long enough."""
-        if self._state not in (RunState.STARTING, RunState.RUNNING) or self._intents.escalation:
+        if self._state not in (RunState.STARTING, RunState.RUNNING) or self._stops.escalation:
             return []
-        verdict = self._desk.verdict_to_act_on(time.monotonic())
+        verdict = self._notifier.verdict_to_act_on(time.monotonic())
         if verdict is None:
             return []
         policy, said = self.spec.stall, headline(verdict)
@@ -320,19 +328,19 @@ class Supervisor:
                 )
                 return [(None, None, now_s, "stall_policy", text, {"then": "restart"})]
             said = f"{said}; not restarted: {why_not}"
-        self._intents.stop(time.monotonic(), ANSWER_STOP_S, self._can_be_asked())
+        self._stops.stop(time.monotonic(), ANSWER_STOP_S, self._can_be_asked())
         self._answered = f"stopped by its stall policy ({said})"
         text = f"the stall policy stops the run after {said}"
         return [(None, None, now_s, "stall_policy", text, {"then": "stop"})]
 
     def _look(self) -> QueuePoll:
-        sight = self._watch.look()
-        self._pulses = sight.pulses
+        poll = self._queues.poll()
+        self._pulses = poll.pulses
         seen = self._fold.events_seen
-        self._fold = fold_many(self._fold, sight.polls)
+        self._fold = fold_many(self._fold, poll.polls)
         for event in self._fold.events[len(self._fold.events) - (self._fold.events_seen - seen) :]:
             if event.kind == "checkpoint_saved":
-                self._shelf.invalidate()
+                self._catalog.invalidate()
             elif event.kind == "script_checkpoint":
                 self._script_checkpoints.add(event.fields)
             elif event.kind == "resumed":
@@ -341,17 +349,17 @@ class Supervisor:
                 self._flops = BatchFlops.from_event(event.fields) or self._flops
             elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
                 # The ranks train on rather than lose what they learned: so does the ladder end.
-                self._intents.stop_failed(event.text)
-                self._book.discard_unreachable(
+                self._stops.stop_failed(event.text)
+                self._pending_stops.discard_unreachable(
                     event.fields.get("step") or 0, event.fields.get("epoch") or 0
                 )
                 self._plan_stops()
-        return sight
+        return poll
 
     def _note_resumed(self, step: Any) -> None:
         """The rank knows from which step it really went on."""
         if isinstance(step, int):
-            self._recorder.attempt(
+            self._recorder.write(
                 lambda: self._store.set_resumed_step(self.attempt, step), time.time()
             )
 
@@ -365,27 +373,27 @@ class Supervisor:
             command = order["cmd"]
             if command == "stop":
                 timeout_s = float(order.get("timeout_s", DEFAULT_STOP_S))
-                self._intents.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
+                self._stops.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
                 self._restarts.cancel_request()
             elif command == "kill":
-                self._intents.kill(now_s)
+                self._stops.kill(now_s)
                 self._restarts.cancel_request()
             elif command == "stop_when":
                 self._take_conditions(order["conditions"], order["taken"])
             elif command == "pause":
-                self._intents.pause()
+                self._stops.pause()
             elif command == "continue":
-                self._intents.continue_training()
+                self._stops.continue_training()
             else:
-                self._intents.checkpoint()
+                self._stops.checkpoint()
 
     def _take_conditions(
         self, conditions: list[StopCondition] | None, taken: Future[dict[str, Any]]
     ) -> None:
         if conditions is None:
-            self._book.cancel()
+            self._pending_stops.clear()
         else:
-            self._book.take(conditions)
+            self._pending_stops.add(conditions)
         self._plan_stops()
         taken.set_result({"ok": True, "stops": [c.words() for c in conditions or ()]})
 
@@ -404,21 +412,22 @@ class Supervisor:
 
     def _read_machine(self, now_s: float, engine: ProcessMark | None) -> Batch:
         """Process and GPU readings, once a second."""
-        batch = self._machine.look(self._snapshot, self._pulses, engine, now_s)
+        batch = self._machine.sample(self._snapshot, self._pulses, engine, now_s)
         if batch is None:
             return Batch()
         assert self._machine.table is not None
-        self._evidence.update_processes(self._machine.table, self._machine.marks)
+        self._evidence.update_processes(self._machine.table, self._machine.rank_processes)
         return batch
 
-    def _judge(self, sight: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        return self._seat.judge(
-            sight,
+    def _judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
+        end_requested = self._stops.escalation is not None
+        return self._health.judge(
+            poll,
             self._fold,
-            end_requested=self._intents.escalation is not None,
+            end_requested=end_requested,
             failures=failures,
-            gpu_verdicts=self._machine.verdicts,
-            cpu_delays=self._machine.delays(),
+            gpu_verdicts=self._machine.gpu_verdicts,
+            cpu_delays=self._machine.cpu_delays(),
         )
 
     def _live_state(self, now_s: float) -> RunState:
@@ -429,7 +438,7 @@ class Supervisor:
             state = RunState.RUNNING if self._trains(now_s) else RunState.STARTING
         elif state not in (RunState.STOPPING,):
             state = RunState.RUNNING
-        return self._intents.state(self._pulses, state)
+        return self._stops.state(self._pulses, state)
 
     def _trains(self, now_s: float) -> bool:
         known = [p for p in self._pulses.values() if p is not None]
@@ -439,20 +448,20 @@ class Supervisor:
         return trains(known)
 
     def _detail(self) -> str | None:
-        if self._restarts.waiting is not None:
-            return self._restarts.waiting.words()
-        if self._intents.escalation is not None:
-            return self._intents.escalation.words(time.monotonic())
+        if self._restarts.scheduled is not None:
+            return self._restarts.scheduled.describe()
+        if self._stops.escalation is not None:
+            return self._stops.escalation.describe(time.monotonic())
         if self._queued is not None:
             return self._queued
-        if self._intents.error is not None:
-            return self._intents.error
+        if self._stops.error is not None:
+            return self._stops.error
         if self._state is RunState.PAUSED:
             return f"paused at step {self._furthest_step()}"
         if self._state is RunState.RUNNING and not any(self._pulses.values()):
-            return self._machine.program.words()
-        if self._watch.errors:
-            rank, why = next(iter(sorted(self._watch.errors.items())))
+            return self._machine.program.describe()
+        if self._queues.errors:
+            rank, why = next(iter(sorted(self._queues.errors.items())))
             return f"the queue of rank {rank} cannot be read: {why}"
         return None
 
@@ -470,16 +479,16 @@ class Supervisor:
                 fold=self._fold,
                 pulses=self._pulses,
                 judgement=judgement,
-                found=self._machine.found,
+                unreported_processes=self._machine.unreported_processes,
                 program=self._machine.program,
-                readings=self._machine.processes,
+                readings=self._machine.readings,
                 gpus=self._machine.gpu_view,
-                gpu_verdicts=self._machine.verdicts,
+                gpu_verdicts=self._machine.gpu_verdicts,
                 flops=self._flops,
                 changes=self._changes,
                 restarted_because=self._reason,
-                stops=self._book.orders.words(),
-                checkpoints=self._shelf.checkpoints(),
+                stops=self._pending_stops.pending.descriptions(),
+                checkpoints=self._catalog.checkpoints(),
                 script_checkpoints=self._script_checkpoints.existing(now_s),
                 history_note=self._recorder.note,
                 supervisor_pid=os.getpid(),
@@ -502,18 +511,18 @@ class Supervisor:
         if due:
             self._saved_at = time.monotonic()
         if changed and not self._recorder.failing:
-            self._recorder.attempt(
+            self._recorder.write(
                 lambda: self._store.set_state(
                     self.attempt, now_s, self._state, self._snapshot.detail, None
                 ),
                 now_s,
             )
-        over = self._machine.take_ended()
+        over = self._machine.take_ended_verdicts()
         if due or judgement.ended or over:
-            standing = (*judgement.verdicts, *self._machine.verdicts)
+            standing = (*judgement.verdicts, *self._machine.gpu_verdicts)
             for verdict in (*standing, *judgement.ended, *over):
                 if not self._recorder.failing:
-                    self._recorder.attempt(
+                    self._recorder.write(
                         lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
                         now_s,
                     )
@@ -528,33 +537,33 @@ class Supervisor:
         0 kills at once. None where it is under way, otherwise why there is no restart: then
         nothing was done. Called by the loop's thread.
         """
-        why = self._restarts.want(reason, of=of, step=self._furthest_step())
+        why = self._restarts.request(reason, of=of, step=self._furthest_step())
         if why is not None:
             return why
         if save_s > 0:
-            self._intents.stop(time.monotonic(), save_s, self._can_be_asked())
+            self._stops.stop(time.monotonic(), save_s, self._can_be_asked())
         else:
-            self._intents.kill(time.monotonic())
+            self._stops.kill(time.monotonic())
         return None
 
     def _wait_to_restart(self) -> AttemptPlan | None:
         """Wait, unless a person stops it, then hand over to the next attempt."""
-        waiting = self._restarts.waiting
+        waiting = self._restarts.scheduled
         assert waiting is not None
         if self._adopted:
             self._snapshot = stored_snapshot(self.run_dir) or self._snapshot
         announced_at = 0.0
-        while waiting.left_s() > 0:
+        while waiting.remaining_s() > 0:
             self._follow_orders()
-            if self._intents.escalation is not None:
+            if self._stops.escalation is not None:
                 text = f"stopped while it waited for restart {waiting.number} of {waiting.of}"
                 self._settle(RunState.STOPPED, f"{text}, after: {waiting.detail}")
                 return None
             self._snapshot = replace(
                 self._snapshot,
                 state=RunState.QUEUED,
-                detail=waiting.words(),
-                stops=self._book.orders.words(),
+                detail=waiting.describe(),
+                stops=self._pending_stops.pending.descriptions(),
                 taken_at=time.time(),
                 supervisor_pid=os.getpid(),
             )
@@ -562,11 +571,11 @@ class Supervisor:
             if time.monotonic() - announced_at >= SNAPSHOT_S:
                 announced_at = time.monotonic()
                 self._recorder.record({}, Batch(), self._snapshot, time.time())
-            self._woken.wait(min(TICK_S, waiting.left_s()))
+            self._woken.wait(min(TICK_S, waiting.remaining_s()))
             self._woken.clear()
-        plan = self._restarts.begin(waiting, self._changes)
+        plan = self._restarts.start_next(waiting, self._changes)
         if isinstance(plan, str):
-            self._settle(waiting.ended_as(), f"{waiting.detail}; {plan}")
+            self._settle(waiting.end_state(), f"{waiting.detail}; {plan}")
             return None
         self._close(keep_lock=True)
         return plan
@@ -576,9 +585,9 @@ class Supervisor:
         found = AttemptEnd(state=state, detail=detail, exit_code=self._snapshot.exit_code)
         self._snapshot = replace(self._snapshot, state=state, detail=detail)
         self._server.publish(self._snapshot)
-        self._snapshot, _ = self._end_book.write(self._snapshot, found)
-        self._restarts.drop()
-        self._end_book.release_shim()
+        self._snapshot, _ = self._end_recorder.write(self._snapshot, found)
+        self._restarts.cancel_scheduled()
+        self._end_recorder.release_shim()
         self._close()
 
     # -- the end -------------------------------------------------------------------------------
@@ -613,16 +622,18 @@ class Supervisor:
         found = with_verdict_cause(found, verdicts, self._furthest_step())
         if self._answered is not None:
             found = replace(found, detail=f"{self._answered}: {found.detail}")
-        end_requested = self._intents.escalation is not None
-        found = self._restarts.plan(found, end, self._furthest_step(), end_requested=end_requested)
+        end_requested = self._stops.escalation is not None
+        found = self._restarts.schedule_if_due(
+            found, end, self._furthest_step(), end_requested=end_requested
+        )
         self._record_end(found, failures, end, judgement)
         if not self.restart_waits:
             self._close()
 
     def _look_last(self) -> bool:
-        sight = self._look()
-        self._recorder.record(sight.polls, Batch(), None, time.time())
-        return sight.behind
+        poll = self._look()
+        self._recorder.record(poll.polls, Batch(), None, time.time())
+        return poll.more_waiting
 
     def _judge_end(
         self, end: EngineExit | None, shim_died: bool
@@ -633,11 +644,11 @@ class Supervisor:
             rebooted=self._rebooted,
             pulses=self._pulses,
             fold=self._fold,
-            stop_requested=self._intents.escalation is not None,
-            forced=self._intents.forced,
-            checkpoints=self._shelf.all_checked(),
-            foreign=self.spec.command is not None,
-            apart=self.spec.nodes is not None,
+            stop_requested=self._stops.escalation is not None,
+            forced_reason=self._stops.forced_reason,
+            checkpoints=self._catalog.verified_checkpoints(),
+            user_command=self.spec.command is not None,
+            multi_node=self.spec.nodes is not None,
             global_step=self._furthest_step(),
         )
         return determine_end(self.run_dir, self.attempt, facts)
@@ -653,33 +664,35 @@ class Supervisor:
         ended_at = end.ended_at if end and end.ended_at else time.time()
         if end is None and found.state is RunState.LOST:
             ended_at = self._last_seen or ended_at
-        gpus_over = self._machine.end(ended_at)
-        waiting = self._restarts.waiting
+        gpus_over = self._machine.end_verdicts(ended_at)
+        waiting = self._restarts.scheduled
         now = replace(self._compose(judgement, time.time()), throughput=self._snapshot.throughput)
         self._snapshot = final_snapshot(now, found, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(self._snapshot)
-        sight = QueuePoll({}, self._pulses, self._gone())
-        self._evidence.update(judgement, sight, self._fold, self._snapshot)
-        self._snapshot = self._end_book.write_with_retry(self._snapshot, found)
+        poll = QueuePoll({}, self._pulses, self._gone())
+        self._evidence.update(judgement, poll, self._fold, self._snapshot)
+        self._snapshot = self._end_recorder.write_with_retry(self._snapshot, found)
         for verdict in gpus_over:
-            self._recorder.attempt(
+            self._recorder.write(
                 lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
                 ended_at,
             )
         self._tell_last(judgement, ended_at)
         if waiting is None:
             delete_pending_stops(self.run_dir)
-            self._end_book.release_shim()
+            self._end_recorder.release_shim()
         else:
-            row = (None, None, time.time(), "restart", f"{waiting.words()}.", asdict(waiting))
+            row = (None, None, time.time(), "restart", f"{waiting.describe()}.", asdict(waiting))
             self._recorder.record({}, Batch(events=[row]), None, time.time())
 
     def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
         """The events of verdicts that only the end brought, and of calls under way."""
         failed = self._state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
-        rows = self._desk.update(judgement.verdicts, ended_at, time.monotonic(), ending=not failed)
-        rows += self._desk.end(ended_at)
-        rows += self._desk.wait_for_hooks(LAST_CALLS_S)
+        rows = self._notifier.update(
+            judgement.verdicts, ended_at, time.monotonic(), ending=not failed
+        )
+        rows += self._notifier.end(ended_at)
+        rows += self._notifier.wait_for_hooks(LAST_CALLS_S)
         if rows and not self._recorder.failing:
             self._recorder.record({}, Batch(events=rows), None, time.time())
 
@@ -693,11 +706,11 @@ class Supervisor:
         self._machine.gpus.stop()
         self._evidence.close()
         self._server.close()
-        self._watch.close()
-        self._intents.close()
+        self._queues.close()
+        self._stops.close()
         self._store.close()
-        if self._queue is not None:
-            self._queue.release()
+        if self._gpu_queue is not None:
+            self._gpu_queue.release()
         if keep_lock:
             return
         # Said outright: a driver call that hangs may keep the process from ending.
@@ -705,4 +718,4 @@ class Supervisor:
         fcntl.flock(self.lock, fcntl.LOCK_UN)
         os.close(self.lock)
         # Whoever is still being called is waited for, but not by anybody who waits for the run.
-        self._desk.wait_for_hooks(self.spec.stall.on_verdict_timeout_s + 1.0)
+        self._notifier.wait_for_hooks(self.spec.stall.on_verdict_timeout_s + 1.0)

@@ -37,7 +37,7 @@ class Program:
         """Seconds after the start from which the command counts as running, not as starting."""
         return _PYTHON_S if self.python else _COMMAND_S
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Why there are no steps and no rates, in one line."""
         if not self.torch:
             who = "the program has" if self.python else "the command has"

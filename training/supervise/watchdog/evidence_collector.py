@@ -123,7 +123,7 @@ class EvidenceCollector:
             if pulse is not None and pulse.pid > 0:
                 self._exits.add(pulse.pid)
         failed = {f.rank: f for f in failures}
-        for rank in sight.gone:
+        for rank in sight.dead_ranks:
             pulse = sight.pulses.get(rank)
             if pulse is not None:
                 self._deaths[rank] = describe_death(
@@ -139,13 +139,13 @@ class EvidenceCollector:
             for rank, known in self._ranks.items()
             if sight.pulses.get(rank) is None and is_alive(known.pid, known.start_ticks)
         }
-        self._dying = bool(sight.gone) or any(
+        self._dying = bool(sight.dead_ranks) or any(
             p is not None and p.outcome.name == "RAISED" for p in sight.pulses.values()
         )
         return {
-            "dead": {r: self._deaths[r].how for r in sight.gone if r in self._deaths},
+            "dead": {r: self._deaths[r].how for r in sight.dead_ranks if r in self._deaths},
             "deaths_told": self._deaths,
-            "held": {**sight.held, **self._held_silent(silent)},
+            "held": {**sight.stopped_pids, **self._held_silent(silent)},
             "held_workers": self._held_workers(sight.pulses),
             "silent": silent,
             "oom_kills": self._oom_kills() if self._dying else None,

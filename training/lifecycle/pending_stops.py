@@ -1,6 +1,6 @@
 """What a person asked of the run and is still to happen, kept where another supervisor finds it.
 
-``orders.json`` holds the conditions to stop, and the stop that is under way: a supervisor that
+``pending.json`` holds the conditions to stop, and the stop that is under way: a supervisor that
 takes over goes on with both.
 """
 
@@ -28,7 +28,7 @@ class PendingStops:
     """Of the stop that is under way."""
     escalation: StopEscalation | None = None
 
-    def words(self) -> tuple[str, ...]:
+    def descriptions(self) -> tuple[str, ...]:
         return tuple(condition.words() for condition in self.conditions)
 
     def with_conditions(self, conditions: Sequence[StopCondition]) -> PendingStops:
@@ -60,13 +60,13 @@ def read_pending_stops(run_dir: RunDir) -> PendingStops:
         return PendingStops()
 
 
-def write_pending_stops(run_dir: RunDir, orders: PendingStops) -> None:
+def write_pending_stops(run_dir: RunDir, pending: PendingStops) -> None:
     """Raises ``OSError`` where the disk does not take it."""
-    escalation = orders.escalation
+    escalation = pending.escalation
     document: dict[str, Any] = {
         "boot": boot_id(),
-        "conditions": [condition.to_document() for condition in orders.conditions],
-        "attempt": orders.attempt,
+        "conditions": [condition.to_document() for condition in pending.conditions],
+        "attempt": pending.attempt,
         "ladder": None
         if escalation is None
         else {
@@ -89,38 +89,38 @@ class PendingStopStore:
     def __init__(self, run_dir: RunDir, attempt: int) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self.orders = read_pending_stops(run_dir)
+        self.pending = read_pending_stops(run_dir)
 
     def recovered_escalation(self) -> StopEscalation | None:
         """Of a stop that the supervisor before this one had begun."""
-        return self.orders.escalation if self.orders.attempt == self._attempt else None
+        return self.pending.escalation if self.pending.attempt == self._attempt else None
 
-    def take(self, conditions: Sequence[StopCondition]) -> None:
-        standing = self.orders.conditions
+    def add(self, conditions: Sequence[StopCondition]) -> None:
+        standing = self.pending.conditions
         for condition in conditions:
             standing = with_condition(standing, condition)
-        self._keep(self.orders.with_conditions(standing))
+        self._write(self.pending.with_conditions(standing))
 
-    def cancel(self) -> None:
-        self._keep(self.orders.with_conditions(()))
+    def clear(self) -> None:
+        self._write(self.pending.with_conditions(()))
 
-    def follow(self, escalation: StopEscalation | None) -> None:
+    def record_escalation(self, escalation: StopEscalation | None) -> None:
         """Remember the stop that is under way, if any."""
-        if escalation != self.orders.escalation:
-            self._keep(replace(self.orders, escalation=escalation, attempt=self._attempt))
+        if escalation != self.pending.escalation:
+            self._write(replace(self.pending, escalation=escalation, attempt=self._attempt))
 
-    def due(
+    def pop_due(
         self, metrics: Callable[[], Mapping[str, MetricValue]], now_s: float, steady_s: float
     ) -> str | None:
         """What has come true; that condition then no longer stands."""
-        if not self.orders.conditions:
+        if not self.pending.conditions:
             return None
-        found = metrics() if any(c.metric for c in self.orders.conditions) else {}
-        for condition in self.orders.conditions:
+        found = metrics() if any(c.metric for c in self.pending.conditions) else {}
+        for condition in self.pending.conditions:
             text = due(condition, found, now_s, steady_s)
             if text is not None:
-                rest = [c for c in self.orders.conditions if c is not condition]
-                self._keep(self.orders.with_conditions(rest))
+                rest = [c for c in self.pending.conditions if c is not condition]
+                self._write(self.pending.with_conditions(rest))
                 return text
         return None
 
@@ -128,15 +128,15 @@ class PendingStopStore:
         """Those that the ranks could not keep: the disk refused the checkpoint there."""
         rest = [
             c
-            for c in self.orders.conditions
+            for c in self.pending.conditions
             if not (c.step is not None and c.step <= global_step)
             and not (c.epochs is not None and c.epochs <= epochs)
         ]
-        if len(rest) != len(self.orders.conditions):
-            self._keep(self.orders.with_conditions(rest))
+        if len(rest) != len(self.pending.conditions):
+            self._write(self.pending.with_conditions(rest))
 
-    def _keep(self, orders: PendingStops) -> None:
+    def _write(self, pending: PendingStops) -> None:
         # On a full disk they stand as long as this process does.
-        self.orders = orders
+        self.pending = pending
         with contextlib.suppress(OSError):
-            write_pending_stops(self._run_dir, orders)
+            write_pending_stops(self._run_dir, pending)
