@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ltui.app.commands.data_arguments import add_bench, add_data
-from ltui.training.config.whole_numbers import ungrouped
+from ltui.training.config.whole_numbers import strip_digit_grouping
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -67,7 +67,7 @@ def seconds(text: str) -> float:
 
 def whole(text: str) -> int:
     """A whole number of 0 or more, also as the dashboard prints it: ``3 157``."""
-    plain = ungrouped(text)
+    plain = strip_digit_grouping(text)
     if not plain.isdecimal():
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 0 or more.")
     return int(plain)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.commands.output_file import output
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.export_file import Thinned, write_csv, write_json
+from ltui.training.store.export_file import WindowedPart, write_csv, write_json
 from ltui.training.store.history_reader import STEP_SERIES, TRAIN_LOSS, RunStore
 from ltui.training.store.run_directory import find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
@@ -24,7 +24,7 @@ def export(options: Namespace) -> int:
     store = RunStore(find_run(ltui_home(to_write=False), options.run))
     names = _chosen(store, options.metric)
     write = write_json if options.format == "json" else write_csv
-    thinned = Thinned()
+    thinned = WindowedPart()
     with output(options.output) as stream:
         write(thinned.watch(store.export(names)), stream)
     if (sentence := thinned.sentence()) is not None:

@@ -11,7 +11,11 @@ from ltui.app.presentation.run_summary import checkpoint_text, last_checkpoint, 
 from ltui.app.presentation.state_words import state_word
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.stop_conditions import StopCondition, clock_condition, metric_condition
+from ltui.training.state.stop_conditions import (
+    StopCondition,
+    parse_metric_condition,
+    parse_time_condition,
+)
 from ltui.training.store.history_reader import Event, RunStore
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.training.supervise.stop_controller import NOT_STOPPED
@@ -54,13 +58,13 @@ def stop(options: Namespace) -> int:
 
 def _conditions(options: Namespace) -> list[StopCondition]:
     """``ProblemError`` where one can't be read."""
-    found = [metric_condition(text) for text in options.when]
+    found = [parse_metric_condition(text) for text in options.when]
     if options.at_step is not None:
         found.append(StopCondition(kind="step", step=options.at_step))
     if options.at_epoch_end:
         found.append(StopCondition(kind="epoch"))
     if options.at is not None:
-        found.append(clock_condition(options.at, time.time()))
+        found.append(parse_time_condition(options.at, time.time()))
     return found
 
 

@@ -21,7 +21,13 @@ from ltui.app.presentation.run_summary import ending_lines, resumable
 from ltui.app.presentation.state_words import FAILED
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import LIVE, Caution, RankSnapshot, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    FreezeWarning,
+    RankSnapshot,
+    RunSnapshot,
+    RunState,
+)
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_reader import Event, RunStore
 from ltui.training.store.run_directory import RunDir
@@ -112,7 +118,7 @@ class Watch:
         self._signals = signals
         self._acted = 0
         self._last_event = 0
-        self._cautioned: set[tuple[int, Caution]] = set()
+        self._cautioned: set[tuple[int, FreezeWarning]] = set()
         self._noted: set[tuple[int, str, str]] = set()
         self._began_at = time.time()
 

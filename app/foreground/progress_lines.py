@@ -23,7 +23,7 @@ from ltui.app.presentation.state_words import (
 )
 from ltui.training.state.run_snapshot import (
     LIVE,
-    Caution,
+    FreezeWarning,
     MetricValue,
     RankSnapshot,
     RankState,
@@ -188,7 +188,7 @@ def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
     return ", ".join(f"{number} {state}" for state, number in states.items())
 
 
-def caution_line(caution: Caution) -> str:
+def caution_line(caution: FreezeWarning) -> str:
     """``WARNING: ranks have different batch counts ... Give every rank as many.``"""
     remedy = f" {clean_line(caution.remedy, 300)}" if caution.remedy else ""
     return f"WARNING: {clean_line(caution.what, 500)}{remedy}"

@@ -29,7 +29,7 @@ from ltui.training.config.presets import (
     required_modules,
 )
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.structure_check import find_faults, placed
+from ltui.training.config.structure_check import find_faults, locate_fault
 from ltui.training.config.yaml_document import Fault, resolve
 from ltui.training.problem import Problem, ProblemError
 
@@ -74,7 +74,7 @@ def prepare_preset(preset: Preset, overrides: Sequence[str], named_python: str |
             document,
             requires,
             folders_of(preset),
-            lambda fault: placed(fault, preset.where, preset.lines, keys),
+            lambda fault: locate_fault(fault, preset.where, preset.lines, keys),
         )
     if problems:
         raise ProblemError(*problems)
@@ -136,7 +136,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
     keys = overridden_paths(overrides)
 
     def place(fault: Fault) -> Problem:
-        return placed(fault, spec.preset or spec.id, {}, keys)
+        return locate_fault(fault, spec.preset or spec.id, {}, keys)
 
     folders = [*spec.python_path, spec.cwd]
     problems = [place(fault) for fault in faults]
@@ -150,7 +150,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
     return spec.with_changes(
         config=document,
         nproc=chosen.nproc,
-        nodes=choose_nodes(trainer, machine.place)[0],
+        nodes=choose_nodes(trainer, machine.node)[0],
         # Kept through changes of other things: the configuration holds the count alone.
         gpus=chosen.gpus if "trainer.devices" in keys else spec.gpus,
         overrides=(*spec.overrides, *overrides),

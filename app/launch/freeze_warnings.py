@@ -8,7 +8,7 @@ import sys
 from ltui.app.launch.local_machine import usable_cores
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import Problem
-from ltui.training.state.freeze_warnings import foresee
+from ltui.training.state.freeze_warnings import precheck
 from ltui.widgets.sanitise import clean_line
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (asked for its size alone)
@@ -18,7 +18,7 @@ def foreseen(spec: RunSpec) -> list[Problem]:
     """Return the warnings with their place in the configuration; none for a user's command."""
     if spec.config is None:
         return []
-    found = foresee(
+    found = precheck(
         spec.config,
         ranks=spec.nproc,
         cores=usable_cores(),

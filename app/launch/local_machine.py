@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.node_environment import place_in
+from ltui.training.config.node_environment import read_node_environment
 
 DRIVER_S = 5.0
 """A driver that has not answered by then hangs, as it does after a GPU fell off the bus."""
@@ -20,7 +20,7 @@ def this_machine(environment: Mapping[str, str]) -> Machine:
     """GPUs that a run would see, usable cores, and which of several nodes this is."""
     count = within(DRIVER_S, gpu_count)
     gpus = visible_gpus(count, environment)
-    return Machine(gpus=gpus, cores=usable_cores(), place=place_in(environment))
+    return Machine(gpus=gpus, cores=usable_cores(), node=read_node_environment(environment))
 
 
 def within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | None:

@@ -10,7 +10,7 @@ from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import read_section
 from ltui.training.config.presets import Preset, parse_preset
 from ltui.training.config.run_spec import CheckpointPolicy, StallPolicy
-from ltui.training.config.structure_check import check_document, placed
+from ltui.training.config.structure_check import check_document, locate_fault
 from ltui.training.config.yaml_document import Document, read_document, resolve, write_document
 from ltui.training.problem import Problem, ProblemError
 
@@ -38,7 +38,7 @@ def faults(preset: Preset, text: str, machine: Machine) -> list[Problem]:
     except ProblemError as error:
         return list(error.problems)
     section, found = read_section(source.values.get("ltui"))
-    problems = [placed(fault, preset.where, source.lines) for fault in found]
+    problems = [locate_fault(fault, preset.where, source.lines) for fault in found]
     return problems + check_document(
         source.values,
         preset.where,

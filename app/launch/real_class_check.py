@@ -12,7 +12,7 @@ from pathlib import Path
 from ltui.app.launch.build_spec import Asked
 from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.structure_check import placed
+from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import Problem, ProblemError
@@ -80,7 +80,7 @@ def _problems(done: subprocess.CompletedProcess[str], asked: Asked) -> list[Prob
     """What the check printed, or the last words of one that broke."""
     keys = overridden_paths(asked.overrides)
     found = [
-        placed(fault, asked.preset.where, asked.preset.lines, keys)
+        locate_fault(fault, asked.preset.where, asked.preset.lines, keys)
         for line in done.stdout.splitlines()
         if (fault := _fault(line)) is not None
     ]

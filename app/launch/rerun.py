@@ -17,11 +17,11 @@ from ltui.training.config.overrides import apply_overrides
 from ltui.training.config.preset_form import apply_form
 from ltui.training.config.presets import Preset, load_preset
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.yaml_document import Document, get, with_value
+from ltui.training.config.yaml_document import Document, value_at, with_value
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
-from ltui.training.store.checkpoint_manifest import checkpoints, furthest
+from ltui.training.store.checkpoint_manifest import furthest_checkpoint, list_checkpoints
 from ltui.training.store.run_directory import RunDir, new_run_id
 from ltui.widgets import formats
 
@@ -86,8 +86,8 @@ def read_past_run(run_dir: RunDir) -> PastRun:
     """Read a run's specification and checkpoints. Raises ``ProblemError``. For threads."""
     spec = run_dir.read_spec()
     snapshot = resolve_snapshot(run_dir)
-    known = [c for c in reversed(checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
-    first = furthest(run_dir.checkpoints_dir)
+    known = [c for c in reversed(list_checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
+    first = furthest_checkpoint(run_dir.checkpoints_dir)
     found = sorted(known, key=lambda c: first is None or c.path != first.path)
     return PastRun(
         run_dir=run_dir,
@@ -108,7 +108,7 @@ def _as_preset(spec: RunSpec) -> Preset:
     return Preset(
         name=spec.id,
         title=spec.name,
-        knobs=tuple(knob.with_default(get(document, knob.key)) for knob in knobs),
+        knobs=tuple(knob.with_default(value_at(document, knob.key)) for knob in knobs),
         document=document,
         cpu_ranks=spec.nproc,
     )
@@ -122,7 +122,7 @@ def _knobs(spec: RunSpec, document: Document) -> tuple[Knob, ...]:
         knobs = ()
     knobs = knobs or (_DEVICES,)
     known = {knob.key for knob in knobs}
-    ends = [k for k in _END_KNOBS if k.key not in known and get(document, k.key) is not None]
+    ends = [k for k in _END_KNOBS if k.key not in known and value_at(document, k.key) is not None]
     if not ends and not known & {knob.key for knob in _END_KNOBS}:
         ends = [_END_KNOBS[0]]
     return (*knobs, *ends)

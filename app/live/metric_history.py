@@ -9,7 +9,7 @@ import numpy as np
 
 from ltui.app.live.curve_arithmetic import GrowingCurve, empty_curve, join, splice
 from ltui.app.live.frame import CurveData, FloatArray
-from ltui.training.state.record_fold import Fold
+from ltui.training.state.record_fold import FoldState
 from ltui.training.tensor_queue.record_types import StepField
 
 TRAIN_LOSS = "train/loss"
@@ -156,17 +156,17 @@ class RateBook:
         self._timed_s = 0.0
         self.version += 1
 
-    def add(self, fold: Fold, ranks: Sequence[int]) -> None:
+    def add(self, fold: FoldState, ranks: Sequence[int]) -> None:
         """Append a point once the steps since the last one are long enough."""
-        lead = fold.lead
-        if lead is None or lead.total is None or lead.wall_s is None:
+        lead = fold.lowest_active_rank
+        if lead is None or lead.totals is None or lead.wall_s is None:
             return
-        if 0 <= lead.total.timed_s - self._timed_s < POINT_S:
+        if 0 <= lead.totals.timed_s - self._timed_s < POINT_S:
             return
         rates = {rank: f.samples_per_s for rank in ranks if (f := fold.ranks.get(rank))}
         if len(rates) < len(ranks) or any(rate is None for rate in rates.values()):
             return
-        self._timed_s = lead.total.timed_s
+        self._timed_s = lead.totals.timed_s
         place = (float(lead.global_step or 0), float(lead.epoch or 0), lead.wall_s)
         known = {rank: rate for rank, rate in rates.items() if rate is not None}
         self._curve(None).append(*place, sum(known.values()))

@@ -25,7 +25,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.state.record_fold import Fold, fold, step_rows
+from ltui.training.state.record_fold import FoldState, fold, step_rows
 from ltui.training.state.run_snapshot import (
     LIVE,
     RankSnapshot,
@@ -37,7 +37,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.state.snapshot_parts import metrics as folded_metrics
 from ltui.training.state.snapshot_parts import progress as folded_progress
-from ltui.training.state.throughput import at_rest, window
+from ltui.training.state.throughput import current_window, without_current_rates
 from ltui.training.state.throughput import throughput as folded_throughput
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.training.store.database_schema import StoreError
@@ -107,7 +107,7 @@ class RunWatch:
         self._answers = False
         self._attempt: int | None = None
         self._queues: AttemptQueues | None = None
-        self._fold = Fold()
+        self._fold = FoldState()
         self._book = CurveBook()
         self._stored_names: set[str] = set()
         self._loaded: set[str] = set()
@@ -288,7 +288,7 @@ class RunWatch:
         with suppress(ProblemError):
             self._spec = self.run_dir.read_spec()
         self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
-        self._fold = Fold()
+        self._fold = FoldState()
         self._book.forget_live()
         self._rate_book.forget_live()
         self._log = LogTail(self.run_dir.logs_dir(attempt))
@@ -368,7 +368,7 @@ class RunWatch:
     def _throughput(self, base: RunSnapshot, now_ns: int) -> Throughput:
         """What the chart draws last; the supervisor's figure is up to a second older."""
         if base.state in (RunState.PAUSED, RunState.QUEUED):
-            return at_rest(base.throughput)
+            return without_current_rates(base.throughput)
         if self._answers and base.throughput.samples_per_s is None:
             return base.throughput
         measured = folded_throughput(self._fold, now_ns)
@@ -392,7 +392,7 @@ class RunWatch:
         if folded is not None and folded.recent_step_s:
             row = replace(row, recent_step_s=folded.recent_step_s)
         if folded is not None and (row.samples_per_s is not None or not self._answers):
-            present = window(folded, now_ns)
+            present = current_window(folded, now_ns)
             row = replace(row, samples_per_s=present.samples_per_s if present else None)
         if pulse is None or pulse.phase is Phase.UNKNOWN or row.state is RankState.DEAD:
             return row

@@ -72,9 +72,9 @@ class FormPanel(Panel):
         """Put the form in place; it is checked once ``use_machine`` was called."""
         # Imported here: the first frame has no form.
         from ltui.app.panels.launch_form import LaunchForm
-        from ltui.training.config.device_selection import UNSEEN
+        from ltui.training.config.device_selection import UNKNOWN_MACHINE
 
-        self.machine = UNSEEN
+        self.machine = UNKNOWN_MACHINE
         await self.mount(LaunchForm(id="launch-form"), before="#launch-line")
 
     def use_machine(self, machine: Machine) -> None:

@@ -16,7 +16,7 @@ def launch_summary(document: Mapping[str, Any], machine: Machine, cpu_ranks: int
     trainer = resolve(document)[0].get("trainer") or {}
     chosen, _ = choose_devices(trainer, machine, cpu_ranks)
     ranks = "1 rank" if chosen.nproc == 1 else f"{chosen.nproc} ranks"
-    nodes = choose_nodes(trainer, machine.place)[0]
+    nodes = choose_nodes(trainer, machine.node)[0]
     if nodes is not None and nodes.count > 1:
         ranks += f" on each of {nodes.count} machines"
     where = _where(chosen.accelerator, chosen.devices, chosen.gpus)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.yaml_document import walk
+from ltui.training.config.yaml_document import iterate_values
 
 MAX_SETTINGS = 300
 MAX_VALUE = 200
@@ -24,7 +24,7 @@ def settings(spec: RunSpec) -> Settings:
     if spec.config is None:
         return [("command", shlex.join(spec.command))] if spec.command else []
     found: Settings = []
-    for path, value in walk(spec.config):
+    for path, value in iterate_values(spec.config):
         if value is None or (isinstance(value, (Mapping, list)) and value):
             continue
         name = path.replace(".init_args", "")

@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 
 from ltui.app.keys.key_table import bindings
 from ltui.training.problem import ProblemError
-from ltui.training.state.stop_conditions import condition_of
+from ltui.training.state.stop_conditions import parse_condition
 from ltui.widgets.sanitise import clean_line
 
 ABOUT = """\
@@ -71,7 +71,7 @@ class StopWhenScreen(ModalScreen[dict[str, Any]]):
             self.dismiss({"cmd": "stop_when", "cancel": True})
         else:
             try:
-                condition = condition_of(text, time.time())
+                condition = parse_condition(text, time.time())
             except ProblemError as error:
                 self._explain(str(error.problems[0]))
             else:

@@ -19,7 +19,7 @@ from ltui.app.live.curve_arithmetic import (
     splice,
 )
 from ltui.app.live.metric_history import CurveBook, RateBook
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.queue_reader import Record
 from ltui.training.tensor_queue.record_types import StepField
 from tests.state.records import step, steps
@@ -118,8 +118,8 @@ def test_a_stored_rate_is_a_ratio_of_sums() -> None:
     assert found.mean[10:] == pytest.approx([100.0] * (len(found) - 10), rel=0.06)
 
 
-def fold_of(*ranks: list[Record]) -> Fold:
-    state = Fold()
+def fold_of(*ranks: list[Record]) -> FoldState:
+    state = FoldState()
     for rank, records in enumerate(ranks):
         state = fold(state, rank, records)
     return state

@@ -13,7 +13,7 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, HeartbeatThread
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.heartbeat_table import TABLE_FILE_NAME, HeartbeatTable
 from ltui.training.tensor_queue.record_types import Phase
 from tests.diagnosis.recordings import load
@@ -38,7 +38,7 @@ def _stalled() -> float:
         )
         for r in range(RANKS)
     }
-    state = Fold()
+    state = FoldState()
     for rank in range(RANKS):
         state = fold(state, rank, steps(40, 0.1))
     times = []

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ltui.training.process.identity import ProcessMark, environment, mark_of, pids, stat_fields
+from ltui.training.process.identity import ProcessIdentity, environment, identify, pids, stat_fields
 from ltui.training.store.run_directory import RunDir
 
 
@@ -19,7 +19,7 @@ class Actor:
     """One process of a run. ``role``: supervisor, keeper, engine, rank 0 ..., other."""
 
     role: str
-    mark: ProcessMark
+    mark: ProcessIdentity
 
     def alive(self) -> bool:
         return self.mark.alive()
@@ -31,7 +31,7 @@ def cast(run: RunDir) -> list[Actor]:
     keepers = set()
     for pid in pids():
         role = _role(run, pid)
-        mark = mark_of(pid) if role else None
+        mark = identify(pid) if role else None
         if role and mark is not None:
             found.append(Actor(role, mark))
             if role == "keeper":

@@ -35,12 +35,12 @@ def _reuse(run: RunDir, bystander: subprocess.Popen[bytes], *, ticks_off: int, b
     """The bystander got the pid of every process that the run's files name."""
     ticks = (start_ticks(bystander.pid) or 0) + ticks_off
     run.lock_path.write_text(f"{bystander.pid}\n{ticks}\n{boot}\n")
-    shim: dict[str, Any] = json.loads(run.keeper_path.read_text())
+    shim: dict[str, Any] = json.loads(run.shim_path.read_text())
     shim |= {
         "pid": bystander.pid, "start_ticks": ticks, "engine_pid": bystander.pid,
         "engine_start_ticks": ticks, "boot_id": boot,
     }  # fmt: skip
-    run.keeper_path.write_text(json.dumps(shim))
+    run.shim_path.write_text(json.dumps(shim))
 
 
 @pytest.mark.parametrize(

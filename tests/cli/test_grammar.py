@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ltui.app.commands.arguments import whole
-from ltui.training.state.stop_conditions import condition_of
+from ltui.training.state.stop_conditions import parse_condition
 from tests.cli.conftest import Ltui
 
 COMMANDS = """run exec resume attach runs show diagnose logs export stop pause continue checkpoint
@@ -53,7 +53,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(ltui: Ltui, words: list[str], sai
 )
 def test_a_step_can_be_pasted_from_the_screen(text: str) -> None:
     assert whole(text) == 3157
-    assert condition_of(text, 0.0).step == 3157
+    assert parse_condition(text, 0.0).step == 3157
 
 
 @pytest.mark.parametrize("text", ["31 57", "3 1570", "1,5", "-3", "3 157.0", ""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.config.node_environment import choose_nodes, first_host, place_in
+from ltui.training.config.node_environment import choose_nodes, first_host, read_node_environment
 from ltui.training.config.run_spec import Nodes, RunSpec
 
 BY_HAND = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
@@ -27,9 +27,9 @@ BY_SRUN = {
     ],
 )
 def test_where_it_stands(environ: dict[str, str], nodes: Nodes) -> None:
-    assert choose_nodes({"num_nodes": 2}, place_in(environ)) == (nodes, [])
-    assert choose_nodes({"num_nodes": 1}, place_in(environ)) == (None, [])
-    assert choose_nodes({}, place_in(environ)) == (None, [])
+    assert choose_nodes({"num_nodes": 2}, read_node_environment(environ)) == (nodes, [])
+    assert choose_nodes({"num_nodes": 1}, read_node_environment(environ)) == (None, [])
+    assert choose_nodes({}, read_node_environment(environ)) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_where_it_stands(environ: dict[str, str], nodes: Nodes) -> None:
     ],
 )
 def test_what_can_not_be(environ: dict[str, str], said: str) -> None:
-    nodes, (fault,) = choose_nodes({"num_nodes": 2}, place_in(environ))
+    nodes, (fault,) = choose_nodes({"num_nodes": 2}, read_node_environment(environ))
     assert nodes is None
     assert fault.path == "trainer.num_nodes"
     assert said in fault.what

@@ -19,7 +19,7 @@ from ltui.training.diagnosis.evidence import Diagnosis, Evidence
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.state.json_decoder import from_json
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 from tests.state.records import pulse, steps
@@ -65,7 +65,7 @@ def judged(
     ``planned``: rank -> batches that Lightning planned for an epoch; then the batches that each
     rank completed are those of the evidence.
     """
-    state = Fold()
+    state = FoldState()
     for rank in evidence.ranks if batches else ():
         state = fold(state, rank, steps(batches, 0.1))
     for rank, count in (planned or {}).items():

@@ -16,7 +16,7 @@ from ltui.training.diagnosis.evidence import (
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.rules.collective_positions import collective_positions
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase
 from tests.state.records import SECOND, pulse, steps
@@ -50,7 +50,7 @@ def _said(members: Mapping[str, tuple[int, ...]], *waits_in: str | None) -> Verd
     """The verdict on ranks that wait so."""
     everybody = tuple(range(len(waits_in)))
     every = {"0": everybody, **members}
-    state = Fold()
+    state = FoldState()
     for rank in everybody:
         state = fold(state, rank, steps(20, 0.1))
     evidence = Evidence(

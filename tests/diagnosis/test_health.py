@@ -13,7 +13,7 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.diagnosis.rules.thresholds import budget_s
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import RankState
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState, RecordKind
 from tests.state.records import SECOND, labelled, pulse, steps
@@ -21,15 +21,17 @@ from tests.state.records import SECOND, labelled, pulse, steps
 POLICY = StallPolicy()
 
 
-def trained(ranks: int = 3, step_s: float = 0.1) -> Fold:
+def trained(ranks: int = 3, step_s: float = 0.1) -> FoldState:
     """A fold after twenty steps a rank: the budget of a step is then the floor, 5 s."""
-    state = Fold()
+    state = FoldState()
     for rank in range(ranks):
         state = fold(state, rank, steps(20, step_s))
     return state
 
 
-def at(now_s: float, pulses: Sequence[PulseState], state: Fold | None = None, **more) -> Judgement:  # type: ignore[no-untyped-def]
+def at(
+    now_s: float, pulses: Sequence[PulseState], state: FoldState | None = None, **more
+) -> Judgement:  # type: ignore[no-untyped-def]
     return judge(
         round(now_s * SECOND),
         {p.rank: p for p in pulses},
@@ -272,7 +274,7 @@ def _apart(
 ) -> Judgement:
     """Rank 0 and rank 1 ended ``step`` at these batches of epoch 0; rank 1's pulse says
     ``told_step``."""
-    state = Fold()
+    state = FoldState()
     for rank, batch in enumerate(batches):
         state = fold(state, rank, steps(1, 0.1, first=step, batch=batch, start_s=now_s))
     pulses = [

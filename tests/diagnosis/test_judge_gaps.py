@@ -16,7 +16,7 @@ from ltui.training.diagnosis.evidence import (
 )
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import SECOND, pulse, steps
@@ -43,7 +43,7 @@ def _frozen(pid: int) -> ProcessActivity:
 
 
 def _judged(ranks: tuple[int, ...], looked_at: tuple[int, ...]) -> Judgement:
-    state = Fold()
+    state = FoldState()
     for rank in ranks:
         state = fold(state, rank, steps(20, 0.1))
     pulses = {r: pulse(r, Phase.FETCH, 4.0, batch=20, pid=100 + r) for r in ranks}
@@ -63,7 +63,7 @@ def test_any_part_of_the_evidence_may_be_missing() -> None:
 
 
 def test_a_stuck_rank_is_named_beside_a_stopped_one() -> None:
-    state = Fold()
+    state = FoldState()
     for rank in range(3):
         state = fold(state, rank, steps(20, 0.1))
     pulses = {

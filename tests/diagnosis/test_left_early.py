@@ -9,7 +9,7 @@ import pytest
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
-from ltui.training.state.record_fold import Fold, FoldedEvent, RankFold
+from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 from tests.diagnosis.recordings import judged, load
@@ -46,7 +46,7 @@ def _rank(number: int, epochs: dict[int, int], **fields: object) -> RankFold:
 
 
 def _verdicts(
-    fold: Fold, *pulses: PulseState, history: HealthHistory | None = None
+    fold: FoldState, *pulses: PulseState, history: HealthHistory | None = None
 ) -> list[Verdict]:
     return list(
         judge(
@@ -60,7 +60,7 @@ def test_what_the_others_then_raise_is_its_consequence() -> None:
     """The rank ended its process, so the others' back ends only report a closed connection."""
     fields = {"type": "RuntimeError", "message": "Connection closed by peer", "t": 1005.0}
     error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
-    fold = Fold(ranks={0: _rank(0, {0: 9}, exception=error), 1: _rank(1, {0: 9})})
+    fold = FoldState(ranks={0: _rank(0, {0: 9}, exception=error), 1: _rank(1, {0: 9})})
     ended = pulse(1, Phase.ENDED, 4.0, outcome=Outcome.FINISHED)
     raised = pulse(0, Phase.EXCEPTION, 5.0, outcome=Outcome.RAISED)
     (verdict,) = _verdicts(fold, raised, ended)
@@ -75,7 +75,7 @@ def test_what_the_others_then_raise_is_its_consequence() -> None:
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_drift_names_the_rank_that_left(gone: int) -> None:
     other = 1 - gone
-    fold = Fold(
+    fold = FoldState(
         ranks={
             gone: _rank(gone, {0: 9, 1: 1}, epoch=1, batch=0, global_step=10),
             other: _rank(other, {0: 10}, epoch=0, batch=9, global_step=10),

@@ -14,7 +14,7 @@ from ltui.training.diagnosis.evidence import (
 )
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory, verdict_key
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase
 from tests.diagnosis.recordings import judged, load
@@ -23,9 +23,9 @@ from tests.state.records import SECOND, pulse, steps
 _LINE = Frame(file="/home/user/data.py", line=7, function="__getitem__")
 
 
-def _folded(*lengths: tuple[float, float, float], usual: int = 10, ranks: int = 2) -> Fold:
+def _folded(*lengths: tuple[float, float, float], usual: int = 10, ranks: int = 2) -> FoldState:
     """After ``usual`` steps of 0.1 s, steps of (length, what rank 0 and rank 1 fetch for)."""
-    state = Fold()
+    state = FoldState()
     for rank in range(ranks):
         state = fold(state, rank, steps(usual, 0.1, fetch_s=0.0))
         at_s = usual * 0.1
@@ -36,8 +36,8 @@ def _folded(*lengths: tuple[float, float, float], usual: int = 10, ranks: int = 
     return state
 
 
-def _end_s(state: Fold) -> float:
-    total = state.ranks[0].total
+def _end_s(state: FoldState) -> float:
+    total = state.ranks[0].totals
     assert total is not None
     return total.t_ns / SECOND
 
@@ -56,7 +56,7 @@ def _rank(rank: int, still_s: float, *, switches: int = 3, delay: float = 0.0) -
 
 
 def _at(
-    state: Fold, later_s: float, *, evidence: Evidence | None = None,
+    state: FoldState, later_s: float, *, evidence: Evidence | None = None,
     history: HealthHistory | None = None, closer: bool = True,
 ) -> Judgement:  # fmt: skip
     """Since the last step rank 1 fetches data and the other one waits for it."""
@@ -71,7 +71,7 @@ def _at(
     )  # fmt: skip
 
 
-def _seen(state: Fold, later_s: float, **fields: float) -> Evidence:
+def _seen(state: FoldState, later_s: float, **fields: float) -> Evidence:
     ranks = {r: _rank(r, later_s, **fields) for r in state.ranks}  # type: ignore[arg-type]
     taken_ns = round((_end_s(state) + later_s) * SECOND)
     return Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=ranks)
@@ -191,7 +191,7 @@ def test_a_straggler_in_computing_is_told_with_what_its_gpu_suffers_from() -> No
 
 def _computing(devices: tuple[Verdict, ...]) -> Verdict:
     """The straggler of a run in which rank 1 computes three times as long as the others."""
-    state = Fold()
+    state = FoldState()
     for rank in range(2):
         rows = steps(60, 0.3, fetch_s=0.0, forward_s=0.28 if rank == 1 else 0.05)
         state = fold(state, rank, rows)
@@ -221,7 +221,9 @@ def _stuck(devices: tuple[Verdict, ...]) -> Verdict:
     return verdict
 
 
-def _contended(delays: dict[int, float], *, length_s: float = 1.3) -> tuple[Fold, list[Verdict]]:
+def _contended(
+    delays: dict[int, float], *, length_s: float = 1.3
+) -> tuple[FoldState, list[Verdict]]:
     """Three steps of which rank 1 works ``length_s`` and the others wait for it."""
     state = _folded(*[(length_s, 0.05, length_s - 0.1)] * 3)
     last_s = _end_s(state)

@@ -15,7 +15,7 @@ from ltui.training.lifecycle.classify_end import (
 )
 from ltui.training.lifecycle.elastic_log import last_error_line, worker_failures
 from ltui.training.lifecycle.shim_files import EngineExit
-from ltui.training.state.record_fold import Fold, FoldedEvent, RankFold
+from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
@@ -73,11 +73,11 @@ def _facts(**changes: Any) -> EndFacts:
 
 def test_a_stop_on_one_of_several_nodes() -> None:
     gone = _raised(1, 1.0, "RuntimeError", "Connection closed by peer")
-    for fold in (Fold(), Fold(ranks={1: gone})):
+    for fold in (FoldState(), FoldState(ranks={1: gone})):
         found = classify_end(_facts(stop_requested=True, apart=True, fold=fold))
         assert found.state is RunState.STOPPED
         assert "no checkpoint was saved" in found.detail
-    own = Fold(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
+    own = FoldState(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
     assert classify_end(_facts(stop_requested=True, apart=True, fold=own)).state is RunState.FAILED
     assert classify_end(_facts(apart=True)).state is RunState.FAILED
 
@@ -91,7 +91,7 @@ def test_torch_elastic_says_who_failed_first() -> None:
 def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:3")
     found = classify_end(
-        _facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=Fold(ranks={0: victim}))
+        _facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=FoldState(ranks={0: victim}))
     )
     assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
     assert found.detail.startswith("rank 1 was killed by SIGKILL")
@@ -100,7 +100,7 @@ def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
 
 def test_without_an_agent_the_silent_rank_is_the_cause() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection reset by peer")
-    found = classify_end(_facts(fold=Fold(ranks={0: victim})))
+    found = classify_end(_facts(fold=FoldState(ranks={0: victim})))
     assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
 
 
@@ -109,7 +109,7 @@ def test_the_real_exception_wins_over_those_it_caused() -> None:
         0: _raised(0, 4.0, "RuntimeError", "[gloo] Socket timeout"),
         1: _raised(1, 5.0, "IndexError", "index 9 is out of bounds\nfor axis 0"),
     }
-    found = classify_end(_facts(fold=Fold(ranks=ranks)))
+    found = classify_end(_facts(fold=FoldState(ranks=ranks)))
     assert found.state is RunState.FAILED
     assert found.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
 
@@ -124,7 +124,7 @@ def test_an_error_of_the_users_own_is_no_consequence() -> None:
     )
     failures = tuple(worker_failures(ELASTIC_LOG))
     for name, message in own:
-        fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
+        fold = FoldState(ranks={0: _raised(0, 5.0, name, message)})
         found = classify_end(_facts(failures=failures, fold=fold))
         assert found.detail == f"rank 0 raised {name}: {message} at step 7"
 
@@ -143,7 +143,7 @@ def test_an_error_of_the_users_own_is_no_consequence() -> None:
     ],
 )
 def test_what_torch_says_of_a_partner_that_has_gone(name: str, message: str) -> None:
-    fold = Fold(ranks={0: _raised(0, 5.0, name, message)})
+    fold = FoldState(ranks={0: _raised(0, 5.0, name, message)})
     found = classify_end(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
     assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
 
@@ -196,7 +196,7 @@ def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry(
 
 def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer")
-    found = classify_end(_facts(fold=Fold(ranks={0: victim})))
+    found = classify_end(_facts(fold=FoldState(ranks={0: victim})))
     assert "died without a Python error" in found.detail
     verdict = Verdict(
         kind="killed", level="dead", culprits=(1,), cause="...", confidence=0.95,

@@ -16,7 +16,7 @@ from ltui.training.config.preset_names import shipped_names
 from ltui.training.config.presets import build_spec, check_preset, load_preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS
-from ltui.training.config.yaml_document import get
+from ltui.training.config.yaml_document import value_at
 
 MACHINES = (Machine(gpus=0, cores=2), Machine(gpus=1, cores=8), Machine(gpus=8, cores=64))
 
@@ -55,7 +55,7 @@ def test_a_presets_form_is_whole(name: str) -> None:
     assert preset.knobs
     missing = object()
     for knob in preset.knobs:
-        assert get(preset.document, knob.key, missing) is not missing, knob.key
+        assert value_at(preset.document, knob.key, missing) is not missing, knob.key
     result = apply_form(preset, field_texts(preset), MACHINES[0])
     assert result.problems == ()
     assert result.overrides == ()

@@ -19,7 +19,7 @@ from ltui.training.rank.checkpoint_files import (
     publish_checkpoint,
     rank_file,
 )
-from ltui.training.store.checkpoint_manifest import checkpoints, newest_whole, verify
+from ltui.training.store.checkpoint_manifest import checkpoint_to_resume, list_checkpoints, verify
 
 WRITER = """
 import os, sys
@@ -63,7 +63,7 @@ def test_a_writer_that_dies_leaves_a_whole_one(tmp_path: Path, turn: int) -> Non
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     writer.stdout.close()
-    found = newest_whole(tmp_path)
+    found = checkpoint_to_resume(tmp_path)
     assert found is not None
     assert found.global_step == 100
 
@@ -77,7 +77,7 @@ def test_a_name_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
         "step-00000005-periodic-2.ckpt",
     ]
     assert third.name == first.name, "the name became free again"
-    (only,) = checkpoints(tmp_path)
+    (only,) = list_checkpoints(tmp_path)
     assert verify(only).ok
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         third.name, f"{third.name}.json", f"{third.name}.rank-00000",
@@ -99,5 +99,5 @@ def test_what_cannot_be_published_leaves_nothing(tmp_path: Path) -> None:
     partial_path(path).write_bytes(b"weights")
     with pytest.raises(FileNotFoundError):  # rank 1 wrote nothing
         publish_checkpoint(partial_path(path), path, 2, global_step=7)
-    assert checkpoints(tmp_path) == []
+    assert list_checkpoints(tmp_path) == []
     assert not path.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.store.checkpoint_manifest import newest_whole, why_not_whole
+from ltui.training.store.checkpoint_manifest import checkpoint_to_resume, damage_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 
@@ -23,7 +23,7 @@ def test_a_sharded_checkpoint_is_whole_or_not_taken(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert not list(tmp_path.glob(".*.part"))
-    info = newest_whole(tmp_path)
+    info = checkpoint_to_resume(tmp_path)
     assert info is not None
     path = Path(info.path)
     shards = sorted(path.glob("*.distcp"))
@@ -37,7 +37,7 @@ def test_a_sharded_checkpoint_is_whole_or_not_taken(tmp_path: Path) -> None:
     data = bytearray(shards[1].read_bytes())
     data[len(data) // 2] ^= 1
     shards[1].write_bytes(data)
-    assert "different checksum" in str(why_not_whole(info))
+    assert "different checksum" in str(damage_of(info))
     shards[1].unlink()
-    assert "is gone" in str(why_not_whole(info))
-    assert newest_whole(tmp_path) is None
+    assert "is gone" in str(damage_of(info))
+    assert checkpoint_to_resume(tmp_path) is None

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ltui.training.state.freeze_warnings import MOST, cautions, foresee, uneven_batches
-from ltui.training.state.record_fold import Fold, RankFold, fold
+from ltui.training.state.freeze_warnings import MAX_WARNINGS, all_warnings, precheck, uneven_batches
+from ltui.training.state.record_fold import FoldState, RankFold, fold
 from ltui.training.state.run_snapshot import (
-    Caution,
+    FreezeWarning,
     RunSnapshot,
     RunState,
     snapshot_from_json,
@@ -26,7 +26,7 @@ def _document(**arguments: Any) -> dict[str, Any]:
 
 
 def _foreseen(ranks: int, cores: int | None, shared: int | None, **arguments: Any) -> list[str]:
-    found = foresee(_document(**arguments), ranks=ranks, cores=cores, shared_memory_bytes=shared)
+    found = precheck(_document(**arguments), ranks=ranks, cores=cores, shared_memory_bytes=shared)
     assert all(c.remedy for _, c in found)
     return [f"{path}: {c.what}" for path, c in found]
 
@@ -51,7 +51,7 @@ def test_little_shared_memory() -> None:
 
 
 def test_a_document_without_data_or_with_odd_values_is_quiet() -> None:
-    assert foresee({}, ranks=8, cores=1, shared_memory_bytes=1) == []
+    assert precheck({}, ranks=8, cores=1, shared_memory_bytes=1) == []
     assert _foreseen(8, 1, 1, workers=None, num_workers=True) == []
 
 
@@ -66,7 +66,7 @@ def test_uneven_batches_name_both_ends() -> None:
 
 def test_uneven_plans_of_a_fold() -> None:
     ranks = {r: RankFold(rank=r, plan={"batches_per_epoch": 9 + r}) for r in range(2)}
-    (found,) = cautions(Fold(ranks=ranks))
+    (found,) = all_warnings(FoldState(ranks=ranks))
     assert "different batch counts" in found.what
 
 
@@ -76,14 +76,20 @@ def _warning(text: str) -> Record:
 
 def test_ranks_warnings_are_kept_once() -> None:
     other = labelled(RecordKind.EVENT, {"kind": "note", "text": "other"})
-    state = fold(Fold(), 0, [_warning("one"), _warning("one"), other, _warning("two")])
-    assert cautions(state) == (Caution(what="one", remedy="do"), Caution(what="two", remedy="do"))
-    assert cautions(fold(state, 1, [_warning("two")])) == cautions(state)
-    assert len(cautions(fold(state, 0, [_warning(f"{i}") for i in range(3 * MOST)]))) == MOST
+    state = fold(FoldState(), 0, [_warning("one"), _warning("one"), other, _warning("two")])
+    assert all_warnings(state) == (
+        FreezeWarning(what="one", remedy="do"),
+        FreezeWarning(what="two", remedy="do"),
+    )
+    assert all_warnings(fold(state, 1, [_warning("two")])) == all_warnings(state)
+    assert (
+        len(all_warnings(fold(state, 0, [_warning(f"{i}") for i in range(3 * MAX_WARNINGS)])))
+        == MAX_WARNINGS
+    )
 
 
 def test_a_snapshot_keeps_them() -> None:
     snapshot = RunSnapshot(
-        id="i", name="n", state=RunState.RUNNING, cautions=(Caution(what="w", remedy=None),)
+        id="i", name="n", state=RunState.RUNNING, cautions=(FreezeWarning(what="w", remedy=None),)
     )
     assert snapshot_from_json(json.loads(json.dumps(to_json(snapshot)))) == snapshot

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ltui.training.state.record_fold import (
     EVENTS_KEPT,
     RECENT_STEPS,
-    Fold,
+    FoldState,
     fold,
     fold_many,
     step_rows,
@@ -49,14 +49,14 @@ def histories(draw: st.DrawFn) -> list:  # type: ignore[type-arg]
 
 @given(histories(), st.lists(st.integers(0, 60), max_size=5))
 def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:  # type: ignore[type-arg]
-    whole = fold(Fold(), 0, records).ranks[0]
-    state = Fold()
+    whole = fold(FoldState(), 0, records).ranks[0]
+    state = FoldState()
     edges = [0, *sorted(cuts), len(records)]
     for begin, end in pairwise(edges):
         state = fold(state, 0, records[begin:end])
     split = state.ranks[0]
-    assert repr(split.total) == repr(whole.total)
-    assert split.marks == whole.marks
+    assert repr(split.totals) == repr(whole.totals)
+    assert split.recent_totals == whole.recent_totals
     assert split.recent_step_s == whole.recent_step_s
     assert repr(split.recent_loss) == repr(whole.recent_loss)
     assert split.between_epochs_s == pytest.approx(whole.between_epochs_s)
@@ -65,7 +65,7 @@ def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:  #
 
 @given(histories(), st.floats(0, 1000))
 def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float) -> None:  # type: ignore[type-arg]
-    state = fold(Fold(), 0, records)
+    state = fold(FoldState(), 0, records)
     found = throughput(state, records[-1].t_ns + round(later_s * SECOND))
     for rate in (found.samples_per_s, found.steps_per_s, found.best_samples_per_s):
         assert rate is None or (rate >= 0 and math.isfinite(rate))
@@ -74,10 +74,10 @@ def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float
 
 @given(histories())
 def test_bounds_hold(records: list) -> None:  # type: ignore[type-arg]
-    rank = fold(Fold(), 0, records * 3).ranks[0]
+    rank = fold(FoldState(), 0, records * 3).ranks[0]
     assert len(rank.recent_step_s) <= RECENT_STEPS
     assert len(rank.recent_loss) <= RECENT_STEPS
-    assert len(rank.marks) <= 96
+    assert len(rank.recent_totals) <= 96
     finite = [r.array[4] for r in records if math.isfinite(r.array[4])]
     if rank.loss is not None:
         assert rank.loss.best_min == min(finite, default=None)
@@ -85,7 +85,7 @@ def test_bounds_hold(records: list) -> None:  # type: ignore[type-arg]
 
 
 def test_folding_leaves_the_old_value_alone() -> None:
-    first = fold(Fold(), 0, steps(5, 0.1))
+    first = fold(FoldState(), 0, steps(5, 0.1))
     before = repr(first)
     fold(first, 0, steps(5, 0.1, first=6, start_s=0.5))
     fold(first, 1, steps(5, 0.1))
@@ -94,7 +94,7 @@ def test_folding_leaves_the_old_value_alone() -> None:
 
 def test_rates_of_ranks_add_up() -> None:
     polls = {rank: Poll(tuple(steps(101, 0.1, fetch_s=0.02))) for rank in range(4)}
-    state = fold_many(Fold(), polls)
+    state = fold_many(FoldState(), polls)
     found = throughput(state, 10 * SECOND)
     assert found.samples_per_s == pytest.approx(4 * 320)
     assert found.best_samples_per_s == pytest.approx(4 * 320)
@@ -103,13 +103,13 @@ def test_rates_of_ranks_add_up() -> None:
 
 
 def test_slow_steps_have_a_rate_too() -> None:
-    state = fold(Fold(), 0, steps(5, 30.0, samples=300))
+    state = fold(FoldState(), 0, steps(5, 30.0, samples=300))
     assert throughput(state, 4 * 30 * SECOND).samples_per_s == pytest.approx(10)
     assert throughput(state, (4 * 30 + 20) * SECOND).samples_per_s == pytest.approx(10)
 
 
 def test_a_rate_does_not_decay_and_is_unknown_after_a_window_without_a_batch() -> None:
-    state = fold(Fold(), 0, steps(101, 0.1))
+    state = fold(FoldState(), 0, steps(101, 0.1))
     rates = [throughput(state, (10 + s) * SECOND).samples_per_s for s in (0, 2, 4, 8)]
     assert rates == [pytest.approx(320)] * 4
     stale = throughput(state, 30 * SECOND)
@@ -122,7 +122,7 @@ def test_a_rate_does_not_decay_and_is_unknown_after_a_window_without_a_batch() -
 def test_time_between_steps_is_no_part_of_a_rate() -> None:
     """A validation of six seconds lies between the two halves."""
     records = [*steps(40, 0.1), *steps(40, 0.1, first=41, start_s=10.0, epoch=1)]
-    state = fold(Fold(), 0, records)
+    state = fold(FoldState(), 0, records)
     found = throughput(state, 14 * SECOND)
     assert found.samples_per_s == pytest.approx(320)
     assert found.best_samples_per_s == pytest.approx(320)
@@ -130,10 +130,10 @@ def test_time_between_steps_is_no_part_of_a_rate() -> None:
 
 def test_the_figure_of_a_run_is_the_sum_of_its_ranks_and_never_above_the_best() -> None:
     fast, slow = steps(60, 0.1), steps(60, 0.1, samples=16)
-    state = Fold()
+    state = FoldState()
     for i in range(0, 60, 7):
         state = fold(fold(state, 0, fast[i : i + 7]), 1, slow[i : i + 7])
-        now = state.ranks[0].total
+        now = state.ranks[0].totals
         assert now is not None
         found = throughput(state, now.t_ns)
         rows = rank_snapshots(state, {}, {}, now.t_ns)
@@ -145,19 +145,19 @@ def test_the_figure_of_a_run_is_the_sum_of_its_ranks_and_never_above_the_best() 
 
 
 def test_batches_of_unknown_size_have_no_rate() -> None:
-    state = fold(Fold(), 0, steps(40, 0.1, samples=math.nan))
+    state = fold(FoldState(), 0, steps(40, 0.1, samples=math.nan))
     assert throughput(state, 4 * SECOND).samples_per_s is None
     assert state.best_samples_per_s is None
 
 
 def test_a_few_quick_steps_are_no_record() -> None:
-    state = fold(Fold(), 0, steps(3, 0.001))
+    state = fold(FoldState(), 0, steps(3, 0.001))
     assert state.best_samples_per_s is None
 
 
 def test_labels_become_hello_plan_events_and_metrics() -> None:
     state = fold(
-        Fold(),
+        FoldState(),
         2,
         [
             labelled(
@@ -190,28 +190,28 @@ def test_labels_that_are_no_json_are_passed_over() -> None:
         for k in (2, 3, 4, 5)
         for label in (b"", b"\xff", b"[1]", b"{")
     ]
-    state = fold(Fold(), 0, broken)
+    state = fold(FoldState(), 0, broken)
     assert state.ranks[0].hello is None
     assert state.events == ()
 
 
 def test_events_are_bounded_and_counted() -> None:
     events = [labelled(RecordKind.EVENT, {"kind": "note", "text": str(i)}) for i in range(1000)]
-    state = fold(Fold(), 0, events)
+    state = fold(FoldState(), 0, events)
     assert len(state.events) == EVENTS_KEPT
     assert state.events_seen == 1000
     assert state.events[-1].text == "999"
 
 
 def test_the_loss_is_the_users_where_they_log_it() -> None:
-    state = fold(Fold(), 0, steps(3, 0.1, loss=2.0))
+    state = fold(FoldState(), 0, steps(3, 0.1, loss=2.0))
     assert metrics(state)["train/loss"].last == 2.0
     logged = labelled(RecordKind.METRICS, {"names": ["train/loss"], "step": 3}, [7.0])
     assert metrics(fold(state, 0, [logged]))["train/loss"].last == 7.0
 
 
 def test_no_loss_at_all_is_no_metric() -> None:
-    state = fold(Fold(), 0, steps(20, 0.1, loss=math.nan))
+    state = fold(FoldState(), 0, steps(20, 0.1, loss=math.nan))
     assert metrics(state) == {}
     assert state.ranks[0].bad_loss == 0
 
@@ -232,7 +232,7 @@ def test_rows_of_other_layouts_are_padded_or_cut() -> None:
 def test_the_end_is_estimated_from_steps_and_pauses_between_epochs() -> None:
     plan = labelled(RecordKind.PLAN, {"max_steps": 40, "max_epochs": 4, "batches_per_epoch": 10})
     records = [plan, *steps(10, 0.5), *steps(6, 0.5, first=11, start_s=4.5 + 3.5, epoch=1)]
-    state = fold(Fold(), 0, records)
+    state = fold(FoldState(), 0, records)
     last_s = records[-1].t_ns / SECOND
     here = pulse(0, Phase.FORWARD, last_s, epoch=1, global_step=16)
     found = progress(state, {0: here}, round(last_s * SECOND))
@@ -248,7 +248,7 @@ def test_the_end_is_estimated_from_steps_and_pauses_between_epochs() -> None:
 def test_steps_follow_from_epochs_where_the_plan_names_none() -> None:
     hello = labelled(RecordKind.HELLO, {"accumulate_grad_batches": 4, "world_size": 2})
     plan = labelled(RecordKind.PLAN, {"max_steps": None, "max_epochs": 3, "batches_per_epoch": 10})
-    state = fold(Fold(), 0, [hello, plan])
+    state = fold(FoldState(), 0, [hello, plan])
     found = progress(state, {}, 0)
     assert found.max_steps == 9
     assert found.world_size == 2

@@ -12,7 +12,7 @@ import pytest
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
-from ltui.training.store.checkpoint_manifest import checkpoints, newest_whole, verify
+from ltui.training.store.checkpoint_manifest import checkpoint_to_resume, list_checkpoints, verify
 from ltui.training.store.database_schema import LAYOUT, StoreError
 from ltui.training.store.export_file import chosen_metrics, write_csv, write_json
 from ltui.training.store.history_reader import RunStore
@@ -168,7 +168,7 @@ def _checkpoint(folder: Path, step: int, saved_at: float, data: bytes = b"weight
 
 
 def test_only_whole_checkpoints_are_resumed_from(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path / "none") is None
+    assert checkpoint_to_resume(tmp_path / "none") is None
     _checkpoint(tmp_path, 10, 1.0)
     cut = _checkpoint(tmp_path, 30, 3.0)
     cut.write_bytes(b"wei")
@@ -176,10 +176,10 @@ def test_only_whole_checkpoints_are_resumed_from(tmp_path: Path) -> None:
     flipped.write_bytes(b"wxights")
     (tmp_path / "step-00000040-stop.ckpt").write_bytes(b"no manifest")
     Path(f"{_checkpoint(tmp_path, 50, 5.0)}.json").write_text("{")
-    found = {info.global_step: info.ok for info in checkpoints(tmp_path)}
+    found = {info.global_step: info.ok for info in list_checkpoints(tmp_path)}
     assert found == {0: False, 10: None, 20: None, 30: False}
-    assert [verify(info).ok for info in checkpoints(tmp_path)] == [False, True, False, False]
-    best = newest_whole(tmp_path)
+    assert [verify(info).ok for info in list_checkpoints(tmp_path)] == [False, True, False, False]
+    best = checkpoint_to_resume(tmp_path)
     assert best is not None
     assert (best.global_step, best.ok) == (10, True)
 
@@ -187,6 +187,6 @@ def test_only_whole_checkpoints_are_resumed_from(tmp_path: Path) -> None:
 def test_the_last_saved_counts_not_the_furthest(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 500, 1.0)
     _checkpoint(tmp_path, 120, 2.0)
-    best = newest_whole(tmp_path)
+    best = checkpoint_to_resume(tmp_path)
     assert best is not None
     assert best.global_step == 120

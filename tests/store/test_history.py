@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ltui.training.store import history_writer
-from ltui.training.store.export_file import Thinned
+from ltui.training.store.export_file import WindowedPart
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.history_windows import LEVELS
+from ltui.training.store.history_windows import WINDOW_SIZES
 from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.store.histories import begin, run_dir, step_row, steps, write
 
@@ -49,7 +49,7 @@ def test_rows_far_back_become_windows_and_nothing_falls_between(tmp_path: Path) 
     assert full == list(range(35_001, 40_001))
     assert len(rows) < 8000
     assert [row.step for row in rows] == sorted({row.step for row in rows})
-    assert rows[0].step == LEVELS[0] - 1
+    assert rows[0].step == WINDOW_SIZES[0] - 1
     assert rows[0].value == pytest.approx(32.0)
     assert (curve.low.min(), curve.high.max()) == (1.0, 40_000.0)
     assert early.low.min() <= 192 <= early.high.max() <= 400
@@ -66,7 +66,7 @@ def test_an_export_holds_every_step_once_at_the_best_resolution_that_is_kept(
     for rank, end in last.items():
         write(store, 1, (steps(s, s + 999, rank=rank, factor=1.0) for s in range(1, end + 1, 1000)))
     store.close()
-    thinned = Thinned()
+    thinned = WindowedPart()
     with RunStore(run) as history:
         rows = list(thinned.watch(history.export(["train/loss"])))
     assert [(row.step, row.rank) for row in rows] == sorted((row.step, row.rank) for row in rows)
@@ -94,7 +94,7 @@ def test_a_metric_that_was_logged_as_nan_is_in_the_export(tmp_path: Path) -> Non
     samples = [(0, n, "val/acc", n, 0, 1.0, value) for n, value in enumerate((0.5, math.nan))]
     store.commit(1, Batch(samples=samples))
     store.close()
-    thinned = Thinned()
+    thinned = WindowedPart()
     with RunStore(run) as history:
         rows = list(thinned.watch(history.export(["val/acc"])))
     assert [(row.step, row.value) for row in rows] == [(0, 0.5), (1, None)]

@@ -16,7 +16,7 @@ from ltui.training.diagnosis.evidence import Diagnosis, Evidence, ThreadStack
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.process.exit_statuses import ExitWatch
-from ltui.training.process.stack_dumps import by_signal, parse_stacks
+from ltui.training.process.stack_dumps import dump_by_signal, parse_stacks
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.gather_evidence import (
     CollectorCache,
@@ -210,7 +210,7 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
     pid = stuck.start("another_runs")
     folder = stuck.run_dir.path / "evidence" / "1"
     for _ in range(80):
-        seen = by_signal(pid, folder)
+        seen = dump_by_signal(pid, folder)
         assert not isinstance(seen, str), seen
         (main,) = (stack for stack in seen if stack.main)
         assert "another_runs" in functions(main)

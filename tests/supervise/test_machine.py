@@ -9,19 +9,19 @@ import time
 from pathlib import Path
 
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.process.identity import ProcessMark, mark_of, start_ticks
-from ltui.training.process.rank_usage import ProcessReadings, ProcessTable
+from ltui.training.process.identity import ProcessIdentity, identify, start_ticks
+from ltui.training.process.rank_usage import ProcessTable, UsageMeter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 
 
 def test_a_reused_pid_is_not_taken_for_its_former_owner() -> None:
-    me = mark_of(os.getpid())
+    me = identify(os.getpid())
     assert me is not None
     assert me.alive()
-    assert not ProcessMark(me.pid, me.start_ticks + 1).alive()
+    assert not ProcessIdentity(me.pid, me.start_ticks + 1).alive()
     child = subprocess.Popen(["sleep", "60"])
-    mark = mark_of(child.pid)
+    mark = identify(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert mark is not None
@@ -34,13 +34,13 @@ def test_a_rank_costs_what_its_children_cost() -> None:
     burn = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     process = subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
     try:
-        mark = mark_of(process.pid)
+        mark = identify(process.pid)
         assert mark is not None
-        readings = ProcessReadings()
+        readings = UsageMeter()
         deadline = time.monotonic() + 90
         while True:
             table = ProcessTable()
-            reading = readings.look(table, {0: mark}, time.monotonic())[0]
+            reading = readings.sample(table, {0: mark}, time.monotonic())[0]
             if (reading.cpu_percent or 0) > 20 and len(table.tree(process.pid)) == 2:
                 break
             assert time.monotonic() < deadline
@@ -66,13 +66,13 @@ def test_how_long_a_rank_waits_for_a_processor() -> None:
     crowded = subprocess.Popen([sys.executable, "-c", _CROWDED], start_new_session=True)
     idle = subprocess.Popen(["sleep", "600"])
     try:
-        marks = {r: m for r, p in enumerate((crowded, idle)) if (m := mark_of(p.pid)) is not None}
-        readings = ProcessReadings()
-        assert readings.look(ProcessTable(), marks, 0.0)[0].delay_share is None
+        marks = {r: m for r, p in enumerate((crowded, idle)) if (m := identify(p.pid)) is not None}
+        readings = UsageMeter()
+        assert readings.sample(ProcessTable(), marks, 0.0)[0].delay_share is None
         deadline = time.monotonic() + 90
         while True:
             time.sleep(0.3)
-            found = readings.look(ProcessTable(), marks, time.monotonic())
+            found = readings.sample(ProcessTable(), marks, time.monotonic())
             crowded_share, idle_share = (found[r].delay_share or 0.0 for r in marks)
             if crowded_share > 0.3 and idle_share < 0.1:
                 break
@@ -105,10 +105,10 @@ def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path
         while len((table := ProcessTable()).tree(rank_0.pid)) < 4:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        marks = {rank: mark for rank, pid in enumerate(pids) if (mark := mark_of(pid))}
+        marks = {rank: mark for rank, pid in enumerate(pids) if (mark := identify(pid))}
         assert [len(table.tree(pid, pids)) for pid in pids] == [2, 2], "each with its own worker"
-        readings = ProcessReadings().look(table, marks, time.monotonic())
-        together = ProcessReadings().look(table, {0: marks[0]}, time.monotonic())[0]
+        readings = UsageMeter().sample(table, marks, time.monotonic())
+        together = UsageMeter().sample(table, {0: marks[0]}, time.monotonic())[0]
         assert readings[0].rss_bytes + readings[1].rss_bytes == together.rss_bytes
         assert readings[0].rss_bytes > readings[1].rss_bytes / 2
 

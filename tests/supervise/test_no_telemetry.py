@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ltui.app.diagnosis.request_diagnosis import find
-from ltui.training.process.identity import mark_of
+from ltui.training.process.identity import identify
 from ltui.training.process.rank_usage import ProcessTable
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.supervise.untracked_program import Program, ProgramReader
@@ -85,7 +85,7 @@ def test_a_program_that_has_loaded_torch_is_told_from_its_memory_map(tmp_path: P
     try:
         assert process.stdin
         assert process.stdout
-        mark = mark_of(process.pid)
+        mark = identify(process.pid)
         assert mark is not None
         reader = ProgramReader()
         before = reader.read(ProcessTable(), mark, {0: mark})

@@ -13,8 +13,8 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import HealthHistory, Judgement
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
-from ltui.training.process.identity import mark_of
-from ltui.training.state.record_fold import Fold, fold
+from ltui.training.process.identity import identify
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     RankState,
@@ -49,7 +49,7 @@ def picture(folder: Path, **changes: Any) -> SnapshotInputs:
         "started_at": 0.0,
         "now_s": 12.0,
         "now_ns": 12 * SECOND,
-        "fold": fold(Fold(), 0, [plan, *steps(100, 0.1)]),
+        "fold": fold(FoldState(), 0, [plan, *steps(100, 0.1)]),
         "pulses": {0: pulse(0, Phase.FORWARD, 10.0, global_step=100)},
         "judgement": judgement(RankState.OK),
         "found": {},
@@ -81,10 +81,10 @@ def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
 
 def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: Path) -> None:
     silent: dict[str, Any] = {
-        "fold": Fold(),
+        "fold": FoldState(),
         "pulses": {},
         "judgement": replace(judgement(RankState.OK), states={}),
-        "found": {0: mark_of(os.getpid())},
+        "found": {0: identify(os.getpid())},
     }
     states = [
         build_snapshot(picture(tmp_path, state=state, **silent)).ranks[0].state
@@ -116,7 +116,7 @@ def test_a_resumed_attempt_shows_the_step_that_it_starts_from(tmp_path: Path) ->
     start = starting_progress(AttemptPlan(resume_from=Path("/c"), resume_step=640), before)
     for pulses in ({}, {0: pulse(0, Phase.SETUP)}):
         found = build_snapshot(
-            picture(tmp_path, state=RunState.STARTING, fold=Fold(), pulses=pulses, start=start)
+            picture(tmp_path, state=RunState.STARTING, fold=FoldState(), pulses=pulses, start=start)
         )
         assert (found.global_step, found.max_steps) == (640, 1000)
         assert (found.epoch, found.max_epochs) == (6, 10)

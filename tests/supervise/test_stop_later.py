@@ -16,12 +16,12 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, MetricValue, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
-    clock_condition,
-    condition_of,
-    due,
     from_document,
-    metric_condition,
-    settled,
+    met_reason,
+    parse_condition,
+    parse_metric_condition,
+    parse_time_condition,
+    resolve_condition,
 )
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
@@ -54,14 +54,14 @@ def test_exactly_at_a_step_whoever_supervises(runs: Runs) -> None:
     assert ended.state is RunState.STOPPED
     assert ended.detail == f"stopped at step {step}, checkpoint verified"
     assert ended.stops == ()
-    assert not run.orders_path.exists()
+    assert not run.requests_path.exists()
 
 
 def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
     gate = runs.cwd / "gate"
     run = runs.training("--gate", str(gate), "--gate-at", "20")
     # Losses of fake ranks are spread evenly from 0 to 1.
-    assert ask(run, metric_condition("train/loss<0.1")) == ["when train/loss < 0.1"]
+    assert ask(run, parse_metric_condition("train/loss<0.1")) == ["when train/loss < 0.1"]
     replace_supervisor(runs, run)
     gate.touch()
     ended = runs.ended(run)
@@ -70,14 +70,14 @@ def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
         (said,) = [e.text for e in store.events() if e.kind == "stop_when"]
     assert said.startswith("Stopping because train/loss is 0.0")
     run = runs.training()
-    ask(run, clock_condition("+1s", time.time()))
+    ask(run, parse_time_condition("+1s", time.time()))
     assert runs.ended(run).state is RunState.STOPPED
 
 
 def test_what_is_cancelled_replaced_or_refused(runs: Runs) -> None:
     run = runs.training()
     far = StopCondition(kind="step", step=90000)
-    ask(run, far, StopCondition(kind="epoch"), clock_condition("+2h", time.time()))
+    ask(run, far, StopCondition(kind="epoch"), parse_time_condition("+2h", time.time()))
     stands = ("at step 90000", "at the end of epoch 1", "2 h after the request")
     runs.until(run, lambda s: s.stops == stands)
     ask(run, StopCondition(kind="step", step=80000))
@@ -90,7 +90,7 @@ def test_what_is_cancelled_replaced_or_refused(runs: Runs) -> None:
             ask(run, condition)
     ControlClient(run).request({"cmd": "stop_when", "cancel": True})
     runs.until(run, lambda s: s.stops == ())
-    assert json.loads(run.orders_path.read_text())["conditions"] == []
+    assert json.loads(run.requests_path.read_text())["conditions"] == []
     runs.order(run, "kill")
     runs.ended(run)
 
@@ -100,7 +100,7 @@ def test_a_command_without_telemetry_stops_at_a_time_only(runs: Runs) -> None:
     runs.until(run, lambda s: s.state is RunState.RUNNING)
     with pytest.raises(ProblemError, match="sends no telemetry"):
         ask(run, StopCondition(kind="step", step=7))
-    ask(run, clock_condition("+1s", time.time()))
+    ask(run, parse_time_condition("+1s", time.time()))
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     assert "SIGTERM" in (ended.detail or "")
@@ -132,21 +132,21 @@ def test_a_stop_goes_on_under_the_next_supervisor(runs: Runs) -> None:
 
 
 def test_words_of_a_person() -> None:
-    condition = metric_condition(" val/acc >= 9e-1 ")
+    condition = parse_metric_condition(" val/acc >= 9e-1 ")
     assert (condition.metric, condition.compare, condition.value) == ("val/acc", ">=", 0.9)
     now = datetime(2024, 5, 3, 18, 31, 5).timestamp()
-    next_day = clock_condition("18:30", now).at_s
+    next_day = parse_time_condition("18:30", now).at_s
     assert next_day is not None
     assert datetime.fromtimestamp(next_day) == datetime(2024, 5, 4, 18, 30)
-    assert clock_condition("18:31:30", now).at_s == now + 25
-    assert clock_condition("+1.5h", now).wait_s == 5400
+    assert parse_time_condition("18:31:30", now).at_s == now + 25
+    assert parse_time_condition("+1.5h", now).wait_s == 5400
     for text in ("25:00", "noon", "+2", "2h", "-1h", ""):
         with pytest.raises(ProblemError):
-            clock_condition(text, now)
+            parse_time_condition(text, now)
     for text in ("val/loss", "val/loss<", "<3", "val/loss=3", "val/loss<nan", "a b<3"):
         with pytest.raises(ProblemError):
-            metric_condition(text)
-    for condition in (metric_condition("a<1"), clock_condition("18:30", now)):
+            parse_metric_condition(text)
+    for condition in (parse_metric_condition("a<1"), parse_time_condition("18:30", now)):
         assert from_document(condition.to_document()) == condition
     for document in ({}, {"kind": "step"}, {"kind": "no"}, {"kind": "metric", "metric": "a"}):
         with pytest.raises(ValueError, match="condition"):
@@ -155,19 +155,19 @@ def test_words_of_a_person() -> None:
 
 def test_only_new_values_and_no_clock_for_a_wait() -> None:
     seen = {"loss": MetricValue(last=0.1, step=5)}
-    below = settled(metric_condition("loss<0.2"), seen, 0, 100.0)
-    assert due(below, seen, 0.0, 100.0) is None
-    assert due(below, {"loss": MetricValue(last=0.3, step=6)}, 0.0, 101.0) is None
-    said = due(below, {"loss": MetricValue(last=0.15, step=7)}, 0.0, 102.0)
+    below = resolve_condition(parse_metric_condition("loss<0.2"), seen, 0, 100.0)
+    assert met_reason(below, seen, 0.0, 100.0) is None
+    assert met_reason(below, {"loss": MetricValue(last=0.3, step=6)}, 0.0, 101.0) is None
+    said = met_reason(below, {"loss": MetricValue(last=0.15, step=7)}, 0.0, 102.0)
     assert said == "because loss is 0.15 (< 0.2) at step 7"
-    wait = settled(clock_condition("+60s", 0.0), {}, 0, 100.0)
+    wait = resolve_condition(parse_time_condition("+60s", 0.0), {}, 0, 100.0)
     # A clock that is set, by years, changes nothing.
-    assert due(wait, {}, 1e12, 159.0) is None
-    assert due(wait, {}, -1e12, 160.0) == "1 min after the request"
+    assert met_reason(wait, {}, 1e12, 159.0) is None
+    assert met_reason(wait, {}, -1e12, 160.0) == "1 min after the request"
 
 
 def test_one_line_for_all_of_them() -> None:
-    found = [condition_of(text, 0.0).kind for text in ("500", "epoch", "a/b>=2", "18:30", "+2h")]
+    found = [parse_condition(text, 0.0).kind for text in ("500", "epoch", "a/b>=2", "18:30", "+2h")]
     assert found == ["step", "epoch", "metric", "clock", "wait"]
     with pytest.raises(ProblemError, match="Give a step, `epoch`, a condition on a metric"):
-        condition_of("soon", 0.0)
+        parse_condition("soon", 0.0)

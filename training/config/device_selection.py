@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ltui.training.config.node_environment import Place
+from ltui.training.config.node_environment import NodeEnvironment
 from ltui.training.config.yaml_document import Fault, parse_value
 
 RANKS_PER_CORE = 4
@@ -22,11 +22,11 @@ class Machine:
 
     gpus: int | None = None
     cores: int | None = None
-    place: Place | None = None
+    node: NodeEnvironment | None = None
     """Which of several nodes it is."""
 
 
-UNSEEN = Machine()
+UNKNOWN_MACHINE = Machine()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ltui.training.config.run_spec import THEN, CheckpointPolicy, StallPolicy
-from ltui.training.config.structure_check import nearest, shown, value_fault
+from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, StallPolicy
+from ltui.training.config.structure_check import closest_match, format_value, value_fault
 from ltui.training.config.trainer_arguments import Argument
 from ltui.training.config.verdict_levels import LEVELS
 from ltui.training.config.yaml_document import Fault
@@ -40,7 +40,7 @@ class Knob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
+class LtuiSection:
     """The section as read; every field has a default, as the section itself is optional."""
 
     title: str = ""
@@ -64,7 +64,7 @@ _POLICY = {
         "cap_s": _SECONDS,
         "factor": Argument(kinds=("number",), low=1, optional=False),
         "slow_phase_s": _SECONDS,
-        "then": Argument(kinds=("text",), choices=THEN, optional=False),
+        "then": Argument(kinds=("text",), choices=STALL_ACTIONS, optional=False),
         "then_after_s": _SECONDS,
         "restarts": _COUNT,
         "on_verdict": Argument(kinds=("text", "list")),
@@ -92,15 +92,15 @@ _KNOB = {
 Policy = TypeVar("Policy", StallPolicy, CheckpointPolicy)
 
 
-def read_section(value: Any) -> tuple[Section, list[Fault]]:
+def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
     """The section and every mistake in it. None (no section) is fine."""
     if value is None:
-        return Section(), []
+        return LtuiSection(), []
     if not isinstance(value, Mapping):
-        return Section(), [Fault(path="ltui", what="must be a mapping.")]
-    known = [f.name for f in fields(Section)]
+        return LtuiSection(), [Fault(path="ltui", what="must be a mapping.")]
+    known = [f.name for f in fields(LtuiSection)]
     faults = [_unknown(f"ltui.{key}", known) for key in value if key not in known]
-    section = Section(
+    section = LtuiSection(
         title=_text(value, "title", faults),
         about=" ".join(_text(value, "about", faults).split()),
         tags=_texts(value, "tags", faults),
@@ -117,7 +117,7 @@ def read_section(value: Any) -> tuple[Section, list[Fault]]:
 
 def _unknown(path: str, known: list[str]) -> Fault:
     name = path.rpartition(".")[2]
-    near = nearest(name, known)
+    near = closest_match(name, known)
     remedy = f"Did you mean `{near}`?" if near else f"Known keys: {', '.join(known)}."
     return Fault(path=path, what=f"unknown key `{name}`.", remedy=remedy)
 
@@ -126,7 +126,7 @@ def _text(value: Mapping[str, Any], key: str, faults: list[Fault]) -> str:
     text = value.get(key, "")
     if isinstance(text, str):
         return text
-    faults.append(Fault(path=f"ltui.{key}", what=f"must be text (got {shown(text)})."))
+    faults.append(Fault(path=f"ltui.{key}", what=f"must be text (got {format_value(text)})."))
     return ""
 
 
@@ -139,7 +139,7 @@ def _texts(
         return ()
     for index, item in enumerate(items):
         if choices and item not in choices:
-            what = f"must be one of {', '.join(choices)} (got {shown(item)})."
+            what = f"must be one of {', '.join(choices)} (got {format_value(item)})."
             faults.append(Fault(path=f"ltui.{key}.{index}", what=what))
     return tuple(items)
 
@@ -149,7 +149,7 @@ def _whole(value: Mapping[str, Any], key: str, low: int, faults: list[Fault]) ->
     number = value.get(key, low)
     if type(number) is int and number >= low:
         return number
-    what = f"must be a whole number, {low} or more (got {shown(number)})."
+    what = f"must be a whole number, {low} or more (got {format_value(number)})."
     faults.append(Fault(path=f"ltui.{key}", what=what))
     return low
 
@@ -183,7 +183,7 @@ def on_verdict_fault(value: Any) -> str | None:
             return None
         return (
             f"must be a webhook's URL (http:// or https://) or a command as a list of strings "
-            f"(got {shown(value)})."
+            f"(got {format_value(value)})."
         )
     return None
 

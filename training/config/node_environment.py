@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class NodeEnvironment:
     """What the environment says; None where it says nothing, or nothing that can be."""
 
     rank: int | None = None
@@ -40,11 +40,11 @@ class Place:
     """Whether ``srun`` has started another ``ltui`` on this node."""
 
 
-def place_in(environ: Mapping[str, str]) -> Place:
+def read_node_environment(environ: Mapping[str, str]) -> NodeEnvironment:
     """torchrun's variables go before SLURM's."""
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     rank = _number(environ.get("NODE_RANK"))
-    return Place(
+    return NodeEnvironment(
         rank=_number(environ.get("SLURM_NODEID")) if rank is None else rank,
         address=environ.get("MASTER_ADDR") or first_host(hosts),
         port=_number(environ.get("MASTER_PORT")) or _port_of_job(environ.get("SLURM_JOB_ID")),
@@ -62,7 +62,7 @@ def first_host(hosts: str) -> str | None:
 
 
 def choose_nodes(
-    trainer: Mapping[str, Any], place: Place | None
+    trainer: Mapping[str, Any], place: NodeEnvironment | None
 ) -> tuple[Nodes | None, list[Fault]]:
     """Where this machine stands among ``trainer.num_nodes``, and what is wrong with it.
 
@@ -79,7 +79,7 @@ def choose_nodes(
     return Nodes(count=count, rank=place.rank, address=place.address, port=place.port), []
 
 
-def _fault(count: int, place: Place) -> str | None:
+def _fault(count: int, place: NodeEnvironment) -> str | None:
     if place.second_on_node:
         return "srun has started more than one ltui on this node."
     if place.rank is None or place.address is None:

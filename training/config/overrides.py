@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ltui.training.config.structure_check import TOP_LEVEL, key_fault, nearest
+from ltui.training.config.structure_check import TOP_LEVEL, closest_match, key_fault
 from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS
-from ltui.training.config.yaml_document import Document, parse_value, walk, with_value
+from ltui.training.config.yaml_document import Document, iterate_values, parse_value, with_value
 from ltui.training.problem import Problem, ProblemError
 
 
@@ -76,10 +76,10 @@ def _unknown(key: str, document: Mapping[str, Any]) -> Problem | None:
 
 def _meant(key: str, document: Mapping[str, Any]) -> str | None:
     """The whole path that was probably meant: one with the same last name, else the most alike."""
-    known = [path for path, _ in walk(document)]
+    known = [path for path, _ in iterate_values(document)]
     known += [f"trainer.{name}" for name in TRAINER_ARGUMENTS] + list(TOP_LEVEL)
     known = [path for path in dict.fromkeys(known) if not path.startswith("ltui")]
     same = [path for path in known if path.rpartition(".")[2] == key.rpartition(".")[2]]
     if len(same) == 1:
         return same[0]
-    return nearest(key, same or known, cutoff=0.6)
+    return closest_match(key, same or known, cutoff=0.6)

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from ltui.training.config.device_selection import UNSEEN, Machine, free_count
+from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, free_count
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.presets import Preset
-from ltui.training.config.structure_check import find_faults, placed
+from ltui.training.config.structure_check import find_faults, locate_fault
 from ltui.training.config.trainer_arguments import bounds
 from ltui.training.config.yaml_document import Document, parse_value, with_value
 from ltui.training.problem import Problem
@@ -49,7 +49,9 @@ def field_text(value: Any) -> str:
     return str(value)
 
 
-def apply_form(preset: Preset, texts: Mapping[str, str], machine: Machine = UNSEEN) -> FormResult:
+def apply_form(
+    preset: Preset, texts: Mapping[str, str], machine: Machine = UNKNOWN_MACHINE
+) -> FormResult:
     """``texts`` is what the fields hold, by knob key; a missing one keeps the preset's value."""
     document = dict(preset.document)
     overrides: list[str] = []
@@ -69,7 +71,7 @@ def apply_form(preset: Preset, texts: Mapping[str, str], machine: Machine = UNSE
     wrong = {problem.where for problem in problems}
     for fault in find_faults(document, machine=machine, cpu_ranks=preset.cpu_ranks):
         if fault.path not in keys:
-            problems.append(placed(fault, preset.where, preset.lines))
+            problems.append(locate_fault(fault, preset.where, preset.lines))
         elif fault.path not in wrong:
             problems.append(Problem(where=fault.path, what=fault.what, remedy=fault.remedy))
     return FormResult(document=document, overrides=tuple(overrides), problems=tuple(problems))

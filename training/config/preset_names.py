@@ -36,7 +36,7 @@ def preset_names(cwd: Path | None = None) -> tuple[str, ...]:
     return (*shipped_names(), *(f"./{path.name}" for path in local))
 
 
-def doubtful_names(cwd: Path) -> tuple[str, ...]:
+def suspected_names(cwd: Path) -> tuple[str, ...]:
     """Files in ``cwd`` that mention a preset's keys, but not where a preset has them.
 
     They are other files, or presets that are not valid YAML.

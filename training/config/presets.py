@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ltui.training.config.device_selection import UNSEEN, Machine, choose_devices
-from ltui.training.config.ltui_section import Knob, Section, read_section
+from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, choose_devices
+from ltui.training.config.ltui_section import Knob, LtuiSection, read_section
 from ltui.training.config.node_environment import choose_nodes
 from ltui.training.config.overrides import apply_overrides, overridden_paths
 from ltui.training.config.preset_names import (
     SUFFIXES,
-    doubtful_names,
     preset_names,
     shipped_folder,
     shipped_names,
+    suspected_names,
 )
 from ltui.training.config.run_spec import CheckpointPolicy, RunSpec, StallPolicy
-from ltui.training.config.structure_check import find_faults, nearest, placed
-from ltui.training.config.yaml_document import Document, get, read_document, resolve
+from ltui.training.config.structure_check import closest_match, find_faults, locate_fault
+from ltui.training.config.yaml_document import Document, read_document, resolve, value_at
 from ltui.training.problem import Problem, ProblemError
 
 _MOST_BYTES = 4 << 20
@@ -90,7 +90,7 @@ def damaged_files(cwd: Path) -> dict[str, Problem]:
     A large file is left out: to read it would take longer than its line in a list is worth.
     """
     found: dict[str, Problem] = {}
-    for name in doubtful_names(cwd):
+    for name in suspected_names(cwd):
         try:
             if (cwd / name).stat().st_size <= _MOST_DOUBTFUL_BYTES:
                 read_document(_read(cwd / name, name), name)
@@ -105,7 +105,7 @@ def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
     if path.is_dir():
         return Problem(where=name, what="this is a folder.", remedy="Give a preset or a YAML file.")
     short = {n.removeprefix("./").rsplit(".", 1)[0]: n for n in known}
-    near = nearest(name, [*known, *short], cutoff=0.5)
+    near = closest_match(name, [*known, *short], cutoff=0.5)
     remedy = f"Did you mean `{short.get(near, near)}`?" if near else None
     if path.suffix in SUFFIXES or "/" in name:
         return Problem(where=name, what="no such file.", remedy=remedy)
@@ -137,20 +137,20 @@ def parse_preset(
     source = read_document(text, where)
     section, faults = read_section(source.values.get("ltui"))
     if faults:
-        raise ProblemError(*(placed(fault, where, source.lines) for fault in faults))
+        raise ProblemError(*(locate_fault(fault, where, source.lines) for fault in faults))
     document = {k: v for k, v in source.values.items() if k != "ltui"}
     lines: Mapping[str, int] = source.lines
     if "model" not in document and isinstance(document.get("fit"), dict):
         # LightningCLI also takes its settings below the subcommand's name.
         document = document["fit"]
         lines = {k.removeprefix("fit."): v for k, v in lines.items()}
-    knobs = tuple(k.with_default(get(document, k.key)) for k in section.knobs)
+    knobs = tuple(k.with_default(value_at(document, k.key)) for k in section.knobs)
     preset = _preset(section, name, path, shipped, document, lines, knobs)
     return replace(preset, section=source.values.get("ltui") or {})
 
 
 def _preset(
-    section: Section,
+    section: LtuiSection,
     name: str,
     path: Path | None,
     shipped: bool,
@@ -178,7 +178,7 @@ def _preset(
 
 
 def check_preset(
-    preset: Preset, overrides: Sequence[str] = (), machine: Machine = UNSEEN
+    preset: Preset, overrides: Sequence[str] = (), machine: Machine = UNKNOWN_MACHINE
 ) -> list[Problem]:
     """Every mistake in the preset with the overrides applied, each with its place."""
     try:
@@ -187,7 +187,7 @@ def check_preset(
         return list(error.problems)
     keys = overridden_paths(overrides)
     faults = find_faults(document, machine=machine, cpu_ranks=preset.cpu_ranks)
-    return [placed(fault, preset.where, preset.lines, keys) for fault in faults]
+    return [locate_fault(fault, preset.where, preset.lines, keys) for fault in faults]
 
 
 def build_spec(
@@ -199,7 +199,7 @@ def build_spec(
     cwd: Path | str,
     python: str,
     created_at: float,
-    machine: Machine = UNSEEN,
+    machine: Machine = UNKNOWN_MACHINE,
 ) -> RunSpec:
     """The run that the preset and the overrides make on this machine.
 
@@ -225,7 +225,7 @@ def build_spec(
         after_fit=preset.after_fit,
         python_path=() if folder is None else (str(folder),),
         nproc=chosen.nproc,
-        nodes=choose_nodes(trainer, machine.place)[0],
+        nodes=choose_nodes(trainer, machine.node)[0],
         gpus=chosen.gpus,
         overrides=tuple(overrides),
         checkpoint=preset.checkpoint,

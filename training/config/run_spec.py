@@ -13,7 +13,7 @@ from typing import Any
 from ltui.training.problem import Problem, ProblemError
 
 SPEC_VERSION = 1
-THEN = ("nothing", "stop", "restart")
+STALL_ACTIONS = ("nothing", "stop", "restart")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class StallPolicy:
     slow_phase_s: float = 600.0
     """Budget of setup, validation, checkpointing and the first steps."""
     then: str = "nothing"
-    """What is done about a stall or a dead rank: one of ``THEN``."""
+    """What is done about a stall or a dead rank: one of ``STALL_ACTIONS``."""
     then_after_s: float = 30.0
     """How long the verdict must have stood before ``then`` is done."""
     restarts: int = 3

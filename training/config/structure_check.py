@@ -11,10 +11,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ltui.training.config.device_selection import UNSEEN, Machine, choose_devices, free_count
+from ltui.training.config.device_selection import (
+    UNKNOWN_MACHINE,
+    Machine,
+    choose_devices,
+    free_count,
+)
 from ltui.training.config.node_environment import choose_nodes
 from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS, Argument
-from ltui.training.config.yaml_document import Fault, resolve, walk
+from ltui.training.config.yaml_document import Fault, iterate_values, resolve
 from ltui.training.problem import Problem
 
 TOP_LEVEL = (
@@ -38,7 +43,7 @@ def check_document(
     *,
     lines: Mapping[str, int] | None = None,
     overridden: Iterable[str] = (),
-    machine: Machine = UNSEEN,
+    machine: Machine = UNKNOWN_MACHINE,
     cpu_ranks: int = 1,
 ) -> list[Problem]:
     """Every mistake of a LightningCLI configuration, with its place.
@@ -47,11 +52,11 @@ def check_document(
     that a mistake is reported where it was made.
     """
     faults = find_faults(document, machine=machine, cpu_ranks=cpu_ranks)
-    return [placed(fault, where, lines or {}, overridden) for fault in faults]
+    return [locate_fault(fault, where, lines or {}, overridden) for fault in faults]
 
 
 def find_faults(
-    document: Mapping[str, Any], *, machine: Machine = UNSEEN, cpu_ranks: int = 1
+    document: Mapping[str, Any], *, machine: Machine = UNKNOWN_MACHINE, cpu_ranks: int = 1
 ) -> list[Fault]:
     """As ``check_document``, by dotted path."""
     document = {k: v for k, v in document.items() if k != "ltui"}
@@ -64,7 +69,7 @@ def find_faults(
         faults += found
         if not {"trainer.devices", "trainer.accelerator"} & {f.path for f in found}:
             faults += choose_devices(trainer, machine, cpu_ranks)[1]
-        faults += choose_nodes(trainer, machine.place)[1]
+        faults += choose_nodes(trainer, machine.node)[1]
     elif trainer is not None:
         faults.append(Fault(path="trainer", what="must be a mapping of the Trainer's arguments."))
     for key in ("model", "data"):
@@ -76,7 +81,7 @@ def find_faults(
     return faults
 
 
-def placed(
+def locate_fault(
     fault: Fault, where: str, lines: Mapping[str, int], overridden: Iterable[str] = ()
 ) -> Problem:
     """The fault with the place that a person looks at: ``my.yaml:12 trainer.max_epoch``."""
@@ -101,7 +106,7 @@ def _line(path: str, lines: Mapping[str, int]) -> int | None:
     return None
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def closest_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return found[0] if found else None
 
@@ -109,10 +114,10 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 def unknown_key(path: str, known: Iterable[str]) -> Fault:
     """For a key that isn't among ``known`` (names at its own depth)."""
     parent, _, name = path.rpartition(".")
-    near = nearest(name, known)
+    near = closest_match(name, known)
     remedy = f"Did you mean `{parent + '.' if parent else ''}{near}`?" if near else None
     if remedy is None and not parent:
-        inner = nearest(name, TRAINER_ARGUMENTS, cutoff=0.8)
+        inner = closest_match(name, TRAINER_ARGUMENTS, cutoff=0.8)
         remedy = f"Did you mean `trainer.{inner}`?" if inner else f"Known keys: {', '.join(known)}."
     return Fault(path=path, what=f"unknown key `{name}`.", remedy=remedy)
 
@@ -125,7 +130,7 @@ def key_fault(path: str) -> Fault | None:
     if parts[0] == "trainer" and len(parts) > 1 and parts[1] not in TRAINER_ARGUMENTS:
         return unknown_key(".".join(parts[:2]), TRAINER_ARGUMENTS)
     if parts[0] in ("model", "data") and len(parts) > 1 and parts[1] not in _CLASS_KEYS:
-        near = nearest(parts[1], _CLASS_KEYS)
+        near = closest_match(parts[1], _CLASS_KEYS)
         rest = ".".join(parts[2:])
         meant = f"{parts[0]}.{near}{'.' + rest if rest else ''}" if near else (
             f"{parts[0]}.init_args.{'.'.join(parts[1:])}"
@@ -146,7 +151,7 @@ def _top_level(document: Mapping[str, Any]) -> list[Fault]:
         faults.append(Fault(path="model", what="required key is missing.", remedy=remedy))
     seed = document.get("seed_everything", True)
     if not isinstance(seed, (bool, int)) and seed is not None:
-        what = f"must be a whole number, true or false (got {shown(seed)})."
+        what = f"must be a whole number, true or false (got {format_value(seed)})."
         faults.append(Fault(path="seed_everything", what=what))
     return faults
 
@@ -154,11 +159,13 @@ def _top_level(document: Mapping[str, Any]) -> list[Fault]:
 def _odd_values(document: Mapping[str, Any]) -> list[Fault]:
     """Values that a configuration can't hold: sets, dates, bytes, keys that aren't words."""
     faults = []
-    for path, value in walk(document):
+    for path, value in iterate_values(document):
         if isinstance(value, Mapping):
             odd = [k for k in value if not isinstance(k, str)]
             if odd and path.split(".")[0] == "trainer":
-                faults.append(Fault(path=path, what=f"the key {shown(odd[0])} is not a string."))
+                faults.append(
+                    Fault(path=path, what=f"the key {format_value(odd[0])} is not a string.")
+                )
         elif not isinstance(value, (*_PLAIN, list)):
             what = f"a value of type {type(value).__name__} is not allowed in a configuration."
             faults.append(Fault(path=path, what=what))
@@ -187,9 +194,9 @@ def value_fault(path: str, value: Any, argument: Argument) -> Fault | None:
         return None
     remedy = None
     if isinstance(value, str) and argument.choices:
-        near = nearest(value, [str(c) for c in argument.choices])
+        near = closest_match(value, [str(c) for c in argument.choices])
         remedy = f"Did you mean `{near}`?" if near else None
-    return Fault(path=path, what=f"must be {expected} (got {shown(value)}).", remedy=remedy)
+    return Fault(path=path, what=f"must be {expected} (got {format_value(value)}).", remedy=remedy)
 
 
 def _devices_form(trainer: Mapping[str, Any]) -> list[Fault]:
@@ -201,11 +208,11 @@ def _devices_form(trainer: Mapping[str, Any]) -> list[Fault]:
         ):
             what = (
                 "must be auto, a number of devices, a list of devices, or free:2 for two free "
-                f"GPUs (got {shown(devices)})."
+                f"GPUs (got {format_value(devices)})."
             )
     elif isinstance(devices, list):
         if not devices or not all(type(d) is int and d >= 0 for d in devices):
-            what = f"must be a list of device numbers, 0 or more (got {shown(devices)})."
+            what = f"must be a list of device numbers, 0 or more (got {format_value(devices)})."
         elif len(set(devices)) < len(devices):
             what = "the list contains a device twice."
     if devices == 0 or devices == "0":
@@ -240,9 +247,13 @@ def class_faults(value: Any, path: str, *, dotted: bool) -> list[Fault]:
     if isinstance(value, str):
         return _class_path(value, path, dotted)
     if not isinstance(value, Mapping):
-        return [Fault(path=path, what=f"must be a class_path with init_args (got {shown(value)}).")]
+        return [
+            Fault(
+                path=path, what=f"must be a class_path with init_args (got {format_value(value)})."
+            )
+        ]
     if "class_path" not in value:
-        near = nearest("class_path", [str(k) for k in value], cutoff=0.7)
+        near = closest_match("class_path", [str(k) for k in value], cutoff=0.7)
         if near is not None:
             return [unknown_key(f"{path}.{near}", _CLASS_KEYS)]
         remedy = f"Name the class: `{path}: {{class_path: my_package.MyClass, init_args: ...}}`."
@@ -251,7 +262,7 @@ def class_faults(value: Any, path: str, *, dotted: bool) -> list[Fault]:
     faults += [unknown_key(f"{path}.{k}", _CLASS_KEYS) for k in value if k not in _CLASS_KEYS]
     arguments = value.get("init_args")
     if arguments is not None and not isinstance(arguments, Mapping):
-        what = f"must be a mapping of the class's arguments (got {shown(arguments)})."
+        what = f"must be a mapping of the class's arguments (got {format_value(arguments)})."
         faults.append(Fault(path=f"{path}.init_args", what=what))
     return faults
 
@@ -261,14 +272,14 @@ def _class_path(value: Any, path: str, dotted: bool) -> list[Fault]:
         return []
     if isinstance(value, str) and not dotted and value.isidentifier():
         return []
-    what = f"must be a dotted path to a class (got {shown(value)})."
+    what = f"must be a dotted path to a class (got {format_value(value)})."
     remedy = "For example: `my_package.models.MyModel`."
     if isinstance(value, str) and value.endswith(".py"):
         remedy = f"Name the class: `{value.removesuffix('.py').replace('/', '.')}.MyClass`."
     return [Fault(path=path, what=what, remedy=remedy)]
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in a message: short, in backticks."""
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

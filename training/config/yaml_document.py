@@ -141,7 +141,7 @@ def write_document(document: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)
 
 
-def get(document: Any, path: str, default: Any = None) -> Any:
+def value_at(document: Any, path: str, default: Any = None) -> Any:
     """The value at a dotted path; numbers index lists."""
     value = document
     for part in path.split("."):
@@ -183,7 +183,7 @@ def with_value(document: Mapping[str, Any], path: str, value: Any) -> Document:
     return copy
 
 
-def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value below ``value`` with its dotted path, outermost first."""
     items: Iterator[tuple[Any, Any]]
     if isinstance(value, Mapping):
@@ -195,17 +195,17 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for key, inner in items:
         below = f"{path}.{key}" if path else str(key)
         yield below, inner
-        yield from walk(inner, below)
+        yield from iterate_values(inner, below)
 
 
-def interpolated(document: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, str) and "${" in value for _, value in walk(document))
+def has_interpolation(document: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, str) and "${" in value for _, value in iterate_values(document))
 
 
 def resolve(document: Mapping[str, Any]) -> tuple[Document, list[Fault]]:
     """The document with its ``${...}`` replaced, and what could not be; OmegaConf's rules."""
     plain = deepcopy(dict(document))
-    if not interpolated(plain):
+    if not has_interpolation(plain):
         return plain, []
     # Loading OmegaConf takes a tenth of a second, which the common preset does not need.
     from omegaconf import OmegaConf

@@ -30,7 +30,7 @@ from ltui.training.diagnosis.rules.judge_input import (
 from ltui.training.diagnosis.rules.stalls import Stalls, stalls
 from ltui.training.diagnosis.rules.thresholds import slowest_step_s
 from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb, waiting_text
-from ltui.training.state.record_fold import Fold
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.tensor_queue.record_types import Phase, PulseState
 
@@ -64,7 +64,7 @@ def judge(
     policy: StallPolicy,
     history: HealthHistory,
     *,
-    fold: Fold | None = None,
+    fold: FoldState | None = None,
     dead: Mapping[int, str] | None = None,
     held: Mapping[int, int] | None = None,
     held_workers: Mapping[int, tuple[int, ...]] | None = None,
@@ -91,7 +91,7 @@ def judge(
     last closer look; ``closer`` says that there will be one for suspects.
     """
     m = _moment(
-        now_ns, pulses, policy, history, fold or Fold(), dead or {}, held or {},
+        now_ns, pulses, policy, history, fold or FoldState(), dead or {}, held or {},
         held_workers or {}, silent or {}, evidence, devices, now_s,
     )  # fmt: skip
     m = replace(m, delays=delays or {})
@@ -143,7 +143,7 @@ def _moment(
     pulses: Mapping[int, PulseState | None],
     policy: StallPolicy,
     history: HealthHistory,
-    fold: Fold,
+    fold: FoldState,
     dead: Mapping[int, str],
     held: Mapping[int, int],
     held_workers: Mapping[int, tuple[int, ...]],

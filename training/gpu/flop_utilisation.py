@@ -33,7 +33,7 @@ def model_flop_utilisation(
 ) -> float | None:
     """Mean over the ranks, 0 to 1; None where the count, a device's peak or the pace is unknown.
 
-    ``introductions`` are the ranks' HELLO labels.
+    ``hello_and_plan`` are the ranks' HELLO labels.
     """
     if counted is None:
         return None

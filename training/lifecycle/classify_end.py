@@ -10,7 +10,7 @@ from ltui.training.diagnosis.rules.backend_messages import is_consequence
 from ltui.training.diagnosis.rules.verdict_words import consequences_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
-from ltui.training.state.record_fold import Fold, FoldedEvent
+from ltui.training.state.record_fold import FoldedEvent, FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
@@ -22,7 +22,7 @@ class EndFacts:
     exit: EngineExit | None = None
     shim_died: bool = False
     pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
-    fold: Fold = field(default_factory=Fold)
+    fold: FoldState = field(default_factory=FoldState)
     failures: tuple[WorkerFailure, ...] = ()
     last_line: str | None = None
     """Of the engine's log."""

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterable
 
 from ltui.training.lifecycle.shim_files import shim_identity
-from ltui.training.process.identity import ProcessMark, environment, lock_holder, mark_of, pids
+from ltui.training.process.identity import ProcessIdentity, environment, identify, lock_holder, pids
 from ltui.training.store.run_directory import RunDir
 
 _WAIT_S = 5.0
 
 
-def run_processes(run_dir: RunDir) -> set[ProcessMark]:
+def run_processes(run_dir: RunDir) -> set[ProcessIdentity]:
     """Every process that was started for the run, but its supervisor and its keeper."""
     spared = {os.getpid()}
     for mark in (lock_holder(run_dir.lock_path), shim_identity(run_dir)):
@@ -30,13 +30,13 @@ def run_processes(run_dir: RunDir) -> set[ProcessMark]:
             continue
         if given.get("LTUI_RUN_DIR") != str(run_dir.path):
             continue
-        mark = mark_of(pid)
+        mark = identify(pid)
         if mark is not None:
             found.add(mark)
     return found
 
 
-def kill_run_processes(run_dir: RunDir, known: Iterable[ProcessMark] = ()) -> list[int]:
+def kill_run_processes(run_dir: RunDir, known: Iterable[ProcessIdentity] = ()) -> list[int]:
     """Kill every process of the run and wait until it is gone; the pids that had to go."""
     killed: set[int] = set()
     deadline = time.monotonic() + _WAIT_S
@@ -51,7 +51,7 @@ def kill_run_processes(run_dir: RunDir, known: Iterable[ProcessMark] = ()) -> li
     return sorted(killed)
 
 
-def send_signal(mark: ProcessMark, number: int) -> bool:
+def send_signal(mark: ProcessIdentity, number: int) -> bool:
     """Signal a process, if it still is the one that is meant."""
     if not mark.alive():
         return False
@@ -61,7 +61,7 @@ def send_signal(mark: ProcessMark, number: int) -> bool:
     return False
 
 
-def signal_group(mark: ProcessMark, number: int) -> bool:
+def signal_group(mark: ProcessIdentity, number: int) -> bool:
     """Signal the process group that ``mark`` leads."""
     if not mark.alive():
         return False

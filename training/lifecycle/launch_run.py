@@ -47,9 +47,9 @@ def launch(
         _make(run_dir, spec)
         arguments = ["--attempt", "1"]
         if start_from is not None:
-            from ltui.training.store.checkpoint_manifest import bring
+            from ltui.training.store.checkpoint_manifest import import_checkpoint
 
-            brought = bring(start_from, run_dir.checkpoints_dir)
+            brought = import_checkpoint(start_from, run_dir.checkpoints_dir)
             arguments += ["--resume-from", brought.path]
             arguments += ["--resume-step", str(brought.global_step)]
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def launch(
             return run_dir
         if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)
-            run_dir.remove_far_socket()
+            run_dir.remove_stale_socket()
             shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
     return run_dir

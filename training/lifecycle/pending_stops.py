@@ -15,7 +15,12 @@ from typing import Any
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
 from ltui.training.state.run_snapshot import MetricValue
-from ltui.training.state.stop_conditions import StopCondition, due, from_document, with_condition
+from ltui.training.state.stop_conditions import (
+    StopCondition,
+    add_condition,
+    from_document,
+    met_reason,
+)
 from ltui.training.store.run_directory import RunDir, write_atomically
 
 
@@ -29,7 +34,7 @@ class PendingStops:
     escalation: StopEscalation | None = None
 
     def descriptions(self) -> tuple[str, ...]:
-        return tuple(condition.words() for condition in self.conditions)
+        return tuple(condition.describe() for condition in self.conditions)
 
     def with_conditions(self, conditions: Sequence[StopCondition]) -> PendingStops:
         return replace(self, conditions=tuple(conditions))
@@ -46,7 +51,7 @@ class PendingStops:
 def read_pending_stops(run_dir: RunDir) -> PendingStops:
     """None standing where nothing can be read."""
     try:
-        document = json.loads(run_dir.orders_path.read_text(encoding="utf-8"))
+        document = json.loads(run_dir.requests_path.read_text(encoding="utf-8"))
         same_boot = document.get("boot") == boot_id()
         conditions = [from_document(c) for c in document["conditions"]]
         escalation = document.get("ladder")
@@ -76,11 +81,11 @@ def write_pending_stops(run_dir: RunDir, pending: PendingStops) -> None:
             "kill_at_once": escalation.kill_at_once,
         },
     }
-    write_atomically(run_dir.orders_path, json.dumps(document).encode())
+    write_atomically(run_dir.requests_path, json.dumps(document).encode())
 
 
 def delete_pending_stops(run_dir: RunDir) -> None:
-    run_dir.orders_path.unlink(missing_ok=True)
+    run_dir.requests_path.unlink(missing_ok=True)
 
 
 class PendingStopStore:
@@ -98,7 +103,7 @@ class PendingStopStore:
     def add(self, conditions: Sequence[StopCondition]) -> None:
         standing = self.pending.conditions
         for condition in conditions:
-            standing = with_condition(standing, condition)
+            standing = add_condition(standing, condition)
         self._write(self.pending.with_conditions(standing))
 
     def clear(self) -> None:
@@ -117,7 +122,7 @@ class PendingStopStore:
             return None
         found = metrics() if any(c.metric for c in self.pending.conditions) else {}
         for condition in self.pending.conditions:
-            text = due(condition, found, now_s, steady_s)
+            text = met_reason(condition, found, now_s, steady_s)
             if text is not None:
                 rest = [c for c in self.pending.conditions if c is not condition]
                 self._write(self.pending.with_conditions(rest))

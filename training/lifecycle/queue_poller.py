@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ltui.training.process.identity import is_alive, is_held
+from ltui.training.process.identity import is_alive, is_stopped
 from ltui.training.store.history_writer import Cursor
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
@@ -76,7 +76,9 @@ class QueuePoller:
                 self.errors[rank] = str(error)
                 pulses.setdefault(rank, None)
         gone = frozenset(r for r, p in pulses.items() if p is not None and is_dead(p))
-        held = {r: p.pid for r, p in pulses.items() if p is not None and p.pid and is_held(p.pid)}
+        held = {
+            r: p.pid for r, p in pulses.items() if p is not None and p.pid and is_stopped(p.pid)
+        }
         return QueuePoll(polls, pulses, gone, held, behind)
 
     def cursor(self, rank: int, next_seq: int) -> Cursor:

@@ -27,7 +27,12 @@ from ltui.training.lifecycle.start_supervisor import (
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.store.checkpoint_manifest import ResumeChoice, checkpoints, resume_choice, verify
+from ltui.training.store.checkpoint_manifest import (
+    ResumeChoice,
+    choose_checkpoint,
+    list_checkpoints,
+    verify,
+)
 from ltui.training.store.run_directory import RunDir
 
 _LEAVING_S = 3.0
@@ -110,7 +115,7 @@ def delete(run_dir: RunDir) -> None:
         # Out of sight at one stroke: a half deleted run is no run.
         hidden = run_dir.path.with_name(f".deleted-{run_dir.id}")
         run_dir.path.rename(hidden)
-        RunDir(hidden).remove_far_socket()
+        RunDir(hidden).remove_stale_socket()
         shutil.rmtree(hidden)
     except OSError as error:
         raise ProblemError(
@@ -129,13 +134,13 @@ def _next_spec(run_dir: RunDir, spec: RunSpec) -> Path:
 def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, tuple[str, ...]]:
     """Step and path of the checkpoint to resume from, and in words the newer ones passed over."""
     if checkpoint is None:
-        choice = resume_choice(run_dir.checkpoints_dir)
+        choice = choose_checkpoint(run_dir.checkpoints_dir)
         if choice.taken is None:
             raise ProblemError(_nothing_to_resume(run_dir, choice))
-        skipped = tuple(choice.skipped_words())
+        skipped = tuple(choice.skipped_reasons())
         return choice.taken.global_step, Path(choice.taken.path), skipped
     wanted = checkpoint.absolute()
-    for info in checkpoints(run_dir.checkpoints_dir):
+    for info in list_checkpoints(run_dir.checkpoints_dir):
         if Path(info.path).name == wanted.name:
             if verify(info).ok:
                 return info.global_step, Path(info.path), ()
@@ -150,11 +155,11 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
 
 
 def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
-    broken = len(checkpoints(run_dir.checkpoints_dir))
+    broken = len(list_checkpoints(run_dir.checkpoints_dir))
     what = (
         "there is nothing to resume from: no checkpoint was completed."
         if not broken
-        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skipped_words())})."
+        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skipped_reasons())})."
     )
     return Problem(where=run_dir.id, what=what, remedy="Start it again as a new run.")
 

@@ -18,8 +18,8 @@ from ltui.training.lifecycle.restart_rules import read_restart_history
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import ProcessMark, boot_id, lock_holder, runs_with
-from ltui.training.state.record_fold import Fold
+from ltui.training.process.identity import ProcessIdentity, any_process_has, boot_id, lock_holder
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import (
     LIVE,
     RankSnapshot,
@@ -27,8 +27,8 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.snapshot_parts import progress, rank_snapshots, trains
-from ltui.training.store.checkpoint_manifest import checkpoints
+from ltui.training.state.snapshot_parts import progress, rank_snapshots, training_has_started
+from ltui.training.store.checkpoint_manifest import list_checkpoints
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
@@ -105,7 +105,7 @@ def _from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
         attempt=attempt or 1,
         created_at=spec.created_at,
         world_size=spec.nproc or None,
-        checkpoints=tuple(checkpoints(run_dir.checkpoints_dir)),
+        checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
         history_note=note or ("the run's history is gone." if attempt else None),
         log_dir=str(run_dir.logs_dir(attempt or 1)),
         run_dir=str(run_dir.path),
@@ -114,8 +114,8 @@ def _from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
 
 def _moved(stored: RunSnapshot, pulses: Mapping[int, PulseState | None]) -> RunSnapshot:
     """``stored``, where the ranks are now as far as pulses tell."""
-    found = progress(Fold(), pulses, time.monotonic_ns())
-    begun = stored.state in (RunState.STARTING, RunState.QUEUED) and trains(
+    found = progress(FoldState(), pulses, time.monotonic_ns())
+    begun = stored.state in (RunState.STARTING, RunState.QUEUED) and training_has_started(
         p for p in pulses.values() if p is not None and rank_alive(p)
     )
     return replace(
@@ -148,7 +148,7 @@ def _unsupervised(
     if _waits(run_dir, stored, attempt):
         detail = "its supervisor died while it waited; the next ltui command continues it"
         return replace(stored, supervisor_pid=None, detail=detail)
-    if runs_with("ltui.training.supervise.main", str(run_dir.path)):
+    if any_process_has("ltui.training.supervise.main", str(run_dir.path)):
         return replace(stored, supervisor_pid=None, detail="its supervisor is still starting")
     found = classify_end(
         EndFacts(
@@ -156,7 +156,7 @@ def _unsupervised(
             shim_died=False,
             pulses=pulses,
             rebooted=rebooted,
-            checkpoints=tuple(checkpoints(run_dir.checkpoints_dir)),
+            checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
             user_command=stored.command is not None,
             global_step=stored.global_step,
         )
@@ -183,7 +183,7 @@ def _waits(run_dir: RunDir, stored: RunSnapshot, attempt: int) -> bool:
     return not begun or (waiting is not None and waiting.attempt == attempt)
 
 
-def _rebooted(run_dir: RunDir, shim: ProcessMark | None) -> bool:
+def _rebooted(run_dir: RunDir, shim: ProcessIdentity | None) -> bool:
     """Whether the run's processes belong to an earlier boot of the machine."""
     try:
         lines = run_dir.lock_path.read_text().split("\n")
@@ -201,7 +201,7 @@ def _ranks(
         for rank, pulse in pulses.items()
         if pulse is not None
     }
-    fresh = {r.rank: r for r in rank_snapshots(Fold(), pulses, states, time.monotonic_ns())}
+    fresh = {r.rank: r for r in rank_snapshots(FoldState(), pulses, states, time.monotonic_ns())}
     known = {r.rank: r for r in stored.ranks}
     merged = []
     for rank in sorted({*fresh, *known}):

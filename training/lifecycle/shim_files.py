@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ltui.training.process.identity import ProcessMark, boot_id
+from ltui.training.process.identity import ProcessIdentity, boot_id
 from ltui.training.store.run_directory import RunDir
 
 
@@ -39,19 +39,19 @@ def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
     )
 
 
-def shim_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
+def shim_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentity | None:
     """The keeper's process, of this boot; of ``attempt`` where that is given."""
     return _mark(run_dir, attempt, "pid", "start_ticks")
 
 
-def engine_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessMark | None:
+def engine_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentity | None:
     """The engine's process, of this boot."""
     return _mark(run_dir, attempt, "engine_pid", "engine_start_ticks")
 
 
 def from_earlier_boot(run_dir: RunDir) -> bool:
     """Whether the keeper was started before the machine was: then nothing of it is left."""
-    document = _read(run_dir.keeper_path)
+    document = _read(run_dir.shim_path)
     return document is not None and document.get("boot_id") not in (None, boot_id())
 
 
@@ -65,15 +65,15 @@ def latest_attempt(run_dir: RunDir) -> int | None:
     return max(numbers, default=None)
 
 
-def _mark(run_dir: RunDir, attempt: int | None, pid: str, ticks: str) -> ProcessMark | None:
-    document = _read(run_dir.keeper_path)
+def _mark(run_dir: RunDir, attempt: int | None, pid: str, ticks: str) -> ProcessIdentity | None:
+    document = _read(run_dir.shim_path)
     if document is None or not document.get(pid):
         return None
     if document.get("boot_id") not in (None, boot_id()):
         return None
     if attempt is not None and document.get("attempt") != attempt:
         return None
-    return ProcessMark(int(document[pid]), int(document.get(ticks) or 0))
+    return ProcessIdentity(int(document[pid]), int(document.get(ticks) or 0))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

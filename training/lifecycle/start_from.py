@@ -7,7 +7,12 @@ from pathlib import Path
 
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
-from ltui.training.store.checkpoint_manifest import checkpoints, furthest, newest_whole, verify
+from ltui.training.store.checkpoint_manifest import (
+    checkpoint_to_resume,
+    furthest_checkpoint,
+    list_checkpoints,
+    verify,
+)
 from ltui.training.store.run_directory import RunDir, find_run
 
 
@@ -18,7 +23,7 @@ def find_start_checkpoint(home: Path, text: str) -> tuple[RunDir, CheckpointInfo
     """
     run_dir, step = _named(home, text)
     if step is None:
-        taken = newest_whole(run_dir.checkpoints_dir)
+        taken = checkpoint_to_resume(run_dir.checkpoints_dir)
         if taken is None:
             raise ProblemError(_without(text))
         return run_dir, taken
@@ -31,7 +36,7 @@ def find_start_checkpoint(home: Path, text: str) -> tuple[RunDir, CheckpointInfo
 def likely_start_checkpoint(home: Path, text: str) -> tuple[RunDir, CheckpointInfo]:
     """What ``find_start_checkpoint`` will give unless its checksums are wrong, at once."""
     run_dir, step = _named(home, text)
-    found = furthest(run_dir.checkpoints_dir) if step is None else None
+    found = furthest_checkpoint(run_dir.checkpoints_dir) if step is None else None
     if step is not None:
         found = next((c for c in _of_step(run_dir, step) if c.ok is not False), None)
     if found is None:
@@ -48,7 +53,7 @@ def _named(home: Path, text: str) -> tuple[RunDir, int | None]:
 
 def _of_step(run_dir: RunDir, step: int) -> list[CheckpointInfo]:
     """The last one saved first."""
-    known = checkpoints(run_dir.checkpoints_dir)
+    known = list_checkpoints(run_dir.checkpoints_dir)
     return [info for info in reversed(known) if info.global_step == step]
 
 
@@ -57,7 +62,7 @@ def _without(text: str) -> Problem:
 
 
 def _without_step(run_dir: RunDir, text: str, step: int) -> Problem:
-    known = checkpoints(run_dir.checkpoints_dir)
+    known = list_checkpoints(run_dir.checkpoints_dir)
     steps = ", ".join(str(s) for s in sorted({c.global_step for c in known if c.ok is not False}))
     return Problem(
         where=f"--from {text}",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessMark:
+class ProcessIdentity:
     """One process of one boot."""
 
     pid: int
@@ -40,7 +40,7 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19])
 
 
-def is_held(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Whether the process is stopped: by SIGSTOP, or by a debugger."""
     fields = stat_fields(pid)
     return fields is not None and fields[0] in (b"T", b"t")
@@ -52,9 +52,9 @@ def is_alive(pid: int, ticks: int | None) -> bool:
     return now is not None and (not ticks or now == ticks)
 
 
-def mark_of(pid: int) -> ProcessMark | None:
+def identify(pid: int) -> ProcessIdentity | None:
     ticks = start_ticks(pid)
-    return None if ticks is None else ProcessMark(pid, ticks)
+    return None if ticks is None else ProcessIdentity(pid, ticks)
 
 
 @functools.lru_cache(maxsize=1)
@@ -74,18 +74,18 @@ def write_lock_text(handle: int) -> None:
     os.pwrite(handle, text.encode(), 0)
 
 
-def lock_holder(path: Path) -> ProcessMark | None:
+def lock_holder(path: Path) -> ProcessIdentity | None:
     """The live supervisor that a lock file names; None where it names none that is alive."""
     try:
         lines = path.read_text().split("\n")
-        mark = ProcessMark(int(lines[0]), int(lines[1]))
+        mark = ProcessIdentity(int(lines[0]), int(lines[1]))
     except (OSError, ValueError, IndexError):
         return None
     same_boot = len(lines) < 3 or lines[2] in ("", boot_id())
     return mark if same_boot and mark.alive() else None
 
 
-def runs_with(*arguments: str) -> bool:
+def any_process_has(*arguments: str) -> bool:
     """Whether some process was started with all of ``arguments`` among its own."""
     wanted = {os.fsencode(argument) for argument in arguments}
     for pid in pids():

@@ -14,7 +14,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where DataLoader workers put their b
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def look_at_host(pid: int | None = None, kills_before: int | None = None) -> HostEvidence:
+def read_host(pid: int | None = None, kills_before: int | None = None) -> HostEvidence:
     """``pid``: a rank, whose control group is looked at. ``kills_before``: ``oom_kills`` as the
     attempt began."""
     memory = _meminfo()
@@ -54,7 +54,7 @@ def group_memory(pid: int | None) -> tuple[int | None, int | None]:
     return None, None
 
 
-def unacknowledged(pid: int) -> tuple[int, int] | None:
+def unacknowledged_tcp(pid: int) -> tuple[int, int] | None:
     """(bytes sent and not acknowledged, retransmits) over the process's TCP connections."""
     inodes = _socket_inodes(pid)
     if not inodes:

@@ -18,7 +18,7 @@ LOADER_NAME = "pt_data_worker"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProcessEntry:
     """One row of the process table, zombies included."""
 
     pid: int
@@ -29,7 +29,7 @@ class Entry:
     rss_bytes: int
 
 
-def process_table() -> dict[int, Entry]:
+def process_table() -> dict[int, ProcessEntry]:
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (entry := entry_of(int(name))) is not None:
@@ -37,25 +37,27 @@ def process_table() -> dict[int, Entry]:
     return found
 
 
-def entry_of(pid: int) -> Entry | None:
+def entry_of(pid: int) -> ProcessEntry | None:
     data = _read(f"/proc/{pid}/stat")
     head, _, rest = data.rpartition(")")
     fields = rest.split()
     if len(fields) < 22:
         return None
     comm = head.partition("(")[2]
-    return Entry(
+    return ProcessEntry(
         pid, int(fields[1]), comm, fields[0], int(fields[19]), int(fields[21]) * _PAGE_BYTES
     )
 
 
-def descendants(table: Mapping[int, Entry], pid: int, without: Iterable[int] = ()) -> list[Entry]:
+def descendants(
+    table: Mapping[int, ProcessEntry], pid: int, without: Iterable[int] = ()
+) -> list[ProcessEntry]:
     """Those of ``pid``, nearest first; the trees of ``without`` are left out."""
     left_out = set(without)
-    children: dict[int, list[Entry]] = {}
+    children: dict[int, list[ProcessEntry]] = {}
     for entry in table.values():
         children.setdefault(entry.parent, []).append(entry)
-    found: list[Entry] = []
+    found: list[ProcessEntry] = []
     pending = [pid]
     while pending:
         below = [e for e in children.get(pending.pop(0), []) if e.pid not in left_out]
@@ -65,7 +67,7 @@ def descendants(table: Mapping[int, Entry], pid: int, without: Iterable[int] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProcessCounters:
     """Counters of one process at one moment."""
 
     at_s: float
@@ -77,7 +79,9 @@ class Sample:
     written_bytes: int | None
 
 
-def sample(pid: int, at_s: float, without_thread: int | None = None) -> Sample | None:
+def read_counters(
+    pid: int, at_s: float, without_thread: int | None = None
+) -> ProcessCounters | None:
     """None where the process is gone or another user's. ``at_s`` is of any steady clock."""
     try:
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
@@ -96,7 +100,7 @@ def sample(pid: int, at_s: float, without_thread: int | None = None) -> Sample |
     own = _io(f"/proc/{pid}/task/{without_thread}/io") if without_thread else None
     read = None if moved is None else moved[0] - (own[0] if own else 0)
     written = None if moved is None else moved[1] - (own[1] if own else 0)
-    return Sample(at_s, ran, switches, delay, read, written)
+    return ProcessCounters(at_s, ran, switches, delay, read, written)
 
 
 def context_switches(pid: int) -> int:
@@ -106,7 +110,9 @@ def context_switches(pid: int) -> int:
     return sum(int(status.get(name, 0)) for name in names)
 
 
-def sight(pid: int, before: Sample | None, after: Sample | None) -> ProcessActivity:
+def activity_between(
+    pid: int, before: ProcessCounters | None, after: ProcessCounters | None
+) -> ProcessActivity:
     """What the process did between the two."""
     entry = entry_of(pid)
     if entry is None or entry.state == "X":
@@ -138,13 +144,13 @@ def sight(pid: int, before: Sample | None, after: Sample | None) -> ProcessActiv
     )
 
 
-def catches(pid: int, number: int) -> bool:
+def handles_signal(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal, so that it will not end it."""
     mask = _status(f"/proc/{pid}/status").get("SigCgt")
     return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def holds_open(pid: int, folder: str) -> str | None:
+def open_stack_file(pid: int, folder: str) -> str | None:
     """The file below ``folder`` that the process has open; None where it has none."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ltui.training.process.identity import ProcessMark, environment, stat_fields
+from ltui.training.process.identity import ProcessIdentity, environment, stat_fields
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -22,7 +22,7 @@ _PARENT, _USER, _SYSTEM, _STARTED, _RESIDENT = 1, 11, 12, 19, 21
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RankUsage:
     cpu_percent: float | None
     """100 is one core; None at the first look."""
     rss_bytes: int
@@ -59,7 +59,7 @@ class ProcessTable:
             pending += [p for p in self._children.get(current, []) if p not in without]
         return found
 
-    def cost(
+    def usage(
         self, pid: int, without: Collection[int] = ()
     ) -> tuple[dict[tuple[int, int], int], int]:
         """CPU ticks of every process of ``tree(pid, without)``, and the resident bytes of all."""
@@ -67,40 +67,40 @@ class ProcessTable:
         ticks = {(p.pid, p.start_ticks): p.cpu_ticks for p in tree}
         return ticks, sum(p.rss_pages for p in tree) * _PAGE_BYTES
 
-    def mark(self, pid: int) -> ProcessMark | None:
+    def identity(self, pid: int) -> ProcessIdentity | None:
         process = self._processes.get(pid)
-        return None if process is None else ProcessMark(pid, process.start_ticks)
+        return None if process is None else ProcessIdentity(pid, process.start_ticks)
 
     def parent(self, pid: int) -> int | None:
         process = self._processes.get(pid)
         return None if process is None else process.parent
 
 
-class ProcessReadings:
+class UsageMeter:
     """Readings of ranks, look after look."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, dict[tuple[int, int], int]]] = {}
-        self._delays: dict[ProcessMark, deque[tuple[float, int]]] = {}
+        self._delays: dict[ProcessIdentity, deque[tuple[float, int]]] = {}
 
-    def look(
-        self, table: ProcessTable, ranks: Mapping[int, ProcessMark], now_s: float
-    ) -> dict[int, Reading]:
+    def sample(
+        self, table: ProcessTable, ranks: Mapping[int, ProcessIdentity], now_s: float
+    ) -> dict[int, RankUsage]:
         """rank -> reading, for ranks that are alive. ``now_s`` is any steady clock."""
-        readings: dict[int, Reading] = {}
+        readings: dict[int, RankUsage] = {}
         pids = {mark.pid for mark in ranks.values()}
         for rank, mark in ranks.items():
-            if table.mark(mark.pid) != mark:
+            if table.identity(mark.pid) != mark:
                 self._before.pop(rank, None)
                 continue
-            ticks, rss_bytes = table.cost(mark.pid, pids)
+            ticks, rss_bytes = table.usage(mark.pid, pids)
             delay_share = self._delay_share(mark, now_s)
-            readings[rank] = Reading(self._percent(rank, ticks, now_s), rss_bytes, delay_share)
+            readings[rank] = RankUsage(self._percent(rank, ticks, now_s), rss_bytes, delay_share)
             self._before[rank] = (now_s, ticks)
         self._delays = {m: d for m, d in self._delays.items() if m in ranks.values()}
         return readings
 
-    def _delay_share(self, mark: ProcessMark, now_s: float) -> float | None:
+    def _delay_share(self, mark: ProcessIdentity, now_s: float) -> float | None:
         """Over the readings of the last ``_DELAY_S`` seconds."""
         delay_ns = _run_delay_ns(mark.pid)
         if delay_ns is None:
@@ -126,13 +126,13 @@ class RankFinder:
     """Ranks of a command that sends no telemetry, by ``RANK`` in their environment."""
 
     def __init__(self) -> None:
-        self._ranks: dict[ProcessMark, int] = {}
+        self._ranks: dict[ProcessIdentity, int] = {}
 
-    def find(self, table: ProcessTable, engine: ProcessMark) -> dict[int, ProcessMark]:
+    def find(self, table: ProcessTable, engine: ProcessIdentity) -> dict[int, ProcessIdentity]:
         """rank -> process; the command itself as rank 0 where nobody ever named a rank."""
-        found: dict[int, ProcessMark] = {}
+        found: dict[int, ProcessIdentity] = {}
         for pid in table.tree(engine.pid):
-            mark = table.mark(pid)
+            mark = table.identity(pid)
             if mark is None:
                 continue
             rank = self._ranks.get(mark)
@@ -142,7 +142,7 @@ class RankFinder:
             # The tree is walked from its root, so a rank's own children come later.
             if rank is not None and pid != engine.pid:
                 found.setdefault(rank, mark)
-        if not self._ranks and (mark := table.mark(engine.pid)) is not None:
+        if not self._ranks and (mark := table.identity(engine.pid)) is not None:
             return {0: mark}
         return dict(sorted(found.items()))
 

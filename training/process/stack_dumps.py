@@ -24,10 +24,10 @@ from typing import Any
 
 from ltui.training.diagnosis.evidence import Frame, ThreadStack
 from ltui.training.process.process_activity import (
-    catches,
     context_switches,
     entry_of,
-    holds_open,
+    handles_signal,
+    open_stack_file,
     thread_state,
     threads_of,
 )
@@ -63,15 +63,15 @@ def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
     )
 
 
-def by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[ThreadStack, ...] | str:
+def dump_by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[ThreadStack, ...] | str:
     """The stacks, or why there are none. ``ours``: the handler is not known to be another's."""
     entry = entry_of(pid)
     if entry is None or entry.state in "ZX":
         return "the process is gone"
     if entry.state in "Tt":
         return "a stopped process answers no signal"
-    path = holds_open(pid, str(folder))
-    if not ours or path is None or not catches(pid, STACK_SIGNAL):
+    path = open_stack_file(pid, str(folder))
+    if not ours or path is None or not handles_signal(pid, STACK_SIGNAL):
         return "it has no handler for the stack signal"
     others = [t for t in threads_of(pid) if t != pid and thread_state(pid, t) == "R"]
     stacks = []

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ltui.training.state.run_snapshot import Caution
+from ltui.training.state.run_snapshot import FreezeWarning
 
 if TYPE_CHECKING:
-    from ltui.training.state.record_fold import Fold, FoldedEvent
+    from ltui.training.state.record_fold import FoldedEvent, FoldState
 
-MOST = 20
+MAX_WARNINGS = 20
 WORKERS_PER_CORE = 2
 """More loader workers than this for each core slow each other down."""
 SHARED_BYTES_PER_WORKER = 64 << 20
@@ -22,25 +22,27 @@ SHARED_BYTES_PER_WORKER = 64 << 20
 _WORKER_KEYS = ("num_workers", "workers")
 
 
-def more_cautions(known: tuple[Caution, ...], events: Sequence[FoldedEvent]) -> tuple[Caution, ...]:
-    """``known`` and what ``events`` warn of, each once, at most ``MOST``."""
+def add_warnings(
+    known: tuple[FreezeWarning, ...], events: Sequence[FoldedEvent]
+) -> tuple[FreezeWarning, ...]:
+    """``known`` and what ``events`` warn of, each once, at most ``MAX_WARNINGS``."""
     for event in events:
         if event.kind != "warning":
             continue
         remedy = event.fields.get("remedy")
-        caution = Caution(what=event.text, remedy=str(remedy) if remedy else None)
-        if caution not in known and len(known) < MOST:
+        caution = FreezeWarning(what=event.text, remedy=str(remedy) if remedy else None)
+        if caution not in known and len(known) < MAX_WARNINGS:
             known = (*known, caution)
     return known
 
 
-def cautions(fold: Fold) -> tuple[Caution, ...]:
+def all_warnings(fold: FoldState) -> tuple[FreezeWarning, ...]:
     """All that is to be told of an attempt so far."""
     uneven = uneven_batches({r: rank.plan for r, rank in fold.ranks.items() if rank.plan})
-    return fold.cautions if uneven is None else (uneven, *fold.cautions)
+    return fold.warnings if uneven is None else (uneven, *fold.warnings)
 
 
-def uneven_batches(plans: Mapping[int, Mapping[str, Any]]) -> Caution | None:
+def uneven_batches(plans: Mapping[int, Mapping[str, Any]]) -> FreezeWarning | None:
     """Ranks that will train on different numbers of batches: the one with more waits for ever."""
     counts = {
         rank: plan["batches_per_epoch"]
@@ -50,7 +52,7 @@ def uneven_batches(plans: Mapping[int, Mapping[str, Any]]) -> Caution | None:
     if len(set(counts.values())) < 2:
         return None
     fewest, most = min(counts, key=lambda r: (counts[r], r)), max(counts, key=lambda r: counts[r])
-    return Caution(
+    return FreezeWarning(
         what=(
             f"Ranks have different batch counts: rank {fewest} {counts[fewest]}, rank {most} "
             f"{counts[most]} per epoch. When one rank runs out of batches, the others wait forever."
@@ -62,13 +64,13 @@ def uneven_batches(plans: Mapping[int, Mapping[str, Any]]) -> Caution | None:
     )
 
 
-def foresee(
+def precheck(
     document: Mapping[str, Any],
     *,
     ranks: int,
     cores: int | None,
     shared_memory_bytes: int | None,
-) -> list[tuple[str, Caution]]:
+) -> list[tuple[str, FreezeWarning]]:
     """(dotted path, caution) of a resolved configuration, before anything is started.
 
     ``ranks``: of this machine. None where it is not known what there is.
@@ -82,7 +84,7 @@ def foresee(
                 f"on {cores} cores, which slow each other down."
             )
             remedy = f"Set it to about {max(1, cores // ranks)}."
-            found.append((path, Caution(what=what, remedy=remedy)))
+            found.append((path, FreezeWarning(what=what, remedy=remedy)))
         needed = all_workers * SHARED_BYTES_PER_WORKER
         if shared_memory_bytes is not None and workers and shared_memory_bytes < needed:
             what = (
@@ -90,7 +92,7 @@ def foresee(
                 f"{shared_memory_bytes >> 20} MiB: with large batches, workers die of a bus error."
             )
             remedy = "Make it larger (docker run --shm-size or --ipc=host), or use fewer workers."
-            found.append((path, Caution(what=what, remedy=remedy)))
+            found.append((path, FreezeWarning(what=what, remedy=remedy)))
     return found
 
 

@@ -1,11 +1,11 @@
 """The pure fold: what the ranks' queues said, record after record, as one frozen value.
 
-``fold_many(state, polls)`` returns a new ``Fold`` and leaves the old one as it is. The supervisor
-and the dashboard's feed both fold; ``throughput.py``, ``progress.py`` and ``health.py`` read the
-result. It knows no clock: times are those that the records carry (CLOCK_MONOTONIC, nanoseconds).
+``fold_many(state, polls)`` returns a new ``FoldState`` and does not change the old one. The
+supervisor and the dashboard both fold; the modules beside this one and the judge read the result.
+The fold reads no clock: times are those in the records (CLOCK_MONOTONIC, nanoseconds).
 
-Windows are kept as differences of running totals: a ``Mark`` every quarter of a second remembers
-the totals of that moment, so a rank costs a few kilobytes however fast it steps.
+Windows are differences of running totals: a ``RunningTotals`` is kept every quarter of a second, so
+a rank needs a few kilobytes however fast it steps.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ltui.training.state.freeze_warnings import more_cautions
-from ltui.training.state.run_snapshot import Caution, MetricValue
+from ltui.training.state.freeze_warnings import add_warnings
+from ltui.training.state.run_snapshot import FreezeWarning, MetricValue
 from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RECENT_STEPS = 32
 """Step times and losses kept of each rank."""
 EVENTS_KEPT = 256
 EPOCHS_KEPT = 8
-MARK_SPACING_NS = 250_000_000
+TOTALS_SPACING_NS = 250_000_000
 _MARKS_KEPT = 48
 _MARKS_MOST = 96
 METRIC_RANKS = 8
 """Metrics are folded for ranks below this one; the store keeps those of every rank."""
-LOSS_NAME = "train/loss"
+TRAIN_LOSS = "train/loss"
 WINDOW_S = 10.0
 """Seconds of training steps that a throughput figure covers (see ``throughput.py``)."""
 MIN_WINDOW_S = 1.0
@@ -60,7 +60,7 @@ class PollLike(Protocol):
     def missed(self) -> int: ...
 
 
-class Mark(NamedTuple):
+class RunningTotals(NamedTuple):
     """A rank's running totals when a batch ended. Times but ``t_ns`` are in seconds."""
 
     t_ns: int
@@ -95,9 +95,9 @@ class RankFold:
     rank: int
     hello: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
-    total: Mark | None = None
+    totals: RunningTotals | None = None
     """Totals after the last batch; None before the first."""
-    marks: tuple[Mark, ...] = ()
+    recent_totals: tuple[RunningTotals, ...] = ()
     epoch: int | None = None
     batch: int | None = None
     global_step: int | None = None
@@ -130,36 +130,36 @@ class RankFold:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fold:
+class FoldState:
     """All ranks of one attempt."""
 
     ranks: Mapping[int, RankFold] = field(default_factory=dict)
     events: tuple[FoldedEvent, ...] = ()
     """The last ``EVENTS_KEPT``, in the order folded."""
     events_seen: int = 0
-    cautions: tuple[Caution, ...] = ()
+    warnings: tuple[FreezeWarning, ...] = ()
     """Events of the kind ``warning``, each text once."""
     best_samples_per_s: float | None = None
 
     @property
-    def lead(self) -> RankFold | None:
+    def lowest_active_rank(self) -> RankFold | None:
         """The lowest rank that completed a batch, else the lowest one heard of."""
-        stepped = [r for r, f in self.ranks.items() if f.total is not None]
+        stepped = [r for r, f in self.ranks.items() if f.totals is not None]
         chosen = min(stepped or self.ranks, default=None)
         return None if chosen is None else self.ranks[chosen]
 
 
-def fold(state: Fold, rank: int, records: Sequence[RecordLike], missed: int = 0) -> Fold:
+def fold(state: FoldState, rank: int, records: Sequence[RecordLike], missed: int = 0) -> FoldState:
     """``state`` with one rank's new records. For many ranks at once use ``fold_many``."""
     return _fold(state, ((rank, records, missed),))
 
 
-def fold_many(state: Fold, polls: Mapping[int, PollLike]) -> Fold:
+def fold_many(state: FoldState, polls: Mapping[int, PollLike]) -> FoldState:
     """``state`` with what each rank's queue gave since the last tick."""
     return _fold(state, ((rank, poll.records, poll.missed) for rank, poll in polls.items()))
 
 
-def _fold(state: Fold, batches: Iterable[tuple[int, Sequence[RecordLike], int]]) -> Fold:
+def _fold(state: FoldState, batches: Iterable[tuple[int, Sequence[RecordLike], int]]) -> FoldState:
     ranks: dict[int, RankFold] | None = None
     events: list[FoldedEvent] = []
     for rank, records, missed in batches:
@@ -170,11 +170,11 @@ def _fold(state: Fold, batches: Iterable[tuple[int, Sequence[RecordLike], int]])
         ranks[rank] = _fold_rank(ranks.get(rank) or RankFold(rank=rank), records, missed, events)
     if ranks is None:
         return state
-    return Fold(
+    return FoldState(
         ranks=ranks,
         events=(*state.events, *events)[-EVENTS_KEPT:],
         events_seen=state.events_seen + len(events),
-        cautions=more_cautions(state.cautions, events),
+        warnings=add_warnings(state.warnings, events),
         best_samples_per_s=_best(state.best_samples_per_s, ranks),
     )
 
@@ -183,7 +183,7 @@ def _best(best: float | None, ranks: Mapping[int, RankFold]) -> float | None:
     """The best total so far. A total counts once every rank that steps has a full window."""
     total = 0.0
     for rank in ranks.values():
-        if rank.total is None:
+        if rank.totals is None:
             continue
         if rank.samples_per_s is None:
             return best
@@ -228,8 +228,8 @@ def step_rows(records: Iterable[RecordLike]) -> tuple[list[int], np.ndarray[Any,
 def _fold_steps(
     rank: RankFold, times: list[int], rows: np.ndarray[Any, Any], changes: dict[str, Any]
 ) -> None:
-    total = rank.total
-    marks = list(rank.marks)
+    total = rank.totals
+    marks = list(rank.recent_totals)
     step_times = list(rank.recent_step_s)
     epoch, gap_s = rank.epoch, rank.between_epochs_s
     # One pass over plain floats: for the handful of rows of a tick that is cheaper than a NumPy
@@ -244,7 +244,7 @@ def _fold_steps(
             pause = max(0.0, elapsed - (usual or 0.0))
             gap_s = pause
         total = _add(total, t_ns, row, pause)
-        if not marks or t_ns - marks[-1].t_ns >= MARK_SPACING_NS:
+        if not marks or t_ns - marks[-1].t_ns >= TOTALS_SPACING_NS:
             marks.append(total)
         if row_epoch is not None:
             epoch = row_epoch
@@ -258,8 +258,8 @@ def _fold_steps(
     last = rows[-1].tolist()
     _fold_epochs(rank, rows, changes)
     changes.update(
-        total=total,
-        marks=tuple(marks),
+        totals=total,
+        recent_totals=tuple(marks),
         epoch=epoch,
         batch=_latest(last[StepField.BATCH], rank.batch),
         global_step=_latest(last[StepField.GLOBAL_STEP], rank.global_step),
@@ -289,7 +289,7 @@ def _last_of_epochs(epochs: np.ndarray[Any, Any]) -> list[int]:
     return [*np.flatnonzero(epochs[1:] != epochs[:-1]).tolist(), len(epochs) - 1]
 
 
-def _add(total: Mark | None, t_ns: int, row: list[float], pause_s: float) -> Mark:
+def _add(total: RunningTotals | None, t_ns: int, row: list[float], pause_s: float) -> RunningTotals:
     """Running totals with one more batch. What is not known (NaN) adds nothing."""
     step, batches, samples, timed, fetch, forward, backward, optimizer, pauses = (
         total[1:] if total else (0.0,) * 9
@@ -307,22 +307,22 @@ def _add(total: Mark | None, t_ns: int, row: list[float], pause_s: float) -> Mar
         backward += row[9] if row[9] == row[9] else 0.0
         optimizer += row[10] if row[10] == row[10] else 0.0
     pauses += pause_s
-    return Mark(
+    return RunningTotals(
         t_ns, step, batches + 1, samples, timed, fetch, forward, backward, optimizer, pauses
     )
 
 
-def window_begin(marks: Sequence[Mark], total: Mark) -> Mark | None:
-    """Where the window of throughput begins that ends at ``total``; None while it is too short."""
+def window_start(marks: Sequence[RunningTotals], total: RunningTotals) -> RunningTotals | None:
+    """Where the window of throughput begins that ends at ``totals``; None while it is too short."""
     begin = next((m for m in marks if total.timed_s - m.timed_s <= WINDOW_S), None)
     if begin is None or begin.batches == total.batches:
         begin = marks[-4] if len(marks) >= 4 else marks[0]
     return begin if total.timed_s - begin.timed_s >= MIN_WINDOW_S else None
 
 
-def _rate(marks: Sequence[Mark], total: Mark | None) -> float | None:
+def _rate(marks: Sequence[RunningTotals], total: RunningTotals | None) -> float | None:
     """Samples a second of the window that ends with the last batch."""
-    begin = window_begin(marks, total) if total is not None and marks else None
+    begin = window_start(marks, total) if total is not None and marks else None
     if total is None or begin is None or total.samples <= begin.samples:
         return None
     return (total.samples - begin.samples) / (total.timed_s - begin.timed_s)

@@ -213,7 +213,7 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caution:
+class FreezeWarning:
     """Something about how the run is set up that freezes runs or makes their figures wrong."""
 
     what: str
@@ -271,7 +271,7 @@ class RunSnapshot:
     """Why nobody had to ask for this attempt; None where a person did."""
     stops: tuple[str, ...] = ()
     """When the run stops by itself: ``at step 500``, ``when val/loss < 0.2``."""
-    cautions: tuple[Caution, ...] = ()
+    cautions: tuple[FreezeWarning, ...] = ()
 
 
 HEAD_FIELDS = (
@@ -329,7 +329,8 @@ def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
                     for c in document.get("script_checkpoints") or ()
                 ),
                 "cautions": tuple(
-                    Caution(**_known(Caution, c)) for c in document.get("cautions") or ()
+                    FreezeWarning(**_known(FreezeWarning, c))
+                    for c in document.get("cautions") or ()
                 ),
             }
         )

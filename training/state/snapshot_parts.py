@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ltui.training.state.record_fold import LOSS_NAME, Fold, RankFold
+from ltui.training.state.record_fold import TRAIN_LOSS, FoldState, RankFold
 from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState
-from ltui.training.state.throughput import usual_step_s, window
+from ltui.training.state.throughput import current_window, median_step_s
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 _PAUSES = frozenset({Phase.SANITY, Phase.VALIDATION, Phase.CHECKPOINT, Phase.EPOCH_END, Phase.TEST})
@@ -34,7 +34,7 @@ class Progress:
     eta_s: float | None = None
 
 
-def trains(pulses: Iterable[PulseState | None]) -> bool:
+def training_has_started(pulses: Iterable[PulseState | None]) -> bool:
     """Whether some rank has come to its first step; a run is starting until then."""
     return any(
         p.phase in _STEP_PHASES or p.global_step > 0 or p.outcome is not Outcome.RUNNING
@@ -43,7 +43,7 @@ def trains(pulses: Iterable[PulseState | None]) -> bool:
     )
 
 
-def metrics(fold: Fold) -> dict[str, MetricValue]:
+def metrics(fold: FoldState) -> dict[str, MetricValue]:
     """The newest value of each metric: of the lowest rank that logged it, ``train/loss`` first.
 
     ``train/loss`` is the loss that training_step returned, unless the user logs that very name.
@@ -52,15 +52,15 @@ def metrics(fold: Fold) -> dict[str, MetricValue]:
     for rank in sorted(fold.ranks):
         for name, value in fold.ranks[rank].metrics.items():
             found.setdefault(name, value)
-    lead = fold.lead
-    if LOSS_NAME not in found and lead is not None and lead.loss is not None:
-        return {LOSS_NAME: lead.loss, **found}
+    lead = fold.lowest_active_rank
+    if TRAIN_LOSS not in found and lead is not None and lead.loss is not None:
+        return {TRAIN_LOSS: lead.loss, **found}
     return found
 
 
-def progress(fold: Fold, pulses: Mapping[int, PulseState | None], now_ns: int) -> Progress:
+def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: int) -> Progress:
     """How far the lead rank is, and when the run will end at the recent pace."""
-    lead, pulse = fold.lead, _lead_pulse(pulses)
+    lead, pulse = fold.lowest_active_rank, _lead_pulse(pulses)
     plan: Mapping[str, Any] = _plan(fold)
     max_epochs, per_epoch = (
         _positive(plan.get("max_epochs")),
@@ -81,7 +81,7 @@ def progress(fold: Fold, pulses: Mapping[int, PulseState | None], now_ns: int) -
     )
 
 
-def not_before(found: Progress, start: Progress | None) -> Progress:
+def at_least(found: Progress, start: Progress | None) -> Progress:
     """``found``; where a resumed attempt starts, as long as its ranks have not got there."""
     if start is None or start.global_step is None:
         return found
@@ -98,7 +98,7 @@ def not_before(found: Progress, start: Progress | None) -> Progress:
 
 
 def rank_snapshots(
-    fold: Fold,
+    fold: FoldState,
     pulses: Mapping[int, PulseState | None],
     states: Mapping[int, RankState],
     now_ns: int,
@@ -120,7 +120,7 @@ def rank_snapshot(
     rank: RankFold, pulse: PulseState | None, state: RankState, now_ns: int
 ) -> RankSnapshot:
     hello = rank.hello or {}
-    present = window(rank, now_ns) if state not in _AT_REST else None
+    present = current_window(rank, now_ns) if state not in _AT_REST else None
     return RankSnapshot(
         rank=rank.rank,
         local_rank=pulse.local_rank if pulse else _first(hello.get("local_rank")),
@@ -135,7 +135,7 @@ def rank_snapshot(
         global_step=pulse.global_step if pulse else rank.global_step,
         age_s=_age_s(pulse, now_ns),
         samples_per_s=present.samples_per_s if present else None,
-        step_s=usual_step_s(rank),
+        step_s=median_step_s(rank),
         data_wait_share=present.share("fetch") if present else None,
         recent_step_s=rank.recent_step_s,
         note=_note(rank),
@@ -160,7 +160,7 @@ def _lead_pulse(pulses: Mapping[int, PulseState | None]) -> PulseState | None:
     return known[min(known)] if known else None
 
 
-def _plan(fold: Fold) -> Mapping[str, Any]:
+def _plan(fold: FoldState) -> Mapping[str, Any]:
     for rank in sorted(fold.ranks):
         plan = fold.ranks[rank].plan
         if plan is not None:
@@ -168,7 +168,7 @@ def _plan(fold: Fold) -> Mapping[str, Any]:
     return {}
 
 
-def _world_size(fold: Fold, pulse: PulseState | None) -> int | None:
+def _world_size(fold: FoldState, pulse: PulseState | None) -> int | None:
     if pulse is not None and pulse.world_size > 0:
         return pulse.world_size
     for rank in fold.ranks.values():
@@ -201,15 +201,15 @@ def _eta_s(
 
     None while nothing moves, except where standing still is expected (validation, a checkpoint).
     """
-    if lead is None or lead.total is None or max_steps is None or step is None:
+    if lead is None or lead.totals is None or max_steps is None or step is None:
         return None
     if pulse is not None and pulse.outcome is not Outcome.RUNNING:
         return None
-    if window(lead, now_ns) is None and (pulse is None or pulse.phase not in _PAUSES):
+    if current_window(lead, now_ns) is None and (pulse is None or pulse.phase not in _PAUSES):
         return None
-    begin = lead.marks[0]
-    steps = lead.total.global_step - begin.global_step
-    seconds = (lead.total.t_ns - begin.t_ns) / 1e9 - (lead.total.pauses_s - begin.pauses_s)
+    begin = lead.recent_totals[0]
+    steps = lead.totals.global_step - begin.global_step
+    seconds = (lead.totals.t_ns - begin.t_ns) / 1e9 - (lead.totals.pauses_s - begin.pauses_s)
     if steps <= 0 or seconds <= 0:
         return None
     epochs_to_end = max(0, (max_epochs or 0) - (lead.epoch or 0) - 1)

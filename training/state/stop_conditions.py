@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from ltui.training.config.whole_numbers import ungrouped
+from ltui.training.config.whole_numbers import strip_digit_grouping
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 
-KINDS = ("step", "epoch", "metric", "clock", "wait")
+CONDITION_KINDS = ("step", "epoch", "metric", "clock", "wait")
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _METRIC = re.compile(r"\s*(?P<name>[^<>=\s]+)\s*(?P<op><=|>=|<|>)\s*(?P<value>\S+)\s*")
 _CLOCK = re.compile(r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}))?")
@@ -28,7 +28,7 @@ _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopCondition:
-    """One of ``KINDS``. What a supervisor has taken is settled: ``taken_at`` is set."""
+    """One of ``CONDITION_KINDS``. What a supervisor has taken is settled: ``taken_at`` is set."""
 
     kind: str
     step: int | None = None
@@ -46,7 +46,7 @@ class StopCondition:
     until_s: float | None = None
     """``wait``, settled: on the machine's steady clock, which nobody sets."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """``at step 500``"""
         if self.kind == "step":
             return f"at step {self.step}"
@@ -94,7 +94,7 @@ def from_document(document: Mapping[str, Any]) -> StopCondition:
 # -- from a person's words -------------------------------------------------------------------------
 
 
-def metric_condition(text: str) -> StopCondition:
+def parse_metric_condition(text: str) -> StopCondition:
     """``val/loss<0.2``. ``ProblemError`` where it can't be read."""
     found = _METRIC.fullmatch(text)
     value = math.nan
@@ -108,7 +108,7 @@ def metric_condition(text: str) -> StopCondition:
     return StopCondition(kind="metric", metric=found["name"], compare=found["op"], value=value)
 
 
-def clock_condition(text: str, now_s: float) -> StopCondition:
+def parse_time_condition(text: str, now_s: float) -> StopCondition:
     """``18:30`` (the next one, in local time) or ``+2h``. ``ProblemError`` where it is neither."""
     text = text.strip()
     if wait := _WAIT.fullmatch(text):
@@ -128,17 +128,17 @@ def clock_condition(text: str, now_s: float) -> StopCondition:
     )
 
 
-def condition_of(text: str, now_s: float) -> StopCondition:
+def parse_condition(text: str, now_s: float) -> StopCondition:
     """``500``, ``epoch``, ``val/loss<0.2``, ``18:30``, ``+2h``. ``ProblemError``: none of them."""
-    text = ungrouped(text)
+    text = strip_digit_grouping(text)
     if text.isdecimal():
         return StopCondition(kind="step", step=int(text))
     if text.lower() in ("epoch", "epoch end", "end of epoch"):
         return StopCondition(kind="epoch")
     if any(sign in text for sign in "<>"):
-        return metric_condition(text)
+        return parse_metric_condition(text)
     try:
-        return clock_condition(text, now_s)
+        return parse_time_condition(text, now_s)
     except ProblemError:
         remedy = "Give a step, `epoch`, a condition on a metric, or a time, as shown above."
         raise _problem("stop when", text, remedy) from None
@@ -151,7 +151,7 @@ def _problem(where: str, text: str, remedy: str) -> ProblemError:
 # -- in the supervisor -----------------------------------------------------------------------------
 
 
-def refusal(condition: StopCondition, snapshot: RunSnapshot) -> str | None:
+def refusal_reason(condition: StopCondition, snapshot: RunSnapshot) -> str | None:
     """Why the run can't stop there, in a sentence; None where it can."""
     if condition.kind != "step" or condition.step is None:
         return None
@@ -163,7 +163,7 @@ def refusal(condition: StopCondition, snapshot: RunSnapshot) -> str | None:
     return None
 
 
-def settled(
+def resolve_condition(
     condition: StopCondition, metrics: Mapping[str, MetricValue], epoch: int | None, steady_s: float
 ) -> StopCondition:
     """The condition with what "now" means in it."""
@@ -176,21 +176,21 @@ def settled(
     return condition
 
 
-def with_condition(
+def add_condition(
     standing: Sequence[StopCondition], condition: StopCondition
 ) -> tuple[StopCondition, ...]:
     return (*(c for c in standing if c.subject() != condition.subject()), condition)
 
 
-def due(
+def met_reason(
     condition: StopCondition, metrics: Mapping[str, MetricValue], now_s: float, steady_s: float
 ) -> str | None:
     """What has come true of a settled condition that is not the ranks' to keep; None if it has
     not."""
     if condition.kind == "clock" and condition.at_s is not None:
-        return condition.words() if now_s >= condition.at_s else None
+        return condition.describe() if now_s >= condition.at_s else None
     if condition.kind == "wait" and condition.until_s is not None:
-        return condition.words() if steady_s >= condition.until_s else None
+        return condition.describe() if steady_s >= condition.until_s else None
     found = metrics.get(condition.metric or "") if condition.kind == "metric" else None
     if found is None or (condition.after_step is not None and found.step <= condition.after_step):
         return None

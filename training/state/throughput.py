@@ -17,7 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from ltui.training.state.record_fold import WINDOW_S, Fold, Mark, RankFold, window_begin
+from ltui.training.state.record_fold import (
+    WINDOW_S,
+    FoldState,
+    RankFold,
+    RunningTotals,
+    window_start,
+)
 from ltui.training.state.run_snapshot import Throughput
 
 _STEPS_IN_WINDOW = 4
@@ -27,8 +33,8 @@ _STEPS_IN_WINDOW = 4
 class Window:
     """Batches of one rank between ``begin`` and ``end``, whose steps took ``seconds``."""
 
-    begin: Mark
-    end: Mark
+    begin: RunningTotals
+    end: RunningTotals
     seconds: float
 
     @property
@@ -48,28 +54,28 @@ class Window:
         return min(1.0, max(0.0, spent / self.seconds))
 
 
-def usual_step_s(rank: RankFold) -> float | None:
+def median_step_s(rank: RankFold) -> float | None:
     """Median seconds of the rank's recent steps."""
     return median(rank.recent_step_s) if rank.recent_step_s else None
 
 
-def window(rank: RankFold, now_ns: int) -> Window | None:
+def current_window(rank: RankFold, now_ns: int) -> Window | None:
     """The rank's present window; None where it did not move for a whole one, or hardly yet."""
-    end = rank.total
+    end = rank.totals
     if end is None:
         return None
     idle_s = (now_ns - end.t_ns) / 1e9
-    if idle_s > max(WINDOW_S, _STEPS_IN_WINDOW * (usual_step_s(rank) or 0.0)):
+    if idle_s > max(WINDOW_S, _STEPS_IN_WINDOW * (median_step_s(rank) or 0.0)):
         return None
-    begin = window_begin(rank.marks, end)
+    begin = window_start(rank.recent_totals, end)
     if begin is None:
         return None
     return Window(begin=begin, end=end, seconds=end.timed_s - begin.timed_s)
 
 
-def throughput(fold: Fold, now_ns: int) -> Throughput:
+def throughput(fold: FoldState, now_ns: int) -> Throughput:
     """Of the whole run: rates summed over the ranks, shares averaged over them."""
-    found = {r: w for r, f in fold.ranks.items() if (w := window(f, now_ns)) is not None}
+    found = {r: w for r, f in fold.ranks.items() if (w := current_window(f, now_ns)) is not None}
     if not found:
         return Throughput(best_samples_per_s=fold.best_samples_per_s)
     rates = [rate for w in found.values() if (rate := w.samples_per_s) is not None]
@@ -86,7 +92,7 @@ def throughput(fold: Fold, now_ns: int) -> Throughput:
     )
 
 
-def at_rest(moving: Throughput) -> Throughput:
+def without_current_rates(moving: Throughput) -> Throughput:
     """``moving`` of a run that is paused or stalled now: its present rates are not known."""
     return replace(moving, samples_per_s=None, steps_per_s=None)
 

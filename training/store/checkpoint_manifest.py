@@ -28,7 +28,7 @@ _OURS = re.compile(
 them."""
 
 
-def checkpoints(folder: Path) -> list[CheckpointInfo]:
+def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     """Every checkpoint with a manifest, the least trained first.
 
     ``ok`` is False where the file is missing or of another size, and None where only its checksum
@@ -59,23 +59,23 @@ class ResumeChoice:
     skipped: tuple[tuple[str, str], ...] = ()
     """(file name, why), the newest first."""
 
-    def skipped_words(self) -> list[str]:
+    def skipped_reasons(self) -> list[str]:
         return [f"{name} {why}" for name, why in self.skipped]
 
 
-def resume_choice(folder: Path) -> ResumeChoice:
+def choose_checkpoint(folder: Path) -> ResumeChoice:
     """The checkpoint that the last attempt got furthest with, of those that are whole, and what was
     found wrong with later ones.
 
     Of the last attempt first: after a resume from an earlier step, the later steps of the attempt
     before are no longer part of the run. No clock is asked, as clocks are set back.
     """
-    found = checkpoints(folder)
+    found = list_checkpoints(folder)
     unfinished = [(_changed_at(path), path.name) for path in _without_manifest(folder, found)]
     skipped: list[tuple[str, str]] = []
     taken: CheckpointInfo | None = None
     for info in sorted(found, key=_progress, reverse=True):
-        why = why_not_whole(info)
+        why = damage_of(info)
         if why is None:
             taken = replace(info, ok=True)
             break
@@ -86,18 +86,18 @@ def resume_choice(folder: Path) -> ResumeChoice:
     return ResumeChoice(taken=taken, skipped=tuple(skipped))
 
 
-def newest_whole(folder: Path) -> CheckpointInfo | None:
+def checkpoint_to_resume(folder: Path) -> CheckpointInfo | None:
     """The checkpoint to resume from."""
-    return resume_choice(folder).taken
+    return choose_checkpoint(folder).taken
 
 
-def furthest(folder: Path) -> CheckpointInfo | None:
+def furthest_checkpoint(folder: Path) -> CheckpointInfo | None:
     """The checkpoint to resume from, if it is whole: its checksums are not looked at."""
-    known = [info for info in checkpoints(folder) if info.ok is not False]
+    known = [info for info in list_checkpoints(folder) if info.ok is not False]
     return max(known, key=_progress, default=None)
 
 
-def bring(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
+def import_checkpoint(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
     """Another run's checkpoint in ``folder``, as the one that a run begins from.
 
     Files are linked where they can be: neither run changes them, and each may be deleted alone.
@@ -129,7 +129,7 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
     os.chmod(target, 0o600)
 
 
-def why_not_whole(info: CheckpointInfo) -> str | None:
+def damage_of(info: CheckpointInfo) -> str | None:
     """What keeps a checkpoint from being resumed from; None where it is whole. Reads all of it."""
     path = Path(info.path)
     try:

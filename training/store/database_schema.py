@@ -102,7 +102,7 @@ class NoHistoryError(StoreError):
     """Nothing has been written yet, or nothing is left of it."""
 
 
-def no_history(path: Path, what: str) -> NoHistoryError:
+def no_history_error(path: Path, what: str) -> NoHistoryError:
     return NoHistoryError(Problem(where=str(path), what=what))
 
 
@@ -110,7 +110,7 @@ def store_error(path: Path, what: str, remedy: str | None = None) -> StoreError:
     return StoreError(Problem(where=str(path), what=what, remedy=remedy))
 
 
-def damaged(path: Path, error: sqlite3.Error) -> StoreError:
+def damaged_error(path: Path, error: sqlite3.Error) -> StoreError:
     """Why the file can't be used, as a person is told."""
     if "locked" in str(error):
         what = "another program keeps the run's history locked."
@@ -163,7 +163,7 @@ CHECKED_BYTES = 256 << 20
 """Databases up to this size are read through before they are written to: half a second at most."""
 
 
-def is_damaged(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """What is wrong with an existing database; None where nothing is, or it can't be told now."""
     if not path.exists() or not path.stat().st_size:
         return None
@@ -183,7 +183,7 @@ def is_damaged(path: Path) -> str | None:
         return str(error)
 
 
-def set_aside(path: Path) -> Path:
+def rename_damaged(path: Path) -> Path:
     """Give a damaged database another name, so that a new one can be begun; nothing is deleted."""
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
@@ -204,7 +204,7 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> int:
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
             raise
-        raise damaged(path, error) from error
+        raise damaged_error(path, error) from error
     if version > LAYOUT:
         raise store_error(
             path,

@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 @dataclass(slots=True)
-class Thinned:
+class WindowedPart:
     """The part of an export that is kept as windows only, gathered while rows pass through."""
 
     first_step: int | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from ltui.training.store.attempt_lineage import Span
-from ltui.training.store.history_windows import LEVELS, SAMPLES, Family
+from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES, TablePair
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ExportRow:
 class Series:
     """One metric in one attempt."""
 
-    family: Family
+    family: TablePair
     column: str
     name_key: tuple[int, ...]
     span: Span
@@ -74,7 +74,7 @@ def _ranks(db: sqlite3.Connection, series: Series) -> list[int]:
 def _rank_rows(db: sqlite3.Connection, series: Series, rank: int) -> Iterator[Row]:
     """Yield windows from coarse to fine, each up to the first step that a finer level holds."""
     start = 0
-    for size in reversed(LEVELS):
+    for size in reversed(WINDOW_SIZES):
         finer = _first_finer_step(db, series, rank, size)
         for window in _windows(db, series, rank, size, start, finer):
             start = (window[0] // size + 1) * size

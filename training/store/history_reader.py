@@ -21,12 +21,12 @@ from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from
 from ltui.training.store.attempt_lineage import Span, spans
 from ltui.training.store.database_schema import (
     check_layout,
-    damaged,
-    no_history,
+    damaged_error,
+    no_history_error,
     store_error,
 )
 from ltui.training.store.export_rows import ExportRow, Series, export_rows
-from ltui.training.store.history_windows import LEVELS, SAMPLES, STEPS, Family
+from ltui.training.store.history_windows import SAMPLES, STEPS, WINDOW_SIZES, TablePair
 from ltui.training.store.run_directory import RunDir
 
 FloatArray = npt.NDArray[np.float64]
@@ -105,7 +105,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuHistory:
+class StoredGpuReadings:
     """Readings of one GPU, oldest first; missing values are NaN."""
 
     times: FloatArray
@@ -124,7 +124,7 @@ def _says_what_is_wrong(method: Callable[..., _Result]) -> Callable[..., _Result
         try:
             return method(self, *args, **kwargs)
         except sqlite3.DatabaseError as error:
-            raise damaged(self.path, error) from error
+            raise damaged_error(self.path, error) from error
 
     return checked
 
@@ -150,7 +150,7 @@ class RunStore:
         """The run as the supervisor last wrote it."""
         row = self._connection.execute("SELECT document FROM snapshot").fetchone()
         if row is None:
-            raise no_history(self.path, "it holds no state of the run yet.")
+            raise no_history_error(self.path, "it holds no state of the run yet.")
         try:
             return snapshot_from_json(json.loads(row[0]))
         except ValueError as error:
@@ -255,7 +255,7 @@ class RunStore:
         ]
 
     @_says_what_is_wrong
-    def introductions(self, attempt: int) -> dict[int, dict[str, dict[str, Any]]]:
+    def hello_and_plan(self, attempt: int) -> dict[int, dict[str, dict[str, Any]]]:
         """rank -> ``hello`` and ``plan`` as the rank said them last in ``attempt``."""
         told: dict[int, dict[str, dict[str, Any]]] = {}
         rows = self._connection.execute(
@@ -287,7 +287,7 @@ class RunStore:
         return [_verdict(json.loads(row[0])) for row in rows]
 
     @_says_what_is_wrong
-    def gpu_history(self, index: int, last_s: float) -> GpuHistory:
+    def gpu_history(self, index: int, last_s: float) -> StoredGpuReadings:
         """Readings of GPU ``index`` over the ``last_s`` seconds before the newest one."""
         rows = self._connection.execute(
             "SELECT t, utilisation_percent, memory_used_bytes, power_w, temperature_c "
@@ -296,7 +296,7 @@ class RunStore:
             (index, last_s),
         ).fetchall()
         columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
-        return GpuHistory(*columns)
+        return StoredGpuReadings(*columns)
 
     # -- export --------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ def _verdict(document: dict[str, Any]) -> Verdict:
 
 def _open(path: Path) -> sqlite3.Connection:
     if not path.exists():
-        raise no_history(path, "the run has no history yet.")
+        raise no_history_error(path, "the run has no history yet.")
     connection = None
     try:
         connection = sqlite3.connect(
@@ -346,14 +346,14 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
-        raise damaged(path, error) from error
+        raise damaged_error(path, error) from error
     except BaseException:
         if connection is not None:
             connection.close()
         raise
     if version == 0:
         connection.close()
-        raise no_history(path, "the run has no history yet.")
+        raise no_history_error(path, "the run has no history yet.")
     return connection
 
 
@@ -361,7 +361,7 @@ def _open(path: Path) -> sqlite3.Connection:
 class _Source:
     """One series in one of the two pairs of tables."""
 
-    family: Family
+    family: TablePair
     column: str
     name_key: tuple[int, ...]
 
@@ -378,16 +378,16 @@ class _Source:
         level = _level(max(bounds[0], lo), min(bounds[1], hi))
         rows: list[tuple[float, ...]] = []
         start = lo
-        for size in reversed([size for size in LEVELS if size <= level]):
+        for size in reversed([size for size in WINDOW_SIZES if size <= level]):
             part = self._windows(db, where, key, size, start, hi, rank is None)
             rows += part[0]
             start = max(start, part[1])
-        if level <= LEVELS[0] and start == lo:
+        if level <= WINDOW_SIZES[0] and start == lo:
             # Rows are wanted, but the oldest may be kept as windows only.
             kept = self._first_row(db, where, key)
             if kept is None or kept > lo:
                 part = self._windows(
-                    db, where, key, LEVELS[0], lo, min(hi, (kept or hi) - 1), rank is None
+                    db, where, key, WINDOW_SIZES[0], lo, min(hi, (kept or hi) - 1), rank is None
                 )
                 rows += part[0]
                 start = max(start, part[1])
@@ -428,7 +428,7 @@ class _Source:
             (self.family.rows, "step", "step"),
             (self.family.windows, "first_step", "last_step"),
         ):
-            extra = f" AND level = {LEVELS[-1]}" if table == self.family.windows else ""
+            extra = f" AND level = {WINDOW_SIZES[-1]}" if table == self.family.windows else ""
             row = db.execute(
                 f"SELECT (SELECT min({first}) FROM {table} WHERE {where}{extra}), "  # noqa: S608
                 f"(SELECT max({last}) FROM {table} WHERE {where}{extra})",
@@ -503,10 +503,10 @@ class _Source:
 
 def _level(lo: int, hi: int) -> int:
     """Steps per point of the finest resolution that keeps to ``_ROWS_READ`` points; 1 for rows."""
-    for size in (1, *LEVELS):
+    for size in (1, *WINDOW_SIZES):
         if (hi - lo) / size <= _ROWS_READ:
             return size
-    return LEVELS[-1]
+    return WINDOW_SIZES[-1]
 
 
 def _curve(rows: list[tuple[float, ...]]) -> Curve:

@@ -10,17 +10,17 @@ import itertools
 import sqlite3
 from dataclasses import dataclass
 
-LEVELS = (64, 4096, 262144)
+WINDOW_SIZES = (64, 4096, 262144)
 """Steps of a window, finest first; each a multiple of the one before."""
 
 STEP_VALUES = ("loss", "step_s", "fetch_s", "samples", "lr")
 """Columns of ``steps`` that windows are kept of."""
 
-_STEPS_UP = tuple(itertools.pairwise(LEVELS))
+_STEPS_UP = tuple(itertools.pairwise(WINDOW_SIZES))
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class TablePair:
     """One pair of tables: rows as they came, and their windows."""
 
     rows: str
@@ -35,44 +35,44 @@ class Family:
         return " AND ".join(f"{key} = ?" for key in self.keys)
 
 
-STEPS = Family("steps", "step_windows", ("attempt", "rank"), STEP_VALUES, "wall_s")
-SAMPLES = Family("samples", "sample_windows", ("attempt", "rank", "name_id"), ("value",), "t")
+STEPS = TablePair("steps", "step_windows", ("attempt", "rank"), STEP_VALUES, "wall_s")
+SAMPLES = TablePair("samples", "sample_windows", ("attempt", "rank", "name_id"), ("value",), "t")
 
 
-def first_open_step(connection: sqlite3.Connection, family: Family, key: tuple[int, ...]) -> int:
+def first_open_step(connection: sqlite3.Connection, family: TablePair, key: tuple[int, ...]) -> int:
     """The first step of ``key`` that no closed window of the finest level holds."""
     row = connection.execute(
         f"SELECT max(win) FROM {family.windows} WHERE {family.where()} AND level = ?",  # noqa: S608
-        (*key, LEVELS[0]),
+        (*key, WINDOW_SIZES[0]),
     ).fetchone()
-    return 0 if row[0] is None else (int(row[0]) + 1) * LEVELS[0]
+    return 0 if row[0] is None else (int(row[0]) + 1) * WINDOW_SIZES[0]
 
 
 def close_windows(
     connection: sqlite3.Connection,
-    family: Family,
+    family: TablePair,
     key: tuple[int, ...],
     *,
     open_step: int,
     newest_step: int,
 ) -> int:
     """Close every window that ends before ``newest_step``; returns the first step still open."""
-    start = open_step // LEVELS[0]
-    stop = newest_step // LEVELS[0]
+    start = open_step // WINDOW_SIZES[0]
+    stop = newest_step // WINDOW_SIZES[0]
     if stop <= start:
         return open_step
     _close_from_rows(connection, family, key, start, stop)
     for finer, level in _STEPS_UP:
-        first, last = start * LEVELS[0] // level, stop * LEVELS[0] // level
+        first, last = start * WINDOW_SIZES[0] // level, stop * WINDOW_SIZES[0] // level
         if last > first:
             _close_from_windows(connection, family, key, finer, level, first, last)
-    return stop * LEVELS[0]
+    return stop * WINDOW_SIZES[0]
 
 
 def _close_from_rows(
-    connection: sqlite3.Connection, family: Family, key: tuple[int, ...], start: int, stop: int
+    connection: sqlite3.Connection, family: TablePair, key: tuple[int, ...], start: int, stop: int
 ) -> None:
-    size = LEVELS[0]
+    size = WINDOW_SIZES[0]
     values = ", ".join(f"count({v}), avg({v}), min({v}), max({v})" for v in family.values)
     connection.execute(
         f"INSERT OR REPLACE INTO {family.windows} "  # noqa: S608
@@ -85,7 +85,7 @@ def _close_from_rows(
 
 def _close_from_windows(
     connection: sqlite3.Connection,
-    family: Family,
+    family: TablePair,
     key: tuple[int, ...],
     finer: int,
     level: int,
@@ -109,7 +109,7 @@ def _close_from_windows(
 
 def drop_old(
     connection: sqlite3.Connection,
-    family: Family,
+    family: TablePair,
     key: tuple[int, ...],
     *,
     keep_from_step: int,
@@ -117,7 +117,7 @@ def drop_old(
     keep_windows: int,
 ) -> None:
     """Delete rows before ``keep_from_step`` and windows far back, if coarser windows hold them."""
-    cut = min(keep_from_step, open_step) // LEVELS[0] * LEVELS[0]
+    cut = min(keep_from_step, open_step) // WINDOW_SIZES[0] * WINDOW_SIZES[0]
     connection.execute(
         f"DELETE FROM {family.rows} WHERE {family.where()} AND step < ?",  # noqa: S608
         (*key, cut),

@@ -130,7 +130,7 @@ class StoreWriter:
             ),
         )  # fmt: skip
 
-    def why_started(self, attempt: int) -> tuple[tuple[str, ...], str | None]:
+    def start_reason(self, attempt: int) -> tuple[tuple[str, ...], str | None]:
         """``changes`` and ``reason`` of ``begin_attempt``."""
         row = self._connection.execute(
             "SELECT changes, reason FROM attempts WHERE attempt = ?", (attempt,)
@@ -185,12 +185,12 @@ class StoreWriter:
         ).fetchone()
         return int(row[0] or 0)
 
-    def holes(self) -> list[str]:
+    def missing_parts(self) -> list[str]:
         """What else is missing, in words: parts that no count of records can tell of."""
         rows = self._connection.execute("SELECT reason FROM gaps WHERE rank IS NULL ORDER BY id")
         return [row[0] for row in rows]
 
-    def add_hole(self, attempt: int, reason: str) -> None:
+    def record_missing_part(self, attempt: int, reason: str) -> None:
         """Keep on record that a part of the history is missing, and which."""
         self._connection.execute(
             "INSERT INTO gaps (attempt, rank, after_seq, missed, t, reason) "
@@ -330,7 +330,9 @@ class StoreWriter:
         if tail.rows > self._keep_rows * 1.1:
             self._drop_old(family, key, tail)
 
-    def _drop_old(self, family: history_windows.Family, key: tuple[int, ...], tail: _Tail) -> None:
+    def _drop_old(
+        self, family: history_windows.TablePair, key: tuple[int, ...], tail: _Tail
+    ) -> None:
         per_step = max(1.0, tail.rows / max(1, tail.newest_step - tail.first_step))
         keep_from = tail.newest_step - int(self._keep_rows / per_step)
         history_windows.drop_old(
@@ -343,7 +345,7 @@ class StoreWriter:
         )
         self._tails[key] = self._find_tail(family, key)
 
-    def _find_tail(self, family: history_windows.Family, key: tuple[int, ...]) -> _Tail:
+    def _find_tail(self, family: history_windows.TablePair, key: tuple[int, ...]) -> _Tail:
         first, newest, rows = self._connection.execute(
             f"SELECT min(step), max(step), count(*) FROM {family.rows} "  # noqa: S608
             f"WHERE {family.where()}",

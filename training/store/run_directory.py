@@ -114,7 +114,7 @@ class RunDir:
         return self.path / "control.sock"
 
     @property
-    def keeper_path(self) -> Path:
+    def shim_path(self) -> Path:
         return self.path / "keeper.json"
 
     @property
@@ -123,7 +123,7 @@ class RunDir:
         return self.path / "restarts.json"
 
     @property
-    def orders_path(self) -> Path:
+    def requests_path(self) -> Path:
         """Requests that are still to be carried out (``training/lifecycle/pending_stops.py``)."""
         return self.path / "orders.json"
 
@@ -173,7 +173,7 @@ class RunDir:
             return self.socket_path
         return _short_socket_dir() / f"{self.id[-40:]}.sock"
 
-    def remove_far_socket(self) -> None:
+    def remove_stale_socket(self) -> None:
         """Remove the socket that a killed supervisor left where ``socket_path`` points."""
         with contextlib.suppress(OSError):  # no link, no socket, or another user's folder
             far = self.path / os.readlink(self.socket_path)

@@ -10,7 +10,12 @@ import time
 from typing import Any
 
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.stop_conditions import StopCondition, from_document, refusal, settled
+from ltui.training.state.stop_conditions import (
+    StopCondition,
+    from_document,
+    refusal_reason,
+    resolve_condition,
+)
 
 COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
 """What ranks do at a step that they agree on, and go on."""
@@ -97,12 +102,14 @@ def stop_conditions(
     for document in given:
         condition = from_document(document if isinstance(document, dict) else {})
         if multi_node and condition.kind in ("step", "epoch"):
-            raise ValueError(f"ranks on several nodes cannot agree to stop {condition.words()}.")
+            raise ValueError(f"ranks on several nodes cannot agree to stop {condition.describe()}.")
         if silent and condition.kind in ("step", "epoch", "metric"):
             raise ValueError(
-                f"this command sends no telemetry, so ltui cannot stop it {condition.words()}."
+                f"this command sends no telemetry, so ltui cannot stop it {condition.describe()}."
             )
-        if (why := refusal(condition, snapshot)) is not None:
+        if (why := refusal_reason(condition, snapshot)) is not None:
             raise ValueError(why)
-        found.append(settled(condition, snapshot.metrics, snapshot.epoch, time.monotonic()))
+        found.append(
+            resolve_condition(condition, snapshot.metrics, snapshot.epoch, time.monotonic())
+        )
     return found

@@ -36,7 +36,7 @@ class HistoryRecorder:
         self._watch = watch
         self._next = {rank: c.next_seq for rank, c in store.cursors(attempt).items()}
         self._lost = store.missed()
-        self._holes = store.holes()
+        self._holes = store.missing_parts()
         self._failing_since: float | None = None
         self._failure = ""
         self._retry_at = 0.0

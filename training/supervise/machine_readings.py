@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ltui.training.gpu.findings import verdicts as gpu_verdicts
 from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
-from ltui.training.process.identity import ProcessMark
-from ltui.training.process.rank_usage import ProcessReadings, ProcessTable, RankFinder, Reading
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.rank_usage import ProcessTable, RankFinder, RankUsage, UsageMeter
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.untracked_program import Program, ProgramReader
@@ -31,17 +31,17 @@ class MachineMonitor:
         self.gpu_view = RunGpusView()
         self.gpu_verdicts: tuple[Verdict, ...] = ()
         """In force, of the GPUs."""
-        self.unreported_processes: dict[int, ProcessMark] = {}
+        self.unreported_processes: dict[int, ProcessIdentity] = {}
         """Processes of ranks that have no pulse, or none yet."""
         self.program = Program()
         """What those processes show; of use while no rank has sent telemetry."""
-        self.readings: dict[int, Reading] = {}
+        self.readings: dict[int, RankUsage] = {}
         """By rank."""
-        self.rank_processes: dict[int, ProcessMark] = {}
+        self.rank_processes: dict[int, ProcessIdentity] = {}
         self.table: ProcessTable | None = None
         """Of the newest reading."""
         self._user_command = user_command
-        self._readings = ProcessReadings()
+        self._readings = UsageMeter()
         self._finder = RankFinder()
         self._program_reader = ProgramReader()
         self._read_at = 0.0
@@ -52,7 +52,7 @@ class MachineMonitor:
         self,
         snapshot: RunSnapshot,
         pulses: Mapping[int, PulseState | None],
-        engine: ProcessMark | None,
+        engine: ProcessIdentity | None,
         now_s: float,
     ) -> Batch | None:
         """New readings for the store; None while the last ones are young."""
@@ -63,7 +63,7 @@ class MachineMonitor:
         batch = Batch()
         self.table = table = ProcessTable()
         heard_of = {
-            rank: ProcessMark(p.pid, p.start_ticks)
+            rank: ProcessIdentity(p.pid, p.start_ticks)
             for rank, p in pulses.items()
             if p is not None and p.pid > 0
         }
@@ -73,7 +73,7 @@ class MachineMonitor:
         if self._user_command and engine is not None and not heard_of:
             self.program = self._program_reader.read(table, engine, self.unreported_processes)
         self.rank_processes = {**self.unreported_processes, **heard_of}
-        self.readings = self._readings.look(table, self.rank_processes, now)
+        self.readings = self._readings.sample(table, self.rank_processes, now)
         batch.processes = [
             (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self.readings.items()
         ]
@@ -83,10 +83,10 @@ class MachineMonitor:
     def _without_telemetry(
         self,
         table: ProcessTable,
-        engine: ProcessMark | None,
-        heard_of: Mapping[int, ProcessMark],
+        engine: ProcessIdentity | None,
+        heard_of: Mapping[int, ProcessIdentity],
         size: int | None,
-    ) -> dict[int, ProcessMark]:
+    ) -> dict[int, ProcessIdentity]:
         if engine is None or (heard_of and (size is None or len(heard_of) >= size)):
             return {}
         found = self._finder.find(table, engine)

@@ -28,10 +28,10 @@ from ltui.training.lifecycle.restart_rules import delete_restart_history
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.identity import boot_id, lock_holder, runs_with, write_lock_text
+from ltui.training.process.identity import any_process_has, boot_id, lock_holder, write_lock_text
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.checkpoint_manifest import remove_unfinished
-from ltui.training.store.database_schema import damaged, is_damaged, set_aside
+from ltui.training.store.database_schema import damaged_error, find_damage, rename_damaged
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir, open_private_log, write_atomically
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
@@ -80,7 +80,7 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
         _kill_shim(run_dir, shim)
         opened.close()
         if isinstance(error, sqlite3.Error):
-            raise damaged(run_dir.db_path, error) from error
+            raise damaged_error(run_dir.db_path, error) from error
         raise
     try:
         if shim is not None:
@@ -116,7 +116,7 @@ def _open(run_dir: RunDir, plan: AttemptPlan, lock: int) -> _Opened:
     except sqlite3.Error as error:
         store.close()
         os.close(lock)
-        raise damaged(run_dir.db_path, error) from error
+        raise damaged_error(run_dir.db_path, error) from error
     except BaseException:
         store.close()
         os.close(lock)
@@ -149,11 +149,11 @@ def _enter_attempt(
     )
     if aside is not None:
         words = f"the history until now was damaged and is kept as {aside.name}"
-        store.add_hole(attempt, words)
+        store.record_missing_part(attempt, words)
     elif in_store < in_files:
-        store.add_hole(attempt, "the history until now is missing")
+        store.record_missing_part(attempt, "the history until now is missing")
     elif attempt > 1 and (last := store.last_step()) < (plan.resume_step or 0):
-        store.add_hole(attempt, f"steps {last + 1} to {plan.resume_step} are missing")
+        store.record_missing_part(attempt, f"steps {last + 1} to {plan.resume_step} are missing")
     return attempt
 
 
@@ -165,7 +165,7 @@ def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: AttemptP
     begins = not plan.recover or (not started and _cut_off(run_dir, attempt))
     # Told what to start, it waits for no GPUs any more, whatever became of it.
     waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
-    changes, _ = opened.store.why_started(attempt)
+    changes, _ = opened.store.start_reason(attempt)
     resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.recover else None)
 
     def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
@@ -210,7 +210,7 @@ def _cut_off(run_dir: RunDir, attempt: int) -> bool:
     if before is None or not before.alive():
         return False
     deadline = time.monotonic() + _SHIM_START_S
-    while runs_with(SHIM_PATH, str(run_dir.path), str(attempt)):
+    while any_process_has(SHIM_PATH, str(run_dir.path), str(attempt)):
         if shim_identity(run_dir, attempt) is not None or time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -259,15 +259,15 @@ def _open_store(run_dir: RunDir) -> StoreWriter:
     try:
         return StoreWriter(run_dir.db_path)
     except sqlite3.DatabaseError as error:
-        raise damaged(run_dir.db_path, error) from error
+        raise damaged_error(run_dir.db_path, error) from error
 
 
 def _set_damage_aside(run_dir: RunDir) -> Path | None:
     """Where a damaged history went, so that the run can go on with a new one."""
-    if is_damaged(run_dir.db_path) is None:
+    if find_damage(run_dir.db_path) is None:
         return None
     try:
-        return set_aside(run_dir.db_path)
+        return rename_damaged(run_dir.db_path)
     except OSError:
         return None  # Opening it says what is wrong.
 

@@ -21,7 +21,7 @@ from ltui.training.lifecycle.restart_rules import (
 )
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.checkpoint_manifest import resume_choice
+from ltui.training.store.checkpoint_manifest import choose_checkpoint
 from ltui.training.store.run_directory import RunDir
 
 _DISK = "the restart could not be written to disk"
@@ -88,15 +88,17 @@ class RestartPolicy:
 
     def start_next(self, waiting: ScheduledRestart, changes: tuple[str, ...]) -> AttemptPlan | str:
         """The next attempt, now that its time has come; why there is none, otherwise."""
-        choice = resume_choice(self._run_dir.checkpoints_dir)
+        choice = choose_checkpoint(self._run_dir.checkpoints_dir)
         taken = choice.taken
         if taken is None and choice.skipped:
-            return f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped_words())})"
+            return (
+                f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped_reasons())})"
+            )
         self._write(self._history.with_started())
         return AttemptPlan(
             resume_from=None if taken is None else Path(taken.path),
             resume_step=None if taken is None else taken.global_step,
-            skipped=tuple(choice.skipped_words()),
+            skipped=tuple(choice.skipped_reasons()),
             changes=changes,
             restarted_because=(
                 f"restart {waiting.number} of {waiting.of}, after: {waiting.detail}"

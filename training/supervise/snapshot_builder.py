@@ -17,10 +17,10 @@ from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import ProcessMark
-from ltui.training.process.rank_usage import Reading
-from ltui.training.state.freeze_warnings import cautions
-from ltui.training.state.record_fold import Fold, RankFold
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.rank_usage import RankUsage
+from ltui.training.state.freeze_warnings import all_warnings
+from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.state.run_snapshot import (
     LIVE,
     CheckpointInfo,
@@ -33,13 +33,13 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.state.snapshot_parts import (
     Progress,
+    at_least,
     metrics,
-    not_before,
     progress,
     rank_snapshots,
 )
-from ltui.training.state.throughput import at_rest, throughput
-from ltui.training.store.checkpoint_manifest import checkpoints, verify
+from ltui.training.state.throughput import throughput, without_current_rates
+from ltui.training.store.checkpoint_manifest import list_checkpoints, verify
 from ltui.training.store.history_reader import TRAIN_LOSS, RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.untracked_program import Program
@@ -61,14 +61,14 @@ class SnapshotInputs:
     started_at: float
     now_s: float
     now_ns: int
-    fold: Fold
+    fold: FoldState
     pulses: Mapping[int, PulseState | None]
     judgement: Judgement
-    unreported_processes: Mapping[int, ProcessMark]
+    unreported_processes: Mapping[int, ProcessIdentity]
     """Processes of a command that sends no telemetry."""
     program: Program
     """What those processes show."""
-    readings: Mapping[int, Reading]
+    readings: Mapping[int, RankUsage]
     gpus: RunGpusView
     gpu_verdicts: tuple[Verdict, ...]
     flops: BatchFlops | None
@@ -85,7 +85,7 @@ class SnapshotInputs:
 
 def build_snapshot(inputs: SnapshotInputs) -> RunSnapshot:
     spec, fold = inputs.spec, inputs.fold
-    how_far = not_before(progress(fold, inputs.pulses, inputs.now_ns), inputs.start)
+    how_far = at_least(progress(fold, inputs.pulses, inputs.now_ns), inputs.start)
     planned = spec.nproc if spec.command is None else inputs.program.world_size
     ranks = _ranks(inputs)
     speed = throughput(fold, inputs.now_ns)
@@ -112,7 +112,7 @@ def build_snapshot(inputs: SnapshotInputs) -> RunSnapshot:
         elapsed_s=max(0.0, inputs.now_s - inputs.started_at),
         eta_s=None if resting else how_far.eta_s,
         metrics=metrics(fold),
-        throughput=at_rest(speed) if resting else speed,
+        throughput=without_current_rates(speed) if resting else speed,
         ranks=ranks,
         gpus=inputs.gpus.gpus,
         gpu_note=inputs.gpus.note,
@@ -126,7 +126,7 @@ def build_snapshot(inputs: SnapshotInputs) -> RunSnapshot:
         changes=inputs.changes,
         restarted_because=inputs.restarted_because,
         stops=inputs.stops,
-        cautions=cautions(fold),
+        cautions=all_warnings(fold),
         flops_per_batch=inputs.flops.flops if inputs.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
             inputs.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
@@ -162,7 +162,7 @@ def _silent_state(run: RunState) -> RankState:
     return RankState.RUNNING if run in LIVE else RankState.ENDED
 
 
-def _with_reading(rank: RankSnapshot, reading: Reading | None) -> RankSnapshot:
+def _with_reading(rank: RankSnapshot, reading: RankUsage | None) -> RankSnapshot:
     if reading is None:
         return rank
     return replace(rank, cpu_percent=reading.cpu_percent, rss_bytes=reading.rss_bytes)
@@ -185,7 +185,7 @@ class CheckpointCatalog:
         """As far as is known now, the least trained first."""
         if self._stale:
             self._stale = False
-            self._known = tuple(checkpoints(self._folder))
+            self._known = tuple(list_checkpoints(self._folder))
         self._check_one()
         return tuple(self._with_check(info) for info in self._known)
 
@@ -193,7 +193,7 @@ class CheckpointCatalog:
         """As they are on disk now, the last one saved with its checksum; waits for that."""
         if self._checking is not None:
             self._checking.join()
-        self._known = tuple(checkpoints(self._folder))
+        self._known = tuple(list_checkpoints(self._folder))
         newest = max(self._known, key=lambda c: c.saved_at or 0.0, default=None)
         if newest is not None and newest.ok is None:
             self._check(newest)
@@ -254,7 +254,7 @@ def starting_progress(plan: AttemptPlan, before: RunSnapshot | None) -> Progress
     )
 
 
-def restore_fold(run_dir: RunDir, attempt: int) -> Fold:
+def restore_fold(run_dir: RunDir, attempt: int) -> FoldState:
     """What the store knows of ``attempt`` (or of the one before), to fold on from.
 
     Who the ranks are and how long the run will be may long have left the rings.
@@ -262,9 +262,9 @@ def restore_fold(run_dir: RunDir, attempt: int) -> Fold:
     try:
         with RunStore(run_dir) as store:
             snapshot = store.snapshot()
-            told = store.introductions(attempt)
+            told = store.hello_and_plan(attempt)
     except (ProblemError, sqlite3.Error):
-        return Fold()
+        return FoldState()
     ranks = {
         rank: RankFold(rank=rank, hello=kinds.get("hello"), plan=kinds.get("plan"))
         for rank, kinds in told.items()
@@ -277,7 +277,7 @@ def restore_fold(run_dir: RunDir, attempt: int) -> Fold:
     # Of the whole run: a resume does not begin to count anew.
     best = snapshot.throughput.best_samples_per_s
     told_before = snapshot.cautions if snapshot.attempt == attempt else ()
-    return Fold(ranks=ranks, best_samples_per_s=best, cautions=told_before)
+    return FoldState(ranks=ranks, best_samples_per_s=best, warnings=told_before)
 
 
 def with_exit_codes(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ltui.training.lifecycle.kill_processes import send_signal, signal_group
 from ltui.training.lifecycle.stop_escalation import StopEscalation, StopStage
-from ltui.training.process.identity import ProcessMark
+from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.tensor_queue.control_block import Command, ControlFile, ControlFileError
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
@@ -30,7 +30,7 @@ class StopController:
         self._control_path = control_path
         self._control: ControlFile | None = None
         self._request_id = 0
-        self._sent: set[tuple[StopStage, ProcessMark, int]] = set()
+        self._sent: set[tuple[StopStage, ProcessIdentity, int]] = set()
         self._interrupts = 0
         self.escalation: StopEscalation | None = None
         self.pausing = False
@@ -143,14 +143,14 @@ class StopController:
         self,
         now_s: float,
         pulses: Mapping[int, PulseState | None],
-        engine: ProcessMark | None,
-        others: Mapping[int, ProcessMark],
+        engine: ProcessIdentity | None,
+        others: Mapping[int, ProcessIdentity],
     ) -> None:
         """Do what the ladder's rung asks, once for every process."""
         if self.escalation is None:
             return
         stage = self.escalation.stage(now_s)
-        ranks = {ProcessMark(p.pid, p.start_ticks) for p in pulses.values() if p and p.pid > 0}
+        ranks = {ProcessIdentity(p.pid, p.start_ticks) for p in pulses.values() if p and p.pid > 0}
         ranks |= set(others.values())
         if stage is StopStage.TERMINATE and engine is not None:
             self._once(stage, engine, signal.SIGTERM, group=True)
@@ -172,7 +172,7 @@ class StopController:
     def _once(
         self,
         stage: StopStage,
-        mark: ProcessMark,
+        mark: ProcessIdentity,
         number: int,
         *,
         group: bool = False,

@@ -34,14 +34,14 @@ from ltui.training.lifecycle.shim_files import (
     shim_identity,
 )
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import ProcessMark
-from ltui.training.state.record_fold import Fold, fold_many
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.state.record_fold import FoldState, fold_many
 from ltui.training.state.run_snapshot import (
     LIVE,
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.snapshot_parts import metrics, trains
+from ltui.training.state.snapshot_parts import metrics, training_has_started
 from ltui.training.state.stop_conditions import StopCondition
 from ltui.training.state.verdict_tracker import headline
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -99,12 +99,12 @@ class Supervisor:
         self.spec = spec
         self.attempt = attempt
         self.shim_process: subprocess.Popen[bytes] | None = None
-        self._shim: ProcessMark | None = None
-        self._engine: ProcessMark | None = None
+        self._shim: ProcessIdentity | None = None
+        self._engine: ProcessIdentity | None = None
         self._store = store
         self.lock = lock
         self._adopted = plan.recover
-        self._changes, self._reason = store.why_started(attempt)
+        self._changes, self._reason = store.start_reason(attempt)
         before = stored_snapshot(run_dir)
         self._start = starting_progress(plan, before)
         self._restarts = RestartPolicy(run_dir, spec, attempt)
@@ -113,7 +113,9 @@ class Supervisor:
         self._queues = QueuePoller(run_dir.queue_dir(attempt), store.cursors(attempt))
         self._recorder = HistoryRecorder(store, attempt, self._queues)
         self._end_recorder = EndRecorder(run_dir, attempt, store, self._recorder)
-        self._fold: Fold = restore_fold(run_dir, attempt) if store.last_attempt() else Fold()
+        self._fold: FoldState = (
+            restore_fold(run_dir, attempt) if store.last_attempt() else FoldState()
+        )
         self._stops = StopController(run_dir.queue_dir(attempt) / "control.bin")
         self._machine = MachineMonitor(run_dir.id, user_command=spec.command is not None)
         self._flops: BatchFlops | None = None
@@ -395,7 +397,7 @@ class Supervisor:
         else:
             self._pending_stops.add(conditions)
         self._plan_stops()
-        taken.set_result({"ok": True, "stops": [c.words() for c in conditions or ()]})
+        taken.set_result({"ok": True, "stops": [c.describe() for c in conditions or ()]})
 
     def _can_be_asked(self) -> bool:
         """Whether there are ranks that can agree: some have telemetry, and none is elsewhere."""
@@ -410,7 +412,7 @@ class Supervisor:
         errors = (rank.steering_error for _, rank in sorted(self._fold.ranks.items()))
         return next((error for error in errors if error is not None), None)
 
-    def _read_machine(self, now_s: float, engine: ProcessMark | None) -> Batch:
+    def _read_machine(self, now_s: float, engine: ProcessIdentity | None) -> Batch:
         """Process and GPU readings, once a second."""
         batch = self._machine.sample(self._snapshot, self._pulses, engine, now_s)
         if batch is None:
@@ -445,7 +447,7 @@ class Supervisor:
         if not known:
             runs_after_s = self._machine.program.runs_after_s()
             return self.spec.command is not None and now_s - self._started_at > runs_after_s
-        return trains(known)
+        return training_has_started(known)
 
     def _detail(self) -> str | None:
         if self._restarts.scheduled is not None:
@@ -599,7 +601,7 @@ class Supervisor:
             self._shim = shim_identity(self.run_dir, self.attempt)
         return self._shim is not None and self._shim.alive()
 
-    def _engine_identity(self) -> ProcessMark | None:
+    def _engine_identity(self) -> ProcessIdentity | None:
         if self._engine is None:
             self._engine = engine_identity(self.run_dir, self.attempt)
         return self._engine
@@ -607,7 +609,7 @@ class Supervisor:
     def _finish(self, end: EngineExit | None, shim_died: bool) -> None:
         """Clean up, find out how it ended, and stay until that is written."""
         known = [
-            ProcessMark(p.pid, p.start_ticks)
+            ProcessIdentity(p.pid, p.start_ticks)
             for p in self._pulses.values()
             # After a reboot another's process may have the number, even the start time.
             if p is not None and p.pid > 0 and not self._rebooted

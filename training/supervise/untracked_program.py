@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ltui.training.process.identity import ProcessMark, environment
+from ltui.training.process.identity import ProcessIdentity, environment
 from ltui.training.process.rank_usage import ProcessTable
 
 _MOST_PROCESSES = 64
@@ -54,13 +54,13 @@ class ProgramReader:
     """Reads the processes of one command, each until it is known to have loaded PyTorch."""
 
     def __init__(self) -> None:
-        self._torch: set[ProcessMark] = set()
+        self._torch: set[ProcessIdentity] = set()
 
     def read(
-        self, table: ProcessTable, engine: ProcessMark, found: Mapping[int, ProcessMark]
+        self, table: ProcessTable, engine: ProcessIdentity, found: Mapping[int, ProcessIdentity]
     ) -> Program:
         """``found``: the processes that stand for ranks."""
-        marks = [table.mark(pid) for pid in table.tree(engine.pid)[:_MOST_PROCESSES]]
+        marks = [table.identity(pid) for pid in table.tree(engine.pid)[:_MOST_PROCESSES]]
         living = {mark for mark in marks if mark is not None}
         self._torch &= living
         self._torch |= {mark for mark in living - self._torch if _has_torch(mark.pid)}

@@ -50,14 +50,14 @@ def slow_data_verdict(m: PreparedInput) -> Verdict | None:
 def _share_of_slow_step(folded: RankFold | None) -> float | None:
     """The share of the last step that was spent in waiting for data; None where that step was not
     slow, or is not known."""
-    if folded is None or folded.total is None or len(folded.recent_step_s) < 6:
+    if folded is None or folded.totals is None or len(folded.recent_step_s) < 6:
         return None
     *before, last = folded.recent_step_s
     usual = sorted(before)[len(before) // 2]
     if last < max(_LEAST_S, _TIMES * usual):
         return None
-    total = folded.total
-    earlier = [mark for mark in folded.marks if total.t_ns - mark.t_ns > 0.5e9 * last]
+    total = folded.totals
+    earlier = [mark for mark in folded.recent_totals if total.t_ns - mark.t_ns > 0.5e9 * last]
     if not earlier or total.timed_s <= earlier[-1].timed_s:
         return None
     return (total.fetch_s - earlier[-1].fetch_s) / (total.timed_s - earlier[-1].timed_s)

@@ -8,7 +8,7 @@ from ltui.training.diagnosis.rules.collective_positions import find_divergence
 from ltui.training.diagnosis.rules.judge_input import STEP_PHASES, PreparedInput, position_facts
 from ltui.training.diagnosis.rules.stack_frames import frame_text
 from ltui.training.diagnosis.rules.verdict_words import ranks_text
-from ltui.training.state.record_fold import Fold
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Verdict
 
 BAD_LOSSES = 3
@@ -22,7 +22,7 @@ _SCARCE_SHARE = 0.05
 _SCARCE_BYTES = 256 << 20
 
 
-def bad_loss(fold: Fold) -> Verdict | None:
+def bad_loss(fold: FoldState) -> Verdict | None:
     bad = {r: f for r, f in sorted(fold.ranks.items()) if f.bad_loss >= BAD_LOSSES}
     if not bad:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Evidence, RankEvidence
-from ltui.training.state.record_fold import Fold
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
@@ -55,7 +55,7 @@ class PreparedInput:
     pulses: Mapping[int, PulseState | None]
     policy: StallPolicy
     history: HealthHistory
-    fold: Fold
+    fold: FoldState
     dead: Mapping[int, str]
     held: Mapping[int, int]
     held_workers: Mapping[int, tuple[int, ...]]

@@ -16,7 +16,7 @@ from ltui.training.diagnosis.rules.stack_frames import frame_facts, frame_text
 from ltui.training.diagnosis.rules.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.rules.thresholds import WARM_UP_STEPS
 from ltui.training.diagnosis.rules.verdict_words import activity_text
-from ltui.training.state.record_fold import Mark, RankFold
+from ltui.training.state.record_fold import RankFold, RunningTotals
 from ltui.training.state.run_snapshot import Verdict
 
 _WINDOWS = ((10_000_000_000, 0.35), (4_000_000_000, 0.6))
@@ -93,12 +93,14 @@ def still(m: PreparedInput, rank: int) -> bool:
 def _of_steps(m: PreparedInput, count: int, least: float) -> Straggler | None:
     """The straggler of the last ``count`` steps and of each of them, where steps are so long that
     there is a mark for each."""
-    marks: dict[int, dict[int, Mark]] = {}
+    marks: dict[int, dict[int, RunningTotals]] = {}
     for rank in m.alive:
         folded = m.fold.ranks.get(rank)
-        if folded is None or folded.total is None:
+        if folded is None or folded.totals is None:
             return None
-        marks[rank] = {round(k.batches): k for k in (*folded.marks[-count - 2 :], folded.total)}
+        marks[rank] = {
+            round(k.batches): k for k in (*folded.recent_totals[-count - 2 :], folded.totals)
+        }
     if len(marks) < 2:
         return None
     end = min(max(of_rank) for of_rank in marks.values())
@@ -159,26 +161,26 @@ def _compare(work: dict[int, tuple[float, float, float, float] | None]) -> Strag
 
 def _span(
     folded: RankFold | None, window_ns: int, least_steps: int = _LEAST_STEPS
-) -> tuple[Mark, Mark, Mark] | None:
+) -> tuple[RunningTotals, RunningTotals, RunningTotals] | None:
     """Where the last full window begins, about its middle, and its end, in enough steps."""
-    if folded is None or folded.total is None:
+    if folded is None or folded.totals is None:
         return None
-    end = folded.total
-    begin = _mark(folded.marks, end.t_ns - window_ns)
-    middle = _mark(folded.marks, end.t_ns - window_ns // 2)
+    end = folded.totals
+    begin = _mark(folded.recent_totals, end.t_ns - window_ns)
+    middle = _mark(folded.recent_totals, end.t_ns - window_ns // 2)
     if begin is None or middle is None or end.batches - begin.batches < least_steps:
         return None
     return begin, middle, end
 
 
-def _mark(marks: tuple[Mark, ...], at_ns: int) -> Mark | None:
+def _mark(marks: tuple[RunningTotals, ...], at_ns: int) -> RunningTotals | None:
     """The last mark not after ``at_ns``; the first batches, which warm up, make none."""
     return next(
         (k for k in reversed(marks) if k.t_ns <= at_ns and k.batches >= WARM_UP_STEPS), None
     )
 
 
-def _work(begin: Mark, end: Mark) -> tuple[float, float, float, float] | None:
+def _work(begin: RunningTotals, end: RunningTotals) -> tuple[float, float, float, float] | None:
     """Mean seconds of (step, fetch, forward, optimizer) between two marks."""
     steps = end.batches - begin.batches
     timed = end.timed_s - begin.timed_s

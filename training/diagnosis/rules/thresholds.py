@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
-from ltui.training.state.record_fold import Fold, RankFold
+from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.tensor_queue.record_types import Phase, PulseState
 
 WARM_UP_STEPS = 3
@@ -91,7 +91,7 @@ def moving_budget_s(frozen_s: float, least_s: float = MOVING_BUDGET_S) -> float:
 
 
 def warmed_up(rank: RankFold | None) -> bool:
-    return rank is not None and rank.total is not None and rank.total.batches >= WARM_UP_STEPS
+    return rank is not None and rank.totals is not None and rank.totals.batches >= WARM_UP_STEPS
 
 
 def step_budget_s(policy: StallPolicy, slowest_s: float | None) -> float:
@@ -121,12 +121,12 @@ def evidence_due_s(
     return max(_LOOK_S, min(_LOOK_SHARE * full_s, 12.0))
 
 
-def slowest_step_s(fold: Fold) -> float | None:
+def slowest_step_s(fold: FoldState) -> float | None:
     """The slowest recent step of any rank, but for the first steps of the run."""
     slowest = None
     for rank in fold.ranks.values():
         steps = rank.recent_step_s
-        if rank.total is not None and rank.total.batches <= len(steps) + 1:
+        if rank.totals is not None and rank.totals.batches <= len(steps) + 1:
             steps = steps[WARM_UP_STEPS:] or steps[-1:]
         for seconds in steps:
             slowest = seconds if slowest is None else max(slowest, seconds)

@@ -21,11 +21,11 @@ from ltui.training.diagnosis.rules.judge_input import BEFORE_TRAINING, verdict_k
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.queue_poller import QueuePoll
 from ltui.training.process.exit_statuses import ExitWatch
-from ltui.training.process.identity import ProcessMark, is_alive, is_held
-from ltui.training.process.machine_memory import look_at_host, oom_kills
+from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
+from ltui.training.process.machine_memory import oom_kills, read_host
 from ltui.training.process.process_activity import LOADER_NAME, entry_of
 from ltui.training.process.rank_usage import ProcessTable
-from ltui.training.state.record_fold import Fold
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, to_json
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.death_evidence import describe_death
@@ -86,11 +86,11 @@ class EvidenceCollector:
 
     # -- every second ----------------------------------------------------------------------------
 
-    def update_processes(self, table: ProcessTable, marks: Mapping[int, ProcessMark]) -> None:
+    def update_processes(self, table: ProcessTable, marks: Mapping[int, ProcessIdentity]) -> None:
         """``marks``: the ranks' processes, with and without a pulse."""
         self._forget_old_kills()
         ranks = {mark.pid for mark in marks.values()}
-        self._host = look_at_host(min(ranks, default=None), self._oom_before)
+        self._host = read_host(min(ranks, default=None), self._oom_before)
         for rank, mark in marks.items():
             known = self._ranks.get(rank)
             if known is None or known.pid != mark.pid:
@@ -161,7 +161,7 @@ class EvidenceCollector:
         found = {}
         for rank in silent:
             known = self._ranks[rank]
-            pid = next((p for p in (known.pid, *known.children) if is_held(p)), None)
+            pid = next((p for p in (known.pid, *known.children) if is_stopped(p)), None)
             if pid is None:
                 known.held_since_s = None
                 continue
@@ -177,7 +177,7 @@ class EvidenceCollector:
             pulse = pulses.get(rank)
             if pulse is None or now_ns - pulse.changed_ns < _STILL_NS:
                 continue
-            held = tuple(pid for pid in known.children if is_held(pid))
+            held = tuple(pid for pid in known.children if is_stopped(pid))
             if held:
                 found[rank] = held
         return found
@@ -198,7 +198,7 @@ class EvidenceCollector:
         return None if now is None or self._oom_before is None else max(0, now - self._oom_before)
 
     def update(
-        self, judgement: Judgement, sight: QueuePoll, fold: Fold, snapshot: RunSnapshot
+        self, judgement: Judgement, sight: QueuePoll, fold: FoldState, snapshot: RunSnapshot
     ) -> None:
         """Take a closer look where one is due, keep what is grave, answer who asked."""
         live = [p for p in sight.pulses.values() if p is not None]
@@ -233,7 +233,9 @@ class EvidenceCollector:
         self._taker.close()
         self._exits.close()
 
-    def _question(self, sight: QueuePoll, fold: Fold, snapshot: RunSnapshot) -> EvidenceRequest:
+    def _question(
+        self, sight: QueuePoll, fold: FoldState, snapshot: RunSnapshot
+    ) -> EvidenceRequest:
         pids = {r: p.pid for r, p in sight.pulses.items() if p is not None and p.pid > 0}
         pids = {**{r: known.pid for r, known in self._ranks.items()}, **pids}
         gpus = {rank: gpu for gpu in snapshot.gpus for rank in gpu.ranks}

@@ -28,17 +28,17 @@ from ltui.training.diagnosis.evidence import (
     WorkerEvidence,
 )
 from ltui.training.diagnosis.rules.stack_frames import call_site
-from ltui.training.process.machine_memory import look_at_host, unacknowledged
+from ltui.training.process.machine_memory import read_host, unacknowledged_tcp
 from ltui.training.process.process_activity import (
     LOADER_NAME,
-    Entry,
-    Sample,
+    ProcessCounters,
+    ProcessEntry,
+    activity_between,
     descendants,
     process_table,
-    sample,
-    sight,
+    read_counters,
 )
-from ltui.training.process.stack_dumps import PySpy, by_signal
+from ltui.training.process.stack_dumps import PySpy, dump_by_signal
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.heartbeat_table import HeartbeatState, HeartbeatTable
 from ltui.training.tensor_queue.record_types import PulseState
@@ -78,7 +78,7 @@ class RankTarget:
 class CollectorCache:
     """Kept from round to round."""
 
-    samples: dict[int, Sample] = field(default_factory=dict)
+    samples: dict[int, ProcessCounters] = field(default_factory=dict)
     """pid -> first sample since its rank stands still, so that what moves once in two seconds is
     told from what is frozen."""
     stacks: dict[int, tuple[ThreadStack, ...]] = field(default_factory=dict)
@@ -127,11 +127,11 @@ class _Round:
         }
         pids |= {e.pid: None for found in workers.values() for e in found}
         self._read_stacks(table, workers, witnesses)
-        before = {pid: sample(pid, time.monotonic(), thread) for pid, thread in pids.items()}
+        before = {pid: read_counters(pid, time.monotonic(), thread) for pid, thread in pids.items()}
         before = self._earlier(before, workers)
         time.sleep(INTERVAL_S)
-        after = {pid: sample(pid, time.monotonic(), thread) for pid, thread in pids.items()}
-        sights = {pid: sight(pid, before[pid], after[pid]) for pid in pids}
+        after = {pid: read_counters(pid, time.monotonic(), thread) for pid, thread in pids.items()}
+        sights = {pid: activity_between(pid, before[pid], after[pid]) for pid in pids}
         self._wait_for_answers(number, asked_s)
         witnesses = self.board.read()
         ranks = {
@@ -144,13 +144,15 @@ class _Round:
             taken_at=time.time(),
             taken_ns=time.monotonic_ns(),
             ranks=ranks,
-            host=look_at_host(first, self.question.oom_kills_before),
+            host=read_host(first, self.question.oom_kills_before),
             missing=missing,
         )
 
     def _earlier(
-        self, fresh: Mapping[int, Sample | None], workers: Mapping[int, Sequence[Entry]]
-    ) -> dict[int, Sample | None]:
+        self,
+        fresh: Mapping[int, ProcessCounters | None],
+        workers: Mapping[int, Sequence[ProcessEntry]],
+    ) -> dict[int, ProcessCounters | None]:
         """``fresh``, or an older sample of processes whose rank has not moved since it."""
         memory, found = self.question.memory.samples, dict(fresh)
         for target in self.question.targets:
@@ -165,8 +167,8 @@ class _Round:
 
     def _read_stacks(
         self,
-        table: Mapping[int, Entry],
-        workers: Mapping[int, Sequence[Entry]],
+        table: Mapping[int, ProcessEntry],
+        workers: Mapping[int, Sequence[ProcessEntry]],
         witnesses: Mapping[int, HeartbeatState],
     ) -> None:
         """Stacks of workers and of ranks without a living witness, where none are known of this
@@ -194,7 +196,7 @@ class _Round:
                     stacks[entry.pid], self.why[entry.pid] = self._stacks(entry.pid, of_rank)
         memory.stacks = stacks
 
-    def _workers(self, table: Mapping[int, Entry]) -> dict[int, list[Entry]]:
+    def _workers(self, table: Mapping[int, ProcessEntry]) -> dict[int, list[ProcessEntry]]:
         """rank -> its children, but those that are ranks themselves."""
         ranks = {t.pid for t in self.question.targets}
         return {
@@ -229,7 +231,7 @@ class _Round:
         number: int,
         witness: HeartbeatState | None,
         sights: Mapping[int, ProcessActivity],
-        workers: Mapping[int, Sequence[Entry]],
+        workers: Mapping[int, Sequence[ProcessEntry]],
     ) -> RankEvidence:
         process = sights[target.pid]
         alive = process.state is not None and process.state != "Z"
@@ -244,7 +246,7 @@ class _Round:
             stacks = self._read_before(process, witness)
             missing += self.why.get(target.pid, ())
         entries = tuple(_collective(entry) for entry in answer.get("collectives") or ())
-        sockets = unacknowledged(target.pid) if alive else None
+        sockets = unacknowledged_tcp(target.pid) if alive else None
         known = self.question.known_workers.get(target.rank, frozenset())
         return RankEvidence(
             rank=target.rank,
@@ -284,7 +286,7 @@ class _Round:
         self, pid: int, witness: HeartbeatState | None
     ) -> tuple[tuple[ThreadStack, ...], list[str]]:
         ours = witness is None or witness.signal_ours
-        found = by_signal(pid, self.folder, ours=ours)
+        found = dump_by_signal(pid, self.folder, ours=ours)
         if not isinstance(found, str):
             return found, []
         if self.spied >= _SPIED:
@@ -308,14 +310,14 @@ class _Round:
             return known
         memory.stacks[pid], self.why[pid] = self._stacks(pid, witness)
         memory.samples.pop(pid, None)
-        now = sample(pid, time.monotonic(), self._witness_thread(witness))
+        now = read_counters(pid, time.monotonic(), self._witness_thread(witness))
         if now is not None:
             memory.samples[pid] = now
         return memory.stacks[pid]
 
     def _look_at_workers(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[ProcessEntry],
         known: frozenset[int],
         sights: Mapping[int, ProcessActivity],
     ) -> tuple[WorkerEvidence, ...]:

@@ -14,7 +14,7 @@ from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.queue_poller import QueuePoll
-from ltui.training.state.record_fold import Fold
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 
@@ -34,7 +34,7 @@ class HealthMonitor:
     def judge(
         self,
         sight: QueuePoll,
-        fold: Fold,
+        fold: FoldState,
         *,
         end_requested: bool,
         failures: Sequence[WorkerFailure] = (),
@@ -63,7 +63,7 @@ class HealthMonitor:
         self._health = judgement.history
         return self._without_deaths_asked_for(judgement, end_requested)
 
-    def _judged(self, sight: QueuePoll, fold: Fold, told: dict[str, Any]) -> Judgement:
+    def _judged(self, sight: QueuePoll, fold: FoldState, told: dict[str, Any]) -> Judgement:
         return judge(
             time.monotonic_ns(),
             sight.pulses,
