@@ -137,7 +137,7 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
         choice = choose_checkpoint(run_dir.checkpoints_dir)
         if choice.taken is None:
             raise ProblemError(_nothing_to_resume(run_dir, choice))
-        skipped = tuple(choice.skipped_reasons())
+        skipped = tuple(choice.skip_reasons())
         return choice.taken.global_step, Path(choice.taken.path), skipped
     wanted = checkpoint.absolute()
     for info in list_checkpoints(run_dir.checkpoints_dir):
@@ -159,7 +159,7 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     what = (
         "there is nothing to resume from: no checkpoint was completed."
         if not broken
-        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skipped_reasons())})."
+        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skip_reasons())})."
     )
     return Problem(where=run_dir.id, what=what, remedy="Start it again as a new run.")
 

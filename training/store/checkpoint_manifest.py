@@ -59,7 +59,7 @@ class ResumeChoice:
     skipped: tuple[tuple[str, str], ...] = ()
     """(file name, why), the newest first."""
 
-    def skipped_reasons(self) -> list[str]:
+    def skip_reasons(self) -> list[str]:
         return [f"{name} {why}" for name, why in self.skipped]
 
 
