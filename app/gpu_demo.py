@@ -14,10 +14,10 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import Static
 
-from ltui.app.keys.footer import KeyHint, KeyLine
+from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuBook
+from ltui.app.live.gpu_history import GpuHistory
 from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
@@ -29,7 +29,7 @@ from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapsho
 from ltui.widgets.gpu_table import GpuTable
 
 LABEL = "simulated GPUs and ranks, not those of this machine"
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 HINTS = (
     KeyHint("⏎", "one GPU", "screen.open"),
     KeyHint("?", "help", "app.help", keep=True),
@@ -43,10 +43,10 @@ class SimulatedGpus:
 
     def __init__(self) -> None:
         self._gpus = RunGpus(None)
-        self._book = GpuBook()
+        self._book = GpuHistory()
         self._ranks: tuple[RankSnapshot, ...] = ()
 
-    def look(self) -> Frame:
+    def poll(self) -> Frame:
         now = time.time()
         view = self._gpus.sample(self._ranks, now)
         if len(self._ranks) < len(view.gpus):
@@ -71,7 +71,7 @@ class SimulatedGpus:
             now=now,
             supervisor_answers=True,
             snapshot_at=now,
-            gpu_pasts=self._book.pasts(),
+            gpu_series=self._book.series(),
         )
 
     def stop(self) -> None:
@@ -106,22 +106,22 @@ class DemoScreen(Screen[None]):
         yield Static(Text.assemble((" ltui demo", "bold"), f"   {LABEL}"), id="title", markup=False)
         with Panel(None, LABEL, id="gpus"):
             yield DemoBoard(id="gpu-overview")
-        yield KeyLine(HINTS, id="keys")
+        yield KeyFooter(HINTS, id="keys")
 
     def on_mount(self) -> None:
         self._gpus = self._make()
-        self._look()
-        self.set_interval(LOOK_S, self._look)
+        self._refresh_gpus()
+        self.set_interval(POLL_INTERVAL_S, self._refresh_gpus)
         self.query_one(GpuTable).focus()
 
     def on_unmount(self) -> None:
         if self._gpus is not None:
             self._gpus.stop()
 
-    def _look(self) -> None:
+    def _refresh_gpus(self) -> None:
         if self._gpus is None:
             return
-        self.frame = self._gpus.look()
+        self.frame = self._gpus.poll()
         if self.is_current:
             self.query_one(GpuOverview).show(self.frame, alone=True)
             title = gpus_title(self.frame)

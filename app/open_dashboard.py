@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.app.garbage_collection import pause_during_start
-from ltui.app.terminal_loss import leave_with_the_terminal
+from ltui.app.terminal_loss import exit_with_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,6 @@ def open_app(make: Callable[[], LtuiApp]) -> int:
     """Run the application that ``make`` imports and builds, until it is left; its exit code."""
     pause_during_start()
     app = make()
-    leave_with_the_terminal()
+    exit_with_terminal()
     app.run()
     return app.return_code or 0

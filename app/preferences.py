@@ -18,7 +18,7 @@ def read_preferences(home: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def remember(home: Path, key: str, value: Any) -> None:
+def write_preference(home: Path, key: str, value: Any) -> None:
     """Store one setting beside the others.
 
     Raises ``OSError`` if the home directory is missing or not writable.

@@ -6,10 +6,10 @@ import os
 import signal
 import threading
 
-LOOK_EVERY_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
-def leave_with_the_terminal(handle: int = 0) -> None:
+def exit_with_terminal(handle: int = 0) -> None:
     """Watch the terminal behind ``handle`` until it is gone, then end this process.
 
     At once and without a farewell: there is nobody to see it, and drawing to it would block or
@@ -21,5 +21,5 @@ def leave_with_the_terminal(handle: int = 0) -> None:
 def _watch(handle: int) -> None:
     pause = threading.Event()
     while os.isatty(handle):
-        pause.wait(LOOK_EVERY_S)
+        pause.wait(POLL_INTERVAL_S)
     os._exit(128 + signal.SIGHUP)

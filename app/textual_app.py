@@ -13,12 +13,12 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ltui.app.keys.key_order import OrderedKeysApp
-from ltui.app.preferences import remember
+from ltui.app.preferences import write_preference
 from ltui.app.themes import first_theme, theme_names
 from ltui.training.store.run_directory import RunDir, list_runs
 from ltui.widgets.palette import THEMES
 
-MOST_RUNS = 50
+MAX_PALETTE_RUNS = 50
 """Runs that the palette offers, newest first."""
 
 
@@ -97,7 +97,7 @@ class LtuiApp(OrderedKeysApp):
         yield from commands(screen)
         if getattr(screen, "SCOPE", None) in ("home", "run"):
             shown = getattr(screen, "run_dir", None)
-            for run_dir in list_runs(self.home)[:MOST_RUNS]:
+            for run_dir in list_runs(self.home)[:MAX_PALETTE_RUNS]:
                 if run_dir != shown:
                     open_it = partial(self.open_run, run_dir)
                     yield SystemCommand(f"Open run {run_dir.id}", "Go to this run", open_it)
@@ -124,7 +124,7 @@ class LtuiApp(OrderedKeysApp):
             return
         self.theme = name
         try:
-            remember(self.home, "theme", name)
+            write_preference(self.home, "theme", name)
         except OSError as error:
             why = error.strerror or str(error)
             self.notify(f"The theme can't be remembered: {why}", severity="warning", markup=False)

@@ -40,11 +40,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {_in_words(message)} See `{self.prog} --help`.\n")
+        sys.stderr.write(f"{self.prog}: {_explain(message)} See `{self.prog} --help`.\n")
         raise SystemExit(EXIT_BAD_INPUT)
 
 
-def _in_words(message: str) -> str:
+def _explain(message: str) -> str:
     choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
     if choice is None:
         return message.rstrip(".") + "."
@@ -65,7 +65,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """A whole number of 0 or more, also as the dashboard prints it: ``3 157``."""
     plain = strip_digit_grouping(text)
     if not plain.isdecimal():
@@ -91,10 +91,10 @@ def build_parser() -> Parser:
         command.set_defaults(do=do)
         return command
 
-    _add_starting(add)
-    _add_looking(add)
-    _add_steering(add)
-    _add_preparing(add)
+    _add_launch_commands(add)
+    _add_inspection_commands(add)
+    _add_control_commands(add)
+    _add_setup_commands(add)
     add_data(commands)
     bench = add_bench(commands)
     _add_preset(bench)
@@ -132,7 +132,7 @@ def _add_json(parser: Parser) -> None:
     )
 
 
-def _add_launching(parser: Parser) -> None:
+def _add_launch_options(parser: Parser) -> None:
     parser.add_argument("--name", help="a name for the run (default: two random words)")
     _add_detach(parser)
     parser.add_argument(
@@ -142,7 +142,7 @@ def _add_launching(parser: Parser) -> None:
     )
 
 
-def on_stall(text: str) -> tuple[str, int | None]:
+def stall_action(text: str) -> tuple[str, int | None]:
     """``nothing``, ``stop``, ``restart`` or ``restart:N``, as the word and N."""
     word, colon, count = text.partition(":")
     counted = word == "restart" and bool(colon) and count.isdecimal()
@@ -158,7 +158,7 @@ def on_stall(text: str) -> tuple[str, int | None]:
 def _add_stall(parser: Parser) -> None:
     parser.add_argument(
         "--on-stall",
-        type=on_stall,
+        type=stall_action,
         metavar="WHAT",
         help="what to do when a stall has lasted for 30 s: nothing (default), stop, restart or "
         "restart:N (kill the run and resume from the last good checkpoint, at most N times)",
@@ -197,7 +197,7 @@ def _add_restarts(parser: Parser, default: int | None, otherwise: str) -> None:
     """``otherwise`` describes the default in words."""
     parser.add_argument(
         "--restarts",
-        type=whole,
+        type=whole_number,
         default=default,
         metavar="N",
         help="after a crash, resume from the last good checkpoint, at most N times "
@@ -213,11 +213,11 @@ def _add_preset(parser: Parser) -> None:
     )
 
 
-def _add_starting(add: Add) -> None:
+def _add_launch_commands(add: Add) -> None:
     run = add("run", "launch:run", "train a preset or a LightningCLI configuration file", _RUN)
     _add_preset(run)
     _add_set(run)
-    _add_launching(run)
+    _add_launch_options(run)
     _add_restarts(run, None, "the value in the file, or 0")
     run.add_argument(
         "--from",
@@ -227,7 +227,7 @@ def _add_starting(add: Add) -> None:
     )
     _add_stall(run)
     execute = add("exec", "launch:execute", "run your own command as a run", _EXEC)
-    _add_launching(execute)
+    _add_launch_options(execute)
     _add_restarts(execute, 0, "0")
     execute.add_argument(
         "--keep-best",
@@ -254,7 +254,7 @@ def _add_starting(add: Add) -> None:
     _add_readonly(attach)
 
 
-def _add_looking(add: Add) -> None:
+def _add_inspection_commands(add: Add) -> None:
     _add_json(add("runs", "runs:list_all", "list the runs, newest first"))
     show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
     _add_run(show)
@@ -275,10 +275,10 @@ def _add_looking(add: Add) -> None:
     )
     logs = add("logs", "logs:print_logs", "print the logs of a run", _LOGS)
     _add_run(logs)
-    logs.add_argument("--rank", type=whole, metavar="N", help="only this rank")
+    logs.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
     logs.add_argument(
         "--attempt",
-        type=whole,
+        type=whole_number,
         metavar="N",
         help="the logs of attempt N (default: the latest attempt)",
     )
@@ -303,7 +303,7 @@ def _add_looking(add: Add) -> None:
     )
 
 
-def _add_steering(add: Add) -> None:
+def _add_control_commands(add: Add) -> None:
     stop = add("stop", "stop_and_pause:stop", "stop a run with a checkpoint to resume from", _STOP)
     _add_run(stop)
     stop.add_argument(
@@ -318,7 +318,7 @@ def _add_steering(add: Add) -> None:
     later = stop.add_argument_group(
         "schedule a stop and return at once (the first condition that is met stops the run)"
     )
-    later.add_argument("--at-step", type=whole, metavar="N", help="at exactly step N")
+    later.add_argument("--at-step", type=whole_number, metavar="N", help="at exactly step N")
     later.add_argument(
         "--at-epoch-end", action="store_true", help="at the end of the current epoch"
     )
@@ -341,7 +341,7 @@ def _add_steering(add: Add) -> None:
     _add_run(add("delete", "runs:delete", "delete a run with its history, logs and checkpoints"))
 
 
-def _add_preparing(add: Add) -> None:
+def _add_setup_commands(add: Add) -> None:
     _add_json(add("presets", "presets:list_all", "list the presets"))
     check = add("check", "presets:check", "check a configuration without starting a run", _CHECK)
     _add_preset(check)

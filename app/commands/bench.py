@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.launch.build_spec import prepare
+from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.interpreter_program import run_program
 from ltui.app.presentation.run_summary import columns
 from ltui.training.state.run_snapshot import to_json
@@ -25,7 +25,7 @@ _BAR = 40
 
 def data(options: Namespace) -> int:
     """``ltui bench data PRESET``."""
-    asked = prepare(options.preset, options.overrides, options.python)
+    asked = prepare_launch(options.preset, options.overrides, options.python)
     spec = asked.spec("bench", "bench", time.time())
     question = {
         "config": to_json(spec.config),
@@ -70,7 +70,7 @@ def recommended(variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return min(good, key=lambda v: (v["workers"] or 0, -rate(v)))
 
 
-def name_of(variant: Mapping[str, Any]) -> str:
+def variant_name(variant: Mapping[str, Any]) -> str:
     workers = variant["workers"]
     return variant["loader"] if workers is None else f"{variant['loader']} x{workers}"
 
@@ -97,7 +97,7 @@ def table(variants: Sequence[Mapping[str, Any]]) -> list[str]:
 def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     """Samples per second as bars, and where the least and the most of the rounds were."""
     most = max(max(v["samples_per_s"]) for v in variants)
-    width = max(len(name_of(v)) for v in variants)
+    width = max(len(variant_name(v)) for v in variants)
     lines = []
     for variant in variants:
         rates = variant["samples_per_s"]
@@ -107,12 +107,12 @@ def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
         bar = "█" * middle + "─" * max(0, high - middle)
         if low < middle:
             bar = bar[:low] + "▓" * (middle - low) + bar[middle:]
-        lines.append(f"{name_of(variant):<{width}} {bar:<{_BAR}} {count(rate(variant))}/s")
+        lines.append(f"{variant_name(variant):<{width}} {bar:<{_BAR}} {count(rate(variant))}/s")
     return lines
 
 
 def advice(best: Mapping[str, Any]) -> str:
     """How to choose the recommended setting."""
     words = " ".join(f"--set {key}={value}" for key, value in best["settings"].items())
-    chosen = f"Recommended on this machine: {name_of(best)}"
+    chosen = f"Recommended on this machine: {variant_name(best)}"
     return f"{chosen} ({words})" if words else f"{chosen}."

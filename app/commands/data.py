@@ -13,7 +13,12 @@ from typing import Any
 
 from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.app.launch.interpreter_program import run_program
-from ltui.app.launch.training_interpreter import choose_python, lacking, look, pip_names
+from ltui.app.launch.training_interpreter import (
+    choose_python,
+    missing_packages,
+    pip_names,
+    probe_interpreter,
+)
 from ltui.training.problem import Problem, ProblemError
 from ltui.widgets.formats import count, duration, percent, size
 from ltui.widgets.sanitise import clean_line
@@ -70,7 +75,7 @@ def _python(options: Namespace, packages: list[str]) -> str:
     """The interpreter that trains; ``ProblemError`` where it lacks what is needed."""
     python = choose_python(options.python, os.environ)
     needed = {"torch": "torch", **pip_names(packages)}
-    if problems := lacking(look(python, list(needed)), needed):
+    if problems := missing_packages(probe_interpreter(python, list(needed)), needed):
         raise ProblemError(*problems)
     return python
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def positive(text: str) -> int:
+def positive_number(text: str) -> int:
     """A number that counts from 1."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 1 or more.")
@@ -40,18 +40,18 @@ def add_data(commands: Any) -> None:
         help="how images are stored; mixed stores every other image raw (default: jpeg)",
     )
     build.add_argument(
-        "--max-side", type=positive, metavar="N", help="shrink larger images to N pixels"
+        "--max-side", type=positive_number, metavar="N", help="shrink larger images to N pixels"
     )
     build.add_argument(
         "--quality",
-        type=positive,
+        type=positive_number,
         metavar="N",
         default=90,
         help="JPEG quality of images that are encoded again (default: 90)",
     )
     build.add_argument(
         "--page-size",
-        type=positive,
+        type=positive_number,
         metavar="MIB",
         default=8,
         help="page size in MiB; a sample must fit into one page (default: 8)",
@@ -81,13 +81,17 @@ def add_bench(commands: Any) -> Any:
     )
     bench.add_argument(
         "--seconds",
-        type=positive,
+        type=positive_number,
         metavar="S",
         default=4,
         help="seconds to read each loader in each round (default: 4)",
     )
     bench.add_argument(
-        "--rounds", type=positive, metavar="N", default=3, help="the number of rounds (default: 3)"
+        "--rounds",
+        type=positive_number,
+        metavar="N",
+        default=3,
+        help="the number of rounds (default: 3)",
     )
     bench.add_argument(
         "--json", action="store_true", help="print one JSON document and nothing else"
@@ -99,7 +103,7 @@ def add_bench(commands: Any) -> Any:
 def _add_common(parser: Any) -> None:
     parser.add_argument(
         "--workers",
-        type=positive,
+        type=positive_number,
         metavar="N",
         help="the number of workers (default: one per core)",
     )

@@ -10,8 +10,8 @@ from argparse import Namespace
 
 from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.commands.output_file import output
-from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_view_model
-from ltui.app.diagnosis.request_diagnosis import Found, find
+from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
+from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagnosis
 from ltui.app.diagnosis.text_report import WIDTH, report
 from ltui.training.store.run_directory import find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
@@ -21,7 +21,7 @@ NARROWEST, WIDEST = 60, 140
 
 def diagnose(options: Namespace) -> int:
     """``ltui diagnose RUN``."""
-    found = find(find_run(ltui_home(), options.run))
+    found = request_diagnosis(find_run(ltui_home(), options.run))
     with output(options.output) as stream:
         if options.json:
             json.dump(document(found), stream, indent=1, allow_nan=False)
@@ -33,7 +33,7 @@ def diagnose(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def document(found: Found) -> dict[str, object]:
+def document(found: DiagnosisResult) -> dict[str, object]:
     """The diagnosis as JSON values, with the state of the run."""
     return {
         **found.diagnosis.to_document(),
@@ -42,9 +42,11 @@ def document(found: Found) -> dict[str, object]:
     }
 
 
-def text(found: Found, now: float, *, to_file: bool) -> str:
+def text(found: DiagnosisResult, now: float, *, to_file: bool) -> str:
     """The report: as wide as the terminal; in a file, which is for others, with whole paths."""
-    context = Context(snapshot=found.snapshot, now=now, earlier=found.earlier, full_paths=to_file)
+    context = DiagnosisContext(
+        snapshot=found.snapshot, now=now, earlier=found.earlier, full_paths=to_file
+    )
     width = WIDTH
     if not to_file and sys.stdout.isatty():
         width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))

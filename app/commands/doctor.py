@@ -13,15 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.launch.local_machine import DRIVER_S, usable_cores, within
+from ltui.app.launch.local_machine import DRIVER_TIMEOUT_S, call_with_timeout, usable_cores
 from ltui.app.launch.training_interpreter import (
-    NEEDED,
-    Findings,
+    REQUIRED_PACKAGES,
+    InterpreterReport,
     choose_python,
     install_command,
-    look,
+    installed_version,
     malicious_packages,
-    version_of,
+    probe_interpreter,
 )
 from ltui.app.presentation.run_summary import columns
 from ltui.training.problem import ProblemError
@@ -116,12 +116,14 @@ def _stacks() -> Finding:
 def _interpreter() -> list[Finding]:
     try:
         python = choose_python(None, os.environ)
-        seen = look(python, [*NEEDED, *_USEFUL])
+        seen = probe_interpreter(python, [*REQUIRED_PACKAGES, *_USEFUL])
     except ProblemError as error:
         problem = error.problems[0]
         return [Finding("Python", str(problem), False, problem.remedy, needed=True)]
     rows = [Finding("Python", f"{python}, Python {seen.version}")]
-    rows += [_package(seen, module, NEEDED[module], None) for module in NEEDED]
+    rows += [
+        _package(seen, module, REQUIRED_PACKAGES[module], None) for module in REQUIRED_PACKAGES
+    ]
     rows += [_package(seen, m, _PIP.get(m, m), purpose) for m, purpose in _USEFUL.items()]
     rows += [
         Finding("lightning", problem.what, False, problem.remedy, needed=True, danger=True)
@@ -130,8 +132,8 @@ def _interpreter() -> list[Finding]:
     return rows
 
 
-def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) -> Finding:
-    found = version_of(seen, module)
+def _package(seen: InterpreterReport, module: str, pip_name: str, purpose: str | None) -> Finding:
+    found = installed_version(seen, module)
     if found is not None:
         return Finding(module, found, needed=purpose is None)
     use = f"not installed (used by {purpose})" if purpose else "not installed (every run needs it)"
@@ -143,7 +145,7 @@ def _package(seen: Findings, module: str, pip_name: str, purpose: str | None) ->
 
 def _gpus() -> list[Finding]:
     silent = Finding("GPU", "the driver does not answer", False, "See: dmesg | grep -i nvrm")
-    return within(DRIVER_S, _gpu) or [silent]
+    return call_with_timeout(DRIVER_TIMEOUT_S, _gpu) or [silent]
 
 
 def _gpu() -> list[Finding]:

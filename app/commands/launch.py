@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.foreground.interrupt_signals import Signals
+from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_run_id
@@ -24,22 +24,22 @@ from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_r
 
 def run(options: Namespace) -> int:
     """``ltui run PRESET|FILE``."""
-    from ltui.app.launch.build_spec import prepare
-    from ltui.app.launch.check_and_launch import begun_from
-    from ltui.app.launch.freeze_warnings import foreseen, say
+    from ltui.app.launch.build_spec import prepare_launch
+    from ltui.app.launch.check_and_launch import apply_start_from
+    from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
-    asked = prepare(options.preset, options.overrides, options.python)
+    asked = prepare_launch(options.preset, options.overrides, options.python)
     run_id, name = new_run_id(home, options.name)
     spec = asked.spec(run_id, name, time.time())
     if options.restarts is not None:
         spec = spec.with_changes(restarts=options.restarts)
     start_from = None
     if options.start_from is not None:
-        spec, start_from = begun_from(home, spec, options.start_from)
+        spec, start_from = apply_start_from(home, spec, options.start_from)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
-    say(foreseen(spec))
+    print_warnings(freeze_warnings(spec))
     return _start(lambda: launch(spec, home, start_from, interpreter_checked=True), options)
 
 
@@ -186,9 +186,9 @@ def _start(start: Callable[[], RunDir], options: Namespace) -> int:
         run_dir = start()
         print(f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}")
         return EXIT_DONE
-    with Signals().caught() as signals:
+    with ReceivedSignals().catching() as signals:
         run_dir = start()
         # Imported here: the run's processes start meanwhile.
-        from ltui.app.foreground.follow_run import watch
+        from ltui.app.foreground.follow_run import follow_run
 
-        return watch(run_dir, signals, plain=options.plain)
+        return follow_run(run_dir, signals, plain=options.plain)

@@ -19,7 +19,7 @@ from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
-LOOK_EVERY_S = 0.25
+POLL_INTERVAL_S = 0.25
 CHUNK_BYTES = 1 << 20
 LINE_BYTES = 1 << 20
 """A longer line is printed in parts."""
@@ -36,12 +36,12 @@ def print_logs(options: Namespace) -> int:
     printer = _Printer(folder, options.rank)
     while True:
         # The state is read before the files: what was written until then is then printed.
-        live = options.follow and _goes_on(run_dir, attempt)
+        live = options.follow and _still_writing(run_dir, attempt)
         printed = printer.print_new(last=not live)
         if not live:
             break
         if not printed:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
     return EXIT_DONE
 
 
@@ -77,7 +77,7 @@ def _require_rank(folder: Path, rank: int | None) -> None:
     )
 
 
-def _goes_on(run_dir: RunDir, attempt: int) -> bool:
+def _still_writing(run_dir: RunDir, attempt: int) -> bool:
     snapshot = resolve_snapshot(run_dir)
     return snapshot.state in LIVE and snapshot.attempt <= attempt
 

@@ -9,8 +9,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE
-from ltui.app.launch.build_spec import prepare
-from ltui.app.launch.freeze_warnings import foreseen, say
+from ltui.app.launch.build_spec import prepare_launch
+from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
 from ltui.app.launch.real_class_check import check_with_classes
 from ltui.app.presentation.run_summary import columns
 from ltui.training.config.preset_names import preset_names
@@ -51,13 +51,13 @@ def _document(preset: Preset) -> dict[str, object]:
 
 def check(options: Namespace) -> int:
     """``ltui check PRESET|FILE``."""
-    asked = prepare(options.preset, options.overrides, options.python)
+    asked = prepare_launch(options.preset, options.overrides, options.python)
     name = clean_name(asked.preset.name)
     if options.quick:
-        say(foreseen(asked.spec("check", "check", time.time())))
+        print_warnings(freeze_warnings(asked.spec("check", "check", time.time())))
         print(f"{name}: OK so far. The model and data classes were not loaded (--quick).")
         return EXIT_DONE
     cautions = check_with_classes(asked)
-    say([*foreseen(asked.spec("check", "check", time.time())), *cautions])
+    print_warnings([*freeze_warnings(asked.spec("check", "check", time.time())), *cautions])
     print(f"{name}: OK. The configuration loads in {asked.python}.")
     return EXIT_DONE

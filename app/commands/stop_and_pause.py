@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 
 from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
-from ltui.app.live.run_requests import ask, require_live, wait_for
+from ltui.app.live.run_requests import require_live, send_request, wait_until
 from ltui.app.presentation.run_summary import checkpoint_text, last_checkpoint, state_line
 from ltui.app.presentation.state_words import state_word
 from ltui.training.problem import Problem, ProblemError
@@ -22,9 +22,9 @@ from ltui.training.supervise.stop_controller import NOT_STOPPED
 from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line
 
-PATIENCE_S = 120.0
+STEP_TIMEOUT_S = 120.0
 """Seconds to wait for what happens at the end of a step; a step may be long."""
-LADDER_S = 60.0
+ESCALATION_TIMEOUT_S = 60.0
 """Seconds that the interrupt and the kill may take after the agreed stop's timeout."""
 
 
@@ -44,15 +44,15 @@ def stop(options: Namespace) -> int:
     if later or options.cancel:
         return _stop_later(run_dir, before, later)
     if options.kill:
-        ask(run_dir, {"cmd": "kill"})
-        return _stopped(*wait_for(run_dir, _ended, LADDER_S), killed=True)
-    ask(run_dir, {"cmd": "stop", "timeout_s": options.timeout})
+        send_request(run_dir, {"cmd": "kill"})
+        return _stopped(*wait_until(run_dir, _ended, ESCALATION_TIMEOUT_S), killed=True)
+    send_request(run_dir, {"cmd": "stop", "timeout_s": options.timeout})
 
     def settled(snapshot: RunSnapshot) -> bool:
         refused = snapshot.detail != before.detail and _could_not(snapshot)
         return _ended(snapshot) or refused
 
-    snapshot, _ = wait_for(run_dir, settled, options.timeout + LADDER_S)
+    snapshot, _ = wait_until(run_dir, settled, options.timeout + ESCALATION_TIMEOUT_S)
     return _stopped(snapshot, _ended(snapshot), killed=False)
 
 
@@ -70,13 +70,13 @@ def _conditions(options: Namespace) -> list[StopCondition]:
 
 def _stop_later(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondition]) -> int:
     if not conditions:
-        ask(run_dir, {"cmd": "stop_when", "cancel": True})
+        send_request(run_dir, {"cmd": "stop_when", "cancel": True})
         cancelled = ", ".join(before.stops)
         said = f"Scheduled stop cancelled ({cancelled})." if cancelled else "No stop was scheduled."
         print(f"{run_dir.id}: {clean_line(said)}")
         return EXIT_DONE
     documents = [condition.to_document() for condition in conditions]
-    answer = ask(run_dir, {"cmd": "stop_when", "conditions": documents})
+    answer = send_request(run_dir, {"cmd": "stop_when", "conditions": documents})
     print(f"{run_dir.id} stops {clean_line(' or '.join(answer['stops']))}.")
     unknown = [c.metric for c in conditions if c.metric and c.metric not in before.metrics]
     if unknown and before.metrics:
@@ -127,8 +127,8 @@ def continue_run(options: Namespace) -> int:
 def _change(options: Namespace, command: str, wanted: RunState, said: str) -> int:
     run_dir = find_run(ltui_home(), options.run)
     require_live(run_dir)
-    ask(run_dir, {"cmd": command})
-    snapshot, done = wait_for(run_dir, lambda s: s.state is wanted, PATIENCE_S)
+    send_request(run_dir, {"cmd": command})
+    snapshot, done = wait_until(run_dir, lambda s: s.state is wanted, STEP_TIMEOUT_S)
     if not done:
         return _not_done(snapshot, command)
     print(f"{snapshot.id} {said}{_at(snapshot.global_step)}.")
@@ -143,7 +143,7 @@ def _not_done(snapshot: RunSnapshot, command: str) -> int:
     if snapshot.state not in LIVE:
         print(f"{snapshot.id} ended before that: {state_line(snapshot)}")
     else:
-        waited = duration(PATIENCE_S)
+        waited = duration(STEP_TIMEOUT_S)
         print(
             f"{snapshot.id} did not {command} within {waited}; it is {state_word(snapshot)}. "
             "The request is still pending."
@@ -156,8 +156,10 @@ def checkpoint(options: Namespace) -> int:
     run_dir = find_run(ltui_home(), options.run)
     require_live(run_dir)
     last_event = _last_event(run_dir)
-    ask(run_dir, {"cmd": "checkpoint"})
-    snapshot, _ = wait_for(run_dir, lambda _: _outcome(run_dir, last_event) is not None, PATIENCE_S)
+    send_request(run_dir, {"cmd": "checkpoint"})
+    snapshot, _ = wait_until(
+        run_dir, lambda _: _outcome(run_dir, last_event) is not None, STEP_TIMEOUT_S
+    )
     outcome = _outcome(run_dir, last_event)
     if outcome is None:
         return _not_done(snapshot, "save a checkpoint")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ltui.app.diagnosis.stack_folding import place
+from ltui.app.diagnosis.stack_folding import frame_location
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Diagnosis, RankEvidence
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
@@ -47,7 +47,9 @@ class _Group:
         return sorted({*self.fronts, *self.entries})
 
 
-def fronts(diagnosis: Diagnosis, culprits: set[int], *, alarm: bool) -> tuple[CollectiveTable, ...]:
+def collective_tables(
+    diagnosis: Diagnosis, culprits: set[int], *, alarm: bool
+) -> tuple[CollectiveTable, ...]:
     """A picture for each process group that has collectives, those that somebody waits in first.
 
     Without ``alarm`` nothing is wrong with ranks at different numbers: they are on their way.
@@ -178,7 +180,7 @@ def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> Collect
         return _absent(group, rank, seq, alarm)
     differs = row.differs(entry)
     state = "done" if entry.retired else "waiting" if alarm else "started"
-    site = place(entry.call_site) if entry.call_site is not None else ""
+    site = frame_location(entry.call_site) if entry.call_site is not None else ""
     waits = Tone.WARN if alarm else Tone.PLAIN
     tone = Tone.BAD if differs else Tone.DIM if entry.retired else waits
     return CollectiveCell(

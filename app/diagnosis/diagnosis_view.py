@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ltui.app.diagnosis import collective_rows
-from ltui.app.diagnosis.process_rows import ALONE, machine_lines, process_rows
+from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
 from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
 from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
@@ -27,12 +27,12 @@ from ltui.widgets.view_models import (
 )
 
 AT_THE_END_S = 1.0
-STACKS = 12
-EARLIER = 6
+MAX_STACKS = 12
+MAX_EARLIER = 6
 LAST_LINES = 8
 LAST_WORDS = 4
-WHAT = 40
-LONGEST = 600
+MAX_PROGRAM_CHARS = 40
+MAX_SENTENCE_CHARS = 600
 """Letters of a sentence that a run wrote."""
 
 LEVEL_TONES = {"dead": Tone.BAD, "stalled": Tone.BAD, "slow": Tone.WARN, "warning": Tone.WARN}
@@ -50,7 +50,7 @@ _LABELS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Context:
+class DiagnosisContext:
     """What stands beside a diagnosis."""
 
     snapshot: RunSnapshot
@@ -65,22 +65,22 @@ class Context:
     """Evidence has been asked for and is not here yet."""
 
 
-def diagnosis_view_model(diagnosis: Diagnosis, context: Context) -> DiagnosisViewModel:
+def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> DiagnosisViewModel:
     evidence = diagnosis.evidence
     standing = [
         v
         for v in most_severe_first(diagnosis.verdicts)
-        if _stands(v, context) and not is_superseded(v, diagnosis.verdicts)
+        if _is_active(v, context) and not is_superseded(v, diagnosis.verdicts)
     ]
     culprits = {rank for v in standing for rank in v.culprits}
     waiting = {rank for v in standing for rank in v.waiting}
     alarm = any(v.level in BLOCKING_LEVELS for v in standing)
-    grids = collective_rows.fronts(diagnosis, culprits, alarm=alarm)
+    grids = collective_rows.collective_tables(diagnosis, culprits, alarm=alarm)
     return DiagnosisViewModel(
         headline=_headline(diagnosis, standing, context),
         about=_about(diagnosis, context),
         verdicts=tuple(_verdict(v, context) for v in standing),
-        earlier=tuple(_earlier(v) for v in _over(diagnosis, context)[-EARLIER:]),
+        earlier=tuple(_earlier(v) for v in _over(diagnosis, context)[-MAX_EARLIER:]),
         collectives=grids,
         collectives_note="" if grids else _no_fronts(evidence, context),
         stacks=_stacks(diagnosis, culprits, context),
@@ -92,7 +92,7 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: Context) -> DiagnosisVie
     )
 
 
-def _stands(verdict: Verdict, context: Context) -> bool:
+def _is_active(verdict: Verdict, context: DiagnosisContext) -> bool:
     """Whether it is in force, or was when the run ended."""
     ended_at = context.snapshot.ended_at
     if verdict.ended is None or context.snapshot.state in LIVE:
@@ -112,26 +112,26 @@ def level_word(verdict: Verdict, until: float) -> str:
     return f"{word} for {formats.age(max(0.0, until - verdict.began))}"
 
 
-def _until(context: Context) -> float:
+def _until(context: DiagnosisContext) -> float:
     run = context.snapshot
     return context.now if run.state in LIVE or run.ended_at is None else run.ended_at
 
 
-def _headline(diagnosis: Diagnosis, standing: Sequence[Verdict], context: Context) -> Cell:
+def _headline(diagnosis: Diagnosis, standing: Sequence[Verdict], context: DiagnosisContext) -> Cell:
     if not standing:
-        return Cell(text=clean_line(diagnosis.headline, LONGEST))
+        return Cell(text=clean_line(diagnosis.headline, MAX_SENTENCE_CHARS))
     first = standing[0]
-    text = f"{level_word(first, _until(context))}: {clean_line(first.cause, LONGEST)}"
+    text = f"{level_word(first, _until(context))}: {clean_line(first.cause, MAX_SENTENCE_CHARS)}"
     if context.snapshot.state not in LIVE:
-        text = clean_line(diagnosis.headline, LONGEST)
+        text = clean_line(diagnosis.headline, MAX_SENTENCE_CHARS)
     more = f"  (+{len(standing) - 1} more)" if len(standing) > 1 else ""
     return Cell(text=f"! {text}{more}", tone=LEVEL_TONES.get(first.level, Tone.WARN))
 
 
-def _about(diagnosis: Diagnosis, context: Context) -> str:
+def _about(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     run = context.snapshot
     what = clean_name(run.preset or " ".join(run.command or ()))
-    what = what if len(what) <= WHAT else f"{what[: WHAT - 1]}…"
+    what = what if len(what) <= MAX_PROGRAM_CHARS else f"{what[: MAX_PROGRAM_CHARS - 1]}…"
     old_s = context.now - diagnosis.taken_at
     looked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
     words = [
@@ -141,16 +141,16 @@ def _about(diagnosis: Diagnosis, context: Context) -> str:
     return " · ".join(w for w in words if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
 
 
-def _verdict(verdict: Verdict, context: Context) -> VerdictViewModel:
+def _verdict(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:
     facts = []
     if verdict.culprits:
         facts.append(("who", f"{formats.rank_words(verdict.culprits)}"))
     if verdict.waiting:
         facts.append(("waiting", formats.rank_words(verdict.waiting)))
     if verdict.place:
-        facts.append(("where", clean_line(verdict.place, LONGEST)))
+        facts.append(("where", clean_line(verdict.place, MAX_SENTENCE_CHARS)))
     if verdict.remedy:
-        facts.append(("to do", clean_line(verdict.remedy, LONGEST)))
+        facts.append(("to do", clean_line(verdict.remedy, MAX_SENTENCE_CHARS)))
     if verdict.level in BLOCKING_LEVELS and context.snapshot.state in LIVE:
         facts.append(("or", _kill_and_resume(context.snapshot)))
     facts.append(("certainty", certainty(verdict.confidence)))
@@ -159,7 +159,7 @@ def _verdict(verdict: Verdict, context: Context) -> VerdictViewModel:
             text=level_word(verdict, _until(context)),
             tone=LEVEL_TONES.get(verdict.level, Tone.WARN),
         ),
-        sentence=clean_line(verdict.cause, LONGEST),
+        sentence=clean_line(verdict.cause, MAX_SENTENCE_CHARS),
         facts=tuple(facts),
         evidence=tuple(_evidence(verdict)),
     )
@@ -181,11 +181,11 @@ def _kill_and_resume(run: RunSnapshot) -> str:
     return f"{text} (repeats {formats.count(lost)} steps)" if lost > 0 else text
 
 
-def _over(diagnosis: Diagnosis, context: Context) -> list[Verdict]:
+def _over(diagnosis: Diagnosis, context: DiagnosisContext) -> list[Verdict]:
     known = {(v.kind, v.began) for v in diagnosis.verdicts}
     told = [v for v in context.earlier if (v.kind, v.began) not in known]
     every = [*told, *diagnosis.verdicts]
-    over = [v for v in every if not _stands(v, context) and not is_superseded(v, every)]
+    over = [v for v in every if not _is_active(v, context) and not is_superseded(v, every)]
     return sorted(over, key=lambda v: v.began or 0.0)
 
 
@@ -244,7 +244,7 @@ def _scalar(name: str, value: Any) -> str:
             return formats.percent(float(value))
         # Without thin spaces: it may be a pid that is copied into a command.
         return str(value) if isinstance(value, int) else formats.significant(value)
-    return clean_line(str(value), LONGEST)
+    return clean_line(str(value), MAX_SENTENCE_CHARS)
 
 
 def _by_rank(name: str, values: Mapping[int, Any]) -> str:
@@ -255,8 +255,8 @@ def _by_rank(name: str, values: Mapping[int, Any]) -> str:
     for rank, value in sorted(values.items()):
         alike.setdefault(evidence_text(name, value), []).append(rank)
     shown = [f"{formats.rank_words(ranks)}: {text}" for text, ranks in alike.items() if text]
-    rest = len(shown) - ALONE
-    return "; ".join(shown[:ALONE]) + (f"; and {rest} more" if rest > 0 else "")
+    rest = len(shown) - MAX_SINGLE_ROWS
+    return "; ".join(shown[:MAX_SINGLE_ROWS]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _spread(numbers: Mapping[int, float]) -> str:
@@ -271,7 +271,7 @@ def _spread(numbers: Mapping[int, float]) -> str:
 
 
 def _stacks(
-    diagnosis: Diagnosis, culprits: set[int], context: Context
+    diagnosis: Diagnosis, culprits: set[int], context: DiagnosisContext
 ) -> tuple[StackViewModel, ...]:
     def order(group: Any) -> tuple[bool, int]:
         return not culprits & set(group.ranks), min(group.ranks, default=0)
@@ -286,13 +286,13 @@ def _stacks(
         )
         for group in sorted(diagnosis.stacks, key=order)
     ]
-    if len(shapes) > STACKS and not context.full_paths:
-        more = f"{len(shapes) - STACKS} more are in the report (w)"
-        shapes = [*shapes[:STACKS], StackViewModel(who=Cell(text=more), lines=())]
+    if len(shapes) > MAX_STACKS and not context.full_paths:
+        more = f"{len(shapes) - MAX_STACKS} more are in the report (w)"
+        shapes = [*shapes[:MAX_STACKS], StackViewModel(who=Cell(text=more), lines=())]
     return tuple(shapes)
 
 
-def _no_stacks(evidence: Evidence | None, context: Context) -> str:
+def _no_stacks(evidence: Evidence | None, context: DiagnosisContext) -> str:
     if context.asking:
         return "Reading the stacks of the ranks ..."
     if evidence is None:
@@ -300,7 +300,7 @@ def _no_stacks(evidence: Evidence | None, context: Context) -> str:
     return "No rank sent a stack"
 
 
-def _no_fronts(evidence: Evidence | None, context: Context) -> str:
+def _no_fronts(evidence: Evidence | None, context: DiagnosisContext) -> str:
     if context.asking:
         return "Reading the collectives of the ranks ..."
     if evidence is None:
@@ -353,17 +353,17 @@ def _raised_at(rank: RankEvidence) -> float:
     return float(t) if isinstance(t, (int, float)) else float("inf")
 
 
-def _missing(diagnosis: Diagnosis, context: Context) -> tuple[str, ...]:
+def _missing(diagnosis: Diagnosis, context: DiagnosisContext) -> tuple[str, ...]:
     """Each lack once, with the ranks that it is of."""
     evidence = diagnosis.evidence
     if context.asking:
         return ()
     general = [*diagnosis.missing, *(evidence.missing if evidence else ())]
-    found = list(dict.fromkeys(clean_line(text, LONGEST) for text in general))
+    found = list(dict.fromkeys(clean_line(text, MAX_SENTENCE_CHARS) for text in general))
     of_ranks: dict[str, list[int]] = {}
     for rank in sorted(evidence.ranks) if evidence else ():
         for text in evidence.ranks[rank].missing if evidence else ():
-            of_ranks.setdefault(clean_line(text, LONGEST), []).append(rank)
+            of_ranks.setdefault(clean_line(text, MAX_SENTENCE_CHARS), []).append(rank)
     found += [
         f"{formats.rank_words(ranks)}: {t}" for t, ranks in of_ranks.items() if t not in found
     ]

@@ -18,7 +18,7 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, ProcessRow, Tone
 
-ALONE = 8
+MAX_SINGLE_ROWS = 8
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -35,8 +35,8 @@ def process_rows(
     evidence: Evidence, culprits: set[int], waiting: set[int]
 ) -> tuple[ProcessRow, ...]:
     ranks = sorted(evidence.ranks.values(), key=lambda r: r.rank)
-    few = len(ranks) <= ALONE
-    named = sorted(culprits)[:ALONE]
+    few = len(ranks) <= MAX_SINGLE_ROWS
+    named = sorted(culprits)[:MAX_SINGLE_ROWS]
     alone = [r for r in ranks if few or r.rank in named]
     rows: list[ProcessRow] = []
     for rank in sorted(alone, key=lambda r: (r.rank not in culprits, r.rank)):
@@ -129,9 +129,9 @@ def _row(
 def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
     """The DataLoader workers of a rank: those that are odd alone, the others as one."""
     odd = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
-    if marked and len(rank.workers) <= ALONE:
+    if marked and len(rank.workers) <= MAX_SINGLE_ROWS:
         odd = list(rank.workers)
-    rows = [_worker_row(worker, marked) for worker in odd[:ALONE]]
+    rows = [_worker_row(worker, marked) for worker in odd[:MAX_SINGLE_ROWS]]
     usual = [w for w in rank.workers if w not in odd]
     if usual:
         shares = [w.process.cpu_share for w in usual if w.process.cpu_share is not None]
@@ -176,7 +176,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
         alike.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
     rows = []
     by_size = sorted(alike.items(), key=lambda item: -len(item[1]))
-    for (doing, phase), members in by_size[:ALONE]:
+    for (doing, phase), members in by_size[:MAX_SINGLE_ROWS]:
         processes = [r.process for r in members if r.process is not None]
         shares = [p.cpu_share for p in processes if p.cpu_share is not None]
         rows.append(
@@ -189,7 +189,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
                 note=phase,
             )
         )
-    rest = sum(len(members) for _, members in by_size[ALONE:])
+    rest = sum(len(members) for _, members in by_size[MAX_SINGLE_ROWS:])
     if rest:
         rows.append(
             ProcessRow(

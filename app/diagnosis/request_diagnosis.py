@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ltui.app.live.run_requests import ask
+from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.lifecycle.run_status import resolve_snapshot
@@ -20,15 +20,15 @@ from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 
-ANSWER_S = 20.0
+ANSWER_TIMEOUT_S = 20.0
 """A supervisor asks every rank, and waits some seconds for one that can't answer."""
-PING_S = 1.0
+PING_TIMEOUT_S = 1.0
 NOT_BEFORE_S = 1.0
 """A verdict may begin with a pulse from a moment before the attempt's own beginning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiagnosisResult:
     """A diagnosis and what was read with it."""
 
     diagnosis: Diagnosis
@@ -37,26 +37,28 @@ class Found:
     """Verdicts of the attempt that are over, oldest first."""
 
 
-def find(run_dir: RunDir) -> Found:
+def request_diagnosis(run_dir: RunDir) -> DiagnosisResult:
     """The best diagnosis that can be had now. ``ProblemError`` where the run can't be read."""
     snapshot = resolve_snapshot(run_dir)
     told = _stored_verdicts(run_dir, snapshot)
     if snapshot.state in LIVE:
-        diagnosis = _ask(run_dir, snapshot)
+        diagnosis = _request_evidence(run_dir, snapshot)
         # The question takes seconds, in which the run may have moved on, or ended.
         snapshot = resolve_snapshot(run_dir)
         if snapshot.state in LIVE:
             earlier = tuple(v for v in told if v.ended is not None)
-            return Found(diagnosis, snapshot, earlier)
+            return DiagnosisResult(diagnosis, snapshot, earlier)
         told = _stored_verdicts(run_dir, snapshot)
-    return Found(post_mortem(snapshot, told, kept(run_dir, snapshot.attempt)), snapshot, ())
+    return DiagnosisResult(
+        post_mortem(snapshot, told, stored_diagnoses(run_dir, snapshot.attempt)), snapshot, ()
+    )
 
 
-def _ask(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
+def _request_evidence(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
     try:
         # One that hangs is not waited for as long as one that gathers evidence.
-        ask(run_dir, {"cmd": "ping"}, PING_S)
-        answer = ask(run_dir, {"cmd": "diagnose"}, ANSWER_S)
+        send_request(run_dir, {"cmd": "ping"}, PING_TIMEOUT_S)
+        answer = send_request(run_dir, {"cmd": "diagnose"}, ANSWER_TIMEOUT_S)
         return Diagnosis.from_document(answer["diagnosis"])
     except (ProblemError, KeyError, ValueError) as error:
         why = "; ".join(p.what for p in error.problems) if isinstance(error, ProblemError) else ""
@@ -88,7 +90,7 @@ def post_mortem(
 ) -> Diagnosis:
     """Of an ended run: how it ended, every verdict of its last attempt, the last evidence."""
     last = kept_then[-1] if kept_then else None
-    verdicts = most_severe_first(_once([*told, *snapshot.verdicts]))
+    verdicts = most_severe_first(_without_duplicates([*told, *snapshot.verdicts]))
     missing = () if last is not None else ("no evidence was kept: nothing was suspicious then",)
     diagnosis = last or Diagnosis(
         run=snapshot.id, attempt=snapshot.attempt, taken_at=snapshot.ended_at or 0.0, headline=""
@@ -106,7 +108,7 @@ def _how_it_ended(snapshot: RunSnapshot, verdicts: Iterable[Verdict]) -> str:
     return state_sentence(replace(snapshot, verdicts=tuple(verdicts)))
 
 
-def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
+def _without_duplicates(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Each verdict once, as it was told last."""
     return list({(v.kind, v.began): v for v in verdicts}.values())
 
@@ -121,7 +123,7 @@ def _stored_verdicts(run_dir: RunDir, snapshot: RunSnapshot) -> tuple[Verdict, .
         return ()
 
 
-def kept(run_dir: RunDir, attempt: int) -> list[Diagnosis]:
+def stored_diagnoses(run_dir: RunDir, attempt: int) -> list[Diagnosis]:
     """What was kept of ``attempt``, oldest first; a file that can't be read is left out."""
     found = []
     for path in sorted((run_dir.path / "evidence" / str(attempt)).glob("[0-9]*.json")):

@@ -32,7 +32,7 @@ def in_library(path: str) -> str | None:
     return path if path.startswith("<") or path.endswith((".so", ".c", ".cpp")) else None
 
 
-def place(frame: Frame, *, full_paths: bool = False) -> str:
+def frame_location(frame: Frame, *, full_paths: bool = False) -> str:
     """``data/augment.py:88 __call__``; ``full_paths`` gives own code's whole path."""
     inside = in_library(frame.file)
     if inside is not None:
@@ -55,7 +55,7 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
         telling = [f for f in library if not f.file.startswith(_IMPORTING)]
         shown = library if full_paths or len(library) <= kept + 1 else telling[:kept]
         lines.extend(
-            Cell(text=f"  {place(f, full_paths=full_paths)}", tone=Tone.DIM) for f in shown
+            Cell(text=f"  {frame_location(f, full_paths=full_paths)}", tone=Tone.DIM) for f in shown
         )
         if len(shown) < len(library):
             rest = [f for f in library if f not in shown]
@@ -68,7 +68,9 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
             continue
         fold(CALLERS if own else KEPT)
         own = True
-        lines.append(Cell(text=f"{OWN}{place(frame, full_paths=full_paths)}", tone=Tone.ACCENT))
+        lines.append(
+            Cell(text=f"{OWN}{frame_location(frame, full_paths=full_paths)}", tone=Tone.ACCENT)
+        )
     fold(CALLERS if own else KEPT)
     return tuple(lines)
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
-from ltui.app.foreground.interrupt_signals import Signals
+from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.foreground.progress_lines import Display, caution_line, terminal_display
-from ltui.app.live.run_requests import ask
+from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.run_summary import ending_lines, resumable
 from ltui.app.presentation.state_words import FAILED
 from ltui.training.lifecycle.run_status import resolve_snapshot
@@ -33,7 +33,7 @@ from ltui.training.store.history_reader import Event, RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_line
 
-LOOK_EVERY_S = 0.25
+POLL_INTERVAL_S = 0.25
 STOP_TIMEOUT_S = 60.0
 UNREADABLE_S = 10.0
 LINES_SHOWN = 20
@@ -61,7 +61,7 @@ _STOPPING = "stopping with a checkpoint; press Ctrl-C again to kill at once"
 _KILLING = "killing"
 
 
-def watch(run_dir: RunDir, signals: Signals, *, plain: bool) -> int:
+def follow_run(run_dir: RunDir, signals: ReceivedSignals, *, plain: bool) -> int:
     """Show a run that was just started, to its end; the exit code of ``ltui run``.
 
     On a terminal the dashboard opens, unless ``plain``.
@@ -72,9 +72,9 @@ def watch(run_dir: RunDir, signals: Signals, *, plain: bool) -> int:
             return code
     display = terminal_display()
     try:
-        return Watch(run_dir, display, signals).until_end()
+        return RunFollower(run_dir, display, signals).until_end()
     except BrokenPipeError:
-        _say_left(run_dir)
+        _print_still_running(run_dir)
         raise
     finally:
         display.close()
@@ -86,7 +86,7 @@ def can_open_dashboard(environment: Mapping[str, str]) -> bool:
     return drawable and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _watch_in_dashboard(run_dir: RunDir, signals: Signals) -> int | None:
+def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None:
     """The exit code once the dashboard is left; None if it failed, so that plain lines follow."""
     # Local: plain lines must not pay for Textual.
     from ltui.app.foreground.run_in_dashboard import show
@@ -97,7 +97,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: Signals) -> int | None:
         return None
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
-        _say_left(run_dir)
+        _print_still_running(run_dir)
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
     lines = [*failure_lines(run_dir, snapshot), *ending_lines(snapshot)]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -109,37 +109,37 @@ def started_line(run_dir: RunDir) -> str:
     return f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}"
 
 
-class Watch:
+class RunFollower:
     """One run, one display."""
 
-    def __init__(self, run_dir: RunDir, display: Display, signals: Signals) -> None:
+    def __init__(self, run_dir: RunDir, display: Display, signals: ReceivedSignals) -> None:
         self._run_dir = run_dir
         self._display = display
         self._signals = signals
-        self._acted = 0
+        self._handled_interrupts = 0
         self._last_event = 0
-        self._cautioned: set[tuple[int, FreezeWarning]] = set()
-        self._noted: set[tuple[int, str, str]] = set()
+        self._printed_warnings: set[tuple[int, FreezeWarning]] = set()
+        self._printed_notes: set[tuple[int, str, str]] = set()
         self._began_at = time.time()
 
     def until_end(self) -> int:
-        self._display.say(started_line(self._run_dir))
-        self._display.say(f"{_HINT}.")
+        self._display.print_line(started_line(self._run_dir))
+        self._display.print_line(f"{_HINT}.")
         while True:
-            snapshot = self._look()
-            self._tell_events()
-            self._tell_cautions(snapshot)
+            snapshot = self._read_snapshot()
+            self._print_events()
+            self._print_warnings(snapshot)
             if snapshot.state not in LIVE:
                 return self._ended(snapshot)
-            self._display.show(snapshot, time.monotonic(), self._hint())
+            self._display.update(snapshot, time.monotonic(), self._hint())
             if self._signals.leave is not None:
                 self._display.close()
-                _say_left(self._run_dir)
+                _print_still_running(self._run_dir)
                 return 128 + self._signals.leave
-            self._obey()
-            time.sleep(LOOK_EVERY_S)
+            self._handle_interrupts()
+            time.sleep(POLL_INTERVAL_S)
 
-    def _look(self) -> RunSnapshot:
+    def _read_snapshot(self) -> RunSnapshot:
         """The run as it is. A history that can't be read is waited for, not long."""
         deadline = time.monotonic() + UNREADABLE_S
         while True:
@@ -147,49 +147,49 @@ class Watch:
                 return resolve_snapshot(self._run_dir)
             except ProblemError:
                 if time.monotonic() >= deadline or self._signals.leave is not None:
-                    _say_left(self._run_dir)
+                    _print_still_running(self._run_dir)
                     raise
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(POLL_INTERVAL_S)
 
     def _hint(self) -> str:
-        return (_HINT, _STOPPING, _KILLING)[min(self._acted, 2)]
+        return (_HINT, _STOPPING, _KILLING)[min(self._handled_interrupts, 2)]
 
-    def _obey(self) -> None:
+    def _handle_interrupts(self) -> None:
         """Carries out a Ctrl-C that was not yet: the first stops, the second kills."""
         wanted = min(self._signals.interrupts, 2)
-        if wanted <= self._acted:
+        if wanted <= self._handled_interrupts:
             return
-        self._acted = wanted
+        self._handled_interrupts = wanted
         killing = wanted == 2
-        self._display.say("Ctrl-C: killing the run." if killing else f"Ctrl-C: {_STOPPING}.")
+        self._display.print_line("Ctrl-C: killing the run." if killing else f"Ctrl-C: {_STOPPING}.")
         request = {"cmd": "kill"} if killing else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
         try:
-            ask(self._run_dir, request)
+            send_request(self._run_dir, request)
         except ProblemError as error:
             # The run may have ended just now; the next snapshot shows it.
-            self._display.say(str(error))
+            self._display.print_line(str(error))
 
-    def _tell_events(self) -> None:
-        for event in events_of(self._run_dir, self._last_event):
+    def _print_events(self) -> None:
+        for event in events_after(self._run_dir, self._last_event):
             self._last_event = event.id
             if event.t < self._began_at or (line := event_line(event)) is None:
                 continue
             # Several ranks may report one thing, each with its own number.
             key = (event.attempt, event.kind, re.sub(r" on rank \d+", "", event.text))
-            if event.kind != "note" or key not in self._noted:
-                self._noted.add(key)
-                self._display.say(line)
+            if event.kind != "note" or key not in self._printed_notes:
+                self._printed_notes.add(key)
+                self._display.print_line(line)
 
-    def _tell_cautions(self, snapshot: RunSnapshot) -> None:
+    def _print_warnings(self, snapshot: RunSnapshot) -> None:
         for caution in snapshot.cautions:
-            if (snapshot.attempt, caution) not in self._cautioned:
-                self._cautioned.add((snapshot.attempt, caution))
-                self._display.say(caution_line(caution))
+            if (snapshot.attempt, caution) not in self._printed_warnings:
+                self._printed_warnings.add((snapshot.attempt, caution))
+                self._display.print_line(caution_line(caution))
 
     def _ended(self, snapshot: RunSnapshot) -> int:
         self._display.close()
         for line in [*failure_lines(self._run_dir, snapshot), *ending_lines(snapshot)]:
-            self._display.say(line)
+            self._display.print_line(line)
         return exit_code(snapshot)
 
 
@@ -202,7 +202,7 @@ def exit_code(snapshot: RunSnapshot) -> int:
     return EXIT_FAILED
 
 
-def events_of(run_dir: RunDir, after: int = 0) -> list[Event]:
+def events_after(run_dir: RunDir, after: int = 0) -> list[Event]:
     """Events after that one; none while the history can't be read."""
     try:
         with RunStore(run_dir) as store:
@@ -244,7 +244,7 @@ def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
             return ["", f"rank {first.rank} raised this as a consequence:", *lines]
         return ["", f"rank {first.rank} failed first:", *_last_lines(trace)]
     for path in _likely_logs(run_dir, snapshot):
-        lines = _last_lines(_end_of(path))
+        lines = _last_lines(_read_end(path))
         if lines:
             return ["", f"last lines of {path}:", *lines]
     return []
@@ -258,10 +258,10 @@ def followed_a_death(snapshot: RunSnapshot, rank: int | None) -> bool:
 
 def all_events(run_dir: RunDir) -> list[Event]:
     """Every event of the run."""
-    found: list[Event] = []
-    while more := events_of(run_dir, found[-1].id if found else 0):
-        found += more
-    return found
+    events: list[Event] = []
+    while more := events_after(run_dir, events[-1].id if events else 0):
+        events += more
+    return events
 
 
 def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
@@ -279,7 +279,7 @@ def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
     return [*paths[: len(guilty)], engine, *paths[len(guilty) :]]
 
 
-def _end_of(path: Path) -> str:
+def _read_end(path: Path) -> str:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - END_BYTES))
@@ -293,7 +293,7 @@ def _last_lines(text: str) -> list[str]:
     return [f"  {line}" for line in lines[-LINES_SHOWN:]]
 
 
-def _say_left(run_dir: RunDir) -> None:
+def _print_still_running(run_dir: RunDir) -> None:
     try:
         sys.stderr.write(f"{run_dir.id} keeps running. To watch it: ltui attach {run_dir.id}\n")
         sys.stderr.flush()

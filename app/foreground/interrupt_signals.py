@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 
-class Signals:
+class ReceivedSignals:
     """What this process was told by signals. Handlers only count; the loop acts."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Signals:
         self.leave = number
 
     @contextmanager
-    def caught(self) -> Iterator[Signals]:
+    def catching(self) -> Iterator[ReceivedSignals]:
         """Caught inside, as they were before outside."""
         handlers = {
             signal.SIGINT: self._interrupt,

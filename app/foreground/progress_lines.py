@@ -49,10 +49,10 @@ _LOSSES = ("train/loss", "train_loss", "loss")
 class Display(Protocol):
     """Where the foreground shows a run."""
 
-    def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:
+    def update(self, snapshot: RunSnapshot, now: float, hint: str) -> None:
         """The run as it is; ``now`` in monotonic seconds, ``hint`` says what Ctrl-C does."""
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line that stays."""
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class PlainLines:
         self._last_progress: tuple[object, ...] = ()
         self._last_line = ""
 
-    def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
+    def update(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
         # Numbers in the detail and in verdicts count seconds: they alone are no change.
         detail = re.sub(r"\d+", "", snapshot.detail or "")
         state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail)
@@ -229,9 +229,9 @@ class PlainLines:
         if due and line != self._last_line:
             self._last_at, self._last_line = now, line
             self._last_state, self._last_progress = state, progress
-            self.say(line)
+            self.print_line(line)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
 
@@ -285,7 +285,7 @@ class LivePanel:
         self._live: Live | None = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
 
-    def show(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
+    def update(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
         # Local: see above.
         from rich.text import Text
 
@@ -297,7 +297,7 @@ class LivePanel:
         )
         self._live.update(text, refresh=True)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         # `out` takes the text as it is: no markup, no wrapping at words.
         self._console.out(line, highlight=False)
 

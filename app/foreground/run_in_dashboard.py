@@ -16,8 +16,8 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ltui.app.foreground.follow_run import STOP_TIMEOUT_S
-from ltui.app.foreground.interrupt_signals import Signals
-from ltui.app.live.run_requests import ask
+from ltui.app.foreground.interrupt_signals import ReceivedSignals
+from ltui.app.live.run_requests import send_request
 from ltui.app.open_dashboard import open_app
 from ltui.app.textual_app import LtuiApp
 from ltui.training.problem import ProblemError
@@ -47,9 +47,9 @@ class ForegroundApp(LtuiApp):
     def __init__(
         self,
         run_dir: RunDir,
-        signals: Signals,
+        signals: ReceivedSignals,
         *,
-        request: Callable[[RunDir, dict[str, Any]], Any] = ask,
+        request: Callable[[RunDir, dict[str, Any]], Any] = send_request,
         close_after_s: float = CLOSE_AFTER_S,
     ) -> None:
         super().__init__(ltui_home(), run=run_dir)
@@ -128,6 +128,6 @@ class ForegroundApp(LtuiApp):
             self.notify("This screen stays open. Press q to close it.", timeout=4)
 
 
-def show(run_dir: RunDir, signals: Signals) -> bool:
+def show(run_dir: RunDir, signals: ReceivedSignals) -> bool:
     """Show the dashboard until it is left or the run has ended; False if it failed."""
     return open_app(lambda: ForegroundApp(run_dir, signals)) == 0

@@ -99,7 +99,7 @@ def listed_keys(screen: Screen[object]) -> list[ListedKey]:
     for node in (screen, *screen.query(Widget), screen.app):
         for binding in _bindings_of(node):
             widget = node not in (screen, screen.app)
-            if widget and (binding.key in own - SHARED or _is_told_everywhere(binding)):
+            if widget and (binding.key in own - SHARED or _is_common_motion(binding)):
                 continue
             known = found.get(binding.id or "")
             if known is None:
@@ -109,7 +109,7 @@ def listed_keys(screen: Screen[object]) -> list[ListedKey]:
     return list(found.values())
 
 
-def _is_told_everywhere(binding: Binding) -> bool:
+def _is_common_motion(binding: Binding) -> bool:
     """Whether the line about lists and tables of ``EVERYWHERE`` covers it."""
     return (binding.id or "").startswith("table.") and binding.key in MOTION
 

@@ -47,11 +47,11 @@ def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]
     return [hints[i] for i in sorted(chosen)]
 
 
-class KeyLine(Widget):
+class KeyFooter(Widget):
     """One line of keys at the foot of a screen."""
 
     DEFAULT_CSS = """
-    KeyLine {
+    KeyFooter {
         dock: bottom; height: 1; background: $footer-background; color: $footer-foreground;
         link-style: none; link-color: $footer-foreground; link-background: $footer-background;
         link-style-hover: reverse; link-color-hover: $footer-foreground;

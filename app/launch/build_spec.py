@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ltui.app.launch.class_path_check import class_faults, class_uses
-from ltui.app.launch.local_machine import this_machine
+from ltui.app.launch.local_machine import detect_machine
 from ltui.app.launch.training_interpreter import (
-    NEEDED,
+    REQUIRED_PACKAGES,
     choose_python,
-    lacking,
-    look,
     malicious_packages,
-    needs_of,
+    missing_class_imports,
+    missing_packages,
+    probe_interpreter,
 )
 from ltui.training.config.device_selection import choose_devices
 from ltui.training.config.node_environment import choose_nodes
@@ -35,7 +35,7 @@ from ltui.training.problem import Problem, ProblemError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class LaunchRequest:
     """What a person asked to be trained, checked as far as a tenth of a second allows."""
 
     preset: Preset
@@ -51,19 +51,21 @@ class Asked:
             cwd=Path.cwd(),
             python=self.python,
             created_at=created_at,
-            machine=this_machine(os.environ),
+            machine=detect_machine(os.environ),
         )
 
 
-def prepare(name: str, overrides: Sequence[str], named_python: str | None) -> Asked:
+def prepare_launch(name: str, overrides: Sequence[str], named_python: str | None) -> LaunchRequest:
     """Load and check a preset; ``ProblemError`` with every problem that is found."""
-    return prepare_preset(load_preset(name, Path.cwd()), overrides, named_python)
+    return prepare_preset_launch(load_preset(name, Path.cwd()), overrides, named_python)
 
 
-def prepare_preset(preset: Preset, overrides: Sequence[str], named_python: str | None) -> Asked:
+def prepare_preset_launch(
+    preset: Preset, overrides: Sequence[str], named_python: str | None
+) -> LaunchRequest:
     """``prepare`` of a preset that is read already, perhaps edited since."""
     _refuse_section(overrides)
-    problems = check_preset(preset, overrides, this_machine(os.environ))
+    problems = check_preset(preset, overrides, detect_machine(os.environ))
     python = choose_python(named_python, os.environ)
     if not problems:
         document, _ = resolve(apply_overrides(preset.document, overrides))
@@ -73,12 +75,12 @@ def prepare_preset(preset: Preset, overrides: Sequence[str], named_python: str |
             python,
             document,
             requires,
-            folders_of(preset),
+            import_folders(preset),
             lambda fault: locate_fault(fault, preset.where, preset.lines, keys),
         )
     if problems:
         raise ProblemError(*problems)
-    return Asked(preset=preset, overrides=tuple(overrides), python=python)
+    return LaunchRequest(preset=preset, overrides=tuple(overrides), python=python)
 
 
 def _problems_in(
@@ -90,12 +92,14 @@ def _problems_in(
 ) -> list[Problem]:
     """What ``python`` lacks for the configuration, or what of its classes can't be."""
     uses = class_uses(document)
-    needed = {**NEEDED, **requires}
-    seen = look(python, list(needed), {use.place: use.class_path for use in uses}, folders)
+    needed = {**REQUIRED_PACKAGES, **requires}
+    seen = probe_interpreter(
+        python, list(needed), {use.place: use.class_path for use in uses}, folders
+    )
     if malicious := malicious_packages(seen):
         return malicious
     # Without torch nearly every class is missing: those problems would bury their reason.
-    return lacking(seen, {**needed, **needs_of(seen), **needed}) or [
+    return missing_packages(seen, {**needed, **missing_class_imports(seen), **needed}) or [
         place(fault) for fault in class_faults(uses, seen)
     ]
 
@@ -113,7 +117,7 @@ def _refuse_section(overrides: Sequence[str]) -> None:
             )
 
 
-def folders_of(preset: Preset) -> list[str]:
+def import_folders(preset: Preset) -> list[str]:
     """Where the ranks of a run find the user's classes: beside the file, and where they start."""
     beside = [] if preset.shipped or preset.path is None else [str(preset.path.parent)]
     return [*beside, str(Path.cwd())]
@@ -130,7 +134,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
             )
         )
     _refuse_section(overrides)
-    machine = this_machine(os.environ)
+    machine = detect_machine(os.environ)
     document = apply_overrides(spec.config, overrides)
     faults = find_faults(document, machine=machine, cpu_ranks=spec.nproc)
     keys = overridden_paths(overrides)

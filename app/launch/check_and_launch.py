@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ltui.app.launch.build_spec import prepare_preset
+from ltui.app.launch.build_spec import prepare_preset_launch
 from ltui.training.config.preset_form import START_FROM
 from ltui.training.config.presets import Preset
 from ltui.training.config.run_spec import RunSpec
@@ -31,19 +31,19 @@ def start_run(
     ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. ``on_start`` is called once everything is
     checked. Raises ``ProblemError`` if there is no run. Blocks; for threads.
     """
-    asked = prepare_preset(preset, overrides, python)
+    asked = prepare_preset_launch(preset, overrides, python)
     run_id, name = new_run_id(home, None)
     spec, checkpoint = asked.spec(run_id, name, time.time()), None
     if start_from:
         try:
-            spec, checkpoint = begun_from(home, spec, start_from)
+            spec, checkpoint = apply_start_from(home, spec, start_from)
         except ProblemError as error:
             raise _in_the_form(error) from error
     on_start()
     return launch(spec, home, checkpoint, interpreter_checked=True)
 
 
-def begun_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:
+def apply_start_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:
     """``spec`` with the checkpoint that ``RUN`` or ``RUN:STEP`` names, which is read to be
     verified. ``ProblemError`` where there is none."""
     source, checkpoint = find_start_checkpoint(home, text)
@@ -51,7 +51,7 @@ def begun_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, Checkpoin
     return spec.with_changes(start_from=named), checkpoint
 
 
-def start_words(home: Path, text: str) -> str:
+def describe_start(home: Path, text: str) -> str:
     """What a run would start from, for the form, at once. ``ProblemError`` where from nothing."""
     try:
         source, checkpoint = likely_start_checkpoint(home, text)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ltui.app.launch.training_interpreter import Findings
+from ltui.app.launch.training_interpreter import InterpreterReport
 from ltui.training.config.yaml_document import Fault, parse_value
 
 
@@ -41,7 +41,7 @@ def class_uses(document: object, place: str = "") -> list[ClassUse]:
     return found
 
 
-def class_faults(uses: Sequence[ClassUse], findings: Findings) -> list[Fault]:
+def class_faults(uses: Sequence[ClassUse], findings: InterpreterReport) -> list[Fault]:
     """Classes that can't be imported, and arguments that their ``__init__`` does not take."""
     faults: list[Fault] = []
     for use in uses:
@@ -81,7 +81,7 @@ def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault
             what = f"`{use.class_path}` has no argument of that name."
             remedy = f"Did you mean `{near[0]}`?" if near else takes
             faults.append(Fault(path=path, what=what, remedy=remedy))
-        elif not fits(value, parameters[name]):
+        elif not value_fits(value, parameters[name]):
             what = f"must be {_TYPE_WORDS.get(parameters[name], parameters[name])} (got {value!r})."
             faults.append(Fault(path=path, what=what))
     return faults
@@ -90,7 +90,7 @@ def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault
 _TYPE_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
-def fits(value: object, annotation: str) -> bool:
+def value_fits(value: object, annotation: str) -> bool:
     """Whether ``value`` can be of the annotated type; True for all but plain numbers and truths.
 
     A text that reads as such a value fits, as LightningCLI takes it.

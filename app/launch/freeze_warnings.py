@@ -14,7 +14,7 @@ from ltui.widgets.sanitise import clean_line
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (asked for its size alone)
 
 
-def foreseen(spec: RunSpec) -> list[Problem]:
+def freeze_warnings(spec: RunSpec) -> list[Problem]:
     """Return the warnings with their place in the configuration; none for a user's command."""
     if spec.config is None:
         return []
@@ -37,7 +37,7 @@ def shared_memory_bytes() -> int | None:
     return there.f_frsize * there.f_blocks
 
 
-def say(cautions: list[Problem]) -> None:
+def print_warnings(cautions: list[Problem]) -> None:
     """Print the warnings on standard error, one per line."""
     for caution in cautions:
         sys.stderr.write(f"warning: {clean_line(str(caution), 1000)}\n")

@@ -47,7 +47,7 @@ def _top_level(name: str) -> ModuleSpec | None:
     return None
 
 
-def look_up_class(class_path: str, rooms: dict[str, str]) -> dict[str, Any]:
+def inspect_class(class_path: str, rooms: dict[str, str]) -> dict[str, Any]:
     """What is known of a class without importing it.
 
     ``missing`` (module, source or class), else ``lacks`` (modules that its file imports and that
@@ -182,7 +182,7 @@ def main() -> None:
         "cpus": len(os.sched_getaffinity(0)),
         "packages": versions(asked.get("packages", [])),
         "classes": {
-            place: look_up_class(path, rooms)
+            place: inspect_class(path, rooms)
             for place, path in asked.get("class_paths", {}).items()
         },
     }

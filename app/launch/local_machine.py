@@ -10,20 +10,20 @@ from typing import TypeVar
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import read_node_environment
 
-DRIVER_S = 5.0
+DRIVER_TIMEOUT_S = 5.0
 """A driver that has not answered by then hangs, as it does after a GPU fell off the bus."""
 
 _Answer = TypeVar("_Answer")
 
 
-def this_machine(environment: Mapping[str, str]) -> Machine:
+def detect_machine(environment: Mapping[str, str]) -> Machine:
     """GPUs that a run would see, usable cores, and which of several nodes this is."""
-    count = within(DRIVER_S, gpu_count)
+    count = call_with_timeout(DRIVER_TIMEOUT_S, gpu_count)
     gpus = visible_gpus(count, environment)
     return Machine(gpus=gpus, cores=usable_cores(), node=read_node_environment(environment))
 
 
-def within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | None:
+def call_with_timeout(seconds: float, ask: Callable[[], _Answer]) -> _Answer | None:
     """What ``ask`` returns; None where it does not in time, and its thread is left behind."""
     answers: list[_Answer] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), name="driver", daemon=True)

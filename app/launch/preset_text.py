@@ -31,7 +31,7 @@ def _plain(policy: CheckpointPolicy | StallPolicy) -> Document:
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
-def faults(preset: Preset, text: str, machine: Machine) -> list[Problem]:
+def text_problems(preset: Preset, text: str, machine: Machine) -> list[Problem]:
     """Every mistake in ``text``, with its line."""
     try:
         source = read_document(text, preset.where)
@@ -48,6 +48,6 @@ def faults(preset: Preset, text: str, machine: Machine) -> list[Problem]:
     )
 
 
-def edited(preset: Preset, text: str) -> Preset:
+def preset_from_text(preset: Preset, text: str) -> Preset:
     """``preset`` as ``text`` describes it: its configuration, fields and policies."""
     return parse_preset(text, name=preset.name, path=preset.path, shipped=preset.shipped)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ltui.app.launch.build_spec import Asked
+from ltui.app.launch.build_spec import LaunchRequest
 from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
@@ -24,7 +24,7 @@ CHECK_S = 300.0
 """Importing a large project over a network file system is slow, but not that slow."""
 
 
-def check_with_classes(asked: Asked) -> list[Problem]:
+def check_with_classes(asked: LaunchRequest) -> list[Problem]:
     """``ProblemError`` with what LightningCLI says of the configuration. Starts nothing.
 
     Returns what the module's source has in it that freezes ranks, though Lightning takes it.
@@ -76,7 +76,7 @@ def _run(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedPr
         raise ProblemError(Problem(where=spec.python, what=what)) from error
 
 
-def _problems(done: subprocess.CompletedProcess[str], asked: Asked) -> list[Problem]:
+def _problems(done: subprocess.CompletedProcess[str], asked: LaunchRequest) -> list[Problem]:
     """What the check printed, or the last words of one that broke."""
     keys = overridden_paths(asked.overrides)
     found = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ltui.app.launch.build_spec import changed_spec
-from ltui.app.launch.check_and_launch import begun_from
+from ltui.app.launch.check_and_launch import apply_start_from
 from ltui.app.presentation.launch_summary import launch_summary
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import Knob
@@ -27,7 +27,7 @@ from ltui.widgets import formats
 
 RESUME, FROM_CHECKPOINT, FROM_START = "resume", "from checkpoint", "from start"
 """Another attempt of the run; a new run from its checkpoint; a new run from the beginning."""
-OTHER = "other changes"
+OTHER_CHANGES = "other changes"
 """The field for changes of keys that have no field of their own."""
 NEWEST = "newest"
 _END_KNOBS = (
@@ -74,7 +74,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
+class CheckedChoice:
     """A choice as overrides, with its mistakes and in words."""
 
     overrides: tuple[str, ...]
@@ -128,7 +128,7 @@ def _knobs(spec: RunSpec, document: Document) -> tuple[Knob, ...]:
     return (*knobs, *ends)
 
 
-def check_choice(past: PastRun, choice: Choice, machine: Machine) -> Checked:
+def check_choice(past: PastRun, choice: Choice, machine: Machine) -> CheckedChoice:
     """Check what is chosen, as far as that takes no time."""
     overrides: list[str] = []
     problems: list[Problem] = []
@@ -142,12 +142,12 @@ def check_choice(past: PastRun, choice: Choice, machine: Machine) -> Checked:
         document = apply_overrides(document, others)
         overrides += others
     except ProblemError as error:
-        problems += [replace(problem, where=OTHER) for problem in error.problems]
+        problems += [replace(problem, where=OTHER_CHANGES) for problem in error.problems]
     finished = past.state is RunState.FINISHED and choice.mode == RESUME
     if finished and not overrides and choice.checkpoint == NEWEST:
         problems.append(_finished(past))
     words = "" if problems else _words(past, choice, document, machine)
-    return Checked(overrides=tuple(overrides), problems=tuple(problems), words=words)
+    return CheckedChoice(overrides=tuple(overrides), problems=tuple(problems), words=words)
 
 
 def _other_overrides(past: PastRun, text: str) -> list[str]:
@@ -155,18 +155,20 @@ def _other_overrides(past: PastRun, text: str) -> list[str]:
         return []
     if past.spec.config is None:
         what = "a command has no configuration to change."
-        raise ProblemError(Problem(where=OTHER, what=what))
+        raise ProblemError(Problem(where=OTHER_CHANGES, what=what))
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ProblemError(Problem(where=OTHER, what=f"it can't be split: {error}.")) from error
+        raise ProblemError(
+            Problem(where=OTHER_CHANGES, what=f"it can't be split: {error}.")
+        ) from error
     return words
 
 
 def _finished(past: PastRun) -> Problem:
     fields = {knob.key for knob in past.preset.knobs}
     ends = [knob.key for knob in _END_KNOBS if knob.key in fields]
-    where = ends[0] if ends else OTHER
+    where = ends[0] if ends else OTHER_CHANGES
     remedy = "Raise this to train on, or start a new run."
     if past.spec.config is None:
         where, remedy = past.run_dir.id, "Choose an earlier checkpoint, or start a new run."
@@ -213,7 +215,7 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
     if choice.mode == FROM_START:
         return launch(new, home)
     source = past.run_dir.id
-    new, start = begun_from(
+    new, start = apply_start_from(
         home, new, source if checkpoint is None else f"{source}:{checkpoint.global_step}"
     )
     return launch(new, home, start)

@@ -17,19 +17,28 @@ import ltui.training
 from ltui.app.launch import interpreter_probe
 from ltui.training.problem import Problem, ProblemError
 
-OLDEST = (3, 10)
+MIN_PYTHON = (3, 10)
 # What a LightningCLI run imports whatever the preset is; module name to what pip calls it.
-NEEDED = {"torch": "torch", "lightning": "lightning", "jsonargparse": "jsonargparse[signatures]"}
+REQUIRED_PACKAGES = {
+    "torch": "torch",
+    "lightning": "lightning",
+    "jsonargparse": "jsonargparse[signatures]",
+}
 # Either of the two packages that Lightning is published as will do.
-_EITHER = {"lightning": "pytorch_lightning"}
+_ALTERNATIVES = {"lightning": "pytorch_lightning"}
 MALICIOUS_VERSIONS = frozenset({"2.6.2", "2.6.3"})
 """Releases of lightning and pytorch-lightning that run malicious code when they are imported."""
 ADVISORY = "GHSA-w37p-236h-pfx3"
-_PIP_NAMES = {**NEEDED, "sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python"}
+_PIP_NAMES = {
+    **REQUIRED_PACKAGES,
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Findings:
+class InterpreterReport:
     """What the probe saw in an interpreter."""
 
     python: str
@@ -42,16 +51,16 @@ class Findings:
 def choose_python(named: str | None, environment: Mapping[str, str]) -> str:
     """The path of the interpreter that ranks run in. Links are kept: a venv's python is one."""
     if named is not None:
-        return _named(named)
+        return _resolve_python(named)
     active = environment.get("VIRTUAL_ENV")
     if active:
-        return _of_environment(active)
+        return _environment_python(active)
     if find_spec("torch") is not None:
         return sys.executable
     return shutil.which("python3", path=environment.get("PATH")) or sys.executable
 
 
-def _named(text: str) -> str:
+def _resolve_python(text: str) -> str:
     path = Path(text).expanduser()
     if path.is_dir():
         path = path / "bin" / "python"
@@ -67,7 +76,7 @@ def _named(text: str) -> str:
     return os.path.abspath(found)
 
 
-def _of_environment(active: str) -> str:
+def _environment_python(active: str) -> str:
     path = Path(active) / "bin" / "python"
     if not os.access(path, os.X_OK):
         raise ProblemError(
@@ -80,15 +89,15 @@ def _of_environment(active: str) -> str:
     return str(path.absolute())
 
 
-def look(
+def probe_interpreter(
     python: str,
     packages: Sequence[str],
     class_paths: Mapping[str, str] | None = None,
     folders: Sequence[str] = (),
-) -> Findings:
+) -> InterpreterReport:
     """Asks ``python`` (about 0.1 s). ``ProblemError`` where it can't answer."""
     question = {
-        "packages": [*packages, *_EITHER.values()],
+        "packages": [*packages, *_ALTERNATIVES.values()],
         "class_paths": dict(class_paths or {}),
         "folders": list(folders),
         # Ranks get these from ltui itself, whether or not the interpreter holds ltui.
@@ -106,7 +115,7 @@ def look(
         )
         said = done.stderr
         answer = json.loads(done.stdout)
-        return Findings(
+        return InterpreterReport(
             python=python,
             version=answer["python"],
             packages=answer["packages"],
@@ -123,9 +132,9 @@ def look(
         ) from error
 
 
-def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
+def missing_packages(findings: InterpreterReport, needed: Mapping[str, str]) -> list[Problem]:
     """What of ``needed`` (module to pip name) is missing, with the command that installs it."""
-    if _numbers(findings.version) < OLDEST:
+    if _version_numbers(findings.version) < MIN_PYTHON:
         return [
             Problem(
                 where=findings.python,
@@ -134,20 +143,20 @@ def lacking(findings: Findings, needed: Mapping[str, str]) -> list[Problem]:
             )
         ]
     # What was not asked about is in ``needed`` because a class lacks it.
-    missing = [module for module in needed if version_of(findings, module) is None]
+    missing = [module for module in needed if installed_version(findings, module) is None]
     if not missing:
         return []
     command = install_command(findings.python, [needed[module] for module in missing])
     return [
         Problem(
             where=findings.python,
-            what=f"this interpreter is to train the run, but lacks {_enumerated(missing)}.",
+            what=f"this interpreter is to train the run, but lacks {_join_names(missing)}.",
             remedy=f"Activate the environment that has them, or install them with: {command}",
         )
     ]
 
 
-def malicious_packages(findings: Findings) -> list[Problem]:
+def malicious_packages(findings: InterpreterReport) -> list[Problem]:
     """Return a problem for each installed release of Lightning that is known to be malicious."""
     return [
         Problem(
@@ -164,10 +173,10 @@ def malicious_packages(findings: Findings) -> list[Problem]:
     ]
 
 
-def version_of(findings: Findings, module: str) -> str | None:
+def installed_version(findings: InterpreterReport, module: str) -> str | None:
     """The version of a package, or of the one that does as well; None where there is neither."""
     found = findings.packages
-    return found.get(module) or found.get(_EITHER.get(module, module))
+    return found.get(module) or found.get(_ALTERNATIVES.get(module, module))
 
 
 def install_command(python: str, packages: Sequence[str]) -> str:
@@ -176,7 +185,7 @@ def install_command(python: str, packages: Sequence[str]) -> str:
     return f"{python} -m pip install {' '.join(quoted)}"
 
 
-def needs_of(findings: Findings) -> dict[str, str]:
+def missing_class_imports(findings: InterpreterReport) -> dict[str, str]:
     """What the classes that were looked up import and the interpreter lacks."""
     return pip_names(sorted({m for c in findings.classes.values() for m in c.get("lacks", ())}))
 
@@ -186,9 +195,9 @@ def pip_names(modules: Sequence[str]) -> dict[str, str]:
     return {module: _PIP_NAMES.get(module, module) for module in modules}
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in version.split(".")[:2])
 
 
-def _enumerated(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

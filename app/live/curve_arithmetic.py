@@ -20,7 +20,7 @@ def empty_curve() -> CurveData:
     return CurveData(**{name: np.empty(0) for name in COLUMNS})
 
 
-def curve_of_values(rows: FloatArray) -> CurveData:
+def curve_from_rows(rows: FloatArray) -> CurveData:
     """One point a row of (step, epoch, time, value)."""
     steps, epochs, times, values = rows.T.copy()
     return CurveData(
@@ -70,23 +70,23 @@ class GrowingCurve:
 
     def curve(self) -> CurveData:
         """A copy, so that a frame does not change."""
-        return concatenated([self._older, curve_of_values(self._rows[: self._length])])
+        return concatenate([self._older, curve_from_rows(self._rows[: self._length])])
 
     def _age(self) -> None:
         """Merge the older half of the points that were kept as they came."""
-        moved = curve_of_values(self._rows[: self._recent])
+        moved = curve_from_rows(self._rows[: self._recent])
         left = self._length - self._recent
         self._rows[:left] = self._rows[self._recent : self._length]
         self._length = left
         size = 1
         while size < self._merged and len(moved) > 1:
             moved, size = halve(moved), 2 * size
-        self._older = concatenated([self._older, moved])
+        self._older = concatenate([self._older, moved])
         while len(self._older) > self._most_older:
             self._older, self._merged = halve(self._older), 2 * self._merged
 
 
-def concatenated(parts: Sequence[CurveData]) -> CurveData:
+def concatenate(parts: Sequence[CurveData]) -> CurveData:
     return CurveData(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in COLUMNS})
 
 
@@ -111,10 +111,14 @@ def halve(curve: CurveData) -> CurveData:
         high=np.fmax(curve.high[first], curve.high[second]),
         count=curve.count[first] + curve.count[second],
     )
-    return concatenated([merged, part(curve, slice(even, None))]) if even < len(curve) else merged
+    return (
+        concatenate([merged, select_points(curve, slice(even, None))])
+        if even < len(curve)
+        else merged
+    )
 
 
-def part(curve: CurveData, chosen: slice | list[int] | BoolArray) -> CurveData:
+def select_points(curve: CurveData, chosen: slice | list[int] | BoolArray) -> CurveData:
     return CurveData(**{n: getattr(curve, n)[chosen] for n in COLUMNS})
 
 
@@ -126,7 +130,7 @@ def splice(curve: CurveData, detail: CurveData) -> CurveData:
     if int(inside.sum()) >= len(detail):
         return curve
     before, after = curve.steps < detail.steps[0], curve.steps > detail.steps[-1]
-    return concatenated([part(curve, before), detail, part(curve, after)])
+    return concatenate([select_points(curve, before), detail, select_points(curve, after)])
 
 
 def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
@@ -138,10 +142,10 @@ def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
         return stored if stored is not None else empty_curve()
     if stored is None or not len(stored):
         return live
-    return concatenated([part(stored, stored.steps < live.steps[0]), live])
+    return concatenate([select_points(stored, stored.steps < live.steps[0]), live])
 
 
-def rate_curve(samples: CurveData, seconds: CurveData) -> CurveData:
+def throughput_curve(samples: CurveData, seconds: CurveData) -> CurveData:
     """Throughput of one rank at each point of ``seconds``, both given per step.
 
     The definition is that of ``training/state/throughput.py``: samples by seconds of the steps in
@@ -153,7 +157,7 @@ def rate_curve(samples: CurveData, seconds: CurveData) -> CurveData:
     known = np.isfinite(per_step) & np.isfinite(seconds.mean) & (seconds.mean > 0)
     if int(known.sum()) < 2:
         return empty_curve()
-    timed = part(seconds, known)
+    timed = select_points(seconds, known)
     spent = np.cumsum(timed.mean * timed.count)
     done = np.cumsum(per_step[known] * timed.count)
     # Where the window of each point begins; at least one point back, four where steps are slow.
@@ -163,10 +167,10 @@ def rate_curve(samples: CurveData, seconds: CurveData) -> CurveData:
     seconds_in, samples_in = spent - spent[begin], done - done[begin]
     good = (seconds_in >= MIN_WINDOW_S) & (samples_in > 0)
     rate = samples_in[good] / seconds_in[good]
-    return replace(part(timed, good), mean=rate, low=rate, high=rate)
+    return replace(select_points(timed, good), mean=rate, low=rate, high=rate)
 
 
-def sum_of(curves: Sequence[CurveData]) -> CurveData:
+def sum_curves(curves: Sequence[CurveData]) -> CurveData:
     """The sum of curves of several ranks, where all of them are known."""
     first, *others = curves
     total = first.mean.copy()
@@ -174,7 +178,7 @@ def sum_of(curves: Sequence[CurveData]) -> CurveData:
         if not len(other):
             return empty_curve()
         total += np.interp(first.steps, other.steps, other.mean, left=np.nan, right=np.nan)
-    return part(replace(first, mean=total, low=total, high=total), np.isfinite(total))
+    return select_points(replace(first, mean=total, low=total, high=total), np.isfinite(total))
 
 
 def smooth(curve: CurveData, weight: float) -> FloatArray:
@@ -197,7 +201,7 @@ def smooth(curve: CurveData, weight: float) -> FloatArray:
     return out
 
 
-def epoch_places(
+def epoch_positions(
     steps: FloatArray, reference: CurveData, steps_per_epoch: float | None
 ) -> FloatArray:
     """Where ``steps`` lie on an axis of epochs; ``reference`` tells where each began."""

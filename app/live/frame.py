@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ltui.app.live.gpu_history import GpuPast
+from ltui.app.live.gpu_history import GpuSeries
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
 from ltui.widgets.view_models import LogLine
@@ -37,7 +37,7 @@ class CurveData:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cleared:
+class ResolvedVerdict:
     """A verdict that ended while the screen was open."""
 
     verdict: Verdict
@@ -47,7 +47,7 @@ class Cleared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class RankException:
     """How a run ended, beyond its snapshot: the first exception of each rank."""
 
     rank: int
@@ -75,10 +75,10 @@ class Frame:
     """Every curve that the screen can ask for."""
     rates: Mapping[int | None, CurveData] = field(default_factory=dict)
     """Samples per second; ``None`` is all ranks together."""
-    gpu_pasts: Mapping[int, GpuPast] = field(default_factory=dict)
+    gpu_series: Mapping[int, GpuSeries] = field(default_factory=dict)
     """The last minutes of each GPU, by its index."""
-    cleared: tuple[Cleared, ...] = ()
-    endings: tuple[Ending, ...] = ()
+    resolved_verdicts: tuple[ResolvedVerdict, ...] = ()
+    rank_exceptions: tuple[RankException, ...] = ()
     spec: RunSpec | None = None
     """How the run was launched; None if that can't be read."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)

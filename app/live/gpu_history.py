@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ltui.training.state.run_snapshot import GpuSnapshot
 
-KEPT_S = 300.0
-MOST = 360
+HISTORY_S = 300.0
+MAX_SAMPLES = 360
 STRIP_S, STRIP_POINTS = 10.0, 12
 HEAT_S, HEAT_POINTS = 3.0, 100
 NAN = math.nan
@@ -32,7 +32,7 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPast:
+class GpuSeries:
     """The last minutes of one GPU, oldest first."""
 
     samples: tuple[GpuSample, ...] = ()
@@ -40,12 +40,12 @@ class GpuPast:
     heat: tuple[float, ...] = field(default=())
 
 
-class GpuBook:
+class GpuHistory:
     """What was seen of every GPU; bounded."""
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[GpuSample]] = {}
-        self._pasts: dict[int, GpuPast] = {}
+        self._series: dict[int, GpuSeries] = {}
 
     def known(self, index: int) -> bool:
         return index in self._samples
@@ -55,55 +55,55 @@ class GpuBook:
         live = self._samples.get(index, deque())
         first = live[0].at if live else math.inf
         kept = [s for s in samples if s.at < first]
-        self._samples[index] = deque([*kept, *live], maxlen=MOST)
-        self._pasts.pop(index, None)
+        self._samples[index] = deque([*kept, *live], maxlen=MAX_SAMPLES)
+        self._series.pop(index, None)
 
     def add(self, gpus: Sequence[GpuSnapshot]) -> None:
         """The newest readings; those that are here already are passed over."""
         for gpu in gpus:
             if gpu.sampled_at is None or gpu.error is not None:
                 continue
-            samples = self._samples.setdefault(gpu.index, deque(maxlen=MOST))
+            samples = self._samples.setdefault(gpu.index, deque(maxlen=MAX_SAMPLES))
             if samples and samples[-1].at >= gpu.sampled_at:
                 continue
-            samples.append(sample_of(gpu, gpu.sampled_at))
-            while samples[-1].at - samples[0].at > KEPT_S:
+            samples.append(gpu_sample(gpu, gpu.sampled_at))
+            while samples[-1].at - samples[0].at > HISTORY_S:
                 samples.popleft()
-            self._pasts.pop(gpu.index, None)
+            self._series.pop(gpu.index, None)
 
-    def pasts(self) -> dict[int, GpuPast]:
+    def series(self) -> dict[int, GpuSeries]:
         """By index of the GPU; worked out anew only for those with new readings."""
         for index, samples in self._samples.items():
-            if index not in self._pasts:
+            if index not in self._series:
                 kept = tuple(samples)
-                self._pasts[index] = GpuPast(
+                self._series[index] = GpuSeries(
                     kept,
-                    in_windows(kept, STRIP_S, STRIP_POINTS),
-                    in_windows(kept, HEAT_S, HEAT_POINTS),
+                    window_means(kept, STRIP_S, STRIP_POINTS),
+                    window_means(kept, HEAT_S, HEAT_POINTS),
                 )
-        return dict(self._pasts)
+        return dict(self._series)
 
 
-def sample_of(gpu: GpuSnapshot, at: float) -> GpuSample:
+def gpu_sample(gpu: GpuSnapshot, at: float) -> GpuSample:
     percent = gpu.utilisation_percent
     return GpuSample(
         at=at,
         utilisation=NAN if percent is None else percent / 100,
-        sm=_number(gpu.sm_activity),
-        tensor=_number(gpu.tensor_activity),
-        dram=_number(gpu.dram_activity),
-        memory_bytes=_number(gpu.memory_used_bytes),
-        power_w=_number(gpu.power_w),
-        temperature_c=_number(gpu.temperature_c),
-        clock_mhz=_number(gpu.sm_clock_mhz),
+        sm=_or_nan(gpu.sm_activity),
+        tensor=_or_nan(gpu.tensor_activity),
+        dram=_or_nan(gpu.dram_activity),
+        memory_bytes=_or_nan(gpu.memory_used_bytes),
+        power_w=_or_nan(gpu.power_w),
+        temperature_c=_or_nan(gpu.temperature_c),
+        clock_mhz=_or_nan(gpu.sm_clock_mhz),
     )
 
 
-def _number(value: float | None) -> float:
+def _or_nan(value: float | None) -> float:
     return NAN if value is None else float(value)
 
 
-def in_windows(samples: Sequence[GpuSample], width_s: float, points: int) -> tuple[float, ...]:
+def window_means(samples: Sequence[GpuSample], width_s: float, points: int) -> tuple[float, ...]:
     """Mean utilisation of the last ``points`` windows; they stand fast, so that nothing shivers.
 
     A window without a reading is NaN; those before the first reading are left out.

@@ -25,9 +25,9 @@ STEP_CURVES = {
     "step/memory_bytes": StepField.MEMORY_BYTES,
 }
 """Curves that every step has, by the names that the store gives them."""
-POINT_S = 0.5
+POINT_INTERVAL_S = 0.5
 """Seconds of training steps between two points of the throughput curve."""
-RANK_CURVES = 8
+MAX_RANK_CURVES = 8
 """With more ranks, only the total is kept: nobody reads hundreds of lines in one chart."""
 
 
@@ -41,14 +41,14 @@ class CurveRequest:
     """First and last step of the part in view; None where all of it is in view."""
 
 
-class RequestBox:
+class LatestCurveRequest:
     """Holds the newest request of a screen, for its feed's thread to read."""
 
     def __init__(self) -> None:
         self.request = CurveRequest()
 
 
-class CurveBook:
+class MetricHistory:
     """Metric curves of rank 0: stored history with live points behind it."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class CurveBook:
             self.version += 1
 
 
-class RateBook:
+class ThroughputHistory:
     """Throughput in total and per rank: stored history with live points behind it.
 
     A live point is the figure that the fold gives, so the chart draws what its border shows. It is
@@ -161,7 +161,7 @@ class RateBook:
         lead = fold.lowest_active_rank
         if lead is None or lead.totals is None or lead.wall_s is None:
             return
-        if 0 <= lead.totals.timed_s - self._timed_s < POINT_S:
+        if 0 <= lead.totals.timed_s - self._timed_s < POINT_INTERVAL_S:
             return
         rates = {rank: f.samples_per_s for rank in ranks if (f := fold.ranks.get(rank))}
         if len(rates) < len(ranks) or any(rate is None for rate in rates.values()):
@@ -170,7 +170,7 @@ class RateBook:
         place = (float(lead.global_step or 0), float(lead.epoch or 0), lead.wall_s)
         known = {rank: rate for rank, rate in rates.items() if rate is not None}
         self._curve(None).append(*place, sum(known.values()))
-        for rank in known if len(known) <= RANK_CURVES else ():
+        for rank in known if len(known) <= MAX_RANK_CURVES else ():
             self._curve(rank).append(*place, known[rank])
         self.version += 1
 

@@ -13,13 +13,13 @@ from ltui.training.state.run_snapshot import RunSnapshot, RunState
 
 FASTEST_S, SLOWEST_S = 0.25, 1.0
 """Least and most seconds between two frames."""
-CPU_SHARE = 0.02
+MAX_CPU_FRACTION = 0.02
 """Share of a core that frames may take: reading them, drawing them, writing to the terminal."""
 _SMOOTHING = 0.2
 """Weight of the last frame in the mean cost of a frame."""
 
 
-class Pace:
+class FramePacer:
     """Chooses the time between frames, so that a dashboard costs the same on every machine.
 
     A frame costs more with more ranks, and on a slow or busy processor.
@@ -31,23 +31,23 @@ class Pace:
     def period_s(self, cpu_s: float) -> float:
         """Seconds until the next frame, if the process took ``cpu_s`` CPU seconds for the last."""
         # A start, or a long key press, does not slow down what follows.
-        cost_s = min(cpu_s, CPU_SHARE * SLOWEST_S)
+        cost_s = min(cpu_s, MAX_CPU_FRACTION * SLOWEST_S)
         self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
-        return min(SLOWEST_S, max(FASTEST_S, self._cost_s / CPU_SHARE))
+        return min(SLOWEST_S, max(FASTEST_S, self._cost_s / MAX_CPU_FRACTION))
 
 
-class Watch(Protocol):
+class Poller(Protocol):
     """What the feed asks: ``watch.RunWatch``, or a test's own."""
 
-    def look(self, now: float, now_ns: int) -> Frame: ...
+    def poll(self, now: float, now_ns: int) -> Frame: ...
     def close(self) -> None: ...
 
 
-class Feed:
+class PollerThread:
     """Calls ``post`` with a frame at each tick until ``stop``. ``post`` must not block."""
 
     def __init__(
-        self, make_watch: Callable[[], Watch], post: Callable[[Frame], None], *, run_id: str
+        self, make_watch: Callable[[], Poller], post: Callable[[Frame], None], *, run_id: str
     ) -> None:
         self._make_watch, self._post = make_watch, post
         self._stopped = threading.Event()
@@ -71,14 +71,14 @@ class Feed:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        watch: Watch | None = None
-        pace, cpu_before = Pace(), time.process_time()
+        watch: Poller | None = None
+        pace, cpu_before = FramePacer(), time.process_time()
         try:
             while not self._stopped.is_set():
                 began = time.monotonic()
                 try:
                     watch = watch or self._make_watch()
-                    self._last = watch.look(time.time(), time.monotonic_ns())
+                    self._last = watch.poll(time.time(), time.monotonic_ns())
                     self._error_since = None
                     self._deliver(self._last)
                 except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message

@@ -16,7 +16,7 @@ from ltui.training.store.run_directory import RunDir, list_runs
 
 
 @dataclass(frozen=True, slots=True)
-class RunLine:
+class RunListEntry:
     """A run and what is known of it."""
 
     run_dir: RunDir
@@ -33,21 +33,21 @@ class RunLine:
         return self.snapshot is not None and self.snapshot.state in LIVE
 
 
-class RunsList:
+class RunList:
     """Looks at all runs below a home; used by one thread."""
 
     def __init__(self, home: Path, snapshot_of: Callable[[RunDir], RunSnapshot]) -> None:
         self._home, self._snapshot_of = home, snapshot_of
-        self._known: dict[str, tuple[tuple[int, ...], RunLine]] = {}
+        self._known: dict[str, tuple[tuple[int, ...], RunListEntry]] = {}
 
-    def look(self) -> tuple[RunLine, ...]:
+    def poll(self) -> tuple[RunListEntry, ...]:
         """Live runs first, then the others, each the latest first."""
         lines = [self._line(run_dir) for run_dir in list_runs(self._home)]
         self._known = {k: v for k, v in self._known.items() if any(line.id == k for line in lines)}
         return tuple(sorted(lines, key=lambda line: not line.live))
 
-    def _line(self, run_dir: RunDir) -> RunLine:
-        stamp = _stamp(run_dir)
+    def _line(self, run_dir: RunDir) -> RunListEntry:
+        stamp = _file_stamp(run_dir)
         known = self._known.get(run_dir.path.name)
         if known is not None and known[0] == stamp and not known[1].live:
             return known[1]
@@ -55,16 +55,16 @@ class RunsList:
         self._known[run_dir.path.name] = (stamp, line)
         return line
 
-    def _read(self, run_dir: RunDir) -> RunLine:
+    def _read(self, run_dir: RunDir) -> RunListEntry:
         try:
-            return RunLine(run_dir, self._snapshot_of(run_dir))
+            return RunListEntry(run_dir, self._snapshot_of(run_dir))
         except ProblemError as error:
-            return RunLine(run_dir, None, error.problems[0].what)
+            return RunListEntry(run_dir, None, error.problems[0].what)
         except (OSError, ValueError) as error:
-            return RunLine(run_dir, None, str(error))
+            return RunListEntry(run_dir, None, str(error))
 
 
-def _stamp(run_dir: RunDir) -> tuple[int, ...]:
+def _file_stamp(run_dir: RunDir) -> tuple[int, ...]:
     """Changes whenever a run's files do."""
     found = []
     wal = run_dir.db_path.with_name(run_dir.db_path.name + "-wal")
@@ -77,7 +77,7 @@ def _stamp(run_dir: RunDir) -> tuple[int, ...]:
     return tuple(found)
 
 
-def trouble(snapshot: RunSnapshot) -> str | None:
+def rank_problem(snapshot: RunSnapshot) -> str | None:
     """``rank 2 stalled 8 s``: what makes a live run worth opening."""
     if snapshot.state not in LIVE or snapshot.state is RunState.PAUSED:
         return None

@@ -15,11 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ltui.app.live.frame import Cleared, Ending, Frame
-from ltui.app.live.gpu_history import KEPT_S, GpuBook, GpuSample
+from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
+from ltui.app.live.gpu_history import HISTORY_S, GpuHistory, GpuSample
 from ltui.app.live.log_tail import LogTail
-from ltui.app.live.metric_history import STEP_CURVES, TRAIN_LOSS, CurveBook, RateBook, RequestBox
-from ltui.app.live.stored_curves import stored_curve, stored_part, stored_rates
+from ltui.app.live.metric_history import (
+    STEP_CURVES,
+    TRAIN_LOSS,
+    LatestCurveRequest,
+    MetricHistory,
+    ThroughputHistory,
+)
+from ltui.app.live.stored_curves import stored_curve, stored_rates, stored_segment
 from ltui.app.presentation.metric_selection import default_choice
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
@@ -48,9 +54,9 @@ from ltui.training.tensor_queue.record_types import Phase, PulseState, RecordKin
 
 STATUS_S = 0.9
 """Seconds between questions to the supervisor."""
-EVENTS = 64
+MAX_EVENTS = 64
 """Events that a frame holds: the last ones."""
-TOLD = frozenset(
+SHOWN_EVENT_KINDS = frozenset(
     {
         "attempt", "checkpoint_failed", "continued", "exception", "gpu_error", "note",
         "on_verdict", "paused", "resumed", "stall_policy", "stopped", "telemetry_off", "verdict",
@@ -62,8 +68,8 @@ RELOAD_S = 5.0
 """Least seconds between loads of the stored history."""
 ALWAYS_SHOWN = ("step/lr",)
 """Curves that a frame holds although no chart shows them: the details give their newest value."""
-POLL_RECORDS = 4000
-POLLS_A_LOOK = 4
+RECORDS_PER_READ = 4000
+MAX_READS_PER_POLL = 4
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 
 
@@ -94,38 +100,38 @@ class AttemptQueues:
         self.readers.clear()
 
 
-class RunWatch:
+class RunPoller:
     """All that the dashboard knows of one run. Used by one thread."""
 
-    def __init__(self, run_dir: RunDir, requests: RequestBox | None = None) -> None:
+    def __init__(self, run_dir: RunDir, requests: LatestCurveRequest | None = None) -> None:
         self.run_dir = run_dir
-        self._requests = requests or RequestBox()
+        self._requests = requests or LatestCurveRequest()
         self._client = ControlClient(run_dir)
         self._snapshot: RunSnapshot | None = None
         self._snapshot_at = 0.0
-        self._asked_at = 0.0
-        self._answers = False
+        self._status_requested_at = 0.0
+        self._supervisor_answers = False
         self._attempt: int | None = None
         self._queues: AttemptQueues | None = None
         self._fold = FoldState()
-        self._book = CurveBook()
+        self._metric_history = MetricHistory()
         self._stored_names: set[str] = set()
         self._loaded: set[str] = set()
         self._detailed: tuple[frozenset[str], tuple[int, int] | None] = (frozenset(), None)
-        self._rate_book = RateBook()
+        self._throughput_history = ThroughputHistory()
         self._log: LogTail | None = None
-        self._gpus = GpuBook()
-        self._gpus_read: set[int] = set()
-        self._gpus_unread: set[int] = set()
-        self._standing: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
-        self._cleared: deque[Cleared] = deque(maxlen=8)
-        self._endings: tuple[Ending, ...] = ()
+        self._gpu_history = GpuHistory()
+        self._gpus_loaded: set[int] = set()
+        self._gpus_to_load: set[int] = set()
+        self._active_verdicts: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
+        self._resolved_verdicts: deque[ResolvedVerdict] = deque(maxlen=8)
+        self._rank_exceptions: tuple[RankException, ...] = ()
         self._spec: RunSpec | None = None
         self._hyperparameters: Mapping[str, Any] = {}
-        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
+        self._events: deque[tuple[float, str]] = deque(maxlen=MAX_EVENTS)
         self._last_event = 0
         self._events_at = 0.0
-        self._reload_wanted = True
+        self._reload_due = True
         self._loaded_at = 0.0
         self._was_live = False
         self._history_error: str | None = None
@@ -134,46 +140,50 @@ class RunWatch:
         if self._queues is not None:
             self._queues.close()
 
-    def look(self, now: float, now_ns: int) -> Frame:
+    def poll(self, now: float, now_ns: int) -> Frame:
         """A frame as of ``now`` (unix seconds) and ``now_ns`` (CLOCK_MONOTONIC)."""
-        if self._snapshot is None or now - self._asked_at >= STATUS_S or now < self._asked_at:
-            self._ask(now)
+        if (
+            self._snapshot is None
+            or now - self._status_requested_at >= STATUS_S
+            or now < self._status_requested_at
+        ):
+            self._refresh_snapshot(now)
         base = self._snapshot
         assert base is not None
         live = base.state in LIVE
         if base.attempt != self._attempt:
             self._begin_attempt(base.attempt)
         pulses = self._read_queues() if live or self._was_live else {}
-        self._follow_end(live)
+        self._reload_after_end(live)
         self._load_history(now)
-        self._follow_request()
+        self._load_requested_curves()
         self._read_events(now)
         if self._log is not None:
             self._log.poll(now)
             if not live:
                 self._log.finish()
         self._was_live = live
-        return self._frame(self._overlay(base, pulses, now, now_ns), now)
+        return self._frame(self._with_live_values(base, pulses, now, now_ns), now)
 
     # -- the supervisor and the store --------------------------------------------------------------
 
-    def _ask(self, now: float) -> None:
-        self._asked_at = now
+    def _refresh_snapshot(self, now: float) -> None:
+        self._status_requested_at = now
         snapshot = self._client.status()
-        self._answers = snapshot is not None
+        self._supervisor_answers = snapshot is not None
         if snapshot is None:
             snapshot = current_snapshot(self.run_dir)
-        if self._answers or self._snapshot is None or snapshot.state not in LIVE:
-            self._snapshot_at = now if self._answers else (snapshot.taken_at or now)
+        if self._supervisor_answers or self._snapshot is None or snapshot.state not in LIVE:
+            self._snapshot_at = now if self._supervisor_answers else (snapshot.taken_at or now)
         self._snapshot = snapshot
         self._sample_gpus(snapshot)
-        self._follow_verdicts(snapshot, now)
+        self._track_verdicts(snapshot, now)
 
     def _sample_gpus(self, snapshot: RunSnapshot) -> None:
-        self._gpus.add(snapshot.gpus)
-        self._gpus_unread |= {gpu.index for gpu in snapshot.gpus} - self._gpus_read
+        self._gpu_history.add(snapshot.gpus)
+        self._gpus_to_load |= {gpu.index for gpu in snapshot.gpus} - self._gpus_loaded
 
-    def _follow_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
+    def _track_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
         standing = {
             # GPUs come and go among those that a finding names: its place is no part of it.
             (v.kind, "" if is_gpu_kind(v.kind) else v.place or "", v.culprits): v
@@ -181,20 +191,22 @@ class RunWatch:
             if v.ended is None
         }
         if snapshot.state in LIVE:
-            for key, verdict in self._standing.items():
+            for key, verdict in self._active_verdicts.items():
                 if key not in standing and not any(k[0] == key[0] for k in standing):
                     began = verdict.began if verdict.began is not None else now
-                    lasted = Cleared(verdict=verdict, lasted_s=max(0.0, now - began), at=now)
-                    self._cleared.append(lasted)
-        self._standing = standing
+                    lasted = ResolvedVerdict(
+                        verdict=verdict, lasted_s=max(0.0, now - began), at=now
+                    )
+                    self._resolved_verdicts.append(lasted)
+        self._active_verdicts = standing
 
     def _load_history(self, now: float) -> None:
-        if not self._reload_wanted or now - self._loaded_at < RELOAD_S:
+        if not self._reload_due or now - self._loaded_at < RELOAD_S:
             return
         self._loaded_at = now
         try:
             self._load_curves()
-            self._reload_wanted = False
+            self._reload_due = False
             self._history_error = None
         except (StoreError, OSError, sqlite3.Error) as error:
             # A run of this very second has no store yet; anything else is worth a line.
@@ -212,7 +224,7 @@ class RunWatch:
                     self._last_event = event.id
                     if event.kind == "hyperparameters":
                         self._hyperparameters = dict(event.data.get("values") or {})
-                    elif event.kind in TOLD:
+                    elif event.kind in SHOWN_EVENT_KINDS:
                         self._events.append((event.t, event.text))
         except (StoreError, OSError, sqlite3.Error):
             return
@@ -220,26 +232,26 @@ class RunWatch:
     def _load_curves(self) -> None:
         with RunStore(self.run_dir) as store:
             self._stored_names = set(store.metric_names())
-            self._loaded = self._wanted()
-            self._book.load({name: stored_curve(store, name) for name in self._loaded})
+            self._loaded = self._requested_names()
+            self._metric_history.load({name: stored_curve(store, name) for name in self._loaded})
             self._detailed = (frozenset(), None)
-            self._endings = _endings(store, self._attempt or 1)
+            self._rank_exceptions = _first_exceptions(store, self._attempt or 1)
             self._load_gpus(store)
-            self._rate_book.load(stored_rates(store))
+            self._throughput_history.load(stored_rates(store))
 
-    def _names(self) -> set[str]:
+    def _available_names(self) -> set[str]:
         """Every curve that can be shown."""
-        named = self._book.names() | self._stored_names
+        named = self._metric_history.names() | self._stored_names
         return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) if named else set()
 
-    def _wanted(self) -> set[str]:
-        chosen, names = self._requests.request.names, self._names()
+    def _requested_names(self) -> set[str]:
+        chosen, names = self._requests.request.names, self._available_names()
         wanted = {*(default_choice(names) if chosen is None else chosen), *ALWAYS_SHOWN}
         return wanted & names
 
-    def _follow_request(self) -> None:
+    def _load_requested_curves(self) -> None:
         """Read what the screen asks for beyond what was loaded: other curves, a part in detail."""
-        wanted = frozenset(self._wanted())
+        wanted = frozenset(self._requested_names())
         missing = wanted - self._loaded
         detail = (wanted, self._requests.request.steps)
         if not missing and (detail == self._detailed or detail[1] == self._detailed[1] is None):
@@ -247,11 +259,11 @@ class RunWatch:
         self._detailed = detail
         try:
             with RunStore(self.run_dir) as store:
-                self._book.load({name: stored_curve(store, name) for name in missing})
+                self._metric_history.load({name: stored_curve(store, name) for name in missing})
                 steps = detail[1]
-                parts = {n: stored_part(store, n, steps) for n in wanted} if steps else {}
-                self._book.load_detail(parts)
-                self._rate_book.load_detail(stored_rates(store, steps) if steps else {})
+                parts = {n: stored_segment(store, n, steps) for n in wanted} if steps else {}
+                self._metric_history.load_detail(parts)
+                self._throughput_history.load_detail(stored_rates(store, steps) if steps else {})
         except (StoreError, OSError, sqlite3.Error):
             # Live points are shown without it; the history's own load says what is wrong.
             return
@@ -259,8 +271,8 @@ class RunWatch:
 
     def _load_gpus(self, store: RunStore) -> None:
         """What the supervisor recorded of the GPUs before this watch began, once for each."""
-        for index in sorted(self._gpus_unread):
-            history = store.gpu_history(index, KEPT_S)
+        for index in sorted(self._gpus_to_load):
+            history = store.gpu_history(index, HISTORY_S)
             columns = (
                 history.times,
                 history.utilisation_percent / 100,
@@ -268,15 +280,15 @@ class RunWatch:
                 history.power_w,
                 history.temperature_c,
             )
-            self._gpus.load(
+            self._gpu_history.load(
                 index,
                 [
                     GpuSample(at=t, utilisation=u, memory_bytes=m, power_w=w, temperature_c=c)
                     for t, u, m, w, c in zip(*(c.tolist() for c in columns), strict=True)
                 ],
             )
-        self._gpus_read |= self._gpus_unread
-        self._gpus_unread = set()
+        self._gpus_loaded |= self._gpus_to_load
+        self._gpus_to_load = set()
 
     # -- the ranks' queues -------------------------------------------------------------------------
 
@@ -289,59 +301,59 @@ class RunWatch:
             self._spec = self.run_dir.read_spec()
         self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
         self._fold = FoldState()
-        self._book.forget_live()
-        self._rate_book.forget_live()
+        self._metric_history.forget_live()
+        self._throughput_history.forget_live()
         self._log = LogTail(self.run_dir.logs_dir(attempt))
-        self._endings = ()
-        self._standing = {}
-        self._reload_wanted, self._loaded_at = True, 0.0
+        self._rank_exceptions = ()
+        self._active_verdicts = {}
+        self._reload_due, self._loaded_at = True, 0.0
 
     def _read_queues(self) -> dict[int, PulseState | None]:
         assert self._queues is not None
         self._queues.find()
         pulses: dict[int, PulseState | None] = {}
         for rank, reader in self._queues.readers.items():
-            for _ in range(POLLS_A_LOOK):
-                poll = reader.poll(POLL_RECORDS)
-                self._take(rank, poll.records, poll.missed)
-                if len(poll.records) < POLL_RECORDS:
+            for _ in range(MAX_READS_PER_POLL):
+                poll = reader.poll(RECORDS_PER_READ)
+                self._add_records(rank, poll.records, poll.missed)
+                if len(poll.records) < RECORDS_PER_READ:
                     break
             pulses[rank] = reader.pulse()
-        self._rate_book.add(self._fold, sorted(self._queues.readers))
+        self._throughput_history.add(self._fold, sorted(self._queues.readers))
         return pulses
 
-    def _take(self, rank: int, records: Any, missed: int) -> None:
+    def _add_records(self, rank: int, records: Any, missed: int) -> None:
         if missed and rank == 0:
             # What was missed stands in the store, or is a gap there: live points begin anew.
-            self._book.forget_live()
-            self._reload_wanted = True
+            self._metric_history.forget_live()
+            self._reload_due = True
         self._fold = fold(self._fold, rank, records, missed)
         if rank == 0:
-            self._take_curves(records)
+            self._add_curve_points(records)
 
-    def _take_curves(self, records: Any) -> None:
+    def _add_curve_points(self, records: Any) -> None:
         _, rows = step_rows(records)
         if len(rows):
-            self._book.add_steps(rows)
+            self._metric_history.add_steps(rows)
         for record in records:
             if record.kind != RecordKind.METRICS:
                 continue
-            label = _label(record.label)
+            label = _decode_label(record.label)
             place = [label.get(key) for key in ("step", "epoch", "t")]
             if not all(isinstance(v, (int, float)) for v in place):
                 continue
             step, epoch, time = (float(v) for v in place)  # type: ignore[arg-type]
             for name, value in zip(label.get("names") or (), record.array.tolist(), strict=False):
-                self._book.add(str(name), step, epoch, time, value)
+                self._metric_history.add(str(name), step, epoch, time, value)
 
-    def _follow_end(self, live: bool) -> None:
+    def _reload_after_end(self, live: bool) -> None:
         if self._was_live and not live:
             # The supervisor has written all there is: load it once more, with the exceptions.
-            self._reload_wanted, self._loaded_at = True, 0.0
+            self._reload_due, self._loaded_at = True, 0.0
 
     # -- the frame ---------------------------------------------------------------------------------
 
-    def _overlay(
+    def _with_live_values(
         self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now: float, now_ns: int
     ) -> RunSnapshot:
         """``base`` with what the ranks said since it was taken."""
@@ -352,15 +364,15 @@ class RunWatch:
         if base.state is not RunState.STARTING:
             # Until ranks train they count from 0, even where the attempt starts from a checkpoint.
             changes |= {
-                "epoch": _or(ahead.epoch, base.epoch),
-                "global_step": _or(ahead.global_step, base.global_step),
-                "max_steps": _or(ahead.max_steps, base.max_steps),
-                "max_epochs": _or(ahead.max_epochs, base.max_epochs),
+                "epoch": _first_known(ahead.epoch, base.epoch),
+                "global_step": _first_known(ahead.global_step, base.global_step),
+                "max_steps": _first_known(ahead.max_steps, base.max_steps),
+                "max_epochs": _first_known(ahead.max_epochs, base.max_epochs),
             }
         if base.started_at is not None:
             changes["elapsed_s"] = max(0.0, now - base.started_at)
         changes["throughput"] = self._throughput(base, now_ns)
-        if not self._answers:
+        if not self._supervisor_answers:
             changes["eta_s"] = ahead.eta_s
             changes["metrics"] = {**base.metrics, **folded_metrics(self._fold)}
         return replace(base, **changes)
@@ -369,10 +381,10 @@ class RunWatch:
         """What the chart draws last; the supervisor's figure is up to a second older."""
         if base.state in (RunState.PAUSED, RunState.QUEUED):
             return without_current_rates(base.throughput)
-        if self._answers and base.throughput.samples_per_s is None:
+        if self._supervisor_answers and base.throughput.samples_per_s is None:
             return base.throughput
         measured = folded_throughput(self._fold, now_ns)
-        if self._answers and measured.samples_per_s is None:
+        if self._supervisor_answers and measured.samples_per_s is None:
             return base.throughput
         best = [base.throughput.best_samples_per_s, measured.best_samples_per_s]
         known = [rate for rate in best if rate is not None]
@@ -391,7 +403,7 @@ class RunWatch:
         folded = self._fold.ranks.get(row.rank)
         if folded is not None and folded.recent_step_s:
             row = replace(row, recent_step_s=folded.recent_step_s)
-        if folded is not None and (row.samples_per_s is not None or not self._answers):
+        if folded is not None and (row.samples_per_s is not None or not self._supervisor_answers):
             present = current_window(folded, now_ns)
             row = replace(row, samples_per_s=present.samples_per_s if present else None)
         if pulse is None or pulse.phase is Phase.UNKNOWN or row.state is RankState.DEAD:
@@ -412,30 +424,30 @@ class RunWatch:
         return Frame(
             snapshot=snapshot,
             now=now,
-            supervisor_answers=self._answers,
+            supervisor_answers=self._supervisor_answers,
             snapshot_at=self._snapshot_at,
             last_record_at=max(times, default=None),
-            curves=self._book.curves(self._wanted()),
-            curve_names=tuple(sorted(self._names())),
-            rates=self._rate_book.rates(),
-            gpu_pasts=self._gpus.pasts(),
-            cleared=tuple(self._cleared),
-            endings=self._endings,
+            curves=self._metric_history.curves(self._requested_names()),
+            curve_names=tuple(sorted(self._available_names())),
+            rates=self._throughput_history.rates(),
+            gpu_series=self._gpu_history.series(),
+            resolved_verdicts=tuple(self._resolved_verdicts),
+            rank_exceptions=self._rank_exceptions,
             spec=self._spec,
             hyperparameters=self._hyperparameters,
             events=tuple(self._events),
-            curves_version=self._book.version + self._rate_book.version,
+            curves_version=self._metric_history.version + self._throughput_history.version,
             log=log.lines() if log else (),
             log_count=log.count if log else 0,
             error=self._history_error,
         )
 
 
-def _or(first: int | None, second: int | None) -> int | None:
+def _first_known(first: int | None, second: int | None) -> int | None:
     return second if first is None else first
 
 
-def _label(label: bytes) -> dict[str, Any]:
+def _decode_label(label: bytes) -> dict[str, Any]:
     try:
         value = json.loads(label)
     except ValueError:
@@ -443,20 +455,20 @@ def _label(label: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _endings(store: RunStore, attempt: int) -> tuple[Ending, ...]:
+def _first_exceptions(store: RunStore, attempt: int) -> tuple[RankException, ...]:
     """The first exception of each rank in ``attempt``, the earliest first."""
-    found: dict[int, Ending] = {}
+    exceptions: dict[int, RankException] = {}
     for event in store.events():
-        if event.kind != "exception" or event.attempt != attempt or event.rank in found:
+        if event.kind != "exception" or event.attempt != attempt or event.rank in exceptions:
             continue
         if event.rank is None:
             continue
         fields = event.data
-        found[event.rank] = Ending(
+        exceptions[event.rank] = RankException(
             rank=event.rank,
             type=str(fields.get("type", "an exception")),
             message=str(fields.get("message") or event.text),
             traceback=fields.get("traceback"),
             at=event.t,
         )
-    return tuple(sorted(found.values(), key=lambda e: e.at or 0.0))
+    return tuple(sorted(exceptions.values(), key=lambda e: e.at or 0.0))

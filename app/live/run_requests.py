@@ -19,12 +19,14 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 
-LOOK_EVERY_S = 0.1
-ANSWER_S = 5.0
+POLL_INTERVAL_S = 0.1
+ANSWER_TIMEOUT_S = 5.0
 """A supervisor on a loaded machine may take a while; it answers at once otherwise."""
 
 
-def ask(run_dir: RunDir, request: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+def send_request(
+    run_dir: RunDir, request: dict[str, Any], timeout_s: float = ANSWER_TIMEOUT_S
+) -> dict[str, Any]:
     """The supervisor's answer. ``ProblemError`` where it refuses or the run is not alive."""
     client = ControlClient(run_dir)
     try:
@@ -49,7 +51,7 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
     return snapshot
 
 
-def wait_for(
+def wait_until(
     run_dir: RunDir, happened: Callable[[RunSnapshot], bool], timeout_s: float
 ) -> tuple[RunSnapshot, bool]:
     """Looks until ``happened``, the end or the timeout; gives the last look and ``happened``."""
@@ -59,4 +61,4 @@ def wait_for(
         done = happened(snapshot)
         if done or snapshot.state not in LIVE or time.monotonic() >= deadline:
             return snapshot, done
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)

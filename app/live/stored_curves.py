@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ltui.app.live.curve_arithmetic import COLUMNS, concatenated, rate_curve, splice, sum_of
+from ltui.app.live.curve_arithmetic import (
+    COLUMNS,
+    concatenate,
+    splice,
+    sum_curves,
+    throughput_curve,
+)
 from ltui.app.live.frame import CurveData
-from ltui.app.live.metric_history import RANK_CURVES
+from ltui.app.live.metric_history import MAX_RANK_CURVES
 from ltui.training.store.history_reader import RunStore
 
 CURVE_POINTS = 2000
@@ -30,7 +36,7 @@ def stored_curve(
     return splice(whole, tail)
 
 
-def stored_part(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData:
+def stored_segment(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData:
     """The part of a curve between two steps, in as much detail as the store has."""
     return _read(store, name, first_step=steps[0], last_step=steps[1])
 
@@ -47,7 +53,7 @@ def stored_rates(
         for rank, curve in _attempt_rates(store, attempt, ranks, steps).items():
             if len(curve):
                 parts.setdefault(rank, []).append(curve)
-    return {rank: concatenated(curves) for rank, curves in parts.items()}
+    return {rank: concatenate(curves) for rank, curves in parts.items()}
 
 
 def _attempt_rates(
@@ -64,15 +70,15 @@ def _attempt_rates(
 
     if not ranks:
         return {}
-    if len(ranks) > RANK_CURVES:
+    if len(ranks) > MAX_RANK_CURVES:
         samples, seconds = of(None)
         # Each point counts the steps of all ranks; the time of one of them passed.
-        curve = rate_curve(samples, replace(seconds, count=seconds.count / len(ranks)))
+        curve = throughput_curve(samples, replace(seconds, count=seconds.count / len(ranks)))
         total = curve.mean * len(ranks)
         return {None: replace(curve, mean=total, low=total, high=total)}
-    rates: dict[int | None, CurveData] = {rank: rate_curve(*of(rank)) for rank in ranks}
+    rates: dict[int | None, CurveData] = {rank: throughput_curve(*of(rank)) for rank in ranks}
     rates = {rank: curve for rank, curve in rates.items() if len(curve)}
-    return {None: sum_of(list(rates.values())), **rates} if rates else {}
+    return {None: sum_curves(list(rates.values())), **rates} if rates else {}
 
 
 def _read(

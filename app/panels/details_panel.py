@@ -38,8 +38,8 @@ class DetailsView(VerticalScroll):
 
     def show(self, frame: Frame) -> None:
         parts = {
-            "#detail-figures": run_details.figures(frame),
-            "#detail-facts": run_details.facts(frame),
+            "#detail-figures": run_details.metrics_and_configuration(frame),
+            "#detail-facts": run_details.checkpoints_and_events(frame),
         }
         for selector, text in parts.items():
             if self._shown.get(selector) != text:

@@ -150,10 +150,10 @@ class FormPanel(Panel):
         words, problems = "", list(result.problems)
         if start_from:
             # Imported here: most runs start from the beginning.
-            from ltui.app.launch.check_and_launch import start_words
+            from ltui.app.launch.check_and_launch import describe_start
 
             try:
-                words = start_words(self.home, start_from)
+                words = describe_start(self.home, start_from)
             except ProblemError as error:
                 problems += error.problems
         result = replace(result, problems=tuple(problems))
@@ -198,7 +198,7 @@ class FormPanel(Panel):
 
     @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
     def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
-        from ltui.app.launch.build_spec import prepare_preset
+        from ltui.app.launch.build_spec import prepare_preset_launch
         from ltui.app.launch.real_class_check import check_with_classes
         from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
@@ -207,7 +207,7 @@ class FormPanel(Panel):
         try:
             if result.problems:
                 raise ProblemError(*result.problems)
-            check_with_classes(prepare_preset(preset, result.overrides, self.python))
+            check_with_classes(prepare_preset_launch(preset, result.overrides, self.python))
         except ProblemError as error:
             title = f"{preset.name} would not run"
             call_screen(self, self._show_problems, title, preset, error.problems)
@@ -225,7 +225,7 @@ class FormPanel(Panel):
         if self.preset is None or form is None:
             self.refuse(NOTHING_SELECTED)
             return
-        from ltui.app.launch.preset_text import edited, editor_text, faults
+        from ltui.app.launch.preset_text import editor_text, preset_from_text, text_problems
         from ltui.app.screens.yaml_editor import YamlScreen
         from ltui.training.config.preset_form import apply_form
 
@@ -234,13 +234,13 @@ class FormPanel(Panel):
 
         async def taken(new: str | None) -> None:
             if new is not None and new != text:
-                self._edited[preset.name] = edited(preset, new)
+                self._edited[preset.name] = preset_from_text(preset, new)
                 await self.show_preset(preset, keep=False)
                 self.notify("Enter launches the edited configuration.", timeout=4)
 
         title = f"{preset.name}: configuration; `ltui:` sets checkpoints, stalls and restarts"
         self.app.push_screen(
-            YamlScreen(title, text, lambda t: faults(preset, t, self.machine)), taken
+            YamlScreen(title, text, lambda t: text_problems(preset, t, self.machine)), taken
         )
 
     # -- launching ---------------------------------------------------------------------------------

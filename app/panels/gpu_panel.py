@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import HEAT_S
-from ltui.app.presentation.gpu_view import HEAT_FROM, findings_text, gpu_rows
+from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, findings_text, gpu_rows
 from ltui.widgets.gpu_heat import GpuHeat
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.view_models import GpuRow
@@ -74,7 +74,7 @@ class GpuOverview(Vertical):
             room = self.size.height - (len(rows) + 1) - self._findings_lines(alone=True) - 1
             # Of a hundred GPUs the table is scrolled, and the strips still show all.
             room = max(room, self.size.height // 2 if len(rows) > MANY else 0)
-        heat.display = len(rows) >= HEAT_FROM and room > 0
+        heat.display = len(rows) >= HEAT_STRIP_MIN_GPUS and room > 0
         if not heat.display:
             return 0
         heat.show(rows, min(room, len(rows)), HEAT_S)

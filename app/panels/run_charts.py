@@ -14,12 +14,12 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import CurveRequest, RequestBox
+from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
 from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
-from ltui.app.preferences import read_preferences, remember
+from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.presentation import metric_charts, run_view
-from ltui.app.presentation.metric_selection import remembered_key
+from ltui.app.presentation.metric_selection import preference_key
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import AxisRange
 from ltui.widgets.charts.chart import Chart
@@ -37,7 +37,7 @@ class RunCharts(Horizontal):
     Every chart shows the same part of the x axis and the same crosshair.
     """
 
-    def __init__(self, home: Path, requests: RequestBox, *, id: str) -> None:  # noqa: A002 - Textual's
+    def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(id=id)
         self.settings = metric_charts.ChartSettings()
         self._home, self._requests = home, requests
@@ -74,13 +74,13 @@ class RunCharts(Horizontal):
                 view_model = metric_charts.throughput_chart(frame, self.settings)
                 self.query_one("#throughput-chart", Chart).view_model = view_model
                 self._caption("throughput", view_model.title, view_model.subtitle)
-            self._draw_waiting(metric_charts.waiting_text(frame))
+            self._draw_waiting(metric_charts.step_time_text(frame))
 
     def _is_due(self, name: str, frame: Frame) -> bool:
         """Whether a panel shows something else now, and was not drawn just before."""
-        quiet = run_view.silence(frame)
+        quiet = run_view.silence_text(frame)
         waited = None if frame.curves else int(frame.now)
-        figures = (metric_charts.throughput_figures(frame), frame.snapshot.metrics)
+        figures = (metric_charts.throughput_subtitle(frame), frame.snapshot.metrics)
         look = (self.settings, self._view())
         key = (look, frame.curves_version, quiet, figures, waited, frame.snapshot.state)
         drawn = self._drawn.get(name)
@@ -95,7 +95,7 @@ class RunCharts(Horizontal):
     def _name_metrics(self, frame: Frame, view_models: Sequence[ChartViewModel]) -> None:
         left_out = self.query_one(MetricGrid).left_out
         more = [f"{left_out} more need room (z: maximise)"] if left_out > 0 else []
-        figures = metric_charts.metrics_figures(frame, self.settings)
+        figures = metric_charts.metrics_subtitle(frame, self.settings)
         self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
 
     def _caption(self, name: str, title: str, figures: str, *more: str) -> None:
@@ -192,7 +192,7 @@ class RunCharts(Horizontal):
         try:
             known = read_preferences(self._home).get(PREFERENCE)
             choices = {**(known if isinstance(known, dict) else {}), self._preference: chosen}
-            remember(self._home, PREFERENCE, {k: v for k, v in choices.items() if v})
+            write_preference(self._home, PREFERENCE, {k: v for k, v in choices.items() if v})
         except OSError as error:
             why = error.strerror or str(error)
             self.notify(f"The choice can't be remembered: {why}", severity="warning", markup=False)
@@ -200,7 +200,7 @@ class RunCharts(Horizontal):
     def _read_preference(self, frame: Frame) -> None:
         """Once what runs is known, take the choice that was made for it before."""
         run = frame.snapshot
-        key = remembered_key(run.preset, run.command)
+        key = preference_key(run.preset, run.command)
         if not key or key == self._preference:
             return
         self._preference = key

@@ -16,7 +16,7 @@ from ltui.app.panels.panel import Panel
 from ltui.app.panels.worker_calls import call_screen
 
 if TYPE_CHECKING:
-    from ltui.app.live.run_list import RunLine, RunsList
+    from ltui.app.live.run_list import RunList, RunListEntry
     from ltui.app.panels.runs_table import RunsTable
 
 TITLE = "runs"
@@ -30,17 +30,17 @@ class RunsPanel(Panel):
     class Opened(Message):
         """Enter or a click on a run."""
 
-        def __init__(self, line: RunLine) -> None:
+        def __init__(self, line: RunListEntry) -> None:
             super().__init__()
             self.line = line
 
     def __init__(self, home: Path, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(3, TITLE, id=id)
         self.home = home
-        self.lines: dict[str, RunLine] = {}
+        self.lines: dict[str, RunListEntry] = {}
         """Every run, also those that the filter hides."""
         self.order = NEWEST_FIRST
-        self._list: RunsList | None = None
+        self._list: RunList | None = None
         self._reading = False
         self._wanted: str | None = None
 
@@ -68,7 +68,7 @@ class RunsPanel(Panel):
         return self.query_one("#runs-filter", Input).value.strip()
 
     @property
-    def selected(self) -> RunLine | None:
+    def selected(self) -> RunListEntry | None:
         """The run under the cursor; None before the table is there."""
         from ltui.app.panels.runs_table import RunsTable
 
@@ -78,7 +78,7 @@ class RunsPanel(Panel):
     @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
     def refresh_runs(self) -> None:
         """Read the runs in a thread, unless that is being done."""
-        from ltui.app.live.run_list import RunsList
+        from ltui.app.live.run_list import RunList
         from ltui.training.lifecycle.recover_runs import current_snapshot
 
         if self._reading:
@@ -86,8 +86,8 @@ class RunsPanel(Panel):
         self._reading = True
         try:
             if self._list is None:
-                self._list = RunsList(self.home, current_snapshot)
-            lines = self._list.look()
+                self._list = RunList(self.home, current_snapshot)
+            lines = self._list.poll()
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             call_screen(self, self._failed, f"{type(error).__name__}: {error}")
         else:
@@ -98,7 +98,7 @@ class RunsPanel(Panel):
     def _failed(self, why: str) -> None:
         self.set_titles(TITLE, f"can't be read: {why}")
 
-    def _read(self, lines: Sequence[RunLine]) -> None:
+    def _read(self, lines: Sequence[RunListEntry]) -> None:
         self.lines = {line.id: line for line in lines}
         self._show()
 

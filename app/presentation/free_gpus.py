@@ -10,11 +10,11 @@ from ltui.training.gpu.sampler import GpuView
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
-MOST = 8
+MAX_GPUS = 8
 """GPUs named one by one; of more, those in use come first."""
 
 
-def free_text(view: GpuView) -> Text:
+def free_gpus_text(view: GpuView) -> Text:
     """How many GPUs are free, then each with its free memory or with who uses it."""
     readings = usable_gpus(view.readings)
     if not readings:
@@ -29,17 +29,17 @@ def free_text(view: GpuView) -> Text:
     if view.note is not None:
         out.append(f"\n! {clean_line(view.note)}", "bold")
     shown = list(readings)
-    if len(shown) > MOST:
+    if len(shown) > MAX_GPUS:
         shown.sort(key=lambda r: (why[r.index] is None, r.index))
-        shown = shown[:MOST]
+        shown = shown[:MAX_GPUS]
     for reading in shown:
-        _one(out, reading, why[reading.index])
+        _append_gpu(out, reading, why[reading.index])
     if len(readings) > len(shown):
         out.append(f"\n  and {len(readings) - len(shown)} more", "dim")
     return out
 
 
-def _one(out: Text, reading: GpuReading, why: str | None) -> None:
+def _append_gpu(out: Text, reading: GpuReading, why: str | None) -> None:
     name = clean_name((reading.name or formats.NA).removeprefix("NVIDIA "))
     used, total = reading.memory_used_bytes, reading.memory_total_bytes
     memory = None if used is None or total is None else total - used

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ltui.app.live.gpu_history import GpuPast, GpuSample
+from ltui.app.live.gpu_history import GpuSample, GpuSeries
 from ltui.training.state.run_snapshot import GpuSnapshot
 from ltui.widgets import formats
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
-NAMES = ("activity", "power", "temperature", "memory")
+CHART_NAMES = ("activity", "power", "temperature", "memory")
 GIB = float(1 << 30)
 _NOTHING = "not available on this GPU, or not sampled yet"
 
 
-def gpu_charts(gpu: GpuSnapshot, past: GpuPast) -> dict[str, ChartViewModel]:
+def gpu_charts(gpu: GpuSnapshot, past: GpuSeries) -> dict[str, ChartViewModel]:
     """By name: what the GPU does, and what that takes."""
     samples = past.samples
     times = np.array([s.at for s in samples], dtype=np.float64)

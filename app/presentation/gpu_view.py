@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuPast
+from ltui.app.live.gpu_history import GpuSeries
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.widgets import formats
@@ -13,12 +13,12 @@ from ltui.widgets.gpu_table import SIGNS
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, GpuRow, Tone
 
-OLD_AFTER_S = 5.0
+STALE_AFTER_S = 5.0
 """A reading older than this is said to be, with its age."""
 HOT_C = 85.0
 """For GPUs that don't tell at which temperature they slow down."""
-NEAR_C = 3.0
-HEAT_FROM = 8
+HOT_MARGIN_C = 3.0
+HEAT_STRIP_MIN_GPUS = 8
 """So many GPUs are shown as a heat strip as well."""
 OWNERS = {
     "rank": "rank",
@@ -33,7 +33,7 @@ def is_gpu_finding(verdict: Verdict) -> bool:
     return is_gpu_kind(verdict.kind)
 
 
-def standing_findings(frame: Frame) -> tuple[Verdict, ...]:
+def active_findings(frame: Frame) -> tuple[Verdict, ...]:
     """What is wrong with GPUs now, the serious first."""
     if frame.snapshot.state not in LIVE:
         return ()
@@ -44,7 +44,7 @@ def standing_findings(frame: Frame) -> tuple[Verdict, ...]:
 def _tones(frame: Frame) -> dict[int, Tone]:
     """By index of the GPU, where something is wrong with it."""
     tones: dict[int, Tone] = {}
-    for finding in reversed(standing_findings(frame)):
+    for finding in reversed(active_findings(frame)):
         tone = _tone(finding)
         gpus = finding.evidence.get("gpus")
         for index in gpus if isinstance(gpus, (list, tuple)) else ():
@@ -65,7 +65,7 @@ def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
     return tuple(
         _row(
             gpu,
-            frame.gpu_pasts.get(gpu.index, GpuPast()),
+            frame.gpu_series.get(gpu.index, GpuSeries()),
             frame.now,
             tones.get(gpu.index, Tone.PLAIN),
             sliced=gpu.index in with_slices,
@@ -78,15 +78,15 @@ def _place(gpu: GpuSnapshot) -> tuple[int, int]:
     return (gpu.index, -1) if gpu.mig_parent is None else (gpu.mig_parent, gpu.index)
 
 
-def name_of(gpu: GpuSnapshot) -> str:
+def gpu_label(gpu: GpuSnapshot) -> str:
     return clean_name(gpu.label or str(gpu.index))
 
 
-def _row(gpu: GpuSnapshot, past: GpuPast, now: float, tone: Tone, *, sliced: bool) -> GpuRow:
+def _row(gpu: GpuSnapshot, past: GpuSeries, now: float, tone: Tone, *, sliced: bool) -> GpuRow:
     use = _share(gpu.utilisation_percent)
     note = _note(gpu, now)
     return GpuRow(
-        index=name_of(gpu),
+        index=gpu_label(gpu),
         name=clean_name((gpu.name or formats.NA).removeprefix("NVIDIA ")),
         ranks=f"r{formats.ranks(gpu.ranks)}" if gpu.ranks else "",
         utilisation=use,
@@ -109,7 +109,7 @@ def _row(gpu: GpuSnapshot, past: GpuPast, now: float, tone: Tone, *, sliced: boo
 
 def _temperature(gpu: GpuSnapshot) -> Cell:
     limit = gpu.slowdown_temperature_c
-    least = HOT_C if limit is None else limit - NEAR_C
+    least = HOT_C if limit is None else limit - HOT_MARGIN_C
     hot = gpu.temperature_c is not None and gpu.temperature_c >= least
     text = formats.temperature(gpu.temperature_c)
     return Cell(text=f"{text}!" if hot else text, tone=Tone.WARN if hot else Tone.PLAIN)
@@ -118,7 +118,7 @@ def _temperature(gpu: GpuSnapshot) -> Cell:
 def _note(gpu: GpuSnapshot, now: float) -> str:
     if gpu.error:
         return gpu.error
-    if gpu.sampled_at is not None and now - gpu.sampled_at > OLD_AFTER_S:
+    if gpu.sampled_at is not None and now - gpu.sampled_at > STALE_AFTER_S:
         return f"{formats.age(now - gpu.sampled_at)} old"
     return ""
 
@@ -139,7 +139,7 @@ def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Tex
     lines: list[tuple[str, str]] = []
     if frame.snapshot.gpu_note and frame.snapshot.gpus:
         lines.append((f"! {clean_line(frame.snapshot.gpu_note)}", "bold"))
-    for finding in standing_findings(frame):
+    for finding in active_findings(frame):
         tone = _tone(finding)
         style = "bold" if tone is Tone.BAD else ""
         lines.append((f"{SIGNS[tone]} {clean_line(finding.cause)}{_whom(finding)}", style))
@@ -174,7 +174,7 @@ def gpus_title(frame: Frame) -> str:
 
 
 def find_gpu(frame: Frame, name: str) -> GpuSnapshot | None:
-    return next((gpu for gpu in frame.snapshot.gpus if name_of(gpu) == name), None)
+    return next((gpu for gpu in frame.snapshot.gpus if gpu_label(gpu) == name), None)
 
 
 def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
@@ -182,7 +182,7 @@ def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
     out = Text()
     if gpu.error:
         out.append(f"! {clean_line(gpu.error)}\n", "bold")
-    for finding in standing_findings(frame):
+    for finding in active_findings(frame):
         if gpu.index in (finding.evidence.get("gpus") or ()):
             out.append(f"{SIGNS[_tone(finding)]} {clean_line(finding.cause)}\n", "bold")
     for title, lines in _groups(gpu, frame.now):

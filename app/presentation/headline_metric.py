@@ -20,7 +20,7 @@ _INCIDENTAL = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class ShownMetric:
+class HeadlineMetric:
     """A metric and its last value."""
 
     name: str
@@ -32,13 +32,13 @@ class ShownMetric:
         return bool(_LOWER.search(self.name))
 
 
-def metric_of(run: RunSnapshot) -> ShownMetric | None:
+def headline_metric(run: RunSnapshot) -> HeadlineMetric | None:
     """The training loss; without one another loss, then a score, then what else was logged."""
     if not run.metrics:
         return None
     name = min(run.metrics, key=lambda name: (_rank(name), name))
     short = "loss" if name.lower() in _TRAIN_LOSS else name
-    return ShownMetric(short, run.metrics[name].last)
+    return HeadlineMetric(short, run.metrics[name].last)
 
 
 def _rank(name: str) -> int:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ltui.app.live.curve_arithmetic import epoch_places, part, smooth
+from ltui.app.live.curve_arithmetic import epoch_positions, select_points, smooth
 from ltui.app.live.frame import CurveData, FloatArray, Frame
-from ltui.app.live.metric_history import RANK_CURVES
+from ltui.app.live.metric_history import MAX_RANK_CURVES
 from ltui.app.presentation.metric_selection import (
+    chart_groups,
     default_choice,
-    groups,
     is_validation,
-    quantity_of,
+    metric_quantity,
 )
-from ltui.app.presentation.run_view import SAMPLES, silence
+from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
 from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
@@ -66,7 +66,7 @@ class Axis:
         """Where the axis begins and ends, for every chart alike."""
 
     def _ends(self, curves: Sequence[CurveData]) -> tuple[float, float] | None:
-        found = [self.places(part(c, [0, -1])) for c in curves if len(c)]
+        found = [self.places(select_points(c, [0, -1])) for c in curves if len(c)]
         known = [ends for ends in found if np.isfinite(ends).all()]
         if not known:
             return None
@@ -76,7 +76,7 @@ class Axis:
         if self._kind == "time":
             return curve.times - self._origin
         if self._kind == "epoch":
-            return epoch_places(curve.steps, self._reference or curve, self._steps_per_epoch)
+            return epoch_positions(curve.steps, self._reference or curve, self._steps_per_epoch)
         return curve.steps
 
     def steps_between(self, low: float, high: float) -> tuple[int, int] | None:
@@ -128,7 +128,7 @@ def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartViewModel]
     colours = {name: number for number, name in enumerate(names)}
     shapes = [
         _metric_chart(frame, axis, settings, [(name, colours[name]) for name in group])
-        for group in groups(names)
+        for group in chart_groups(names)
         if any(name in frame.curves for name in group)
     ]
     return shapes or [_metric_chart(frame, axis, settings, [])]
@@ -143,7 +143,7 @@ def _metric_chart(
         if curve is not None and len(curve):
             smoothing = settings.smoothing if is_smoothed(name) else 0.0
             series += _metric_series(name, curve, axis, smoothing, colour)
-    title = quantity_of(named[0][0]) if named else "metrics"
+    title = metric_quantity(named[0][0]) if named else "metrics"
     return ChartViewModel(
         title=clean_name(title),
         series=tuple(series),
@@ -152,7 +152,7 @@ def _metric_chart(
         x_whole=axis.label == "step",
         x_ends=axis.ends,
         cut_outliers=True,
-        note=None if series else _nothing(frame, "no training step yet"),
+        note=None if series else _empty_chart_note(frame, "no training step yet"),
     )
 
 
@@ -189,10 +189,10 @@ def metrics_title(shapes: Sequence[ChartViewModel]) -> str:
     return shapes[0].title if len(shapes) == 1 else "metrics"
 
 
-def metrics_figures(frame: Frame, settings: ChartSettings) -> str:
+def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:
     """Validation scores that no curve shows, and how smooth the curves are."""
     names = shown_metrics(frame, settings)
-    quiet = silence(frame) if frame.curves else None
+    quiet = silence_text(frame) if frame.curves else None
     smoothed = any(is_smoothed(name) for name in names)
     smoothing = f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw"
     scores = _scores(frame, names)
@@ -217,19 +217,19 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
         series.append(_series("total", axis.places(total), total, colour=2))
     return ChartViewModel(
         title="throughput, samples/s",
-        subtitle=throughput_figures(frame),
+        subtitle=throughput_subtitle(frame),
         series=tuple(series),
         x_label=axis.label,
         x_time=axis.is_time,
         x_whole=axis.label == "step",
         x_ends=axis.ends,
-        note=None if series else _nothing(frame, "no throughput yet"),
+        note=None if series else _empty_chart_note(frame, "no throughput yet"),
     )
 
 
 def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[ChartSeries]:
     by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
-    if not 1 < len(by_rank) <= RANK_CURVES or not _differ(list(by_rank.values())):
+    if not 1 < len(by_rank) <= MAX_RANK_CURVES or not _differ(list(by_rank.values())):
         return []
     return [
         _series(f"r{rank}", axis.places(curve), curve, colour=3 + rank, dim=True)
@@ -242,7 +242,7 @@ def _differ(curves: list[CurveData]) -> bool:
     return max(lately) - min(lately) > DIFFERENCE * max(lately)
 
 
-def throughput_figures(frame: Frame) -> str:
+def throughput_subtitle(frame: Frame) -> str:
     """``31.4 k samples/s · best 32.0 k``; ``paused`` or ``stalled`` instead of a rate."""
     best = best_throughput(frame)
     words = []
@@ -261,7 +261,7 @@ def _rate_now(run: RunSnapshot) -> str:
         return "paused"
     if any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts):
         return "stalled"
-    return formats.quantity(run.throughput.samples_per_s, SAMPLES)
+    return formats.quantity(run.throughput.samples_per_s, SAMPLES_PER_S)
 
 
 def best_throughput(frame: Frame) -> float | None:
@@ -272,7 +272,7 @@ def best_throughput(frame: Frame) -> float | None:
     return max((rate for rate in (stored, drawn) if rate is not None), default=None)
 
 
-def waiting_line(frame: Frame) -> str:
+def data_wait_text(frame: Frame) -> str:
     """``waiting for data 4 %``, and what to do where it is much."""
     share = frame.snapshot.throughput.data_wait_share
     text = f"waiting for data {formats.percent(share)}"
@@ -281,7 +281,7 @@ def waiting_line(frame: Frame) -> str:
     return text
 
 
-def phases_line(frame: Frame) -> str:
+def step_phases_text(frame: Frame) -> str:
     """``fetch 4 · forward 31 · backward 58 · optimizer 7 %`` of a step."""
     of = frame.snapshot.throughput
     shares = (
@@ -294,14 +294,14 @@ def phases_line(frame: Frame) -> str:
     return " · ".join(known)
 
 
-def waiting_text(frame: Frame) -> str:
+def step_time_text(frame: Frame) -> str:
     """Both lines under the throughput chart."""
-    return "\n".join(line for line in (waiting_line(frame), phases_line(frame)) if line)
+    return "\n".join(line for line in (data_wait_text(frame), step_phases_text(frame)) if line)
 
 
-def _nothing(frame: Frame, otherwise: str) -> str:
+def _empty_chart_note(frame: Frame, otherwise: str) -> str:
     run = frame.snapshot
-    quiet = silence(frame)
+    quiet = silence_text(frame)
     if quiet:
         return quiet
     if run.state not in LIVE:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from ltui.app.live.metric_history import STEP_CURVES, TRAIN_LOSS
 
-MOST_DEFAULT = 5
+MAX_DEFAULT_METRICS = 5
 _VALIDATION = re.compile(r"(^|[/_.\- ])(val|valid|validation|test|eval)($|[/_.\- ])", re.IGNORECASE)
 _PART = re.compile(
     r"(^|[/_.\- ])(train|training|val|valid|validation|test|eval)(?=$|[/_.\- ])", re.IGNORECASE
@@ -47,7 +47,7 @@ def default_choice(names: Collection[str]) -> tuple[str, ...]:
     for goal in _GOALS:
         found = [name for name in logged if goal.search(name) and not _is_part_of_loss(name, goal)]
         if found:
-            return _training_first(found)[:MOST_DEFAULT]
+            return _training_first(found)[:MAX_DEFAULT_METRICS]
     return tuple(logged[:1])
 
 
@@ -66,7 +66,7 @@ def _training_first(names: Iterable[str]) -> tuple[str, ...]:
     return (*first, *(name for name in names if is_validation(name)))
 
 
-def quantity_of(name: str) -> str:
+def metric_quantity(name: str) -> str:
     """The name without what says on which part of the data: ``val/loss`` -> ``loss``."""
     rest = _PART.sub("", name).strip("/_.- ")
     for ending in ("_epoch", "_step"):
@@ -74,11 +74,11 @@ def quantity_of(name: str) -> str:
     return rest.lower() or name
 
 
-def groups(names: Iterable[str]) -> list[tuple[str, ...]]:
+def chart_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Names that share a chart, because they are the same quantity and so on the same scale."""
     by_quantity: dict[str, list[str]] = {}
     for name in names:
-        by_quantity.setdefault(quantity_of(name), []).append(name)
+        by_quantity.setdefault(metric_quantity(name), []).append(name)
     return [tuple(group) for group in by_quantity.values()]
 
 
@@ -90,7 +90,7 @@ def matching(names: Iterable[str], pattern: str) -> tuple[str, ...]:
     return tuple(name for name in names if wanted in name.lower())
 
 
-def remembered_key(preset: str | None, command: Sequence[str] | None) -> str:
+def preference_key(preset: str | None, command: Sequence[str] | None) -> str:
     """Under which a choice is remembered: the preset, or the script that a command runs."""
     if preset:
         return preset

@@ -13,7 +13,7 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
 
-def happened(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, str]]:
+def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, str]]:
     """(sentence, severity) of every change worth a notice; severities as Textual's."""
     if before is None:
         return []
@@ -94,7 +94,7 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
             return f"{name} has no good checkpoint. Press R to run it again from the beginning."
         return None
     if not live:
-        return f"{name} has ended: there is nothing to {WORDS[action]}"
+        return f"{name} has ended: there is nothing to {ACTION_VERBS[action]}"
     if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
         return f"{name} is {snapshot.state.value}: its ranks have not started to train yet"
     if snapshot.state is RunState.STOPPING and action != "kill":
@@ -102,7 +102,7 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     return None
 
 
-WORDS = {
+ACTION_VERBS = {
     "stop": "stop",
     "pause": "pause",
     "checkpoint": "save",
@@ -110,5 +110,5 @@ WORDS = {
     "resume": "resume",
     "rerun": "run again",
 }
-CONTROLS = frozenset(WORDS)
+CONTROLS = frozenset(ACTION_VERBS)
 BEFORE_TRAINING = frozenset({RunState.QUEUED, RunState.STARTING})

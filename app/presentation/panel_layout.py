@@ -12,7 +12,7 @@ UPPER = frozenset({"loss", "throughput"})
 STACKED = ("gpus", "ranks", "log")
 """The panels below the charts, where all are seen."""
 
-BESIDE_FROM = 150
+MIN_SIDE_WIDTH = 150
 """Cells of width from which the details stand beside the other panels, not below the charts."""
 CHART_LINES = 10
 LOG_LINES = 6
@@ -22,7 +22,7 @@ OTHER_LINES = 6
 """Header, footer, and what is written below the header when something is wrong or has ended."""
 
 
-class Room(str, Enum):
+class LayoutMode(str, Enum):
     """How much room a terminal has."""
 
     TINY = "tiny"
@@ -38,7 +38,7 @@ class Room(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
+class TableLines:
     """Lines that the panels of tables need for all their rows, without a frame."""
 
     gpus: int = 0
@@ -46,32 +46,32 @@ class Needs:
     ranks: int = 2
 
 
-def room_of(width: int, height: int, needs: Needs | None = None) -> Room:
+def layout_mode(width: int, height: int, needs: TableLines | None = None) -> LayoutMode:
     """The room in a terminal of this size; all panels are shown if they fit."""
     if width < 60 or height < 12:
-        return Room.TINY
+        return LayoutMode.TINY
     if width < 96 or height < 26:
-        return Room.TABS
+        return LayoutMode.TABS
     if width >= 190 and height >= 40:
-        return Room.VAST
+        return LayoutMode.VAST
     if width >= 130 and height >= 40:
-        return Room.FULL
+        return LayoutMode.FULL
     fits = needs is not None and height >= _lines_of_all(needs)
-    return Room.FULL if fits else Room.HALF
+    return LayoutMode.FULL if fits else LayoutMode.HALF
 
 
-def _lines_of_all(needs: Needs) -> int:
+def _lines_of_all(needs: TableLines) -> int:
     gpus = needs.gpus + FRAME_LINES if needs.gpus else 0
     return OTHER_LINES + CHART_LINES + gpus + needs.ranks + FRAME_LINES + LOG_LINES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arrangement:
+class PanelLayout:
     """What a person chose; ``0`` goes back to the defaults."""
 
     width: int = 160
     height: int = 50
-    needs: Needs = Needs(gpus=2)
+    needs: TableLines = TableLines(gpus=2)
     chosen: str = "loss"
     lower: str = "ranks"
     """The last panel chosen below the charts."""
@@ -82,10 +82,10 @@ class Arrangement:
     """The GPU panel was asked for although there is no GPU."""
 
     @property
-    def room(self) -> Room:
-        return room_of(self.width, self.height, self.needs)
+    def mode(self) -> LayoutMode:
+        return layout_mode(self.width, self.height, self.needs)
 
-    def choose(self, panel: str) -> Arrangement:
+    def choose(self, panel: str) -> PanelLayout:
         """Go to ``panel``, and show it if it is hidden."""
         chosen = replace(self, chosen=panel, lower=self.lower if panel in UPPER else panel)
         if panel == "gpus":
@@ -94,43 +94,45 @@ class Arrangement:
 
     def visible(self) -> frozenset[str]:
         """Names of the panels to show."""
-        room = self.room
-        if room is Room.TINY:
+        mode = self.mode
+        if mode is LayoutMode.TINY:
             return frozenset()
-        if self.zoomed or room is Room.TABS:
+        if self.zoomed or mode is LayoutMode.TABS:
             return frozenset({self.chosen, *self._log_below(self.chosen)})
-        if room is Room.HALF or (self.lower == DETAILS and not self._has_side()):
+        if mode is LayoutMode.HALF or (self.lower == DETAILS and not self._has_side_room()):
             return UPPER | {self.lower, *self._log_below(self.lower)}
         hidden = set() if self.needs.gpus or self.gpus else {"gpus"}
         return frozenset(
-            {*UPPER, *STACKED} - hidden | ({DETAILS} if self.details_beside() else set())
+            {*UPPER, *STACKED} - hidden | ({DETAILS} if self.shows_side_details() else set())
         )
 
     def tabs(self) -> tuple[str, ...]:
         """The panels that can be switched to, where not all are seen."""
-        room = self.room
-        if room is Room.TINY:
+        mode = self.mode
+        if mode is LayoutMode.TINY:
             return ()
-        if room is Room.TABS or self.zoomed:
+        if mode is LayoutMode.TABS or self.zoomed:
             return PANELS
-        return tuple(p for p in PANELS if p not in UPPER) if room is Room.HALF else ()
+        return tuple(p for p in PANELS if p not in UPPER) if mode is LayoutMode.HALF else ()
 
-    def details_beside(self) -> bool:
+    def shows_side_details(self) -> bool:
         """Whether the details stand beside the other panels."""
-        if self.zoomed or not self._has_side():
+        if self.zoomed or not self._has_side_room():
             return False
-        return self.room is Room.VAST if self.details is None else self.details
+        return self.mode is LayoutMode.VAST if self.details is None else self.details
 
-    def toggle_details(self) -> Arrangement:
+    def toggle_details(self) -> PanelLayout:
         """Show or hide the details: beside the other panels, or in the place of some."""
-        if self.details_beside() or (DETAILS in self.visible() and self.room is not Room.TABS):
+        if self.shows_side_details() or (
+            DETAILS in self.visible() and self.mode is not LayoutMode.TABS
+        ):
             kept = replace(self, details=False)
             kept = replace(kept, chosen="loss") if kept.chosen == DETAILS else kept
             return replace(kept, lower="ranks") if kept.lower == DETAILS else kept
         return self.choose(DETAILS)
 
-    def _has_side(self) -> bool:
-        return self.room in (Room.FULL, Room.VAST) and self.width >= BESIDE_FROM
+    def _has_side_room(self) -> bool:
+        return self.mode in (LayoutMode.FULL, LayoutMode.VAST) and self.width >= MIN_SIDE_WIDTH
 
     def fits_rows(self) -> bool:
         """Whether tables are only as high as their rows, because other panels are seen too."""
@@ -141,7 +143,7 @@ class Arrangement:
         if self.zoomed or panel not in ("gpus", "ranks"):
             return ()
         rows = self.needs.ranks if panel == "ranks" else self.needs.gpus
-        in_tabs = self.room is Room.TABS
+        in_tabs = self.mode is LayoutMode.TABS
         above = 0 if in_tabs else CHART_LINES + FRAME_LINES
         fits = rows and self.height > OTHER_LINES + above + rows + LOG_LINES
         return ("log",) if fits else ()

@@ -13,7 +13,7 @@ from rich.text import Text
 from ltui.app.live.frame import Frame
 from ltui.app.presentation.run_configuration import hyperparameters, settings
 from ltui.app.presentation.run_summary import ordered_metrics
-from ltui.app.presentation.run_view import checkpoint_text, what_runs
+from ltui.app.presentation.run_view import checkpoint_text, program_text
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -25,7 +25,7 @@ LEARNING_RATE = "step/lr"
 """The curve of the learning rate that each step's record carries."""
 
 
-def figures(frame: Frame) -> Text:
+def metrics_and_configuration(frame: Frame) -> Text:
     """Metrics and configuration."""
     out = Text()
     _metrics(out, frame)
@@ -34,7 +34,7 @@ def figures(frame: Frame) -> Text:
     return out
 
 
-def facts(frame: Frame) -> Text:
+def checkpoints_and_events(frame: Frame) -> Text:
     """Checkpoints, events, and what the run is."""
     out = Text()
     _checkpoints(out, frame)
@@ -139,7 +139,7 @@ def _run(out: Text, frame: Frame) -> None:
     python = "" if frame.spec is None else frame.spec.python
     for name, value in (
         ("id", run.id),
-        ("preset" if run.preset else "command", what_runs(run)),
+        ("preset" if run.preset else "command", program_text(run)),
         ("world size", formats.count(run.world_size)),
         ("hosts", ", ".join(hosts)),
         ("Python", python),

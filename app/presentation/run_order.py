@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ltui.app.live.run_list import RunLine
-from ltui.app.presentation.headline_metric import metric_of
-from ltui.app.presentation.run_view import what_runs
+from ltui.app.live.run_list import RunListEntry
+from ltui.app.presentation.headline_metric import headline_metric
+from ltui.app.presentation.run_view import program_text
 
 ORDERS = ("newest first", "name", "preset", "state", "metric")
 """The first is the order in which runs are listed: running ones first, then the newest."""
@@ -17,16 +17,16 @@ def next_order(order: str) -> str:
     return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
 
 
-def matches(line: RunLine, wanted: str) -> bool:
+def matches(line: RunListEntry, wanted: str) -> bool:
     """Whether every word of ``wanted`` is in the run's name, preset, state or detail."""
     run = line.snapshot
     text = f"{line.id} {line.problem or ''}"
     if run is not None:
-        text += f" {run.name} {what_runs(run)} {run.state.value} {run.detail or ''}"
+        text += f" {run.name} {program_text(run)} {run.state.value} {run.detail or ''}"
     return all(word in text.lower() for word in wanted.lower().split())
 
 
-def ordered(lines: Sequence[RunLine], order: str) -> list[RunLine]:
+def ordered(lines: Sequence[RunListEntry], order: str) -> list[RunListEntry]:
     """``lines`` in that order; runs without a value come last, and ties keep their places."""
     if order == "name":
         return sorted(lines, key=lambda line: line.snapshot.name if line.snapshot else line.id)
@@ -37,17 +37,17 @@ def ordered(lines: Sequence[RunLine], order: str) -> list[RunLine]:
     return sorted(lines, key=_metric_key) if order == "metric" else list(lines)
 
 
-def _preset_key(line: RunLine) -> tuple[bool, str]:
-    return (line.snapshot is None, what_runs(line.snapshot) if line.snapshot else "")
+def _preset_key(line: RunListEntry) -> tuple[bool, str]:
+    return (line.snapshot is None, program_text(line.snapshot) if line.snapshot else "")
 
 
-def _state_key(line: RunLine) -> tuple[bool, str]:
+def _state_key(line: RunListEntry) -> tuple[bool, str]:
     return (not line.live, line.snapshot.state.value if line.snapshot else "~")
 
 
-def _metric_key(line: RunLine) -> tuple[bool, str, float]:
+def _metric_key(line: RunListEntry) -> tuple[bool, str, float]:
     """The best value of each metric first."""
-    shown = metric_of(line.snapshot) if line.snapshot is not None else None
+    shown = headline_metric(line.snapshot) if line.snapshot is not None else None
     if shown is None or not math.isfinite(shown.value):
         return (True, "", 0.0)
     return (False, shown.name, shown.value if shown.lower_is_better else -shown.value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ltui.app.live.run_list import RunLine, trouble
-from ltui.app.presentation.headline_metric import metric_of
-from ltui.app.presentation.run_view import done_share, state_sign, what_runs
+from ltui.app.live.run_list import RunListEntry, rank_problem
+from ltui.app.presentation.headline_metric import headline_metric
+from ltui.app.presentation.run_view import done_share, program_text, state_sign
 from ltui.app.presentation.state_words import FAILED, bad_loss_sentence, ended_detail
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.widgets import formats
@@ -33,7 +33,7 @@ class RunRow:
     note: Cell
 
 
-def run_row(line: RunLine, now: float) -> RunRow:
+def run_row(line: RunListEntry, now: float) -> RunRow:
     run = line.snapshot
     if run is None:
         return RunRow(
@@ -50,7 +50,7 @@ def run_row(line: RunLine, now: float) -> RunRow:
             note=Cell(text=clean_line(line.problem or ""), tone=Tone.WARN),
         )
     sign, word, tone = state_sign(run)
-    shown = metric_of(run)
+    shown = headline_metric(run)
     return RunRow(
         id=line.id,
         sign=Cell(text=sign, tone=tone),
@@ -69,7 +69,7 @@ def run_row(line: RunLine, now: float) -> RunRow:
 def _program(run: RunSnapshot) -> str:
     """The preset, or the script of a command without the interpreter and the folders before it."""
     if run.preset or not run.command:
-        return what_runs(run)
+        return program_text(run)
     scripts = [n for n, word in enumerate(run.command) if word.endswith((".py", ".sh"))]
     program, *rest = run.command[scripts[0] if scripts else 0 :]
     return " ".join([program.rpartition("/")[2], *rest])
@@ -86,7 +86,7 @@ def _age_s(run: RunSnapshot, now: float) -> float | None:
 
 
 def _note(run: RunSnapshot) -> Cell:
-    bad = trouble(run)
+    bad = rank_problem(run)
     if bad is not None:
         return Cell(text=bad, tone=Tone.BAD)
     if run.state in LIVE:

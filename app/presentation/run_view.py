@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from ltui.app.foreground.progress_lines import caution_line
-from ltui.app.live.frame import Cleared, Ending, Frame
+from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
 from ltui.app.presentation.state_words import (
     FAILED,
     bad_loss_sentence,
@@ -33,12 +33,12 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow, Tone
 
-CLEARED_SHOWN_S = 10.0
+RECOVERY_SHOWN_S = 10.0
 """How long a banner goes on saying that something is over."""
 SILENT_AFTER_S = 5.0
 """Nothing new for this long is said, with its age."""
 PROCESS_ROWS = 16
-SAMPLES = "samples/s"
+SAMPLES_PER_S = "samples/s"
 
 STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
     RunState.QUEUED: ("○", Tone.DIM),
@@ -94,11 +94,11 @@ def header(frame: Frame) -> HeaderViewModel:
     """The first lines of a run screen."""
     run = frame.snapshot
     sign, word, tone = state_sign(run)
-    banner, banner_tone = banner_of(frame)
+    banner, banner_tone = verdict_banner(frame)
     moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not _held_up(run)
     return HeaderViewModel(
         name=clean_name(run.name),
-        preset=clean_name(what_runs(run)),
+        preset=clean_name(program_text(run)),
         state=word,
         state_sign=sign,
         tone=tone,
@@ -110,7 +110,7 @@ def header(frame: Frame) -> HeaderViewModel:
         attempt=f"attempt {run.attempt}",
         banner=banner,
         banner_tone=banner_tone,
-        notes=notes(frame),
+        notes=note_lines(frame),
     )
 
 
@@ -121,7 +121,7 @@ def _held_up(run: RunSnapshot) -> bool:
     )
 
 
-def what_runs(run: RunSnapshot) -> str:
+def program_text(run: RunSnapshot) -> str:
     if run.preset:
         return run.preset
     return " ".join(run.command) if run.command else ""
@@ -136,15 +136,15 @@ def _epoch(run: RunSnapshot) -> str:
     return formats.count(shown)
 
 
-def banner_of(frame: Frame) -> tuple[str | None, Tone]:
+def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
     """The worst verdict that stands now, or the last one that is just over."""
     standing = [v for v in frame.snapshot.verdicts if v.ended is None]
     if standing and frame.snapshot.state in LIVE:
         worst, *others = most_severe_first(standing)
         return _verdict_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
-    recent = [c for c in frame.cleared if frame.now - c.at < CLEARED_SHOWN_S]
+    recent = [c for c in frame.resolved_verdicts if frame.now - c.at < RECOVERY_SHOWN_S]
     if recent:
-        return _cleared_text(recent[-1]), Tone.GOOD
+        return _recovery_text(recent[-1]), Tone.GOOD
     return None, Tone.BAD
 
 
@@ -177,9 +177,9 @@ def _sentence(text: str) -> str:
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
-def _cleared_text(cleared: Cleared) -> str:
-    verdict = cleared.verdict
-    lasted = formats.age(cleared.lasted_s)
+def _recovery_text(resolved: ResolvedVerdict) -> str:
+    verdict = resolved.verdict
+    lasted = formats.age(resolved.lasted_s)
     if is_gpu_kind(verdict.kind):
         return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
     if not verdict.culprits:
@@ -189,7 +189,7 @@ def _cleared_text(cleared: Cleared) -> str:
     return f"Recovered after {lasted}: {who} {were} {verdict.level}"
 
 
-def notes(frame: Frame) -> tuple[str, ...]:
+def note_lines(frame: Frame) -> tuple[str, ...]:
     """What a person must know to read the rest right."""
     run = frame.snapshot
     lines = []
@@ -211,7 +211,7 @@ def notes(frame: Frame) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def silence(frame: Frame) -> str | None:
+def silence_text(frame: Frame) -> str | None:
     """``no data for 12 s``, where ranks should be writing and do not."""
     if frame.snapshot.state is not RunState.RUNNING or frame.last_record_at is None:
         return None
@@ -345,12 +345,12 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
     if loss := bad_loss_sentence(run):
         lines.append(_cell(loss, Tone.WARN))
     # Not where the sentence above says the same.
-    told = [_exception_text(e) for e in frame.endings[:1]]
+    told = [_exception_text(e) for e in frame.rank_exceptions[:1]]
     lines += [_cell(text, Tone.BAD) for text in told if not lines[0].text.startswith(text)]
-    if len(frame.endings) > 1:
-        others = tuple(e.rank for e in frame.endings[1:])
+    if len(frame.rank_exceptions) > 1:
+        others = tuple(e.rank for e in frame.rank_exceptions[1:])
         lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
-    elif bad and not frame.endings:
+    elif bad and not frame.rank_exceptions:
         lines += [
             _cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD)
             for r in run.ranks
@@ -365,7 +365,7 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
     return tuple(lines)
 
 
-def _exception_text(ending: Ending) -> str:
+def _exception_text(ending: RankException) -> str:
     message = clean_line(ending.message.strip().split("\n", 1)[0])
     return f"rank {ending.rank} raised {clean_name(ending.type)}: {message}"
 

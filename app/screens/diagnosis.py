@@ -19,15 +19,15 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.worker import get_current_worker
 
-from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_view_model
-from ltui.app.diagnosis.request_diagnosis import Found, find, from_snapshot
+from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
+from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, from_snapshot, request_diagnosis
 from ltui.app.diagnosis.text_report import file_name, report
-from ltui.app.keys.footer import KeyHint, KeyLine
+from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
-from ltui.app.presentation.run_view import notes
+from ltui.app.presentation.run_view import note_lines
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
@@ -59,7 +59,7 @@ HINTS = (
     KeyHint("tab", "next panel", "app.focus_next"),
 )
 
-Find = Callable[[RunDir], Found]
+Find = Callable[[RunDir], DiagnosisResult]
 
 
 class DiagnoseScreen(Screen[None]):
@@ -90,14 +90,14 @@ class DiagnoseScreen(Screen[None]):
         run_dir: RunDir,
         frame_of: Callable[[], Frame | None],
         *,
-        find: Find = find,
+        find: Find = request_diagnosis,
         folder: Path | None = None,
     ) -> None:
         """``folder`` is where ``w`` writes: the current one."""
         super().__init__()
         self.run_dir, self._frame_of, self._find = run_dir, frame_of, find
         self._folder = folder or Path()
-        self.found: Found | None = None
+        self.found: DiagnosisResult | None = None
         self._asking = False
         self._asked_at = 0.0
         self._asked_of: object = None
@@ -119,7 +119,7 @@ class DiagnoseScreen(Screen[None]):
                             VerticalScroll(id=f"{name}-scroll"),
                         ):
                             yield LineSheet(id=f"{name}-sheet")
-        yield KeyLine(HINTS, id="keys")
+        yield KeyFooter(HINTS, id="keys")
 
     def on_mount(self) -> None:
         self._lay_out()
@@ -192,13 +192,13 @@ class DiagnoseScreen(Screen[None]):
             return None
         run = frame.snapshot
         diagnosis = from_snapshot(run)
-        earlier = tuple(c.verdict for c in frame.cleared)
+        earlier = tuple(c.verdict for c in frame.resolved_verdicts)
         if self.found is not None:
             diagnosis, earlier = self.found.diagnosis, self.found.earlier
             if run.state in LIVE:
                 diagnosis = from_snapshot(run, base=diagnosis)
-        said = notes(frame) if self._problem is None else (*notes(frame), self._problem)
-        context = Context(
+        said = note_lines(frame) if self._problem is None else (*note_lines(frame), self._problem)
+        context = DiagnosisContext(
             snapshot=run,
             # Whole seconds: what is drawn changes once a second.
             now=float(int(frame.now)),
@@ -236,7 +236,7 @@ class DiagnoseScreen(Screen[None]):
         if not worker.is_cancelled:
             self.app.call_from_thread(self._take, found, problem)
 
-    def _take(self, found: Found | None, problem: str | None) -> None:
+    def _take(self, found: DiagnosisResult | None, problem: str | None) -> None:
         self._asking, self._problem = False, problem
         self.found = found or self.found
         self._look()

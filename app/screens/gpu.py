@@ -15,9 +15,9 @@ from textual.widgets import Static
 
 from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuPast
+from ltui.app.live.gpu_history import GpuSeries
 from ltui.app.panels.panel import Panel
-from ltui.app.presentation.gpu_charts import NAMES, gpu_charts
+from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
 from ltui.widgets.charts.chart import Chart
 
@@ -52,7 +52,7 @@ class GpuScreen(ModalScreen[None]):
                 with VerticalScroll(id="readings-scroll"):
                     yield Static(id="readings", markup=False)
                 with Vertical(id="gpu-charts"):
-                    for name in NAMES:
+                    for name in CHART_NAMES:
                         with Panel(None, name, id=f"gpu-{name}"):
                             yield Chart(id=f"gpu-{name}-chart")
             yield Static(Text("Esc: close   [ ]: previous, next GPU   ↑↓: scroll"), id="answers")
@@ -80,7 +80,9 @@ class GpuScreen(ModalScreen[None]):
             self._say(Text("no readings of this GPU at present"))
             return
         self._say(readings_text(gpu, frame))
-        for name, view_model in gpu_charts(gpu, frame.gpu_pasts.get(gpu.index, GpuPast())).items():
+        for name, view_model in gpu_charts(
+            gpu, frame.gpu_series.get(gpu.index, GpuSeries())
+        ).items():
             self.query_one(f"#gpu-{name}-chart", Chart).view_model = view_model
             self.query_one(f"#gpu-{name}", Panel).set_titles(view_model.title, view_model.subtitle)
 

@@ -17,7 +17,7 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Input, Select, Static
 
-from ltui.app.keys.footer import KeyLine
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, hints
 from ltui.app.keys.key_table import bindings
 from ltui.app.panels.form_panel import READONLY, FormPanel
@@ -32,7 +32,7 @@ from ltui.widgets.sanitise import clean_name
 if TYPE_CHECKING:
     from textual.widget import Widget
 
-    from ltui.app.live.run_list import RunLine
+    from ltui.app.live.run_list import RunListEntry
     from ltui.training.config.device_selection import Machine
     from ltui.training.config.preset_form import FormResult
     from ltui.training.config.presets import Preset
@@ -73,7 +73,7 @@ class HomeScreen(Screen[None]):
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
         )
-        yield KeyLine(hints(None, in_runs=False), id="keys")
+        yield KeyFooter(hints(None, in_runs=False), id="keys")
 
     def on_mount(self) -> None:
         self.query_one("#preset-list").focus()
@@ -96,7 +96,7 @@ class HomeScreen(Screen[None]):
         self.set_class(height < 30, "-low")
 
     def _focus_moved(self, focused: Widget | None) -> None:
-        self.query_one(KeyLine).show(hints(focused, in_runs=self._in_runs()))
+        self.query_one(KeyFooter).show(hints(focused, in_runs=self._in_runs()))
 
     @property
     def presets_panel(self) -> PresetsPanel:
@@ -111,7 +111,7 @@ class HomeScreen(Screen[None]):
         return self.query_one(RunsPanel)
 
     @property
-    def lines(self) -> dict[str, RunLine]:
+    def lines(self) -> dict[str, RunListEntry]:
         """Every run by its id."""
         return self.runs_panel.lines
 
@@ -183,10 +183,10 @@ class HomeScreen(Screen[None]):
         """In the worker's thread: ask for GPUs and for the interpreter of runs."""
         import os
 
-        from ltui.app.launch.local_machine import this_machine
+        from ltui.app.launch.local_machine import detect_machine
         from ltui.widgets.sanitise import clean_name
 
-        machine = this_machine(os.environ)
+        machine = detect_machine(os.environ)
         if machine.gpus != 0 and self._gpus is None:
             from ltui.training.gpu.sampler import GpuSampler
 
@@ -202,11 +202,11 @@ class HomeScreen(Screen[None]):
             self.set_interval(LOOK_S, self._show_gpus)
 
     def _show_gpus(self) -> None:
-        from ltui.app.presentation.free_gpus import free_text
+        from ltui.app.presentation.free_gpus import free_gpus_text
 
         form = self.form_panel.form()
         if self._gpus is not None and form is not None:
-            form.show_gpus(free_text(self._gpus.latest()))
+            form.show_gpus(free_gpus_text(self._gpus.latest()))
 
     def on_unmount(self) -> None:
         if self._gpus is not None:
@@ -304,7 +304,7 @@ class HomeScreen(Screen[None]):
 
     def on_table_row_highlighted(self) -> None:
         # What can be done depends on the selected run.
-        self.query_one(KeyLine).refresh()
+        self.query_one(KeyFooter).refresh()
 
     def refusal_of(self, action: str) -> str | None:
         """Return why ``action`` can't be done now."""
@@ -322,7 +322,7 @@ class HomeScreen(Screen[None]):
 
         return refusal(line.snapshot, action, readonly=self.readonly)
 
-    def _allowed(self, action: str) -> RunLine | None:
+    def _allowed(self, action: str) -> RunListEntry | None:
         """The selected run if ``action`` can be done; else the reason is shown."""
         why = self.refusal_of(action)
         if why is not None:
@@ -340,7 +340,7 @@ class HomeScreen(Screen[None]):
         if line is not None:
             self._rerun(line, new_run=True)
 
-    def _rerun(self, line: RunLine, *, new_run: bool) -> None:
+    def _rerun(self, line: RunListEntry, *, new_run: bool) -> None:
         # Imported here: the first frame starts nothing.
         from ltui.app.screens.rerun import RerunScreen
 
@@ -363,7 +363,7 @@ class HomeScreen(Screen[None]):
         self.app.push_screen(ConfirmScreen(question, yes="delete it", no="keep it"), answered)
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _delete(self, line: RunLine) -> None:
+    def _delete(self, line: RunListEntry) -> None:
         from ltui.training.lifecycle.resume_run import delete
         from ltui.training.problem import ProblemError
 

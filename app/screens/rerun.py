@@ -17,14 +17,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ltui.app.keys.key_table import bindings
-from ltui.app.launch.local_machine import this_machine
+from ltui.app.launch.local_machine import detect_machine
 from ltui.app.launch.rerun import (
     FROM_CHECKPOINT,
     FROM_START,
     NEWEST,
-    OTHER,
+    OTHER_CHANGES,
     RESUME,
-    Checked,
+    CheckedChoice,
     Choice,
     PastRun,
     check_choice,
@@ -74,7 +74,7 @@ class RerunScreen(ModalScreen[RunDir]):
         super().__init__()
         self.run_dir, self.new_run = run_dir, new_run
         self.past: PastRun | None = None
-        self.checked: Checked | None = None
+        self.checked: CheckedChoice | None = None
         self._machine = Machine()
         self._submitted = False
         self._starting = False
@@ -101,7 +101,7 @@ class RerunScreen(ModalScreen[RunDir]):
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             call_screen(self, self._unreadable, str(error))
         else:
-            call_screen(self, self._show, past, this_machine(os.environ))
+            call_screen(self, self._show, past, detect_machine(os.environ))
 
     def _unreadable(self, why: str) -> None:
         self.dismiss(None)
@@ -128,7 +128,7 @@ class RerunScreen(ModalScreen[RunDir]):
             fields.append(ChoiceField(CHECKPOINT, _checkpoint_options(past.checkpoints)))
         fields += [KnobField(k, field_text(k.default)) for k in past.preset.knobs]
         if past.spec.config is not None:
-            fields.append(TextField(OTHER, OTHER_MEANING))
+            fields.append(TextField(OTHER_CHANGES, OTHER_MEANING))
         return fields
 
     def _choice(self) -> Choice:
@@ -138,7 +138,7 @@ class RerunScreen(ModalScreen[RunDir]):
             mode=texts[START],
             checkpoint=texts.get(CHECKPOINT, NEWEST),
             texts=knobs,
-            other=texts.get(OTHER, ""),
+            other=texts.get(OTHER_CHANGES, ""),
         )
 
     def _check(self) -> None:

@@ -17,28 +17,28 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 from textual.worker import get_current_worker
 
-from ltui.app.keys.footer import KeyHint, KeyLine
+from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import RequestBox
-from ltui.app.live.poller_thread import Feed, Watch
-from ltui.app.live.run_poller import RunWatch
+from ltui.app.live.metric_history import LatestCurveRequest
+from ltui.app.live.poller_thread import Poller, PollerThread
+from ltui.app.live.run_poller import RunPoller
 from ltui.app.panels.details_panel import DetailsView
 from ltui.app.panels.gpu_panel import FINDINGS, HEAT_LINES, TABLE_LINES, GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation import run_view
-from ltui.app.presentation.gpu_view import HEAT_FROM, gpus_title
-from ltui.app.presentation.notifications import CONTROLS, farewell, happened, refusal, resume_hint
+from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, gpus_title
+from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, resume_hint, toasts_for
 from ltui.app.presentation.panel_layout import (
     DETAILS,
     FRAME_LINES,
     PANELS,
     UPPER,
-    Arrangement,
-    Needs,
-    Room,
+    LayoutMode,
+    PanelLayout,
+    TableLines,
 )
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.gpu import GpuScreen
@@ -132,15 +132,15 @@ class RunScreen(Screen[None]):
         *,
         readonly: bool = False,
         alone: bool = False,
-        make_watch: Callable[[], Watch] | None = None,
+        make_watch: Callable[[], Poller] | None = None,
     ) -> None:
         super().__init__()
         self.run_dir, self.readonly, self.alone = run_dir, readonly, alone
-        self._requests = RequestBox()
-        self._make_watch = make_watch or (lambda: RunWatch(run_dir, self._requests))
-        self._feed: Feed | None = None
+        self._requests = LatestCurveRequest()
+        self._make_watch = make_watch or (lambda: RunPoller(run_dir, self._requests))
+        self._feed: PollerThread | None = None
         self.frame: Frame | None = None
-        self.arrangement = Arrangement()
+        self.arrangement = PanelLayout()
         self.log_of = EVERYONE
         self._drawn: dict[str, Any] = {}
 
@@ -165,10 +165,10 @@ class RunScreen(Screen[None]):
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
         )
-        yield KeyLine(id="keys")
+        yield KeyFooter(id="keys")
 
     def on_mount(self) -> None:
-        self._feed = Feed(self._make_watch, self._post_frame, run_id=self.run_dir.id)
+        self._feed = PollerThread(self._make_watch, self._post_frame, run_id=self.run_dir.id)
         self._feed.start()
         width, height = self.app.size
         self._lay_out(replace(self.arrangement, width=width, height=height))
@@ -184,14 +184,14 @@ class RunScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self._rearrange(replace(self.arrangement, width=event.size.width, height=event.size.height))
 
-    def _rearrange(self, arrangement: Arrangement) -> None:
+    def _rearrange(self, arrangement: PanelLayout) -> None:
         """Take another size or other needs; the layout is made again only if it changes."""
         before, self.arrangement = self.arrangement, arrangement
-        now = (arrangement.room, arrangement.visible(), arrangement.fits_rows())
-        if now != (before.room, before.visible(), before.fits_rows()):
+        now = (arrangement.mode, arrangement.visible(), arrangement.fits_rows())
+        if now != (before.mode, before.visible(), before.fits_rows()):
             self._lay_out(arrangement)
 
-    def _lay_out(self, arrangement: Arrangement) -> None:
+    def _lay_out(self, arrangement: PanelLayout) -> None:
         if not self.is_mounted:
             return
         self.arrangement = arrangement
@@ -201,16 +201,16 @@ class RunScreen(Screen[None]):
         self.query_one("#charts").display = bool(seen & UPPER)
         self.query_one("#columns").display = bool(seen)
         self.query_one("#body").display = bool(seen - {DETAILS})
-        self.set_class(DETAILS in seen and not arrangement.details_beside(), "-details-below")
+        self.set_class(DETAILS in seen and not arrangement.shows_side_details(), "-details-below")
         self.set_class(arrangement.fits_rows(), "-stacked")
         tabs = arrangement.tabs()
         self.query_one("#tabs").display = bool(tabs)
         numbered = [(PANELS.index(name) + 1, name, TITLES[name]) for name in tabs]
-        lower = arrangement.room is Room.HALF and not arrangement.zoomed
+        lower = arrangement.mode is LayoutMode.HALF and not arrangement.zoomed
         self.query_one(TabBar).show(numbered, arrangement.lower if lower else arrangement.chosen)
         self.query_one("#tiny").display = not seen
-        for room in Room:
-            self.set_class(room is arrangement.room, f"-{room.value}")
+        for room in LayoutMode:
+            self.set_class(room is arrangement.mode, f"-{room.value}")
         self.set_class(arrangement.zoomed, "-zoomed")
         # A panel that was out of sight has missed frames; the log knows by itself how many lines.
         self._drawn = {k: v for k, v in self._drawn.items() if k == "log"}
@@ -230,7 +230,7 @@ class RunScreen(Screen[None]):
         needs = needs_of(self.frame.snapshot)
         if needs != self.arrangement.needs:
             self._rearrange(replace(self.arrangement, needs=needs))
-        for sentence, severity in happened(before, self.frame.snapshot):
+        for sentence, severity in toasts_for(before, self.frame.snapshot):
             self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]
         # Below a dialog nothing moves: the whole screen would be drawn again for every change.
         if self.is_current:
@@ -303,7 +303,7 @@ class RunScreen(Screen[None]):
 
     def _fit(self, name: str, lines: int, most: int = MOST_ROWS) -> None:
         """Make a panel as high as its rows if other panels are seen below the charts."""
-        frame_lines = 0 if self.arrangement.room is Room.TABS else FRAME_LINES
+        frame_lines = 0 if self.arrangement.mode is LayoutMode.TABS else FRAME_LINES
         fitted = min(max(lines, 2), most) + frame_lines
         height: int | str = fitted if self.arrangement.fits_rows() else "1fr"
         if self._drawn.get(f"{name} height") != height:
@@ -357,7 +357,7 @@ class RunScreen(Screen[None]):
             self._say("#ending", run_view.cells_text(lines, hint))
 
     def _draw_keys(self, frame: Frame) -> None:
-        self.query_one(KeyLine).show(self._hints(frame.snapshot))
+        self.query_one(KeyFooter).show(self._hints(frame.snapshot))
 
     def _hints(self, snapshot: RunSnapshot) -> list[KeyHint]:
         return key_hints(snapshot, readonly=self.readonly, focused=self.focused)
@@ -396,7 +396,7 @@ class RunScreen(Screen[None]):
     def action_reset(self) -> None:
         self.query_one(RunCharts).reset()
         now = self.arrangement
-        self._lay_out(Arrangement(width=now.width, height=now.height, needs=now.needs))
+        self._lay_out(PanelLayout(width=now.width, height=now.height, needs=now.needs))
 
     def action_details(self) -> None:
         now = self.arrangement.toggle_details()
@@ -527,9 +527,9 @@ class RunScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="command", exit_on_error=False)
     def _ask(self, request: dict[str, Any], said: str | None) -> None:
         # Imported here: what starts supervisors is not needed for the first picture.
-        from ltui.app.live.run_requests import ask
+        from ltui.app.live.run_requests import send_request
 
-        self._report(lambda: ask(self.run_dir, request), said)
+        self._report(lambda: send_request(self.run_dir, request), said)
 
     def _report(self, do: Callable[[], object], said: str | None) -> None:
         """In a worker's thread: do it, and say what came of it."""
@@ -583,18 +583,18 @@ class RunScreen(Screen[None]):
             self.app.pop_screen()
 
 
-def needs_of(snapshot: RunSnapshot) -> Needs:
+def needs_of(snapshot: RunSnapshot) -> TableLines:
     """The lines that the GPUs and ranks of a run take, whatever is wrong with them."""
     ranks = max(len(snapshot.ranks), snapshot.world_size or 1)
     gpus = len(snapshot.gpus)
     lines = 0
     if gpus:
-        heat = HEAT_LINES + 1 if gpus >= HEAT_FROM else 0
+        heat = HEAT_LINES + 1 if gpus >= HEAT_STRIP_MIN_GPUS else 0
         lines = heat + min(gpus + 1, TABLE_LINES) + FINDINGS
     elif any((rank.device or "").startswith("cuda") for rank in snapshot.ranks):
         # GPUs that can't be read: why is said in their place, above the ranks' processes.
         lines = ranks + 1
-    return Needs(gpus=min(lines, MOST_GPU_LINES), ranks=min(ranks + 1, MOST_ROWS))
+    return TableLines(gpus=min(lines, MOST_GPU_LINES), ranks=min(ranks + 1, MOST_ROWS))
 
 
 def of_rank(line: LogLine, whose: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ltui.app.live.frame import CurveData, Frame
-from ltui.app.live.gpu_history import GpuPast, GpuSample
+from ltui.app.live.gpu_history import GpuSample, GpuSeries
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     GpuSnapshot,
@@ -137,12 +137,12 @@ def snapshot(**changes: Any) -> RunSnapshot:
     )
 
 
-def gpu_past(values: Any = (0.9, 0.95, 0.98, 0.97)) -> GpuPast:
+def gpu_past(values: Any = (0.9, 0.95, 0.98, 0.97)) -> GpuSeries:
     samples = tuple(
         GpuSample(at=NOW - len(values) + i, utilisation=v, power_w=600 * v, temperature_c=60.0)
         for i, v in enumerate(values)
     )
-    return GpuPast(samples, tuple(values)[-12:], tuple(values)[-60:])
+    return GpuSeries(samples, tuple(values)[-12:], tuple(values)[-60:])
 
 
 def frame(**changes: Any) -> Frame:
@@ -160,7 +160,7 @@ def frame(**changes: Any) -> Frame:
             },
             curve_names=("step/lr", "train/loss", "val_acc", "val_loss"),
             rates={None: total},
-            gpu_pasts={i: gpu_past() for i in range(4)},
+            gpu_series={i: gpu_past() for i in range(4)},
             curves_version=1,
             log=log_lines(40),
             log_count=40,

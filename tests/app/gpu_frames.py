@@ -17,7 +17,7 @@ from pathlib import Path
 from frames import NOW, frame, rank, snapshot
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuBook
+from ltui.app.live.gpu_history import GpuHistory
 from ltui.training.gpu import nvml_stand_in
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.run_snapshot import GpuSnapshot
@@ -81,13 +81,13 @@ def read(count: int, folder: Path) -> tuple[tuple[GpuSnapshot, ...], tuple[Findi
 def gpu_frame(count: int, folder: Path) -> Frame:
     gpus, findings = read(count, folder)
     still = tuple(replace(g, sampled_at=NOW - 0.5, xid_at=None) for g in gpus)
-    book = GpuBook()
+    book = GpuHistory()
     for second in range(180, -1, -1):
         book.add([_then(gpu, NOW - second) for gpu in still])
     shown = tuple(replace(f, since=NOW - 39) for f in findings)
     ranks = tuple(rank(i, host=None) for i in range(count))
     run = snapshot(gpus=still, ranks=ranks, world_size=count, verdicts=verdicts(shown))
-    return frame(snapshot=run, gpu_pasts=book.pasts())
+    return frame(snapshot=run, gpu_series=book.series())
 
 
 def _then(gpu: GpuSnapshot, at: float) -> GpuSnapshot:

@@ -10,13 +10,13 @@ from ltui.app.presentation.metric_charts import (
     AXES,
     Axis,
     ChartSettings,
+    data_wait_text,
     metric_charts,
-    metrics_figures,
-    phases_line,
+    metrics_subtitle,
+    step_phases_text,
     throughput_chart,
-    waiting_line,
 )
-from ltui.app.presentation.metric_selection import default_choice, matching, remembered_key
+from ltui.app.presentation.metric_selection import default_choice, matching, preference_key
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
 
 
@@ -34,7 +34,7 @@ def test_loss_has_raw_smoothed_and_validation() -> None:
 def test_without_smoothing_there_is_one_training_curve() -> None:
     view_model = metric_charts(frame(), ChartSettings(smoothing=0.0))[0]
     assert [s.name for s in view_model.series] == ["train/loss", "val_loss"]
-    assert "raw" in metrics_figures(frame(), ChartSettings(smoothing=0.0))
+    assert "raw" in metrics_subtitle(frame(), ChartSettings(smoothing=0.0))
 
 
 def test_axis_by_epoch_is_fractional_and_by_time_in_seconds_since_the_run_was_created() -> None:
@@ -106,7 +106,7 @@ def test_chosen_metrics_get_a_chart_for_each_quantity() -> None:
         "val/loss",
     ]
     assert len({s.colour for view_model in view_models for s in view_model.series}) == 3
-    assert "smoothing 0.9" in metrics_figures(frame(curves=curves), chosen)
+    assert "smoothing 0.9" in metrics_subtitle(frame(curves=curves), chosen)
 
 
 def test_charts_side_by_side_have_the_same_axis() -> None:
@@ -133,10 +133,10 @@ def test_names_are_filtered_by_part_or_pattern_and_choices_kept_by_preset_or_scr
     assert matching(names, "VAL") == ("val/loss", "val/acc")
     assert matching(names, "*/loss") == ("train/loss", "val/loss")
     assert matching(names, "") == names
-    assert remembered_key("quickstart", None) == "quickstart"
-    assert remembered_key(None, ("python", "-u", "train.py", "--lr", "1")) == "train.py"
-    assert remembered_key(None, ("./go",)) == "./go"
-    assert remembered_key(None, None) == ""
+    assert preference_key("quickstart", None) == "quickstart"
+    assert preference_key(None, ("python", "-u", "train.py", "--lr", "1")) == "train.py"
+    assert preference_key(None, ("./go",)) == "./go"
+    assert preference_key(None, None) == ""
 
 
 def test_ranks_get_lines_only_where_they_differ() -> None:
@@ -155,7 +155,7 @@ def test_figures_of_throughput() -> None:
     assert subtitle == "31.4 k samples/s · best 32.0 k"
     unknown = frame(snapshot=snapshot(throughput=Throughput()), rates={})
     assert throughput_chart(unknown, ChartSettings()).subtitle == "n/a"
-    assert phases_line(frame()) == "fetch 4 % · forward 31 % · backward 58 % · optimizer 7 %"
+    assert step_phases_text(frame()) == "fetch 4 % · forward 31 % · backward 58 % · optimizer 7 %"
 
 
 def test_a_run_at_rest_has_no_rate_but_says_why() -> None:
@@ -175,7 +175,9 @@ def test_the_best_throughput_is_never_below_what_the_chart_shows() -> None:
 
 
 def test_much_waiting_for_data_says_what_to_do() -> None:
-    assert waiting_line(frame()) == "waiting for data 4 %"
+    assert data_wait_text(frame()) == "waiting for data 4 %"
     slow = snapshot(throughput=Throughput(data_wait_share=0.42))
-    assert "workers" in waiting_line(frame(snapshot=slow))
-    assert waiting_line(frame(snapshot=snapshot(throughput=Throughput()))) == "waiting for data n/a"
+    assert "workers" in data_wait_text(frame(snapshot=slow))
+    assert (
+        data_wait_text(frame(snapshot=snapshot(throughput=Throughput()))) == "waiting for data n/a"
+    )

@@ -8,17 +8,17 @@ from frames import curve
 
 from ltui.app.live.curve_arithmetic import (
     GrowingCurve,
-    concatenated,
+    concatenate,
     empty_curve,
-    epoch_places,
+    epoch_positions,
     halve,
     join,
-    part,
-    rate_curve,
+    select_points,
     smooth,
     splice,
+    throughput_curve,
 )
-from ltui.app.live.metric_history import CurveBook, RateBook
+from ltui.app.live.metric_history import MetricHistory, ThroughputHistory
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.queue_reader import Record
 from ltui.training.tensor_queue.record_types import StepField
@@ -89,32 +89,34 @@ def test_smoothing_lags_behind_a_step_as_its_weight_says() -> None:
 
 def test_a_merged_point_counts_as_many_values_in_the_smoothing() -> None:
     values = curve([0.0] * 64 + [1.0] * 16)
-    merged = concatenated([halve(halve(part(values, slice(0, 64)))), part(values, slice(64, None))])
+    merged = concatenate(
+        [halve(halve(select_points(values, slice(0, 64)))), select_points(values, slice(64, None))]
+    )
     assert len(merged) == 32
     assert smooth(merged, 0.9)[-1] == pytest.approx(smooth(values, 0.9)[-1], rel=1e-6)
 
 
 def test_a_part_in_detail_replaces_only_what_is_coarser() -> None:
     coarse = halve(halve(curve(np.arange(64.0))))
-    fine = part(curve(np.arange(64.0)), slice(16, 32))
+    fine = select_points(curve(np.arange(64.0)), slice(16, 32))
     found = splice(coarse, fine)
     assert len(found) == 4 + 16 + 8
     assert found.count.sum() == 64
-    assert splice(found, part(coarse, slice(4, 8))) is found
+    assert splice(found, select_points(coarse, slice(4, 8))) is found
     assert splice(coarse, empty_curve()) is coarse
 
 
 def test_places_on_an_axis_of_epochs() -> None:
     reference = curve(np.zeros(30), per_epoch=10)
-    places = epoch_places(np.array([5.0, 10.0, 20.0, 25.0, 30.0]), reference, None)
+    places = epoch_positions(np.array([5.0, 10.0, 20.0, 25.0, 30.0]), reference, None)
     assert places.tolist() == pytest.approx([0.5, 1.0, 2.0, 2.5, 3.0])
     one = curve(np.zeros(5), per_epoch=10)
-    assert epoch_places(np.array([5.0]), one, 10.0).tolist() == pytest.approx([0.5])
+    assert epoch_positions(np.array([5.0]), one, 10.0).tolist() == pytest.approx([0.5])
 
 
 def test_a_stored_rate_is_a_ratio_of_sums() -> None:
     # Alternating short and long steps: a mean of ratios would say 133 samples a second.
-    found = rate_curve(curve([100.0] * 400), curve([0.5, 1.5] * 200))
+    found = throughput_curve(curve([100.0] * 400), curve([0.5, 1.5] * 200))
     assert found.mean[10:] == pytest.approx([100.0] * (len(found) - 10), rel=0.06)
 
 
@@ -129,13 +131,13 @@ def test_a_stored_rate_is_the_figure_that_the_fold_gives() -> None:
     lengths = [0.1 + 0.05 * (i % 5) for i in range(300)]
     ends = np.cumsum(lengths)
     records = [step(i + 1, float(t), step_s=lengths[i]) for i, t in enumerate(ends)]
-    stored = rate_curve(curve([32.0] * 300), curve(lengths))
+    stored = throughput_curve(curve([32.0] * 300), curve(lengths))
     figure = fold_of(records).ranks[0].samples_per_s
     assert stored.mean[-1] == pytest.approx(figure, rel=0.03)
 
 
 def test_a_total_is_made_only_when_every_rank_has_a_rate() -> None:
-    book = RateBook()
+    book = ThroughputHistory()
     book.add(fold_of(steps(20, 0.1)), [0, 1])
     assert book.rates() == {}
     both = fold_of(steps(20, 0.1), steps(20, 0.1, samples=64))
@@ -149,7 +151,7 @@ def test_a_total_is_made_only_when_every_rank_has_a_rate() -> None:
 
 
 def test_a_book_keeps_stored_points_up_to_the_first_live_one() -> None:
-    book = CurveBook()
+    book = MetricHistory()
     book.load({"loss": curve([5, 4, 3, 2])})
     book.curves(["loss"])
     version = book.version
@@ -165,7 +167,7 @@ def test_a_loss_that_comes_as_a_metric_wins_over_that_of_the_steps() -> None:
     rows = np.full((4, len(StepField)), np.nan)
     rows[:, StepField.GLOBAL_STEP] = [1, 2, 3, 4]
     rows[:, StepField.LR] = 0.1
-    book = CurveBook()
+    book = MetricHistory()
     book.add_steps(rows)
     assert book.names() == {"step/lr"}
     for number in (1, 2):
@@ -173,7 +175,7 @@ def test_a_loss_that_comes_as_a_metric_wins_over_that_of_the_steps() -> None:
     book.add_steps(rows)
     assert book.curves(["train/loss"])["train/loss"].mean.tolist() == [0.5, 0.5]
     # On a processor the row has it, and NaN in it is a loss that is not a number.
-    plain = CurveBook()
+    plain = MetricHistory()
     rows[:2, StepField.LOSS] = 2.0
     plain.add_steps(rows)
     assert np.isnan(plain.curves(["train/loss"])["train/loss"].mean).tolist() == [0, 0, 1, 1]

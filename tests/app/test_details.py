@@ -40,7 +40,7 @@ def test_settings_are_the_leaves_under_short_names() -> None:
 
 
 def test_figures_name_the_parent_the_settings_and_what_changed() -> None:
-    text = run_details.figures(
+    text = run_details.metrics_and_configuration(
         frame(spec=SPEC, snapshot=snapshot(changes=("trainer.max_epochs=60",)))
     ).plain
     assert "started from\nold-pine-11aa:4500\n" in text
@@ -51,9 +51,13 @@ def test_figures_name_the_parent_the_settings_and_what_changed() -> None:
 def test_hyperparameters_are_shown_for_a_script_whose_configuration_is_unknown() -> None:
     script = replace(SPEC, config=None, command=("python", "train.py"), start_from=None)
     values = {"width": 32, "name": "digits"}
-    assert "width  32" in run_details.figures(frame(spec=script, hyperparameters=values)).plain
     assert (
-        "hyperparameters" not in run_details.figures(frame(spec=SPEC, hyperparameters=values)).plain
+        "width  32"
+        in run_details.metrics_and_configuration(frame(spec=script, hyperparameters=values)).plain
+    )
+    assert (
+        "hyperparameters"
+        not in run_details.metrics_and_configuration(frame(spec=SPEC, hyperparameters=values)).plain
     )
 
 
@@ -61,11 +65,11 @@ def test_the_learning_rate_of_the_last_step_is_a_figure() -> None:
     curves = {run_details.LEARNING_RATE: curve([0.002, 0.0015])}
     (line,) = [
         line
-        for line in run_details.figures(frame(curves=curves)).plain.splitlines()
+        for line in run_details.metrics_and_configuration(frame(curves=curves)).plain.splitlines()
         if "learning rate" in line
     ]
     assert line.split() == ["learning", "rate", "0.001500"]
-    assert "learning rate" not in run_details.figures(frame()).plain
+    assert "learning rate" not in run_details.metrics_and_configuration(frame()).plain
 
 
 def test_checkpoints_of_the_script_are_marked_as_its_own() -> None:
@@ -73,7 +77,7 @@ def test_checkpoints_of_the_script_are_marked_as_its_own() -> None:
         path="/csv/15-0.160.ckpt", global_step=15, reason="best by val/loss = 0.16",
         saved_at=NOW - 5, size_bytes=2048,
     )  # fmt: skip
-    text = run_details.facts(
+    text = run_details.checkpoints_and_events(
         frame(snapshot=snapshot(checkpoints=(), script_checkpoints=(own,)))
     ).plain
     assert text.startswith("checkpoints\nnone by ltui yet\n")

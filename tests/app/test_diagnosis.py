@@ -15,9 +15,14 @@ from frames import frame, snapshot
 from test_run_screen import OneRun, Script, settled, shown, until
 from textual.pilot import Pilot
 
-from ltui.app.diagnosis.diagnosis_view import Context, diagnosis_view_model, evidence_text
-from ltui.app.diagnosis.request_diagnosis import Found, from_snapshot, kept, post_mortem
-from ltui.app.diagnosis.stack_folding import in_library, place, stack_lines
+from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model, evidence_text
+from ltui.app.diagnosis.request_diagnosis import (
+    DiagnosisResult,
+    from_snapshot,
+    post_mortem,
+    stored_diagnoses,
+)
+from ltui.app.diagnosis.stack_folding import frame_location, in_library, stack_lines
 from ltui.app.diagnosis.text_report import report
 from ltui.app.presentation.state_words import state_sentence
 from ltui.app.screens.diagnosis import DiagnoseScreen
@@ -32,7 +37,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]fine[/red]\u202e"
 
 
 def view_model_of(diagnosis: Diagnosis, **changes: Any) -> DiagnosisViewModel:
-    context = Context(snapshot=snapshot(verdicts=diagnosis.verdicts), now=NOW)
+    context = DiagnosisContext(snapshot=snapshot(verdicts=diagnosis.verdicts), now=NOW)
     return diagnosis_view_model(diagnosis, replace(context, **changes))
 
 
@@ -215,8 +220,8 @@ def test_what_is_a_library(path: str, inside: str | None) -> None:
 
 
 def test_a_report_gives_whole_paths_of_own_code() -> None:
-    assert place(TRAIN) == "vision/train.py:61 training_step"
-    assert place(TRAIN, full_paths=True) == "/home/me/vision/train.py:61 training_step"
+    assert frame_location(TRAIN) == "vision/train.py:61 training_step"
+    assert frame_location(TRAIN, full_paths=True) == "/home/me/vision/train.py:61 training_step"
 
 
 # -- the wavefront ---------------------------------------------------------------------------------
@@ -318,9 +323,9 @@ def test_what_was_kept_is_read_and_damaged_files_are_passed_over(tmp_path: Path)
         (folder / f"{number:03d}.json").write_text(json.dumps(made.to_document()))
     (folder / "002.json").write_text('{"run": "torn')
     (folder / "rank-00001.json").write_text("{}")
-    found = kept(RunDir(tmp_path), 2)
+    found = stored_diagnoses(RunDir(tmp_path), 2)
     assert [d.headline for d in found] == [healthy().headline, stalled().headline]
-    assert kept(RunDir(tmp_path), 1) == []
+    assert stored_diagnoses(RunDir(tmp_path), 1) == []
 
 
 def test_the_snapshot_alone_gives_verdicts_and_says_what_is_missing() -> None:
@@ -345,11 +350,11 @@ class Opened:
         self.problem: ProblemError | None = None
         self.folder = folder
 
-    def find(self, run_dir: RunDir) -> Found:
+    def find(self, run_dir: RunDir) -> DiagnosisResult:
         self.asked += 1
         if self.problem is not None:
             raise self.problem
-        return Found(self.diagnosis, self.run, ())
+        return DiagnosisResult(self.diagnosis, self.run, ())
 
     async def open(self, pilot: Pilot[Any]) -> DiagnoseScreen:
         under = await shown(pilot, self.app)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ltui.app.presentation.free_gpus import free_text
+from ltui.app.presentation.free_gpus import free_gpus_text
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.gpu.sampler import NO_DRIVER, GpuView
 
@@ -22,7 +22,7 @@ def reading(index: int, used: int = 0, *processes: GpuProcess) -> GpuReading:
 
 def test_free_and_used() -> None:
     used = reading(1, 40 * GIB, GpuProcess(pid=77, user="ada"))
-    text = free_text(GpuView(readings=(reading(0), used))).plain
+    text = free_gpus_text(GpuView(readings=(reading(0), used))).plain
     assert "GPUs: 1 of 2 free" in text
     assert "free:1 chooses the one with the most free memory" in text
     first, second = text.splitlines()[1:]
@@ -33,13 +33,13 @@ def test_free_and_used() -> None:
 def test_of_many_those_in_use_come_first() -> None:
     busy = reading(60, 3 * GIB, GpuProcess(pid=5))
     view = GpuView(readings=(*(reading(i) for i in range(60)), busy))
-    lines = free_text(view).plain.splitlines()
+    lines = free_gpus_text(view).plain.splitlines()
     assert lines[0].startswith("GPUs: 60 of 61 free")
     assert "60  H100" in lines[1]
     assert lines[-1] == "  and 53 more"
 
 
 def test_none_and_a_hung_driver() -> None:
-    assert NO_DRIVER in free_text(GpuView(note=NO_DRIVER)).plain
+    assert NO_DRIVER in free_gpus_text(GpuView(note=NO_DRIVER)).plain
     hung = GpuView(readings=(reading(0),), note="driver not answering since 4 s")
-    assert "driver not answering since 4 s" in free_text(hung).plain
+    assert "driver not answering since 4 s" in free_gpus_text(hung).plain

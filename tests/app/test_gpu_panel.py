@@ -12,7 +12,7 @@ from textual.app import App, ComposeResult
 
 from ltui.app.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuBook, GpuSample, in_windows
+from ltui.app.live.gpu_history import GpuHistory, GpuSample, window_means
 from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.presentation import gpu_view
 from ltui.app.screens.gpu import GpuScreen
@@ -94,20 +94,20 @@ def test_whose_processes() -> None:
 
 def test_windows_stand_fast_and_keep_gaps() -> None:
     samples = [GpuSample(at=t, utilisation=v) for t, v in ((0, 0.2), (1, 0.4), (21, 1.0))]
-    first, gap, last = in_windows(samples, 10, 12)
+    first, gap, last = window_means(samples, 10, 12)
     assert (first, last) == (pytest.approx(0.3), 1.0)
     assert math.isnan(gap)
-    later = in_windows([*samples, GpuSample(at=22, utilisation=0.0)], 10, 12)
+    later = window_means([*samples, GpuSample(at=22, utilisation=0.0)], 10, 12)
     assert later[0] == first
 
 
 def test_the_book_is_bounded_and_takes_a_reading_once() -> None:
-    book = GpuBook()
+    book = GpuHistory()
     book.load(0, [GpuSample(at=NOW - 900 + i, utilisation=0.1) for i in range(100)])
     for second in range(400):
         for _ in range(2):
             book.add([gpu(0, sampled_at=NOW + second)])
-    samples = book.pasts()[0].samples
+    samples = book.series()[0].samples
     assert len(samples) <= 302
     assert samples[-1].at == NOW + 399
     assert len({s.at for s in samples}) == len(samples)
@@ -197,7 +197,7 @@ async def test_the_strips_of_many_gpus_leave_room_for_rows() -> None:
 
 async def test_escape_does_not_quit_the_demo() -> None:
     class NoGpus:
-        def look(self) -> Frame:
+        def poll(self) -> Frame:
             return frame()
 
         def stop(self) -> None:

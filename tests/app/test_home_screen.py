@@ -13,9 +13,9 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TextArea
 
-from ltui.app.keys.footer import KeyLine
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.launch import local_machine
-from ltui.app.live.run_list import RunLine
+from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.form_fields import KnobField, StartField
 from ltui.app.panels.form_panel import FormPanel, LaunchLine
 from ltui.app.panels.launch_form import LaunchForm
@@ -433,7 +433,7 @@ async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
-        footer = screen.query_one(KeyLine)
+        footer = screen.query_one(KeyFooter)
 
         def keys() -> set[str]:
             return {hint.key for hint in footer._hints}
@@ -490,7 +490,7 @@ async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) 
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
-        screen.lines["calm-fox-1a2b"] = RunLine(run_dir, None, "unreadable")
+        screen.lines["calm-fox-1a2b"] = RunListEntry(run_dir, None, "unreadable")
         await pilot.press("3")
         screen.action_delete()
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
@@ -550,13 +550,13 @@ async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
 async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
     home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, real = threading.Event(), local_machine.this_machine
+    asked, real = threading.Event(), local_machine.detect_machine
 
     def slow(environment: Mapping[str, str]) -> Machine:
         asked.wait(60)
         return real(environment)
 
-    monkeypatch.setattr(local_machine, "this_machine", slow)
+    monkeypatch.setattr(local_machine, "detect_machine", slow)
     app = LtuiApp(home)
     async with app.run_test(size=(160, 50)) as pilot:
         screen = app.screen

@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from ltui.app.keys.all_keys import SCREEN, listed_keys
-from ltui.app.keys.footer import READONLY_BADGE, KeyLine
+from ltui.app.keys.footer import READONLY_BADGE, KeyFooter
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.presentation.metric_charts import shown_metrics
 from ltui.app.screens.help import HelpScreen
@@ -118,7 +118,7 @@ def unknown_hints(screen: Screen[object]) -> list[str]:
         for name in key.keys.split():
             bound.setdefault(name, set()).add(key.binding.action)
     wrong = []
-    for hint in screen.query_one(KeyLine)._hints:
+    for hint in screen.query_one(KeyFooter)._hints:
         target, _, call = hint.action.rpartition(".")
         name = call.partition("(")[0]
         owner = {"app": screen.app, "screen": screen, "focused": screen.focused}[target]
@@ -151,10 +151,10 @@ async def test_a_chart_names_its_keys_in_the_footer() -> None:
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await shown(pilot, app)
         await pilot.press("1")
-        await until(pilot, lambda: "crosshair" in str(screen.query_one(KeyLine).render()))
-        assert "zoom" in str(screen.query_one(KeyLine).render())
+        await until(pilot, lambda: "crosshair" in str(screen.query_one(KeyFooter).render()))
+        assert "zoom" in str(screen.query_one(KeyFooter).render())
         await pilot.press("4")
-        await until(pilot, lambda: "crosshair" not in str(screen.query_one(KeyLine).render()))
+        await until(pilot, lambda: "crosshair" not in str(screen.query_one(KeyFooter).render()))
 
 
 async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
@@ -191,11 +191,11 @@ async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:
     run = OneRun(Script(frame()), readonly=True)
     async with run.run_test(size=(60, 15)) as pilot:
         await shown(pilot, run)
-        assert READONLY_BADGE in str(run.screen.query_one(KeyLine).render())
+        assert READONLY_BADGE in str(run.screen.query_one(KeyFooter).render())
     home = LtuiApp(private_home, readonly=True)
     async with home.run_test(size=(60, 15)) as pilot:
         assert isinstance(home.screen, HomeScreen)
-        assert READONLY_BADGE in str(home.screen.query_one(KeyLine).render())
+        assert READONLY_BADGE in str(home.screen.query_one(KeyFooter).render())
 
 
 def test_every_binding_of_a_widget_says_what_it_does() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from frames import snapshot
 
-from ltui.app.presentation.notifications import CONTROLS, farewell, happened, refusal
+from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for
 from ltui.app.screens.run import key_hints, kill_question
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 
 
 def sentences(before: object, now: object) -> list[str]:
-    return [text.replace("\u2009", " ") for text, _ in happened(before, now)]  # type: ignore[arg-type]
+    return [text.replace("\u2009", " ") for text, _ in toasts_for(before, now)]  # type: ignore[arg-type]
 
 
 def test_nothing_is_said_of_the_first_look_or_of_no_change() -> None:
@@ -35,7 +35,7 @@ def test_changes_are_said_with_their_step() -> None:
 
 
 def test_a_failure_is_said_as_an_error() -> None:
-    (said,) = happened(snapshot(), snapshot(state=RunState.CRASHED, detail="rank 1 was killed"))
+    (said,) = toasts_for(snapshot(), snapshot(state=RunState.CRASHED, detail="rank 1 was killed"))
     assert said == ("rank 1 was killed", "error")
 
 
@@ -89,4 +89,4 @@ def test_what_ranks_that_start_cannot_do_is_not_offered() -> None:
 def test_a_stop_that_could_not_save_is_said_as_an_error() -> None:
     stopping = snapshot(state=RunState.STOPPING)
     on = snapshot(state=RunState.RUNNING, detail="not stopped: the disk is full")
-    assert happened(stopping, on) == [("not stopped: the disk is full", "error")]
+    assert toasts_for(stopping, on) == [("not stopped: the disk is full", "error")]

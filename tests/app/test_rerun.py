@@ -15,7 +15,7 @@ from textual.widgets import Input, Select
 from ltui.app.launch.rerun import (
     FROM_CHECKPOINT,
     FROM_START,
-    OTHER,
+    OTHER_CHANGES,
     RESUME,
     Choice,
     check_choice,
@@ -150,7 +150,7 @@ async def test_a_resume_with_changes_from_an_earlier_checkpoint(
         await filled(pilot, screen)
         assert field(screen, EPOCHS).text == "7"
         field(screen, EPOCHS).query_one(Input).value = "9"
-        field(screen, OTHER).query_one(Input).value = "trainer.precision=bf16-mixed"
+        field(screen, OTHER_CHANGES).query_one(Input).value = "trainer.precision=bf16-mixed"
         earlier = checkpoint_name(12, "request")
         field(screen, CHECKPOINT).query_one(Select).value = earlier
         line = screen.query_one(LaunchLine)
@@ -191,8 +191,8 @@ async def test_a_wrong_change_is_shown_beside_its_field_and_nothing_starts(
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await opened(pilot, app, "r")
         await filled(pilot, screen)
-        field(screen, OTHER).query_one(Input).value = "trainer.max_epoch=9"
-        await until(pilot, lambda: field(screen, OTHER).has_class("-wrong"))
+        field(screen, OTHER_CHANGES).query_one(Input).value = "trainer.max_epoch=9"
+        await until(pilot, lambda: field(screen, OTHER_CHANGES).has_class("-wrong"))
         await pilot.press("enter")
         await pilot.pause()
         assert app.screen is screen

@@ -9,7 +9,7 @@ from frames import curve, frame, snapshot
 from test_run_screen import OneRun, Script, shown, until
 from textual.widgets import Input, OptionList
 
-from ltui.app.keys.footer import KeyLine
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.run_charts import RunCharts
@@ -128,7 +128,7 @@ async def test_the_footer_names_the_keys_of_the_chart_that_has_the_focus(tmp_pat
         screen = await shown(pilot, app)
 
         def words() -> set[str]:
-            return {hint.words for hint in screen.query_one(KeyLine)._hints}
+            return {hint.words for hint in screen.query_one(KeyFooter)._hints}
 
         await pilot.press("4")
         await until(pilot, lambda: "crosshair" not in words())

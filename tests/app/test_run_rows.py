@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from frames import NOW, snapshot
 
-from ltui.app.live.run_list import RunLine
+from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.presentation.headline_metric import metric_of
+from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.run_order import ordered
 from ltui.app.presentation.run_rows import RunRow, run_row
 from ltui.training.config.preset_form import apply_form
@@ -24,9 +24,9 @@ def logged(**values: float) -> dict[str, MetricValue]:
     return {name: MetricValue(last=value, step=9) for name, value in names.items()}
 
 
-def line(name: str, **values: float) -> RunLine:
+def line(name: str, **values: float) -> RunListEntry:
     run = snapshot(id=name, name=name, metrics=logged(**values))
-    return RunLine(RunDir(Path("/runs") / name), run)
+    return RunListEntry(RunDir(Path("/runs") / name), run)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def line(name: str, **values: float) -> RunLine:
 def test_the_metric_of_a_run_is_its_loss_or_else_its_score(
     values: dict[str, float], name: str
 ) -> None:
-    shown = metric_of(snapshot(metrics=logged(**values)))
+    shown = headline_metric(snapshot(metrics=logged(**values)))
     assert shown is not None
     assert shown.name == name
 
@@ -74,7 +74,7 @@ def test_runs_are_sorted_by_the_best_metric_and_those_without_come_last() -> Non
 )
 def test_a_command_is_named_by_its_script(command: tuple[str, ...], shown: str) -> None:
     run = snapshot(preset=None, command=command)
-    row = run_row(RunLine(RunDir(Path("/runs/a")), run), NOW)
+    row = run_row(RunListEntry(RunDir(Path("/runs/a")), run), NOW)
     assert row.preset == shown
 
 

@@ -13,7 +13,7 @@ from frames import frame, log_lines, rank, snapshot
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from ltui.app.keys.footer import KeyLine
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
 from ltui.app.panels.details_panel import DetailsView
 from ltui.app.panels.run_charts import RunCharts
@@ -40,7 +40,7 @@ class Script:
         self.frame: Frame | Exception = first
         self.closed = False
 
-    def look(self, now: float, now_ns: int) -> Frame:
+    def poll(self, now: float, now_ns: int) -> Frame:
         if isinstance(self.frame, Exception):
             raise self.frame
         return self.frame
@@ -210,7 +210,7 @@ async def test_the_details_come_and_go_with_their_key() -> None:
 def on_cpu(ranks: int) -> Frame:
     rows = tuple(rank(number, device="cpu") for number in range(ranks))
     run = snapshot(ranks=rows, world_size=ranks, gpus=(), gpu_note="no NVIDIA driver")
-    return frame(snapshot=run, gpu_pasts={})
+    return frame(snapshot=run, gpu_series={})
 
 
 async def test_two_ranks_on_a_cpu_leave_the_room_to_charts_and_log() -> None:
@@ -315,7 +315,7 @@ async def test_readonly_refuses_every_control_and_says_so() -> None:
         assert app.asked == []
         assert isinstance(app.screen, RunScreen)
         assert any("--readonly" in n.message for n in app._notifications)
-        hints = {hint.key for hint in screen.query_one(KeyLine)._hints}
+        hints = {hint.key for hint in screen.query_one(KeyFooter)._hints}
         assert not hints & {"s", "p", "c", "k", "r"}
 
 

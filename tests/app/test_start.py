@@ -16,7 +16,7 @@ from textual.theme import Theme
 from ltui.app import cli
 from ltui.app.commands import dashboard
 from ltui.app.commands.arguments import build_parser
-from ltui.app.preferences import remember
+from ltui.app.preferences import write_preference
 from ltui.app.textual_app import LtuiApp
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT
 from tests.cli.terminal import Terminal
@@ -113,7 +113,7 @@ async def test_styles_are_parsed_once_and_in_the_first_theme(
     reparsed: list[str] = []
     monkeypatch.setattr(Stylesheet, "reparse", lambda sheet: reparsed.append("again"))
     private_home.mkdir(exist_ok=True)
-    remember(private_home, "theme", theme.name)
+    write_preference(private_home, "theme", theme.name)
     app = LtuiApp(private_home)
     async with app.run_test(size=(100, 30)):
         assert app.screen.styles.background == Color.parse(theme.background or "")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltui.app.live.curve_arithmetic import curve_of_values, smooth
-from ltui.app.live.stored_curves import stored_curve, stored_part, stored_rates
+from ltui.app.live.curve_arithmetic import curve_from_rows, smooth
+from ltui.app.live.stored_curves import stored_curve, stored_rates, stored_segment
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.tensor_queue.record_types import StepField
@@ -59,9 +59,9 @@ def test_the_smoothed_loss_ends_the_same_however_long_the_history_is(tmp_path: P
     store.close()
     with RunStore(run) as history:
         loaded = stored_curve(history, "train/loss")
-        part = stored_part(history, "train/loss", (4000, 4999))
+        part = stored_segment(history, "train/loss", (4000, 4999))
     steps = np.arange(1.0, 30_001.0)
-    whole = curve_of_values(np.column_stack([steps, steps, steps, losses]))
+    whole = curve_from_rows(np.column_stack([steps, steps, steps, losses]))
     assert len(loaded) < 6000
     for weight in (0.6, 0.9, 0.99, 0.995):
         assert smooth(loaded, weight)[-1] == pytest.approx(smooth(whole, weight)[-1], rel=1e-4)
@@ -94,7 +94,7 @@ def test_what_each_step_records_without_windows_is_a_curve_too(tmp_path: Path) -
     store.close()
     with RunStore(run) as history:
         whole = stored_curve(history, "step/forward_seconds")
-        part = stored_part(history, "step/forward_seconds", (10, 19))
+        part = stored_segment(history, "step/forward_seconds", (10, 19))
         assert len(stored_curve(history, "step/memory_bytes").mean) > 0
     assert whole.mean == pytest.approx(whole.steps / 1000)
     assert whole.count.sum() > 29_000

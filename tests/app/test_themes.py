@@ -9,7 +9,7 @@ from frames import frame
 from test_run_screen import OneRun, Script, shown, until
 from textual.widgets import OptionList
 
-from ltui.app.preferences import read_preferences, remember
+from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.screens.theme_list import ThemeScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.app.themes import has_light_background
@@ -63,7 +63,7 @@ async def test_a_home_that_cannot_be_written_costs_only_the_memory(tmp_path: Pat
 
 
 def test_a_theme_that_is_gone_or_a_damaged_file_starts_with_the_default(tmp_path: Path) -> None:
-    remember(tmp_path, "theme", "textual-ansi-of-another-version")
+    write_preference(tmp_path, "theme", "textual-ansi-of-another-version")
     assert LtuiApp(tmp_path).theme == THEMES[0].name
     (tmp_path / "preferences.json").write_text("[1,")
     assert LtuiApp(tmp_path).theme == THEMES[0].name

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from frames import NOW, frame, gpu, rank, snapshot
 
-from ltui.app.live.frame import Cleared, Ending
+from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.presentation import gpu_view, run_details, run_view
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
@@ -95,11 +95,11 @@ def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
 
 
 def test_a_cleared_verdict_says_how_long_it_lasted_then_goes() -> None:
-    over = Cleared(verdict=STALL, lasted_s=12.0, at=NOW - 1)
-    view_model = run_view.header(frame(cleared=(over,)))
+    over = ResolvedVerdict(verdict=STALL, lasted_s=12.0, at=NOW - 1)
+    view_model = run_view.header(frame(resolved_verdicts=(over,)))
     assert view_model.banner == "Recovered after 12 s: rank 2 was stalled"
     assert view_model.banner_tone is Tone.GOOD
-    later = frame(cleared=(over,), now=NOW + run_view.CLEARED_SHOWN_S)
+    later = frame(resolved_verdicts=(over,), now=NOW + run_view.RECOVERY_SHOWN_S)
     assert run_view.header(later).banner is None
 
 
@@ -148,11 +148,11 @@ def test_incomplete_history_is_said() -> None:
 
 def test_silence_is_said_with_its_age_only_while_ranks_should_write() -> None:
     quiet = frame(last_record_at=NOW - 31)
-    assert run_view.silence(quiet) == "no data for 31 s"
-    assert run_view.silence(frame()) is None
+    assert run_view.silence_text(quiet) == "no data for 31 s"
+    assert run_view.silence_text(frame()) is None
     paused = replace(quiet, snapshot=snapshot(state=RunState.PAUSED))
-    assert run_view.silence(paused) is None
-    assert run_view.silence(frame(last_record_at=None)) is None
+    assert run_view.silence_text(paused) is None
+    assert run_view.silence_text(frame(last_record_at=None)) is None
 
 
 def test_rows_are_in_the_order_of_ranks() -> None:
@@ -203,11 +203,15 @@ def test_without_gpus_the_line_says_why_and_ranks_have_readings() -> None:
 
 def test_an_ending_names_the_first_rank_that_failed() -> None:
     endings = (
-        Ending(rank=1, type="RuntimeError", message="size\nmismatch", traceback=None, at=NOW),
-        Ending(rank=0, type="RuntimeError", message="peer gone", traceback=None, at=NOW + 1),
+        RankException(
+            rank=1, type="RuntimeError", message="size\nmismatch", traceback=None, at=NOW
+        ),
+        RankException(rank=0, type="RuntimeError", message="peer gone", traceback=None, at=NOW + 1),
     )
     run = snapshot(state=RunState.FAILED, detail="rank 1 failed at step 1204")
-    texts = [cell.text for cell in run_view.ending_lines(frame(snapshot=run, endings=endings))]
+    texts = [
+        cell.text for cell in run_view.ending_lines(frame(snapshot=run, rank_exceptions=endings))
+    ]
     assert texts[0] == "rank 1 failed at step 1204"
     assert texts[1] == "rank 1 raised RuntimeError: size"
     assert texts[2] == "after it, rank 0 failed too"
@@ -240,7 +244,7 @@ def test_names_from_a_run_are_made_safe(evil: str) -> None:
 
 def test_details_tell_the_last_events_cleaned() -> None:
     happened = tuple((NOW + n, f"event {n} \x1b[31m[b]") for n in range(20))
-    text = run_details.facts(frame(events=happened)).plain
+    text = run_details.checkpoints_and_events(frame(events=happened)).plain
     assert "event 19 [b]" in text
     assert text.index("event 19 ") < text.index("event 0 ")
     assert "none yet" not in text.split("events")[1]

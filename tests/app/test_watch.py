@@ -13,9 +13,15 @@ import numpy as np
 import pytest
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import CurveRequest, RequestBox
-from ltui.app.live.poller_thread import CPU_SHARE, FASTEST_S, SLOWEST_S, Feed, Pace
-from ltui.app.live.run_poller import RunWatch
+from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
+from ltui.app.live.poller_thread import (
+    FASTEST_S,
+    MAX_CPU_FRACTION,
+    SLOWEST_S,
+    FramePacer,
+    PollerThread,
+)
+from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -113,11 +119,11 @@ def ranks(run_dir: RunDir) -> Iterator[list[Writer]]:
             writer.end()
 
 
-def look(watch: RunWatch) -> Frame:
-    return watch.look(time.time(), time.monotonic_ns())
+def look(watch: RunPoller) -> Frame:
+    return watch.poll(time.time(), time.monotonic_ns())
 
 
-def until(watch: RunWatch, true: Callable[[Frame], bool]) -> Frame:
+def until(watch: RunPoller, true: Callable[[Frame], bool]) -> Frame:
     deadline = time.monotonic() + 90
     while True:
         frame = look(watch)
@@ -128,7 +134,7 @@ def until(watch: RunWatch, true: Callable[[Frame], bool]) -> Frame:
 
 
 def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[Writer]) -> None:
-    watch = RunWatch(run_dir)
+    watch = RunPoller(run_dir)
     try:
         for writer in ranks:
             writer.say("steps 1 20")
@@ -162,7 +168,7 @@ def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[W
 def test_an_unfinished_queue_is_no_error_and_is_found_later(run_dir: RunDir) -> None:
     path = run_dir.queue_dir(1) / "rank-00000.queue"
     path.write_bytes(b"")
-    watch = RunWatch(run_dir)
+    watch = RunPoller(run_dir)
     try:
         frame = look(watch)
         assert frame.error is None
@@ -172,7 +178,7 @@ def test_an_unfinished_queue_is_no_error_and_is_found_later(run_dir: RunDir) -> 
 
 
 def test_logs_are_followed(run_dir: RunDir) -> None:
-    watch = RunWatch(run_dir)
+    watch = RunPoller(run_dir)
     try:
         (run_dir.logs_dir(1) / "rank-00001.log").write_bytes(b"\x1b[31mhello\x1b[0m\n")
         frame = until(watch, lambda f: f.log_count > 0)
@@ -184,7 +190,7 @@ def test_logs_are_followed(run_dir: RunDir) -> None:
 def test_a_damaged_store_is_said_and_the_rest_goes_on(run_dir: RunDir, private_home: Path) -> None:
     posted: list[Frame] = []
     run_dir.db_path.write_bytes(b"this is no database at all" * 100)
-    feed = Feed(lambda: RunWatch(run_dir), posted.append, run_id=run_dir.id)
+    feed = PollerThread(lambda: RunPoller(run_dir), posted.append, run_id=run_dir.id)
     feed.start()
     try:
         deadline = time.monotonic() + 90
@@ -204,7 +210,7 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
     class Broken:
         broken = True
 
-        def look(self, now: float, now_ns: int) -> Frame:
+        def poll(self, now: float, now_ns: int) -> Frame:
             if self.broken:
                 raise RuntimeError("nothing works")
             return posted_good
@@ -213,7 +219,7 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
             self.closed = True
 
     watch = Broken()
-    feed = Feed(lambda: watch, posted.append, run_id="calm-fox-1a2b")
+    feed = PollerThread(lambda: watch, posted.append, run_id="calm-fox-1a2b")
     posted_good = feed._last
     feed.start()
     try:
@@ -258,8 +264,8 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
     ended = snapshot(id=run_dir.id, name="calm-fox", state=RunState.FINISHED, attempt=1)
     store.write_snapshot(ended)
     store.close()
-    requests = RequestBox()
-    watch = RunWatch(run_dir, requests)
+    requests = LatestCurveRequest()
+    watch = RunPoller(run_dir, requests)
     try:
         frame = until(watch, lambda f: "train/loss" in f.curves)
         assert "step/seconds" in frame.curve_names
@@ -283,7 +289,7 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
 
 
 def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> None:
-    watch = RunWatch(run_dir)
+    watch = RunPoller(run_dir)
     try:
         for writer in ranks:
             writer.say("steps 1 5")
@@ -298,14 +304,14 @@ def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> N
 
 
 def test_frames_that_cost_more_come_less_often() -> None:
-    cheap, costly = Pace(), Pace()
+    cheap, costly = FramePacer(), FramePacer()
     assert cheap.period_s(0.001) == costly.period_s(0.5) == FASTEST_S
     for _ in range(30):
         fast, slow = cheap.period_s(0.001), costly.period_s(0.5)
     assert fast == FASTEST_S
     assert slow == pytest.approx(SLOWEST_S, rel=0.01)
-    middle = Pace()
+    middle = FramePacer()
     for _ in range(30):
         period = middle.period_s(0.01)
     # So that the cost of a frame is the agreed share of the time to the next one.
-    assert 0.01 / period == pytest.approx(CPU_SHARE, rel=0.01)
+    assert 0.01 / period == pytest.approx(MAX_CPU_FRACTION, rel=0.01)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.foreground.follow_run import Watch, event_line, failure_lines
-from ltui.app.foreground.interrupt_signals import Signals
+from ltui.app.foreground.follow_run import RunFollower, event_line, failure_lines
+from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.training.state.run_snapshot import RunState, Verdict, to_json
 from ltui.training.store.history_reader import Event
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -23,9 +23,9 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def show(self, *_: object) -> None: ...
+    def update(self, *_: object) -> None: ...
     def close(self) -> None: ...
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self.lines.append(line)
 
 
@@ -47,9 +47,9 @@ def test_what_several_ranks_report_is_said_once_with_the_first_rank(tmp_path: Pa
     ]
     write_events(tmp_path, [*notes, (0, "paused", "Paused at step 200.", {})])
     lines = Lines()
-    watch = Watch(run_dir(tmp_path), lines, Signals())
-    watch._tell_events()
-    watch._tell_events()
+    watch = RunFollower(run_dir(tmp_path), lines, ReceivedSignals())
+    watch._print_events()
+    watch._print_events()
     assert lines.lines == ["The loss became nan at step 1 on rank 1.", "Paused at step 200."]
 
 

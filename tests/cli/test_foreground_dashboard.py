@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ltui.app.foreground.follow_run import can_open_dashboard
-from ltui.app.foreground.interrupt_signals import Signals
+from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.foreground.run_in_dashboard import ForegroundApp
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import StoreWriter
@@ -40,7 +40,7 @@ class Opened:
 
     def __init__(self, folder: Path, close_after_s: float) -> None:
         self.requests: list[dict[str, Any]] = []
-        self.signals = Signals()
+        self.signals = ReceivedSignals()
         self.app = ForegroundApp(
             ended_run(folder),
             self.signals,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.commands.arguments import whole
+from ltui.app.commands.arguments import whole_number
 from ltui.training.state.stop_conditions import parse_condition
 from tests.cli.conftest import Ltui
 
@@ -52,14 +52,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(ltui: Ltui, words: list[str], sai
     "text", ["3157", "3 157", "3,157", "3_157", "3\N{THIN SPACE}157", "3\N{NO-BREAK SPACE}157"]
 )
 def test_a_step_can_be_pasted_from_the_screen(text: str) -> None:
-    assert whole(text) == 3157
+    assert whole_number(text) == 3157
     assert parse_condition(text, 0.0).step == 3157
 
 
 @pytest.mark.parametrize("text", ["31 57", "3 1570", "1,5", "-3", "3 157.0", ""])
 def test_what_is_no_grouped_number_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        whole(text)
+        whole_number(text)
 
 
 def test_the_dashboard_needs_a_terminal_and_says_so(ltui: Ltui) -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.launch.build_spec import prepare
-from ltui.app.launch.class_path_check import ClassUse, class_faults, class_uses, fits
+from ltui.app.launch.build_spec import prepare_launch
+from ltui.app.launch.class_path_check import ClassUse, class_faults, class_uses, value_fits
 from ltui.app.launch.training_interpreter import (
-    NEEDED,
-    Findings,
+    REQUIRED_PACKAGES,
+    InterpreterReport,
     choose_python,
-    lacking,
-    look,
     malicious_packages,
-    needs_of,
+    missing_class_imports,
+    missing_packages,
+    probe_interpreter,
 )
 from ltui.training.problem import ProblemError
 
@@ -54,13 +54,15 @@ def test_what_is_no_program_is_refused(named: str) -> None:
 
 def test_a_program_that_is_no_python_is_refused() -> None:
     with pytest.raises(ProblemError, match="not a working Python"):
-        look("/bin/true", ["torch"])
+        probe_interpreter("/bin/true", ["torch"])
 
 
 def test_what_an_empty_environment_lacks_is_named_with_the_command(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=False)
     python = str(tmp_path / "env" / "bin" / "python")
-    (problem,) = lacking(look(python, list(NEEDED)), NEEDED)
+    (problem,) = missing_packages(
+        probe_interpreter(python, list(REQUIRED_PACKAGES)), REQUIRED_PACKAGES
+    )
     assert "torch, lightning and jsonargparse" in problem.what
     assert problem.remedy == (
         "Activate the environment that has them, or "
@@ -69,7 +71,9 @@ def test_what_an_empty_environment_lacks_is_named_with_the_command(tmp_path: Pat
 
 
 def test_an_old_interpreter_is_told_apart() -> None:
-    (problem,) = lacking(Findings(python="/old/python", version="3.8.10"), NEEDED)
+    (problem,) = missing_packages(
+        InterpreterReport(python="/old/python", version="3.8.10"), REQUIRED_PACKAGES
+    )
     assert "3.8.10" in problem.what
 
 
@@ -85,17 +89,19 @@ def test_a_malicious_release_is_named(tmp_path: Path, package: str, version: str
     metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
     (packages / f"{package}-{version}.dist-info" / "METADATA").write_text(metadata)
     python = str(environment / "bin" / "python")
-    (problem,) = malicious_packages(look(python, list(NEEDED)))
+    (problem,) = malicious_packages(probe_interpreter(python, list(REQUIRED_PACKAGES)))
     assert problem.what == (
         f"{package.replace('_', '-')} {version} is a malicious release (GHSA-w37p-236h-pfx3)."
     )
     with pytest.raises(ProblemError, match="malicious release"):
-        prepare("quickstart", [], python)
+        prepare_launch("quickstart", [], python)
 
 
 def test_other_releases_are_not_called_malicious() -> None:
     packages = {"lightning": "2.6.6", "pytorch_lightning": None}
-    assert malicious_packages(Findings(python="p", version="3.12.1", packages=packages)) == []
+    assert (
+        malicious_packages(InterpreterReport(python="p", version="3.12.1", packages=packages)) == []
+    )
 
 
 def test_the_requirements_exclude_the_malicious_releases() -> None:
@@ -120,8 +126,8 @@ def modules(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _looked_up(folder: Path, **class_paths: str) -> Findings:
-    return look(sys.executable, [], class_paths, [str(folder)])
+def _looked_up(folder: Path, **class_paths: str) -> InterpreterReport:
+    return probe_interpreter(sys.executable, [], class_paths, [str(folder)])
 
 
 def test_a_class_is_found_without_running_its_package(modules: Path) -> None:
@@ -131,13 +137,15 @@ def test_a_class_is_found_without_running_its_package(modules: Path) -> None:
 
 def test_imports_that_always_run_are_needed_and_guarded_ones_are_not(modules: Path) -> None:
     seen = _looked_up(modules, model="mine.model.Net")
-    assert needs_of(seen) == {"nowhere_to_be_found": "nowhere_to_be_found"}
-    (problem,) = lacking(seen, needs_of(seen))
+    assert missing_class_imports(seen) == {"nowhere_to_be_found": "nowhere_to_be_found"}
+    (problem,) = missing_packages(seen, missing_class_imports(seen))
     assert "lacks nowhere_to_be_found" in problem.what
 
 
 def test_what_the_room_of_data_imports_is_needed() -> None:
-    seen = look(sys.executable, [], {"x": "ltui.training.rank.train_preset.NoSuchClass"})
+    seen = probe_interpreter(
+        sys.executable, [], {"x": "ltui.training.rank.train_preset.NoSuchClass"}
+    )
     assert seen.classes["x"]["missing"] in ("class", "module")
 
 
@@ -201,7 +209,7 @@ def test_class_paths_are_found_wherever_they_stand() -> None:
     ],
 )
 def test_values_of_plain_types(value: object, annotation: str, expected: bool) -> None:
-    assert fits(value, annotation) is expected
+    assert value_fits(value, annotation) is expected
 
 
 def test_a_value_of_the_wrong_type(modules: Path) -> None:

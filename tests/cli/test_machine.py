@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ltui.app.launch.local_machine import visible_gpus, within
+from ltui.app.launch.local_machine import call_with_timeout, visible_gpus
 from ltui.training.gpu import nvml_stand_in
 from tests.cli.conftest import Ltui
 
@@ -101,4 +101,4 @@ def test_visible_devices(chosen: str | None, count: int) -> None:
 
 
 def test_an_answer_in_time_is_given() -> None:
-    assert within(60.0, lambda: 3) == 3
+    assert call_with_timeout(60.0, lambda: 3) == 3

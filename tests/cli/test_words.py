@@ -268,7 +268,7 @@ def test_plain_lines_come_with_epochs_and_once_a_minute() -> None:
     lines = PlainLines(stream)
 
     def count_after(run: RunSnapshot, now: float) -> int:
-        lines.show(run, now, "")
+        lines.update(run, now, "")
         return stream.getvalue().count("\n")
 
     assert count_after(WELL, 0.0) == 1

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 
-from ltui.app.diagnosis.request_diagnosis import find
+from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE
 
@@ -15,7 +15,7 @@ from .conftest import Runs
 
 def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
     run = runs.training()
-    healthy = find(run).diagnosis
+    healthy = request_diagnosis(run).diagnosis
     assert healthy.verdicts == ()
     assert healthy.headline.startswith("Healthy")
     assert healthy.evidence is not None
@@ -25,13 +25,13 @@ def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
     assert holder is not None
     os.kill(holder.pid, signal.SIGSTOP)
     try:
-        hung = find(run).diagnosis
+        hung = request_diagnosis(run).diagnosis
     finally:
         os.kill(holder.pid, signal.SIGCONT)
     assert any("does not answer" in text for text in hung.missing)
 
     os.kill(holder.pid, signal.SIGKILL)
-    found = find(run)
+    found = request_diagnosis(run)
     assert found.snapshot.state in LIVE
     assert found.diagnosis.headline.startswith("Healthy")
 
@@ -39,7 +39,7 @@ def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
     assert pid
     os.kill(pid, signal.SIGKILL)
     runs.ended(run)
-    ended = find(run).diagnosis
+    ended = request_diagnosis(run).diagnosis
     # The engine kills the other in the same moment, so that it may be named too.
     assert all(1 in v.culprits for v in ended.verdicts)
     assert {v.level for v in ended.verdicts} == {"dead"}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ltui.app.diagnosis.request_diagnosis import find
+from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.process.identity import identify
 from ltui.training.process.rank_usage import ProcessTable
 from ltui.training.state.run_snapshot import RankState, RunState
@@ -30,7 +30,7 @@ def test_a_command_without_telemetry_from_its_start_to_its_stop(runs: Runs) -> N
     assert shown.detail == "no telemetry: the command has not loaded PyTorch"
     assert shown.world_size == 2
     assert {rank.state for rank in shown.ranks} == {RankState.RUNNING}
-    headline = find(run).diagnosis.headline
+    headline = request_diagnosis(run).diagnosis.headline
     assert headline.startswith("Unknown: ranks 0 and 1 send no telemetry")
 
     pid = shown.ranks[1].pid
@@ -41,7 +41,9 @@ def test_a_command_without_telemetry_from_its_start_to_its_stop(runs: Runs) -> N
     assert (verdict.kind, verdict.level, verdict.culprits) == ("stopped", "stalled", (1,))
     assert f"kill -CONT {pid}" in str(verdict.remedy)
     assert stalled.ranks[1].state is RankState.STALLED
-    assert find(run).diagnosis.headline.startswith("stalled: the process of rank 1 is stopped")
+    assert request_diagnosis(run).diagnosis.headline.startswith(
+        "stalled: the process of rank 1 is stopped"
+    )
     os.kill(pid, signal.SIGCONT)
     assert runs.until(run, lambda s: not s.verdicts).ranks[1].state is RankState.RUNNING
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ltui.app.live.run_poller import RunWatch
+from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.state.run_snapshot import LIVE, RunState
@@ -49,8 +49,8 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     runs.until(run, lambda _: len(events(run, "verdict")))
     os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda _: len(events(run, "verdict_over")))
-    watch = RunWatch(run)
-    told = [text for _, text in watch.look(time.time(), time.monotonic_ns()).events]
+    watch = RunPoller(run)
+    told = [text for _, text in watch.poll(time.time(), time.monotonic_ns()).events]
     watch.close()
     assert [text.split(" ")[0] for text in told][-2:] == ["STALLED:", "Recovered"]
     assert [e.text.split(":")[0] for e in events(run, "verdict")] == ["STALLED"]
