@@ -34,7 +34,7 @@ def drain(reader: QueueReader, limit: int = 2000) -> tuple[list[Record], int]:
 def put_numbered(ring: RingWriter, number: int, *, label_bytes: int = 0, size: int = 0) -> None:
     """A record that says everywhere which one it is: ``expected_of`` knows what must come out."""
     label, payload = expected_of(number, label_bytes, size)
-    ring.put(7, number, label, (payload,), dtype=9, form=1, shape=(size,))
+    ring.put(7, number, label, (payload,), dtype=9, layout=1, shape=(size,))
 
 
 def expected_of(number: int, label_bytes: int, size: int) -> tuple[bytes, bytes]:

@@ -1,2 +1,2 @@
-"""The tensor queue: how a rank's records and its pulse cross to other processes through mapped
-files."""
+"""The tensor queue, a mapped file through which a rank publishes records and its pulse to other
+processes."""

@@ -1,14 +1,13 @@
-"""The control block ``control.bin``: how a stop, a pause or a checkpoint is asked for and agreed
-upon.
+"""The control block ``control.bin``: requests to stop, pause or save, and the ranks' decisions.
 
-A request area and a plan area (the supervisor writes), a decision area (rank 0 writes) and one
-signal byte (any rank's signal handler raises it). Standard library only. No lock: every area has
-one writer, two slots used in turn, and a CRC-32, so that a writer killed half way leaves the value
-before.
+The supervisor writes the request area and the plan area, rank 0 writes the decision area, and the
+signal handler of any rank sets the signal byte. Standard library only. There is no lock: every area
+has one writer, two alternating slots and a CRC-32, so that a writer killed in the middle of a write
+leaves the previous value intact.
 
-One word of eight bytes changes whenever anything does, and every writer owns bytes of its own in
-it: ``poll`` compares that word and is done. Ranks acknowledge through the pulse
-(``decision_done``).
+One word of eight bytes changes whenever anything else changes, and each writer owns separate bytes
+of it. ``poll`` only compares that word if nothing changed. Ranks acknowledge a decision in their
+pulse (``decision_done``).
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ _DECISIONS_AT = 2048
 _PLANS_AT = 3072
 _SLOT_STEP = 256
 _SLOT = Struct("<QqqqI")
-"""Generation, id, command, global step (-1 for a request), CRC-32 of what is before it."""
+"""Generation, id, command, global step (-1 for a request), CRC-32 of the fields before it."""
 _BODY = Struct("<Qqqq")
 
 
 class ControlFileError(ValueError):
-    """Not a control file, truncated, or of a newer layout."""
+    """The file is no control file, is truncated, or has a newer layout."""
 
 
 class Command(IntEnum):
-    """What is asked of all ranks. Wire numbers: append, never renumber."""
+    """Command to all ranks. Wire numbers: append, never renumber."""
 
     NONE = 0
     STOP = 1
@@ -57,7 +56,7 @@ class Command(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the supervisor wants; ``request_id`` counts up."""
+    """Request of the supervisor. ``request_id`` increases with each request."""
 
     request_id: int
     kind: Command
@@ -65,7 +64,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do once they have completed ``at_global_step``."""
+    """Command that all ranks carry out once they have completed ``at_global_step``."""
 
     decision_id: int
     kind: Command
@@ -74,80 +73,90 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class StopPlan:
-    """Where the ranks are to stop by themselves, without a further request."""
+    """Stop condition: the ranks stop there by themselves, without a further request."""
 
     plan_id: int
     at_global_step: int | None = None
-    """Once they have completed so many steps."""
+    """Number of completed steps after which the ranks stop."""
     after_epochs: int | None = None
-    """Once they have completed so many epochs, with all that belongs to the last."""
+    """Number of completed epochs after which the ranks stop, including the last epoch's validation
+    and callbacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """One reading of the block."""
+    """Contents of the control block at one time."""
 
     request: Request | None
     decision: Decision | None
     signal: int
-    """Number of the last signal that a rank received and nobody cleared; 0: none."""
+    """Number of the last signal that a rank received and that has not been cleared; 0 if none."""
     plan: StopPlan | None = None
 
 
 class ControlFile:
-    """One process's door to the control block."""
+    """Access of one process to the control block."""
 
-    __slots__ = ("_decisions", "_mapped", "_pid", "_plans", "_requests", "_view", "seen", "word")
+    __slots__ = (
+        "_decisions",
+        "_mapped",
+        "_pid",
+        "_plans",
+        "_requests",
+        "_view",
+        "last_word",
+        "word",
+    )
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._mapped = mapped
         self._view = memoryview(mapped)
         self.word = self._view[_WORD_AT : _WORD_AT + 8].cast("Q")
-        """Of one element, which differs from ``seen`` where ``poll`` has something to answer."""
+        """View of one element. It differs from ``last_word`` if ``poll`` has a change to report."""
         self._pid = os.getpid()
-        self.seen = -1
+        self.last_word = -1
         self._requests = _Area(_REQUESTS_AT)
         self._decisions = _Area(_DECISIONS_AT)
         self._plans = _Area(_PLANS_AT)
 
     @classmethod
     def open(cls, path: Path) -> ControlFile:
-        """Map the file, made first (mode 0600, in one move) where there is none: whoever comes
-        first.
+        """Map the file. The first process creates it atomically with mode 0600.
 
-        ``ControlFileError`` where what stands there is something else.
+        Raises ``ControlFileError`` if the file at ``path`` is no control file.
         """
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            _make(path)
+            _create(path)
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            _check(path, fd)
+            _check_header(path, fd)
             return cls(mmap.mmap(fd, _FILE_BYTES))
         finally:
             os.close(fd)
 
     def poll(self) -> ControlState | None:
-        """The block's state where anything changed since the last such answer, else ``None``.
+        """Return the state of the block if it changed since the last call, else ``None``.
 
-        The first call answers. Costs one load and one comparison where nothing changed.
+        The first call returns the state. A call costs one load and one comparison if nothing
+        changed.
         """
         word = self.word[0]
-        if word == self.seen:
+        if word == self.last_word:
             return None
         state = self.read()
-        # A slot that is not there yet although its generation is: ask again at the next poll.
+        # A slot may not be visible yet although its generation is: read it again at the next poll.
         if (
-            self._requests.has(word, 32)
-            and self._decisions.has(word >> 32, 16)
-            and self._plans.has(word >> 56, 8)
+            self._requests.is_current(word, 32)
+            and self._decisions.is_current(word >> 32, 16)
+            and self._plans.is_current(word >> 56, 8)
         ):
-            self.seen = word
+            self.last_word = word
         return state
 
     def read(self) -> ControlState:
-        """The block's state now."""
+        """Return the current state of the block."""
         request = self._requests.read(self._view)
         decision = self._decisions.read(self._view)
         plan = self._plans.read(self._view)
@@ -159,114 +168,119 @@ class ControlFile:
         )
 
     def request(self, kind: Command, request_id: int) -> None:
-        """Ask the ranks. The supervisor alone calls this."""
+        """Send a request to the ranks. Only the supervisor calls this."""
         generation = self._requests.write(self._view, request_id, kind, -1)
         self._view[_REQUEST_GENERATION_AT : _REQUEST_GENERATION_AT + 4].cast("I")[0] = (
             generation & 0xFFFFFFFF
         )
 
     def plan(self, at_global_step: int | None, after_epochs: int | None) -> None:
-        """Where the ranks are to stop from now on; nowhere where both are None. The supervisor
-        alone calls this."""
+        """Replace the stop condition of the ranks, or remove it if both arguments are None.
+
+        Only the supervisor calls this.
+        """
         epochs = -1 if after_epochs is None else after_epochs
         step = -1 if at_global_step is None else at_global_step
-        generation = self._plans.write(self._view, epochs & _UNSIGNED, Command.STOP, step)
+        generation = self._plans.write(self._view, epochs & _NO_EPOCHS, Command.STOP, step)
         self._view[_PLAN_GENERATION_AT] = generation & 0xFF
 
     def decide(self, decision_id: int, kind: Command, at_global_step: int) -> None:
-        """Bind all ranks. Rank 0 alone calls this."""
+        """Write a decision that binds all ranks. Only rank 0 calls this."""
         generation = self._decisions.write(self._view, decision_id, kind, at_global_step)
         self._view[_DECISION_GENERATION_AT : _DECISION_GENERATION_AT + 2].cast("H")[0] = (
             generation & 0xFFFF
         )
 
     def raise_signal(self, signum: int) -> None:
-        """From a rank's signal handler: one byte is stored. Does nothing in a forked child.
+        """Store the number of a received signal. A rank's signal handler calls this.
 
-        DataLoader workers inherit the rank's handlers and are ended by signals in the normal
-        course.
+        It does nothing in a forked child: DataLoader workers inherit the rank's handlers, and
+        signals regularly end them.
         """
         if os.getpid() == self._pid:
             self._view[_SIGNAL_AT] = signum
 
     def clear_signal(self) -> None:
-        """Rank 0 has taken the signal up."""
+        """Clear the signal after rank 0 has turned it into a request."""
         self._view[_SIGNAL_AT] = 0
 
     def close(self) -> None:
-        """Unmap; twice is harmless. The file stays."""
+        """Unmap the file and keep it on disk. A second call has no effect."""
         self.word.release()
         self._view.release()
         self._mapped.close()
 
 
 class _Area:
-    """Two slots used in turn by one writer; the newest whole one counts."""
+    """Two slots that one writer uses alternately. The newest valid slot counts."""
 
-    __slots__ = ("_at", "_kept", "generation")
+    __slots__ = ("_at", "_value", "generation")
 
     def __init__(self, at: int) -> None:
         self._at = at
-        self._kept: tuple[int, int, int] | None = None
+        self._value: tuple[int, int, int] | None = None
         self.generation = 0
 
     def read(self, view: memoryview) -> tuple[int, int, int] | None:
-        """(id, command, step) as last written whole; ``None`` before the first."""
+        """Return (id, command, step) of the newest valid slot; ``None`` before the first write."""
         for slot in (0, 1):
             raw = bytes(view[self._at + slot * _SLOT_STEP :][: _SLOT.size])
             generation, *value, crc = _SLOT.unpack(raw)
-            whole = generation and zlib.crc32(raw[: _BODY.size]) == crc
-            if whole and generation > self.generation and value[1] in _COMMANDS:
+            valid = generation and zlib.crc32(raw[: _BODY.size]) == crc
+            if valid and generation > self.generation and value[1] in _COMMANDS:
                 self.generation = generation
-                self._kept = (value[0], value[1], value[2])
-        return self._kept
+                self._value = (value[0], value[1], value[2])
+        return self._value
 
-    def has(self, generation: int, bits: int) -> bool:
-        """Whether what was read last is at least as new as ``generation``, of which few bits
-        count."""
+    def is_current(self, generation: int, bits: int) -> bool:
+        """Return True if the last read value is at least as new as ``generation``.
+
+        Only the lowest ``bits`` bits of ``generation`` are valid.
+        """
         behind = (generation - self.generation) & ((1 << bits) - 1)
         return behind == 0 or behind >= 1 << (bits - 1)
 
     def write(self, view: memoryview, number: int, kind: int, step: int) -> int:
-        """Write the slot whose turn it is; the new generation."""
+        """Write the slot that is next in turn and return the new generation."""
         self.read(view)
         generation = self.generation + 1
         body = _BODY.pack(generation, number, kind, step)
         at = self._at + (generation & 1) * _SLOT_STEP
         view[at : at + _SLOT.size] = body + zlib.crc32(body).to_bytes(4, "little")
-        self.generation, self._kept = generation, (number, int(kind), step)
+        self.generation, self._value = generation, (number, int(kind), step)
         return generation
 
 
-_UNSIGNED = (1 << 63) - 1
+_NO_EPOCHS = (1 << 63) - 1
+"""Value in place of the number of epochs if there is none: -1 without its sign bit."""
 
 
 def _stop_plan(plan_id: int, value: tuple[int, int, int] | None) -> StopPlan | None:
     if value is None:
         return None
     epochs, _, step = value
-    return StopPlan(plan_id, None if step < 0 else step, None if epochs == _UNSIGNED else epochs)
+    return StopPlan(plan_id, None if step < 0 else step, None if epochs == _NO_EPOCHS else epochs)
 
 
 _COMMANDS = frozenset(int(command) for command in Command)
 
 
-def _make(path: Path) -> None:
-    fd, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+def _create(path: Path) -> None:
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         page = bytearray(_FILE_BYTES)
         _FIXED.pack_into(page, 0, _MAGIC, _VERSION)
         os.pwrite(fd, page, 0)
-        # A link fails where another process was first; a rename would replace its file.
-        os.link(made, path)
+        # A link fails if another process was first. A rename would replace its file.
+        os.link(temporary, path)
     except FileExistsError:
         pass
     finally:
         os.close(fd)
-        os.unlink(made)
+        os.unlink(temporary)
 
 
-def _check(path: Path, fd: int) -> None:
+def _check_header(path: Path, fd: int) -> None:
     fixed = os.pread(fd, _FIXED.size, 0)
     if len(fixed) < _FIXED.size or not fixed.startswith(_MAGIC):
         raise ControlFileError(f"{path} is not a control file")

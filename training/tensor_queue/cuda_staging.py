@@ -1,9 +1,8 @@
-"""CUDA tensors on their way into the queue: copied to pinned memory, published once the copy is
-done.
+"""Staging of CUDA tensors for the queue: copy to pinned memory, publish when the copy has finished.
 
-The rank never waits for a device: the copy is enqueued on the current stream with an event behind
-it, and later calls ask the event. Which copy is used can be handed in, so that the order, the bound
-and the losses can be tested on a machine without a GPU.
+The rank never waits for a device. The copy is enqueued on the current stream, followed by an event,
+and later calls query that event. The copy function is a parameter, so that the order, the limit and
+the losses can be tested on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from ltui.training.tensor_queue.encode_tensors import EncodedTensor
 
 
 class CopyInFlight(Protocol):
-    """A copy to host memory that was enqueued."""
+    """An enqueued copy to host memory."""
 
     parts: list[torch.Tensor]
-    """Theirs are the bytes once ``done``."""
+    """Tensors in host memory. Their contents are valid once ``done`` returns True."""
 
     def done(self) -> bool:
-        """Whether all bytes have arrived. Never waits."""
+        """Return True if all bytes have arrived. Never waits."""
 
 
 StartCopy = Callable[[list[torch.Tensor]], CopyInFlight]
 
 
 class PinnedCopy:
-    """Copies of ``sources`` in pinned memory, behind one event for each device that holds some."""
+    """Copies of ``sources`` in pinned memory, with one event for each device of a source."""
 
     def __init__(self, sources: list[torch.Tensor]) -> None:
         self.parts = [_pinned_copy(source) for source in sources]
@@ -55,7 +54,7 @@ def _pinned_copy(source: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class StagedRecord:
-    """A record that waits for its bytes."""
+    """A record with bytes that have not arrived yet."""
 
     kind: int
     t_ns: int
@@ -65,8 +64,10 @@ class StagedRecord:
 
 
 class StagingQueue:
-    """Records whose bytes are still on a device, in the order of their puts; at most ``limit`` of
-    them."""
+    """Records that are still being copied from a device, in the order of their puts.
+
+    It holds at most ``limit`` records.
+    """
 
     __slots__ = ("_limit", "_start_copy", "_waiting")
 
@@ -79,8 +80,10 @@ class StagingQueue:
         return len(self._waiting)
 
     def add(self, kind: int, t_ns: int, label: bytes, encoded: EncodedTensor) -> bool:
-        """Enqueue the copy. False where too many wait already: the caller counts the record as
-        lost."""
+        """Enqueue the copy of a record's tensors.
+
+        Return False if the queue is full; the caller then counts the record as lost.
+        """
         if len(self._waiting) >= self._limit:
             return False
         self._waiting.append(
@@ -89,14 +92,14 @@ class StagingQueue:
         return True
 
     def arrived(self) -> Iterator[StagedRecord]:
-        """Take those whose bytes are here, first put first; stops at the first that still waits."""
+        """Remove and yield records in the order of their puts, up to the first unfinished copy."""
         while self._waiting and self._waiting[0].copy.done():
             staged = self._waiting.popleft()
             staged.encoded.parts = staged.copy.parts
             yield staged
 
     def abandon(self) -> int:
-        """Forget all that wait; how many they were."""
+        """Discard all waiting records and return their number."""
         count = len(self._waiting)
         self._waiting.clear()
         return count

@@ -1,7 +1,7 @@
-"""From a record's payload bytes to NumPy arrays. NumPy only; never torch.
+"""Decode a record's payload bytes into NumPy arrays. NumPy only; never torch.
 
-Types that NumPy lacks are widened exactly: bfloat16 and float8 to float32, complex32 to complex64.
-Arrays are read-only views of the record's own copy of the bytes.
+Types that NumPy does not have are widened exactly: bfloat16 and float8 to float32, complex32 to
+complex64. Arrays are read-only views of the record's own copy of the bytes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _STORED = {
     "complex128": "<c16",
     "bool": "|b1",
 }
-"""NumPy's type of the bytes on the wire, where it does not follow from the name."""
+"""NumPy type of the bytes on the wire, for dtypes where the name does not determine it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseArray:
-    """A sparse tensor as its parts: for COO ``indices`` (2-D) and ``values``; else compressed ones
-    too."""
+    """Parts of a sparse tensor: ``indices`` (2-D for COO), ``values`` and, except for COO,
+    ``compressed``."""
 
     layout: Layout
     shape: tuple[int, ...]
     indices: Array
-    """COO: int64 (sparse dimensions, entries). Otherwise the plain (column or row) indices."""
+    """COO: int64 (sparse dimensions, entries). Other layouts: the plain (column or row) indices."""
     values: Array
     compressed: Array | None = None
     """CSR and BSR: row pointers; CSC and BSC: column pointers; COO: ``None``."""
@@ -48,16 +48,16 @@ class SparseArray:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedArray:
-    """Integers with the affine map to the numbers they stand for."""
+    """Integers and the affine map from them to the represented numbers."""
 
     values: Array
     scale: Array
-    """0-D, or one for each slice along ``axis``."""
+    """0-D, or one scale for each slice along ``axis``."""
     zero_point: Array
     axis: int | None = None
 
     def dequantized(self) -> npt.NDArray[np.float32]:
-        """``(values - zero_point) * scale`` in float32."""
+        """Return ``(values - zero_point) * scale`` in float32."""
         shape = [1] * self.values.ndim
         if self.axis is not None:
             shape[self.axis] = -1
@@ -71,7 +71,7 @@ Payload = Array | SparseArray | QuantizedArray
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of a payload made of several."""
+    """One array of a payload that has several."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -79,14 +79,17 @@ class Part:
 
 
 def to_array(dtype: str, shape: Sequence[int], data: bytes) -> Array:
-    """Row-major elements; ``ValueError`` where the bytes are not as many as the shape says."""
+    """Return the row-major elements as an array.
+
+    Raises ``ValueError`` if the number of bytes does not match the shape.
+    """
     flat = np.frombuffer(data, dtype=_stored(dtype))
     widen = _WIDEN.get(dtype)
     return (flat if widen is None else widen(flat)).reshape(shape)
 
 
 def split_parts(payload: bytes) -> list[Part]:
-    """The parts of a sparse or quantized payload."""
+    """Return the parts of a sparse or quantized payload."""
     parts: list[Part] = []
     at = 0
     while at < len(payload):
@@ -100,30 +103,30 @@ def split_parts(payload: bytes) -> list[Part]:
 
 
 def to_payload(
-    form: Layout, dtype: str, shape: tuple[int, ...], coalesced: bool, payload: bytes
+    layout: Layout, dtype: str, shape: tuple[int, ...], coalesced: bool, payload: bytes
 ) -> Payload:
-    """The array that a record carries, in the form its layout asks for."""
-    if form is Layout.NONE:
+    """Return the array of a record as the type that belongs to its layout."""
+    if layout is Layout.NONE:
         return np.empty(0)
-    if form is Layout.STRIDED:
+    if layout is Layout.STRIDED:
         if dtype == "float64" and len(shape) == 1:
-            # A step's row: by far the most frequent record.
+            # The row of a step is by far the most frequent record.
             row = np.frombuffer(payload)
             if row.size == shape[0]:
                 return row
         return to_array(dtype, shape, payload)
     arrays = [to_array(part.dtype, part.shape, part.data) for part in split_parts(payload)]
-    if form is Layout.COO:
+    if layout is Layout.COO:
         indices, values = arrays
-        return SparseArray(form, shape, indices, values, coalesced=coalesced)
-    if form is Layout.QUANTIZED_TENSOR:
+        return SparseArray(layout, shape, indices, values, coalesced=coalesced)
+    if layout is Layout.QUANTIZED_TENSOR:
         values, scale, zero_point = arrays
         return QuantizedArray(values, scale, zero_point)
-    if form is Layout.QUANTIZED_CHANNEL:
+    if layout is Layout.QUANTIZED_CHANNEL:
         values, scale, zero_point, axis = arrays
         return QuantizedArray(values, scale, zero_point, int(axis))
     compressed, indices, values = arrays
-    return SparseArray(form, shape, indices, values, compressed)
+    return SparseArray(layout, shape, indices, values, compressed)
 
 
 @cache
@@ -148,15 +151,15 @@ def _from_float8(dtype: str) -> Callable[[Array], Array]:
 
 @cache
 def _float8_values(dtype: str) -> Array:
-    """All 256 values of an eight-bit format, as its name spells it: e4m3fn, e5m2, e4m3fnuz, ..."""
-    form = dtype.removeprefix("float8_")
+    """Return all 256 values of an eight-bit format such as e4m3fn, e5m2 or e4m3fnuz."""
+    number_format = dtype.removeprefix("float8_")
     bits = np.arange(256)
-    if form == "e8m0fnu":
+    if number_format == "e8m0fnu":
         values = np.ldexp(1.0, bits - 127)
         values[255] = np.nan
         return values.astype(np.float32)
-    exponent_bits, mantissa_bits = int(form[1]), int(form[3])
-    unsigned_zero = form.endswith("fnuz")
+    exponent_bits, mantissa_bits = int(number_format[1]), int(number_format[3])
+    unsigned_zero = number_format.endswith("fnuz")
     bias = (1 << (exponent_bits - 1)) - (0 if unsigned_zero else 1)
     exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = bits & ((1 << mantissa_bits) - 1)
@@ -165,7 +168,7 @@ def _float8_values(dtype: str) -> Array:
     values = np.where(bits & 0x80, -values, values)
     if unsigned_zero:
         values[0x80] = np.nan
-    elif form == "e5m2":
+    elif number_format == "e5m2":
         top = exponent == 0x1F
         values = np.where(top & (mantissa == 0), np.copysign(np.inf, values), values)
         values = np.where(top & (mantissa != 0), np.nan, values)

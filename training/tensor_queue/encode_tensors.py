@@ -1,5 +1,7 @@
-"""Between torch tensors and the queue's payloads, bit by bit. The one place that knows torch's
-layouts."""
+"""Encode torch tensors into the queue's payloads and decode them, bit by bit.
+
+This is the only module that knows torch's tensor layouts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ DTYPES: dict[torch.dtype, int] = {
     for name, code in DTYPE_CODES.items()
     if name and hasattr(torch, name)
 }
-"""Wire code of each type that this torch has and the queue carries."""
+"""Wire code of each dtype that the queue carries and the installed torch has."""
 
 _COMPRESSED = {
     torch.sparse_csr: Layout.CSR,
@@ -42,25 +44,24 @@ _INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
 
 @dataclass(slots=True)
 class EncodedTensor:
-    """A tensor taken apart: what its record's header says, and dense contiguous tensors with its
-    bytes."""
+    """The header fields of a tensor's record, and dense contiguous tensors that hold its bytes."""
 
     dtype: int
-    form: Layout
+    layout: Layout
     shape: Sequence[int]
     parts: list[torch.Tensor] = field(default_factory=list)
     flags: int = 0
 
     def on_cuda(self) -> bool:
-        """Whether bytes must be fetched from a device first."""
+        """Return True if bytes must be copied from a device first."""
         for part in self.parts:  # noqa: SIM110  (a generator costs as much as the whole answer)
             if part.is_cuda:
                 return True
         return False
 
     def chunks(self) -> list[Chunk]:
-        """The payload, of parts that lie in CPU memory and are kept alive by the caller."""
-        if self.form is Layout.STRIDED:
+        """Return the payload. All parts are in CPU memory, and the caller keeps them alive."""
+        if self.layout is Layout.STRIDED:
             return [_memory(self.parts[0])]
         chunks: list[Chunk] = []
         for part in self.parts:
@@ -72,9 +73,9 @@ class EncodedTensor:
 
 
 def encode(tensor: torch.Tensor) -> EncodedTensor:
-    """Take ``tensor`` apart; strided ones share its memory where they can.
+    """Encode ``tensor`` without copying it if possible: strided parts share its memory.
 
-    ``TypeError`` names the layout, type or device that a queue can't carry.
+    Raises ``TypeError`` for a layout, dtype or device that the queue can't carry.
     """
     if type(tensor) not in _PLAIN_TYPES:
         tensor = _without_subclass(tensor)
@@ -94,25 +95,32 @@ def encode(tensor: torch.Tensor) -> EncodedTensor:
         parts = [_plain(tensor._indices()), _plain(tensor._values())]
         flags = COALESCED if tensor.is_coalesced() else 0
         return EncodedTensor(code, Layout.COO, shape, parts, flags)
-    form = _COMPRESSED.get(tensor.layout)
-    if form is None:
+    layout = _COMPRESSED.get(tensor.layout)
+    if layout is None:
         raise TypeError(f"the queue cannot carry layout {tensor.layout}")
-    if form in _BY_ROW:
+    if layout in _BY_ROW:
         parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     else:
         parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return EncodedTensor(code, form, shape, [_plain(part) for part in parts])
+    return EncodedTensor(code, layout, shape, [_plain(part) for part in parts])
 
 
 def _without_subclass(tensor: torch.Tensor) -> torch.Tensor:
-    """Subclasses that only add behaviour are tensors; those that wrap others have no bytes here."""
+    """Return ``tensor`` as a plain ``torch.Tensor``.
+
+    Subclasses that only add behaviour are converted. Raises ``TypeError`` for subclasses that wrap
+    other tensors, because they have no bytes of their own.
+    """
     if hasattr(tensor, "__tensor_flatten__") or not isinstance(tensor, torch.Tensor):
         raise TypeError(f"the queue cannot carry a {type(tensor).__name__}")
     return tensor.as_subclass(torch.Tensor)
 
 
 def to_tensor(record: Record) -> torch.Tensor:
-    """The tensor as it was put: type, layout and every bit. ``ValueError`` for a label alone."""
+    """Restore the tensor of a record bit by bit, with its dtype and layout.
+
+    Raises ``ValueError`` if the record has only a label.
+    """
     if record.layout is Layout.NONE:
         raise ValueError("this record carries a label and no tensor")
     if record.layout is Layout.STRIDED:
@@ -138,7 +146,7 @@ def to_tensor(record: Record) -> torch.Tensor:
             integers, scales, zero_points, int(axis.item())
         )
     layout = next(
-        torch_layout for torch_layout, form in _COMPRESSED.items() if form is record.layout
+        torch_layout for torch_layout, code in _COMPRESSED.items() if code is record.layout
     )
     compressed, plain, values = parts
     return torch.sparse_compressed_tensor(
@@ -166,7 +174,10 @@ def _encode_quantized(tensor: torch.Tensor, code: int, shape: Sequence[int]) -> 
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Detached, row-major, with conjugation and negation carried out: memory means what it says."""
+    """Return ``tensor`` detached and row-major, with lazy conjugation and negation resolved.
+
+    The bytes in memory are then the values of the tensor.
+    """
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj():
@@ -203,5 +214,5 @@ def _dense(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
     kind: torch.dtype = getattr(torch, dtype)
     if not data:
         return torch.empty(shape, dtype=kind)
-    # A bytearray of its own, because a tensor over immutable bytes must not be written to.
+    # Copy into a bytearray, because a tensor over immutable bytes must not be written to.
     return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)

@@ -1,26 +1,27 @@
-"""The bytes of a queue file: where things stand in it, and how one record is framed.
+"""Byte layout of a queue file: the offsets in it and the frame of one record.
 
-Standard library only; it knows neither torch nor NumPy, neither files nor clocks.
+Standard library only: no torch, no NumPy, no file access, no clock.
 
 ```
 0     page 0: fixed header, the reserved position, two commit slots
-4096  page 1: the pulse (pulse.py)
+4096  page 1: the pulse (rank_pulse.py)
 8192  the ring, ``capacity`` bytes
 ```
 
-Positions count bytes ever written, so ``position % capacity`` is the place in the ring and a
-position never comes twice. A record stands in one piece; where it would run over the ring's end, a
-pad word is put there and the record starts the next lap. The protocol of the single writer:
+A position counts all bytes written since the file was created. ``position % capacity`` is the
+offset in the ring, and no position occurs twice. A record is contiguous. If it would cross the end
+of the ring, a pad word is written there and the record starts at the beginning of the ring. The
+single writer follows this protocol:
 
-1. store ``reserved`` = the end of what it is about to write: bytes at positions below
-   ``reserved - capacity`` are now void;
-2. write the record;
-3. write the commit slot ``(next seq, end position, check word)``. There are two slots, used in
-   turn, so that a writer killed half way through one leaves the other.
+1. Store ``reserved``, the end position of the record that it is about to write. Bytes at positions
+   below ``reserved - capacity`` are void from then on.
+2. Write the record.
+3. Write the commit slot ``(next seq, end position, check word)``. Two slots alternate, so that a
+   writer killed while it writes one leaves the other intact.
 
-A reader copies bytes out, then reads ``reserved`` again and drops what may have been overwritten
-meanwhile. CRC-32 and the record's own position guard what is left: machines that reorder stores,
-and damage. All numbers are little-endian.
+A reader copies bytes out, then reads ``reserved`` again and drops the bytes that may have been
+overwritten meanwhile. A CRC-32 and the position stored in each record detect the remaining cases:
+reordered stores and damage. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from struct import Struct
 
 FILE_MAGIC = b"LTUIRING"
 LAYOUT_VERSION = 1
-"""Raised with every change that an older reader would misread, a new dtype or layout code
-included."""
+"""Version of the layout. Increase it with every change that an older reader would misread, which
+includes a new dtype or layout code."""
 
 PAGE_BYTES = 4096
 PULSE_AT = PAGE_BYTES
@@ -45,48 +46,47 @@ RESERVED_AT = 64
 SLOTS_AT = (128, 192)
 LIVE_AT = RESERVED_AT
 LIVE = Struct("<Q56xQQQ40xQQQ40x")
-"""From ``LIVE_AT``: the reserved position, then both commit slots, each on a cache line of its
-own."""
+"""At ``LIVE_AT``: the reserved position, then both commit slots. Each is on its own cache line."""
 SLOT = Struct("<QQQ")
 """Next sequence number, end position, check word."""
 
 RECORD = Struct("<IIQQqQIHBBBBHxxxx")
-"""Magic, CRC-32 of all that follows it, position, seq, t_ns, payload bytes, label bytes, kind,
-dtype, layout, dimensions, flags, unused. Then the shape as int64, the label, zero to seven bytes,
-the payload."""
+"""Magic, CRC-32 of everything after it, position, seq, t_ns, payload bytes, label bytes, kind,
+dtype, layout, number of dimensions, flags, unused. The shape as int64, the label, zero to seven
+padding bytes and the payload follow."""
 RECORD_BYTES = RECORD.size
 RECORD_MAGIC = 0x7152544C
 RECORD_MAGIC_BYTES = RECORD_MAGIC.to_bytes(4, "little")
 CRC_AT = 4
 CRC_FROM = 8
-"""Offset in the record from which the CRC counts; it ends with the payload."""
+"""Offset in the record where the bytes covered by the CRC begin. They end with the payload."""
 PAD = Struct("<II")
-"""Magic, low half of ``position / 8``: nothing more in this lap."""
+"""Magic, low half of ``position / 8``. The rest of the ring up to its end is unused."""
 PAD_MAGIC = 0x7150544C
 
 PART = Struct("<BBHIQ")
-"""In the payload of a layout made of several arrays: dtype, dimensions, unused, unused, data bytes.
-Then the shape as int64 and the data, padded to eight."""
+"""Header of one array in the payload of a layout with several arrays: dtype, number of dimensions,
+unused, unused, data bytes. The shape as int64 and the data, padded to eight bytes, follow."""
 
 CHECK_FACTOR, CHECK_TERM, CHECK_MASK = 0x9E3779B97F4A7C15, 0x6C747569, (1 << 64) - 1
-"""Of ``check_word``, for who has no time to call it."""
+"""Constants of ``check_word``, for code on the fast path that computes it inline."""
 
 
 class QueueFileError(ValueError):
-    """Not a queue file, truncated, damaged beyond reading, or of a newer layout."""
+    """The file is no queue file, is truncated, is damaged beyond reading, or has a newer layout."""
 
 
 class Layout(IntEnum):
-    """How the payload holds the tensor. Wire numbers: append, never renumber."""
+    """Encoding of the tensor in the payload. Wire numbers: append, never renumber."""
 
     NONE = 0
-    """No tensor, only a label."""
+    """The record has a label and no tensor."""
     STRIDED = 1
-    """The elements, row-major."""
+    """The elements in row-major order."""
     COO = 2
-    """Parts: indices, values. Flag ``COALESCED``."""
+    """Parts: indices, values. The flag ``COALESCED`` applies."""
     CSR = 3
-    """Parts: compressed indices, plain indices, values; so for the next three."""
+    """Parts: compressed indices, plain indices, values. CSC, BSR and BSC have the same parts."""
     CSC = 4
     BSR = 5
     BSC = 6
@@ -97,7 +97,7 @@ class Layout(IntEnum):
 
 
 COALESCED = 1
-"""Flag of a ``COO`` record."""
+"""Flag of a ``COO`` record with a coalesced tensor."""
 
 DTYPE_NAMES = (
     "",
@@ -126,21 +126,21 @@ DTYPE_NAMES = (
     "quint8",
     "qint32",
 )
-"""Torch's names; the index is the code on the wire. Append only."""
+"""Torch's dtype names. The index of a name is its wire code. Append only."""
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 FLOAT64_CODE = DTYPE_CODES["float64"]
 
 
 def align8(size: int) -> int:
-    """The next multiple of eight."""
+    """Round ``size`` up to a multiple of eight."""
     return (size + 7) & ~7
 
 
 def check_word(next_seq: int, position: int) -> int:
-    """What a commit slot's third word must be, so that a torn or damaged slot shows."""
+    """Return the third word of a commit slot, by which a torn or damaged slot is detected."""
     return (position + next_seq * CHECK_FACTOR + CHECK_TERM) & CHECK_MASK
 
 
 def pad_word(position: int) -> int:
-    """The second half of the pad word at ``position``."""
+    """Return the second half of the pad word at ``position``."""
     return (position >> 3) & 0xFFFFFFFF

@@ -1,8 +1,9 @@
-"""The witness board: one small mapped file in which every rank's own thread says that it lives.
+"""The heartbeat table: a small mapped file to which a thread of every rank writes heartbeats.
 
-``queue/<attempt>/witness.bin``: a header with the supervisor's question, then a slot for every
-rank. Every word is whole by itself, stored by one writer: the header by the supervisor, a slot by
-the rank's witness thread, its barrier by the rank's main thread. Standard library only.
+The file ``queue/<attempt>/witness.bin`` has a header with the supervisor's last request for
+evidence and one slot for every rank. Each word is stored atomically by a single writer: the header
+by the supervisor, a slot by the rank's heartbeat thread, the barrier in the slot by the rank's main
+thread. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,33 +19,38 @@ from typing import Final
 TABLE_FILE_NAME: Final = "witness.bin"
 _SLOT_BYTES: Final = 512
 _WORDS: Final = Struct("<8q")
-"""Beat, pid, thread, last enqueued, last completed, since when enqueued, answered, flags."""
+"""Heartbeat time, pid, thread id, last enqueued, last completed, time of the last enqueued,
+answered request, flags."""
+_BEAT, _PID, _THREAD, _ENQUEUED, _COMPLETED, _ENQUEUED_NS, _ANSWERED, _FLAGS = range(8)
+"""Indices of the words."""
 _HEADER: Final = Struct("<qq")
+"""Magic, number of the last request for evidence."""
 _BARRIER_AT: Final = 128
 _BARRIER: Final = Struct("<qH")
-"""Since when the rank stands in it (0: in none), length of its name."""
+"""Time when the rank entered the barrier (0: it is in none), length of the barrier's name."""
 _NAME_BYTES: Final = 120
 _MAGIC: Final = int.from_bytes(b"LTUIWIT1", "little")
 
 STACK_SIGNAL: Final = 57
-"""Has faulthandler dump all stacks where ``rank/evidence_start.py`` registered it."""
+"""Signal on which faulthandler dumps all stacks, registered by
+``rank/heartbeat/stack_dump_setup.py``."""
 SIGNAL_HANDLER_OURS: Final = 1
-"""Flag: the signal that dumps stacks still has the handler that ltui gave it."""
+"""Flag: the stack dump signal still has the handler that ltui installed."""
 JOINED: Final = 2
 """Flag: ``init_process_group`` has returned."""
 RECORDED: Final = 4
-"""Flag: this torch has a flight recorder for the back end in use."""
+"""Flag: the installed torch has a flight recorder for the back end in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatState:
-    """What one rank's witness said last. Times are CLOCK_MONOTONIC in ns."""
+    """Last values that the heartbeat thread of one rank wrote. Times are CLOCK_MONOTONIC in ns."""
 
     beat_ns: int
     pid: int
     thread_id: int
     enqueued: int
-    """Number of the last collective of the default group, -1 where unknown."""
+    """Sequence number of the last collective of the default group, -1 if unknown."""
     completed: int
     enqueued_ns: int
     answered: int
@@ -56,15 +62,15 @@ class HeartbeatState:
 
 
 class HeartbeatSlot:
-    """The rank's end. Nothing here blocks or locks."""
+    """A rank's writer for its slot of the table. It never blocks and takes no lock."""
 
     def __init__(self, queue_dir: Path, rank: int) -> None:
-        """Raises ``OSError``."""
+        """Open or create the table of the queue folder ``queue_dir``. Raises ``OSError``."""
         end = (rank + 2) * _SLOT_BYTES
         fd = os.open(queue_dir / TABLE_FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(fd).st_size < end:
-                os.pwrite(fd, b"\0", end - 1)  # makes it longer and never shorter
+                os.pwrite(fd, b"\0", end - 1)  # lengthens the file and never shortens it
             self._mapped = mmap.mmap(fd, end)
         finally:
             os.close(fd)
@@ -76,7 +82,7 @@ class HeartbeatSlot:
         self.leave_barrier()
 
     def evidence_request(self) -> int:
-        """Number of the last question that the supervisor raised; 0: none yet."""
+        """Return the number of the supervisor's last request for evidence; 0 if there is none."""
         return self._request_word[1] if self._request_word[0] == _MAGIC else 0
 
     def publish(
@@ -88,44 +94,47 @@ class HeartbeatSlot:
         answered: int,
         flags: int,
     ) -> None:
+        """Store a heartbeat. Its time is stored last."""
         words = self._words
-        if words[3] != enqueued:
-            words[5] = beat_ns
-        words[2], words[3], words[4] = thread_id, enqueued, completed
-        words[6], words[7] = answered, flags
-        words[0] = beat_ns
+        if words[_ENQUEUED] != enqueued:
+            words[_ENQUEUED_NS] = beat_ns
+        words[_THREAD], words[_ENQUEUED], words[_COMPLETED] = thread_id, enqueued, completed
+        words[_ANSWERED], words[_FLAGS] = answered, flags
+        words[_BEAT] = beat_ns
 
     def enter_barrier(self, name: str, now_ns: int) -> None:
+        """Record that the main thread has entered the barrier ``name``."""
         text = name.encode()[:_NAME_BYTES]
         at = self._at + _BARRIER_AT
         self._mapped[at + _BARRIER.size : at + _BARRIER.size + len(text)] = text
         _BARRIER.pack_into(self._mapped, at, now_ns, len(text))
 
     def leave_barrier(self) -> None:
+        """Record that the main thread is in no barrier."""
         _BARRIER.pack_into(self._mapped, self._at + _BARRIER_AT, 0, 0)
 
 
 class HeartbeatTable:
-    """The supervisor's end: reads all slots, raises questions."""
+    """The supervisor's reader of all slots, which also writes requests for evidence."""
 
     def __init__(self, queue_dir: Path) -> None:
         self._path = queue_dir / TABLE_FILE_NAME
 
     def read(self) -> dict[int, HeartbeatState]:
-        """rank -> what it said; empty where no rank has a witness (yet)."""
+        """Return the last heartbeat state of each rank; empty if no rank has written one yet."""
         try:
             data = self._path.read_bytes()
         except OSError:
             return {}
-        found = {}
+        states = {}
         for rank in range(len(data) // _SLOT_BYTES - 1):
             state = _parse(data, (rank + 1) * _SLOT_BYTES)
             if state is not None:
-                found[rank] = state
-        return found
+                states[rank] = state
+        return states
 
     def request_evidence(self, number: int) -> None:
-        """Raise question ``number``. Raises ``OSError``."""
+        """Write the request for evidence ``number``. Raises ``OSError``."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(fd, _HEADER.pack(_MAGIC, number), 0)
@@ -133,7 +142,7 @@ class HeartbeatTable:
             os.close(fd)
 
     def last_request(self) -> int:
-        """The number raised last, also by a supervisor before this one."""
+        """Return the number of the last request, including those of an earlier supervisor."""
         try:
             with self._path.open("rb") as file:
                 magic, number = _HEADER.unpack(file.read(_HEADER.size))
@@ -143,19 +152,21 @@ class HeartbeatTable:
 
 
 def _parse(data: bytes, at: int) -> HeartbeatState | None:
-    beat, pid, thread, enqueued, completed, since, answered, flags = _WORDS.unpack_from(data, at)
+    beat_ns, pid, thread, enqueued, completed, enqueued_ns, answered, flags = _WORDS.unpack_from(
+        data, at
+    )
     if not pid:
         return None
     barrier_ns, length = _BARRIER.unpack_from(data, at + _BARRIER_AT)
     name_at = at + _BARRIER_AT + _BARRIER.size
     name = data[name_at : name_at + min(length, _NAME_BYTES)].decode(errors="replace")
     return HeartbeatState(
-        beat_ns=beat,
+        beat_ns=beat_ns,
         pid=pid,
         thread_id=thread,
         enqueued=enqueued,
         completed=completed,
-        enqueued_ns=since,
+        enqueued_ns=enqueued_ns,
         answered=answered,
         signal_ours=bool(flags & SIGNAL_HANDLER_OURS),
         joined=bool(flags & JOINED),

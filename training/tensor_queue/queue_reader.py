@@ -1,8 +1,8 @@
-"""The watchers' end of a queue file: records and pulse, by ``pread``. NumPy, never torch.
+"""Reader of a queue file: records and pulse, read with ``pread``. NumPy, never torch.
 
-Reads are plain file reads into this process's own memory: the rank is never touched, and a file
-that somebody cuts short is an error here, where a mapped one would end the process by SIGBUS.
-Readers know nothing of each other.
+Reads are plain file reads into this process's own memory, so the rank is never affected. If the
+file is truncated, a read raises an error, whereas access to a mapped file would end the process
+with SIGBUS. Readers are independent of each other.
 """
 
 from __future__ import annotations
@@ -45,78 +45,78 @@ from ltui.training.tensor_queue.record_types import PulseState
 
 _CHUNK_BYTES = 256 << 10
 _RETRIES = 16
-_LOOKS = 3
-"""How often a record that looks damaged is read again before it is given up."""
+_MAX_REREADS = 3
+"""Number of times to read a record again that seems damaged, before it is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record, whole and checked; it owns its bytes."""
+    """One complete and verified record. It owns its bytes."""
 
     seq: int
-    """Counts from 0 without gaps; a gap is a record that was missed."""
+    """Sequence number, counted from 0 without gaps. A gap means that records were missed."""
     kind: int
     t_ns: int
-    """CLOCK_MONOTONIC of the machine on which the rank runs."""
+    """CLOCK_MONOTONIC time in ns of the machine on which the rank runs."""
     label: bytes
     array: Payload
-    """Read-only. Empty where the record carries a label alone."""
+    """Read-only. Empty if the record has only a label."""
     dtype: str = ""
-    """Torch's name of the element type as it was put, ``bfloat16``; empty for a label alone."""
+    """Torch's name of the original element type, such as ``bfloat16``; empty without a tensor."""
     layout: Layout = Layout.NONE
     shape: tuple[int, ...] = ()
     coalesced: bool = False
     payload: bytes = b""
-    """The bytes as they were put, from which ``tensors.to_tensor`` restores the tensor bit by
-    bit."""
+    """The original bytes. ``encode_tensors.to_tensor`` restores the tensor from them bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What one ``poll`` found."""
+    """Result of one ``QueueReader.poll``."""
 
     records: tuple[Record, ...]
     missed: int
-    """Records between the poll before and the last of these that can't be had any more."""
+    """Number of lost records between the previous poll and the last record of this one."""
 
 
 class _Head(NamedTuple):
-    """The moving part of the file's first page."""
+    """The changing part of the file's first page."""
 
     reserved: int
     next_seq: int
     committed: int
 
 
-class _Found(NamedTuple):
-    """What stands at a position: bytes to go on by, and the record unless it is a pad or must be
-    skipped.
+class _Entry(NamedTuple):
+    """Entry at a position of the ring: its size in bytes, and its record.
 
-    ``whole`` is False where the copy held only the beginning of ``size`` bytes.
+    ``record`` is None for a pad and for a record that must be skipped. ``complete`` is False if the
+    copied bytes hold only the beginning of the entry.
     """
 
     size: int
     record: Record | None = None
-    whole: bool = True
+    complete: bool = True
 
 
 class QueueReader:
     """An independent cursor over one rank's queue file.
 
-    ``OSError`` where the file can't be opened; ``QueueFileError`` where it is no queue, is damaged
-    beyond reading or has a newer layout. ``from_seq`` starts at that sequence number, and what is
-    gone since counts as missed; ``None`` starts at the oldest record still there.
+    ``from_seq`` is the sequence number of the first record to read; records that have been
+    overwritten since count as missed. ``None`` starts at the oldest record that is still available.
+    Raises ``OSError`` if the file can't be opened, and ``QueueFileError`` if it is no queue, is
+    damaged beyond reading or has a newer layout.
     """
 
     def __init__(self, path: Path, *, from_seq: int | None = None) -> None:
         self.path = path
         self.next_seq = from_seq or 0
-        """The sequence number that the next record should have."""
+        """Expected sequence number of the next record."""
         self._attached = from_seq is not None
         self._pos = 0
         self._searching = False
         self._chunk_bytes = _CHUNK_BYTES
-        self._looks = 0
+        self._rereads = 0
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.capacity = self._read_fixed()
@@ -125,21 +125,23 @@ class QueueReader:
             raise
 
     def poll(self, limit: int = 2000) -> Poll:
-        """At most ``limit`` records in order, and how many were missed before or among them."""
+        """Return at most ``limit`` records in order, and the number of records that were missed."""
         records: list[Record] = []
         missed = 0
         head = self._head()
         while self._pos < head.committed and len(records) < limit:
             missed += self._read_chunk(head, records, limit)
         if self._pos >= head.committed:
-            # Committed but not found: damaged, overwritten meanwhile, or given up by the writer.
+            # Committed but not readable: damaged, overwritten meanwhile, or skipped by the writer.
             missed += self._expect(head.next_seq)
             self._searching = self._searching and self._pos > head.committed
         return Poll(tuple(records), missed)
 
     def pulse(self) -> PulseState | None:
-        """What the rank says it is doing; ``None``: never written, or not consistent after
-        retries."""
+        """Return the current status of the rank.
+
+        Return ``None`` if it was never written, or if no consistent copy was read after retries.
+        """
         for _ in range(_RETRIES):
             state = parse_pulse(self._pread(PULSE_BYTES, file_layout.PULSE_AT))
             if state is not None:
@@ -147,22 +149,26 @@ class QueueReader:
         return None
 
     def replaced(self) -> bool:
-        """Whether the path now names another file: the rank started anew. Drain this one, then
-        reopen."""
+        """Return True if the path names another file now, because the rank was restarted.
+
+        Drain this reader, then open a new one.
+        """
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
         except FileNotFoundError:
             return False
 
     def close(self) -> None:
-        """Let go of the file; twice is harmless."""
+        """Close the file. A second call has no effect."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _read_chunk(self, head: _Head, records: list[Record], limit: int) -> int:
-        """Copy bytes from the cursor on, take what is whole from them, move the cursor; the
-        missed."""
+        """Copy bytes from the cursor, append their complete records and advance the cursor.
+
+        Return the number of missed records.
+        """
         capacity = self.capacity
         oldest = head.reserved - capacity
         if self._pos < oldest:
@@ -172,7 +178,7 @@ class QueueReader:
         if stop <= start:
             return 0
         data = self._pread(min(stop - start, self._chunk_bytes), RING_AT + start % capacity)
-        # What the writer reserved before this moment may have been half overwritten in the copy.
+        # Bytes that the writer has reserved by now may be partly overwritten in the copy.
         void = self._head().reserved - capacity - start
         at = 0
         if void > 0:
@@ -180,32 +186,31 @@ class QueueReader:
         missed = 0
         while at < len(data) and len(records) < limit:
             if self._searching:
-                at = _find(data, at, start)
+                at = _find_record(data, at, start)
                 if at == len(data):
                     break
-            found = self._look(data, at, start, stop)
-            if found is None:
-                if not self._searching and self._looks < _LOOKS:
-                    self._looks += 1
+            entry = self._parse_entry(data, at, start, stop)
+            if entry is None:
+                if not self._searching and self._rereads < _MAX_REREADS:
+                    self._rereads += 1
                     break
                 self._searching = True
                 at += 8
-            elif not found.whole:
-                self._chunk_bytes = max(_CHUNK_BYTES, found.size)
+            elif not entry.complete:
+                self._chunk_bytes = max(_CHUNK_BYTES, entry.size)
                 break
             else:
-                self._searching, self._looks, self._chunk_bytes = False, 0, _CHUNK_BYTES
-                at += found.size
-                if found.record is not None:
-                    missed += self._expect(found.record.seq)
-                    self.next_seq = found.record.seq + 1
-                    records.append(found.record)
+                self._searching, self._rereads, self._chunk_bytes = False, 0, _CHUNK_BYTES
+                at += entry.size
+                if entry.record is not None:
+                    missed += self._expect(entry.record.seq)
+                    self.next_seq = entry.record.seq + 1
+                    records.append(entry.record)
         self._pos = start + at
         return missed
 
     def _expect(self, seq: int) -> int:
-        """How many records lie between the one expected and ``seq``, which is expected from now
-        on."""
+        """Expect ``seq`` as the next record and return the number of records skipped by that."""
         gap = seq - self.next_seq
         if gap <= 0:
             return 0
@@ -213,47 +218,59 @@ class QueueReader:
         first, self._attached = not self._attached, True
         return 0 if first else gap
 
-    def _look(self, data: bytes, at: int, start: int, stop: int) -> _Found | None:
-        """What stands at ``data[at]``, position ``start + at``; ``None``: nothing valid."""
+    def _parse_entry(self, data: bytes, at: int, start: int, stop: int) -> _Entry | None:
+        """Parse the entry at ``data[at]``, position ``start + at``; ``None`` if it is not valid."""
         position = start + at
-        room = stop - position
+        available = stop - position
         magic, crc = PAD.unpack_from(data, at)
         if magic == PAD_MAGIC and crc == pad_word(position):
-            return _Found(room)
-        if magic != RECORD_MAGIC or room < RECORD_BYTES:
+            return _Entry(available)
+        if magic != RECORD_MAGIC or available < RECORD_BYTES:
             return None
         if len(data) - at < RECORD_BYTES:
-            return _Found(RECORD_BYTES, whole=False)
-        fields = RECORD.unpack_from(data, at)
-        _, _, its_position, seq, t_ns, payload_bytes, label_bytes, kind, *form, _ = fields
-        dtype, code, ndim, flags = form
+            return _Entry(RECORD_BYTES, complete=False)
+        (
+            _,
+            _,
+            stored_position,
+            seq,
+            t_ns,
+            payload_bytes,
+            label_bytes,
+            kind,
+            dtype_code,
+            layout_code,
+            ndim,
+            flags,
+            _,
+        ) = RECORD.unpack_from(data, at)
         label_at = at + RECORD_BYTES + 8 * ndim
         payload_at = label_at + align8(label_bytes)
         end = payload_at + payload_bytes
         size = align8(end - at)
-        if its_position != position or size > room:
+        if stored_position != position or size > available:
             return None
         if size > len(data) - at:
-            return _Found(size, whole=False)
+            return _Entry(size, complete=False)
         if zlib.crc32(memoryview(data)[at + CRC_FROM : end]) != crc:
             return None
         if seq < self.next_seq:
-            return _Found(size)
+            return _Entry(size)
         try:
             shape = struct.unpack_from(f"<{ndim}q", data, at + RECORD_BYTES)
-            name, form_ = DTYPE_NAMES[dtype], Layout(code)
+            dtype, layout = DTYPE_NAMES[dtype_code], Layout(layout_code)
             coalesced = bool(flags & COALESCED)
             payload = data[payload_at:end]
-            array = to_payload(form_, name, shape, coalesced, payload)
+            array = to_payload(layout, dtype, shape, coalesced, payload)
         except (ValueError, IndexError, TypeError, struct.error):
             return None
         label = data[label_at : label_at + label_bytes]
-        return _Found(
-            size, Record(seq, kind, t_ns, label, array, name, form_, shape, coalesced, payload)
+        return _Entry(
+            size, Record(seq, kind, t_ns, label, array, dtype, layout, shape, coalesced, payload)
         )
 
     def _read_fixed(self) -> int:
-        """Check the first page; the ring's capacity."""
+        """Check the first page and return the capacity of the ring in bytes."""
         fixed = os.pread(self._fd, FIXED.size + FIXED_CRC.size, 0)
         if len(fixed) < FIXED.size + FIXED_CRC.size or not fixed.startswith(FILE_MAGIC):
             raise QueueFileError(f"{self.path} is not a tensor queue")
@@ -276,8 +293,8 @@ class QueueReader:
     def _head(self) -> _Head:
         for _ in range(_RETRIES):
             reserved, *slots = LIVE.unpack(self._pread(LIVE.size, LIVE_AT))
-            next_seq, committed = max(_whole_slot(*slots[:3]), _whole_slot(*slots[3:]))
-            # Read in one go with the slots, ``reserved`` can be one put older than they are.
+            next_seq, committed = max(_check_slot(*slots[:3]), _check_slot(*slots[3:]))
+            # ``reserved`` was read together with the slots and can be one put older than they are.
             reserved = max(reserved, committed)
             if next_seq >= 0 and reserved - committed <= 2 * self.capacity and reserved % 8 == 0:
                 return _Head(reserved, next_seq, committed)
@@ -290,14 +307,18 @@ class QueueReader:
         return data
 
 
-def _whole_slot(next_seq: int, position: int, check: int) -> tuple[int, int]:
-    """(next seq, end position) of a commit slot; (-1, 0) where it is torn or damaged."""
-    whole = check == check_word(next_seq, position) and position % 8 == 0
-    return (next_seq, position) if whole else (-1, 0)
+def _check_slot(next_seq: int, position: int, check: int) -> tuple[int, int]:
+    """Return (next seq, end position) of a commit slot; (-1, 0) if it is torn or damaged."""
+    valid = check == check_word(next_seq, position) and position % 8 == 0
+    return (next_seq, position) if valid else (-1, 0)
 
 
-def _find(data: bytes, at: int, start: int) -> int:
-    """Where from ``at`` on a record may begin: a magic number with its own position behind it."""
+def _find_record(data: bytes, at: int, start: int) -> int:
+    """Return the first offset from ``at`` at which a record may begin.
+
+    A record begins with a magic number, followed by its own position. Return ``len(data)`` if there
+    is none.
+    """
     while True:
         at = data.find(RECORD_MAGIC_BYTES, at)
         if at < 0:

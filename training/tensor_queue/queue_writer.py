@@ -1,6 +1,7 @@
-"""The rank's end of its tensor queue: ``put`` clones a tensor into the mapped file and returns.
+"""The rank's writer of its tensor queue: ``put`` copies a tensor into the mapped file and returns.
 
-Never blocks, locks, waits for a device or does I/O after ``create``. One thread at a time. Torch.
+After ``create`` it never blocks, takes a lock, waits for a device or does I/O. One thread at a time
+may use it. Needs torch.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _open_writers: weakref.WeakSet[QueueWriter] = weakref.WeakSet()
 
 
 class QueueWriter:
-    """The tensor queue of one rank: its only writer.
+    """The only writer of one rank's tensor queue.
 
-    A process forked from the rank (a DataLoader worker) inherits it muted: its puts do nothing, and
-    its ``close`` leaves the rank's queue as it is.
+    A process forked from the rank (a DataLoader worker) inherits a muted writer: its puts do
+    nothing, and its ``close`` does not affect the rank's queue.
     """
 
     __slots__ = ("__weakref__", "_muted", "_ring", "_staging", "pulse")
@@ -41,10 +42,10 @@ class QueueWriter:
     def create(
         cls, path: Path, *, capacity_bytes: int = 4 << 20, start_copy: StartCopy = PinnedCopy
     ) -> QueueWriter:
-        """Make the file, mode 0600, in one move; an older one of that name is replaced.
+        """Create the file atomically with mode 0600; replace an older file of that name.
 
-        ``OSError`` where it can't be written (a full disk included, because the blocks are taken
-        now).
+        Raises ``OSError`` if it can't be written. This includes a full disk, because all blocks are
+        allocated now.
         """
         return cls(RingWriter.create(path, capacity_bytes), start_copy)
 
@@ -55,11 +56,11 @@ class QueueWriter:
         label: bytes = b"",
         t_ns: int | None = None,
     ) -> None:
-        """Publish a copy of ``tensor`` (or a label alone); later changes to it are never seen.
+        """Publish a copy of ``tensor``, or only a label. Later changes of ``tensor`` have no effect.
 
-        A CUDA tensor is published by a later call, once its copy has arrived, under the time of
-        this one. ``TypeError`` names a layout or type that can't be carried, ``ValueError`` a
-        record too large.
+        A CUDA tensor is published by a later call, once its copy has arrived, with the time of this
+        call. Raises ``TypeError`` for a layout or type that the queue can't carry, and
+        ``ValueError`` for a record that is too large.
         """
         if self._muted:
             return
@@ -80,21 +81,21 @@ class QueueWriter:
             label,
             encoded.chunks(),
             dtype=encoded.dtype,
-            form=encoded.form,
+            layout=encoded.layout,
             shape=encoded.shape,
             flags=encoded.flags,
         )
 
     def put_row(self, values: Sequence[float], kind: int) -> None:
-        """Publish ``values`` as one float64 vector: the cheap path for a step's row."""
+        """Publish ``values`` as one float64 vector. This is the fast path for the row of a step."""
         self._ring.put_row(values, kind)
 
     def row(self, kind: int, count: int) -> Row:
-        """A row of ``count`` float64 to fill in place: the cheapest path, for a training loop."""
+        """Return a row of ``count`` float64 values to fill in place, the fastest path of all."""
         return self._ring.row(kind, count)
 
     def flush_staged(self) -> None:
-        """Publish the CUDA tensors whose copies have arrived; never waits for the others."""
+        """Publish the CUDA tensors that have been copied, without waiting for the others."""
         for staged in () if self._muted else self._staging.arrived():
             encoded = staged.encoded
             self._ring.put(
@@ -103,23 +104,25 @@ class QueueWriter:
                 staged.label,
                 encoded.chunks(),
                 dtype=encoded.dtype,
-                form=encoded.form,
+                layout=encoded.layout,
                 shape=encoded.shape,
                 flags=encoded.flags,
             )
 
     def mute(self) -> None:
-        """Write nothing more, in this process.
+        """Disable all writes of this process.
 
-        Staged copies are left alone: a forked child may not ask its parent's CUDA events.
+        Staged copies stay untouched: a forked child may not query the CUDA events of its parent.
         """
         self._muted = True
         self._ring.mute()
         self.pulse.mute()
 
     def close(self) -> None:
-        """Publish what has arrived, count what has not as missed, and unmap. Puts after it do
-        nothing."""
+        """Publish the copies that have arrived, count the others as missed, and unmap the file.
+
+        Later puts do nothing.
+        """
         _open_writers.discard(self)
         if not self._muted:
             self.flush_staged()

@@ -1,11 +1,11 @@
-"""The pulse: a fixed block beside the ring that always says what the rank is doing now.
+"""The pulse: a fixed block next to the ring that always holds the current status of the rank.
 
-Two slots are written in turn, each with a counter and a CRC-32. A writer frozen or killed in the
-middle of one leaves the other whole, so the last witness of a dead rank can always be read; a plain
-sequence lock would stay locked.
+Two slots are written alternately, each with a counter and a CRC-32. A writer that freezes or is
+killed in the middle of one leaves the other intact, so the last status of a dead rank can always be
+read. A plain sequence lock would stay locked in that case.
 
-Beside them stands the mark, four words that a training loop stores one by one, several times a
-batch: each is whole by itself. Standard library only.
+The slots are followed by the mark: four words that a training loop stores one by one, several times
+per batch. Each store is atomic. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _IDENTITY = Struct("<qqiiii")
 _CRC = Struct("<I")
 _BODY_BYTES = _HOT.size + _IDENTITY.size
 _SLOT_BYTES = 512
-"""Room for fields to come; the rest of the page is unused."""
+"""Size of a slot, with space for future fields. The rest of the page is unused."""
 _MARK_AT = 2 * _SLOT_BYTES
 _MARK = Struct("<qqqq")
 PULSE_BYTES = _MARK_AT + 64
 
-_PLACE = frozenset({"phase", "epoch", "batch", "global_step"})
-_COUNTERS = frozenset(
+_PROGRESS_FIELDS = frozenset({"phase", "epoch", "batch", "global_step"})
+_STATUS_FIELDS = frozenset(
     {"outcome", "decision_done", "collective_enqueued", "collective_completed", "telemetry_ok"}
 )
-_WHO = ("pid", "start_ticks", "rank", "local_rank", "world_size", "restarts")
+_IDENTITY_FIELDS = ("pid", "start_ticks", "rank", "local_rank", "world_size", "restarts")
 
 
 class PulseWriter:
-    """The rank's side. One thread at a time; nothing here blocks, locks or does I/O."""
+    """The rank's writer of its pulse. One thread at a time; it never blocks, locks or does I/O."""
 
     __slots__ = (
         "_checks",
         "_counter",
+        "_identity",
+        "_identity_slots",
         "_muted",
-        "_named",
         "_slots",
-        "_who",
         "batch",
         "changed_ns",
         "changed_wall_s",
@@ -64,11 +64,12 @@ class PulseWriter:
     )
 
     def __init__(self, view: memoryview) -> None:
-        """``view`` is the whole queue file, mapped and writable."""
+        """``view`` is the complete queue file, mapped and writable."""
         at = PULSE_AT + _MARK_AT
         self.mark: Final = view[at : at + _MARK.size].cast("q")
-        """(phase, since when in ns, batch, global step): store batch and step first, then the time,
-        then the phase. Counts where its time is later than what was set. Released by ``mute``."""
+        """(phase, time of its begin in ns, batch, global step). Store batch and step first, then
+        the time, then the phase. The mark counts if its time is later than the time of the slots.
+        ``mute`` releases it."""
         starts = (PULSE_AT, PULSE_AT + _SLOT_BYTES)
         self._slots: Final = tuple(view[at : at + _BODY_BYTES] for at in starts)
         ends = (PULSE_AT + _BODY_BYTES, PULSE_AT + _SLOT_BYTES + _BODY_BYTES)
@@ -83,15 +84,15 @@ class PulseWriter:
         self.changed_wall_s = 0.0
         self.decision_done = 0
         self.collective_enqueued = self.collective_completed = -1
-        self._who = {"pid": 0, "start_ticks": 0, "rank": 0, "local_rank": 0} | {
+        self._identity = {"pid": 0, "start_ticks": 0, "rank": 0, "local_rank": 0} | {
             "world_size": 1,
             "restarts": 0,
         }
-        self._named = 0
-        """In how many slots, the last written included, the identity stands."""
+        self._identity_slots = 0
+        """Number of slots that contain the current identity, including the last written one."""
 
     def phase(self, phase: int) -> None:
-        """Enter ``phase``: the cheap call, for every hook of every batch."""
+        """Enter ``phase``. This is the fast call, for every hook of every batch."""
         now_ns = time.monotonic_ns()
         if phase != self.current_phase:
             self.current_phase = phase
@@ -102,37 +103,37 @@ class PulseWriter:
     def set(self, **changes: int) -> None:
         """Change fields of ``PulseState`` by name and publish them together.
 
-        ``changed_ns`` moves where phase, epoch, batch or global step take another value.
+        ``changed_ns`` is updated if phase, epoch, batch or global step change their value.
         """
         now_ns = time.monotonic_ns()
         moved = False
         renamed = False
         for name, value in changes.items():
-            if name in _PLACE:
+            if name in _PROGRESS_FIELDS:
                 attribute = "current_phase" if name == "phase" else name
                 moved = moved or getattr(self, attribute) != value
                 setattr(self, attribute, value)
-            elif name in _COUNTERS:
+            elif name in _STATUS_FIELDS:
                 setattr(self, name, value)
-            elif name in self._who:
-                self._who[name] = value
+            elif name in self._identity:
+                self._identity[name] = value
                 renamed = True
             else:
                 raise TypeError(f"the pulse has no field {name!r} to set")
         if renamed:
-            self._named = 0
+            self._identity_slots = 0
         if moved:
             self.changed_ns = now_ns
             self.changed_wall_s = time.time()
         self._publish(now_ns)
 
     def beat(self) -> None:
-        """Renew ``heartbeat_ns`` alone: alive, at the same place (a paused rank between two
-        naps)."""
+        """Renew only ``heartbeat_ns``: the rank is alive and has not advanced, for example because
+        it is paused."""
         self._publish(time.monotonic_ns())
 
     def mute(self) -> None:
-        """Never write again: this process is a forked child of the rank."""
+        """Disable all writes, because this process is a forked child of the rank."""
         self._muted = True
         for view in (self.mark, *self._checks, *self._slots):
             view.release()
@@ -160,21 +161,21 @@ class PulseWriter:
             self.collective_enqueued,
             self.collective_completed,
         )
-        if self._named < 2:
-            slot[_HOT.size :] = _IDENTITY.pack(*(self._who[name] for name in _WHO))
-            self._named += 1
+        if self._identity_slots < 2:
+            slot[_HOT.size :] = _IDENTITY.pack(*(self._identity[name] for name in _IDENTITY_FIELDS))
+            self._identity_slots += 1
         self._checks[turn][0] = zlib.crc32(slot)
 
 
 def parse_pulse(block: bytes) -> PulseState | None:
-    """The newest whole slot of the pulse block; ``None`` where there is none (yet)."""
+    """Return the newest valid slot of the pulse block; ``None`` if there is none yet."""
     slots = [_parse_slot(block, at) for at in (0, _SLOT_BYTES)]
-    whole = [slot for slot in slots if slot is not None]
-    return _marked(max(whole, key=lambda slot: slot[0])[1], block) if whole else None
+    valid = [slot for slot in slots if slot is not None]
+    return _apply_mark(max(valid, key=lambda slot: slot[0])[1], block) if valid else None
 
 
-def _marked(state: PulseState, block: bytes) -> PulseState:
-    """``state`` with the mark's place where that was entered after ``state`` was published."""
+def _apply_mark(state: PulseState, block: bytes) -> PulseState:
+    """Return ``state`` with the mark's progress, if the mark is newer than ``state``."""
     phase, since_ns, batch, global_step = _MARK.unpack_from(block, _MARK_AT)
     if since_ns <= state.changed_ns or phase not in set(Phase):
         return state
@@ -195,17 +196,31 @@ def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:
     counter = int.from_bytes(body[:8], "little")
     if counter == 0 or zlib.crc32(body) != crc:
         return None
-    hot = _HOT.unpack_from(body)
+    (
+        _,
+        phase_code,
+        outcome_code,
+        telemetry_ok,
+        epoch,
+        batch,
+        global_step,
+        changed_ns,
+        changed_wall_s,
+        heartbeat_ns,
+        decision_done,
+        collective_enqueued,
+        collective_completed,
+    ) = _HOT.unpack_from(body)
     pid, start_ticks, rank, local_rank, world_size, restarts = _IDENTITY.unpack_from(
         body, _HOT.size
     )
     try:
-        phase, outcome = Phase(hot[1]), Outcome(hot[2])
+        phase, outcome = Phase(phase_code), Outcome(outcome_code)
     except ValueError:
-        # A phase that a newer rank side knows and this reader does not.
+        # A newer rank package may write a phase that this reader does not have.
         phase, outcome = (
             Phase.UNKNOWN,
-            Outcome(hot[2]) if hot[2] in set(Outcome) else Outcome.RUNNING,
+            Outcome(outcome_code) if outcome_code in set(Outcome) else Outcome.RUNNING,
         )
     return counter, PulseState(
         pid=pid,
@@ -214,16 +229,16 @@ def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:
         local_rank=local_rank,
         world_size=world_size,
         phase=phase,
-        epoch=hot[4],
-        batch=hot[5],
-        global_step=hot[6],
-        changed_ns=hot[7],
-        changed_wall_s=hot[8],
+        epoch=epoch,
+        batch=batch,
+        global_step=global_step,
+        changed_ns=changed_ns,
+        changed_wall_s=changed_wall_s,
         outcome=outcome,
-        decision_done=hot[10],
-        collective_enqueued=hot[11],
-        collective_completed=hot[12],
-        telemetry_ok=bool(hot[3]),
+        decision_done=decision_done,
+        collective_enqueued=collective_enqueued,
+        collective_completed=collective_completed,
+        telemetry_ok=bool(telemetry_ok),
         restarts=restarts,
-        heartbeat_ns=hot[9],
+        heartbeat_ns=heartbeat_ns,
     )

@@ -1,7 +1,7 @@
-"""What travels through a rank's tensor queue: record kinds, the step vector, phases, the pulse.
+"""Types of the values in a rank's tensor queue: record kinds, step fields, phases, the pulse.
 
-Standard library only, because both the rank (torch, perhaps no NumPy) and the watchers (NumPy, no
-torch) import it. Numbers here are the wire format: append, never renumber.
+Standard library only, because both the rank (torch, perhaps no NumPy) and the readers (NumPy, no
+torch) import it. The numbers are the wire format: append, never renumber.
 """
 
 from __future__ import annotations
@@ -11,54 +11,55 @@ from enum import IntEnum
 
 
 class RecordKind(IntEnum):
-    """What a record's payload and label hold."""
+    """Kind of a record, which determines the contents of its payload and label."""
 
     STEP = 1
-    """float64[len(StepField)], see ``StepField``; no label. One a training batch."""
+    """Payload float64[len(StepField)]; no label. One record per training batch."""
     METRICS = 2
-    """float64[n]; label ``{"names": [n strings], "step": int, "epoch": int, "t": unix s}``."""
+    """Payload float64[n]; label ``{"names": [n strings], "step": int, "epoch": int, "t": float}``.
+    ``t`` is in unix seconds."""
     EVENT = 3
     """Empty payload; label ``{"kind": str, "text": str, ...}``, see ``docs/architecture.md``."""
     HELLO = 4
-    """Empty payload; label with who the rank is: first record of a rank's queue."""
+    """Empty payload; label with the identity of the rank. First record of a rank's queue."""
     PLAN = 5
-    """Empty payload; label with how long the run will be: max_steps, max_epochs, batches."""
+    """Empty payload; label with the planned length of the run: max_steps, max_epochs, batches."""
 
 
 class StepField(IntEnum):
-    """Index into the float64 vector of a ``RecordKind.STEP`` record. NaN where not known."""
+    """Index into the float64 vector of a ``RecordKind.STEP`` record. Unknown values are NaN."""
 
     GLOBAL_STEP = 0
-    """Optimizer steps completed, this batch included."""
+    """Optimizer steps completed, including this batch."""
     EPOCH = 1
     BATCH = 2
     """Batch index within the epoch."""
     SAMPLES = 3
     """Samples of this batch on this rank."""
     LOSS = 4
-    """What training_step returned as loss, of this rank, not reduced."""
+    """Loss that ``training_step`` returned on this rank, not reduced over the ranks."""
     LR = 5
     """Learning rate of the first parameter group."""
     STEP_S = 6
-    """Seconds from the end of the batch before to the end of this one."""
+    """Seconds from the end of the previous batch to the end of this one."""
     FETCH_S = 7
-    """Seconds the rank waited for its data."""
+    """Seconds that the rank waited for its data."""
     FORWARD_S = 8
     BACKWARD_S = 9
     OPTIMIZER_S = 10
     MEMORY_BYTES = 11
-    """Memory allocated on the device now."""
+    """Memory allocated on the device at the end of the batch."""
     MEMORY_PEAK_BYTES = 12
     WALL_S = 13
     """Unix time at the end of the batch."""
     STEPPED = 14
-    """1.0 where the optimizer stepped in this batch, 0.0 for an accumulating one."""
+    """1.0 if the optimizer stepped in this batch, 0.0 if the batch only accumulated gradients."""
     TRANSFER_S = 15
-    """Seconds moving the batch to the device (host side)."""
+    """Seconds to move the batch to the device, measured on the host."""
 
 
 class Phase(IntEnum):
-    """What a rank is doing, as its pulse says."""
+    """Current activity of a rank, as published in its pulse."""
 
     UNKNOWN = 0
     STARTING = 1
@@ -82,7 +83,7 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
-        """Words for people: ``fetch data``, ``backward``."""
+        """Display text such as ``fetch data`` or ``backward``."""
         return _PHASE_LABELS.get(self, self.name.lower().replace("_", " "))
 
 
@@ -94,12 +95,12 @@ _PHASE_LABELS = {
 
 
 class Outcome(IntEnum):
-    """How a rank's training loop ended, as its pulse says."""
+    """How a rank's training loop ended, as published in its pulse."""
 
     RUNNING = 0
     FINISHED = 1
     STOPPED = 2
-    """Left the loop at an agreed step, after a checkpoint (or after saying that it failed)."""
+    """Left the loop at an agreed step, after a checkpoint or after reporting that it failed."""
     RAISED = 3
 
 
@@ -109,7 +110,7 @@ class PulseState:
 
     pid: int
     start_ticks: int
-    """``starttime`` of /proc/PID/stat, so that a reused pid is told apart."""
+    """``starttime`` of /proc/PID/stat, which distinguishes processes with a reused pid."""
     rank: int
     local_rank: int
     world_size: int
@@ -118,16 +119,16 @@ class PulseState:
     batch: int
     global_step: int
     changed_ns: int
-    """CLOCK_MONOTONIC of the last change of phase, batch or step."""
+    """CLOCK_MONOTONIC time in ns of the last change of phase, batch or step."""
     changed_wall_s: float
     outcome: Outcome
     decision_done: int
-    """Id of the last control decision that this rank carried out."""
+    """Id of the last control decision that this rank has carried out."""
     collective_enqueued: int
-    """Last collective sequence number, -1 where unknown."""
+    """Last collective sequence number, -1 if unknown."""
     collective_completed: int
     telemetry_ok: bool
-    """False once the callback switched itself off; the reason is in an EVENT record."""
+    """False after the telemetry callback disabled itself. An EVENT record holds the reason."""
     restarts: int
     heartbeat_ns: int = 0
-    """CLOCK_MONOTONIC of the last sign of life, a change or not; 0 where not known."""
+    """CLOCK_MONOTONIC time in ns of the last heartbeat, with or without a change; 0 if unknown."""

@@ -1,10 +1,9 @@
-"""The writing end of the ring: creates the queue file and frames records into it. No torch, no
-NumPy.
+"""Writer of the ring: creates the queue file and frames records into it. No torch, no NumPy.
 
-After ``create`` every call is stores to mapped memory: no lock, no I/O, nothing that can wait. One
-thread at a time. State moves on before a record is published, so that a ``KeyboardInterrupt``
-between two bytecodes can cost a sequence number, never overwrite a record that was already
-published.
+After ``create``, every call only stores to mapped memory. It takes no lock, does no I/O and never
+waits. One thread at a time may write. The writer's state advances before a record is published. A
+``KeyboardInterrupt`` between two bytecodes can therefore lose a sequence number, but can never
+overwrite a published record.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from ltui.training.tensor_queue.file_layout import (
 )
 
 Chunk = bytes | tuple[int, int]
-"""Bytes of a payload: as they are, or (address, length) of memory that the caller keeps alive."""
+"""Payload bytes, or (address, length) of memory that the caller keeps alive."""
 
 _RESERVED_WORD = RESERVED_AT // 8
 _SLOT_WORDS = (SLOTS_AT[0] // 8, SLOTS_AT[1] // 8)
@@ -56,7 +55,7 @@ _HEAD_BYTES = 32
 
 
 class RingWriter:
-    """Puts framed records into the ring of one mapped queue file."""
+    """Writes framed records into the ring of one mapped queue file."""
 
     __slots__ = (
         "_address",
@@ -76,7 +75,7 @@ class RingWriter:
         self.capacity = capacity
         self.view = memoryview(mapped)
         self._words = self.view.cast("Q")
-        # The export is dropped at once: the address stays right for as long as the file is mapped.
+        # The buffer export is released at once. The address stays valid while the file is mapped.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self._pos = 0
         self._seq = 0
@@ -86,38 +85,41 @@ class RingWriter:
 
     @classmethod
     def create(cls, path: Path, capacity_bytes: int) -> RingWriter:
-        """Make the file whole under another name, then give it its own: nobody sees it half
-        made."""
+        """Create the queue file of ``capacity_bytes`` rounded up to pages.
+
+        The file is completed under a temporary name and then renamed, so that no reader sees an
+        incomplete file. Raises ``ValueError`` if ``capacity_bytes`` is too small, and ``OSError``.
+        """
         if capacity_bytes < file_layout.MIN_CAPACITY_BYTES:
             raise ValueError(
                 f"a queue of {capacity_bytes} bytes is too small, "
-                f"the least is {file_layout.MIN_CAPACITY_BYTES}"
+                f"the minimum is {file_layout.MIN_CAPACITY_BYTES}"
             )
         capacity = -(-capacity_bytes // file_layout.PAGE_BYTES) * file_layout.PAGE_BYTES
-        fd, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             os.fchmod(fd, 0o600)
             _allocate(fd, RING_AT + capacity)
             os.pwrite(fd, _first_page(capacity), 0)
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             mapped = mmap.mmap(fd, RING_AT + capacity, flags=flags)
-            os.rename(made, path)
+            os.rename(temporary, path)
         except BaseException:
-            os.unlink(made)
+            os.unlink(temporary)
             raise
         finally:
             os.close(fd)
         return cls(mapped, capacity)
 
     def put_row(self, values: Sequence[float], kind: int) -> None:
-        """One float64 vector without a label."""
+        """Publish ``values`` as one float64 vector without a label."""
         key = len(values) << 16 | kind
         row = self._rows.get(key) or self._row(key)
         row.pack_into(row.record, ROW_AT, *values)
         row.publish(time.monotonic_ns())
 
     def row(self, kind: int, count: int) -> Row:
-        """A row to fill in place and to publish again and again."""
+        """Return a reusable row of ``count`` float64 values to fill in place."""
         return Row(self, kind, count)
 
     def put(
@@ -128,12 +130,14 @@ class RingWriter:
         chunks: Sequence[Chunk],
         *,
         dtype: int = 0,
-        form: int = Layout.NONE,
+        layout: int = Layout.NONE,
         shape: Sequence[int] = (),
         flags: int = 0,
     ) -> None:
-        """One record of any form; ``chunks`` together are the payload. ``ValueError`` if it can't
-        fit."""
+        """Publish a record of any layout. The concatenated ``chunks`` are its payload.
+
+        Raises ``ValueError`` if the record does not fit into the ring.
+        """
         if self._muted:
             return
         ndim = len(shape)
@@ -157,7 +161,7 @@ class RingWriter:
             len(label),
             kind,
             dtype,
-            form,
+            layout,
             ndim,
             flags,
             0,
@@ -179,17 +183,19 @@ class RingWriter:
         self._commit(pos + total)
 
     def skip(self) -> None:
-        """Use up one sequence number: readers learn that a record was lost."""
+        """Skip one sequence number, by which readers notice that a record was lost."""
         if not self._muted:
             self._commit(self._pos)
 
     def mute(self) -> None:
-        """Never write again: this process is a forked child of the rank."""
+        """Disable all writes, because this process is a forked child of the rank."""
         self._muted = True
 
     def close(self) -> None:
-        """Unmap; twice is harmless. The file stays; nothing is flushed, because nothing was ever
-        held back."""
+        """Unmap the file and keep it on disk. A second call has no effect.
+
+        Nothing is flushed, because nothing is buffered.
+        """
         self._muted = True
         self._words.release()
         self.view.release()
@@ -204,7 +210,7 @@ class RingWriter:
         return row
 
     def _reserve(self, total: int) -> int:
-        """Void what the next ``total`` bytes will overwrite; the position where they begin."""
+        """Mark the next ``total`` bytes as void and return the position where they begin."""
         capacity = self.capacity
         if total > capacity:
             raise ValueError(f"a record of {total} bytes does not fit the queue's {capacity} bytes")
@@ -227,10 +233,11 @@ class RingWriter:
 
 
 class Row:
-    """A record of one float64 vector without a label, made ready once.
+    """A reusable record of one float64 vector without a label.
 
-    It lies whole in memory of its own and is copied into the ring by one store: what a put costs
-    between two training steps is mostly memory that went cold.
+    The complete record is kept in its own memory and copied into the ring by one store. This is
+    faster than framing it in place, because the cost of a put between two training steps is mostly
+    cache misses.
     """
 
     __slots__ = ("_checked", "_crc", "_head", "_ring", "fields", "pack_into", "record")
@@ -239,7 +246,7 @@ class Row:
         size = ROW_AT + 8 * count
         self._ring = ring
         self.record = bytearray(size)
-        """The framed record."""
+        """The complete framed record."""
         RECORD.pack_into(
             self.record, 0, RECORD_MAGIC, 0, 0, 0, 0, 8 * count, 0, kind, FLOAT64_CODE, 1, 1, 0, 0
         )
@@ -249,11 +256,11 @@ class Row:
         self._crc = view[CRC_AT:CRC_FROM].cast("I")
         self._checked = view[CRC_FROM:]
         self.fields = view[ROW_AT:].cast("d")
-        """The vector: store to it, then ``publish``. Its values stay."""
+        """The vector. Store values into it, then call ``publish``. It keeps its values."""
         self.pack_into = Struct(f"{count}d").pack_into
 
     def publish(self, t_ns: int) -> None:
-        """Put the record as it stands now into the ring."""
+        """Copy the record with its current values into the ring."""
         ring = self._ring
         if ring._muted:
             return
@@ -278,7 +285,7 @@ class Row:
         ring.view[at : at + size] = record
         ring._seq = seq = seq + 1
         ring._pos = end
-        # The three stores of a commit slot: Python runs no signal handler between them.
+        # The three stores of a commit slot. Python runs no signal handler between them.
         at = _SLOT_WORDS[seq & 1]
         words[at] = seq
         words[at + 1] = end
@@ -302,7 +309,10 @@ def _first_page(capacity: int) -> bytes:
 
 
 def _allocate(fd: int, size: int) -> None:
-    """Real blocks, not a hole: a store to a hole on a full disk would end the rank by SIGBUS."""
+    """Allocate disk blocks for ``size`` bytes.
+
+    A store to a hole of a sparse file would end the rank with SIGBUS if the disk is full.
+    """
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:

@@ -123,7 +123,7 @@ class RankCoordinator:
         """
         # Written out, because it runs every step and its code has left the processor's caches.
         if self._leads and (
-            self._control.word[0] != self._control.seen
+            self._control.word[0] != self._control.last_word
             or self._asked_for
             or (self._every_s and time.monotonic() - self._saved_at >= self._every_s)
         ):
