@@ -56,7 +56,7 @@ class QueueWriter:
         label: bytes = b"",
         t_ns: int | None = None,
     ) -> None:
-        """Publish a copy of ``tensor``, or only a label. Later changes of ``tensor`` have no effect.
+        """Publish a copy of ``tensor``, or only a label. Later changes to it have no effect.
 
         A CUDA tensor is published by a later call, once its copy has arrived, with the time of this
         call. Raises ``TypeError`` for a layout or type that the queue can't carry, and
