@@ -21,6 +21,7 @@ from ltui.app.presentation.state_words import (
     rank_note,
     state_word,
 )
+from ltui.training.state.metric_names import EVALUATION_PREFIXES, TRAIN_LOSS_NAMES
 from ltui.training.state.run_snapshot import (
     LIVE,
     FreezeWarning,
@@ -43,7 +44,6 @@ PLAIN_EPOCH_S = 10.0
 """Least seconds between two plain lines for new epochs and validation metrics."""
 METRICS_SHOWN = 5
 RANKS_SHOWN = 8
-_LOSSES = ("train/loss", "train_loss", "loss")
 
 
 class Display(Protocol):
@@ -115,7 +115,7 @@ def share_done(snapshot: RunSnapshot) -> float | None:
 
 def loss_of(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
     """The training loss under whichever name the run has."""
-    for name in _LOSSES:
+    for name in TRAIN_LOSS_NAMES:
         if name in snapshot.metrics:
             return name, snapshot.metrics[name]
     for name, value in snapshot.metrics.items():
@@ -125,7 +125,7 @@ def loss_of(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
 
 
 def is_validation(name: str) -> bool:
-    return name.startswith(("val", "test"))
+    return name.startswith(EVALUATION_PREFIXES)
 
 
 def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:

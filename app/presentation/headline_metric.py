@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from ltui.training.state.metric_names import (
+    EVALUATION_PREFIXES,
+    INCIDENTAL,
+    LOWER_IS_BETTER,
+    SCORE,
+    TRAIN_LOSS_ALIASES,
+)
 from ltui.training.state.run_snapshot import RunSnapshot
-
-_TRAIN_LOSS = frozenset(
-    {"loss", "train/loss", "train_loss", "train/loss_epoch", "train_loss_epoch"}
-)
-_SCORES = re.compile(
-    r"(^|[/_ ])(reward|return|score|success|acc|accuracy|f1|auc|auroc|map|iou|bleu|psnr)", re.I
-)
-_LOWER = re.compile(r"loss|error|perplexity|ppl|(^|[/_])(mse|mae|rmse|nll|bce|wer|cer|fid)", re.I)
-_INCIDENTAL = re.compile(
-    r"^(lr|epoch|step)|learning.?rate|grad.?norm|entropy|(^|[/_])kl|time|per_s", re.I
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +24,7 @@ class HeadlineMetric:
 
     @property
     def lower_is_better(self) -> bool:
-        return bool(_LOWER.search(self.name))
+        return bool(LOWER_IS_BETTER.search(self.name))
 
 
 def headline_metric(run: RunSnapshot) -> HeadlineMetric | None:
@@ -37,18 +32,18 @@ def headline_metric(run: RunSnapshot) -> HeadlineMetric | None:
     if not run.metrics:
         return None
     name = min(run.metrics, key=lambda name: (_rank(name), name))
-    short = "loss" if name.lower() in _TRAIN_LOSS else name
+    short = "loss" if name.lower() in TRAIN_LOSS_ALIASES else name
     return HeadlineMetric(short, run.metrics[name].last)
 
 
 def _rank(name: str) -> int:
     lower = name.lower()
-    if lower in _TRAIN_LOSS:
+    if lower in TRAIN_LOSS_ALIASES:
         return 0
     if "loss" in lower:
-        return 2 if lower.startswith(("val", "test")) else 1
-    if _SCORES.search(name):
+        return 2 if lower.startswith(EVALUATION_PREFIXES) else 1
+    if SCORE.search(name):
         return 3
-    if _LOWER.search(name):
+    if LOWER_IS_BETTER.search(name):
         return 4
-    return 6 if _INCIDENTAL.search(name) else 5
+    return 6 if INCIDENTAL.search(name) else 5

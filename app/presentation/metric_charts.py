@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from ltui.app.presentation.metric_selection import (
 )
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
 from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.state.metric_names import LEARNING_RATE
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
@@ -32,7 +32,6 @@ DIFFERENCE = 0.05
 WAITING_TOO_LONG = 0.2
 MOST_UNSMOOTHED = 3
 """Fewer points than this have nothing to smooth."""
-_LR = re.compile(r"(^|[/_.-])(lr|learning_rate)($|[/_.-])", re.IGNORECASE).search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +157,11 @@ def _metric_chart(
 
 def is_smoothed(name: str) -> bool:
     """Values of single steps are noisy. Means over a validation, and what is set, are not."""
-    return not is_validation(name) and name not in ("step/lr", "step/samples") and not _LR(name)
+    return (
+        not is_validation(name)
+        and name not in ("step/lr", "step/samples")
+        and not LEARNING_RATE.search(name)
+    )
 
 
 def _metric_series(

@@ -6,21 +6,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from ltui.app.live.metric_history import STEP_CURVES, TRAIN_LOSS
+from ltui.app.live.metric_history import STEP_CURVES
+from ltui.training.state.metric_names import DATA_SPLIT, GOALS, TRAIN_LOSS, VALIDATION
 
 MAX_DEFAULT_METRICS = 5
-_VALIDATION = re.compile(r"(^|[/_.\- ])(val|valid|validation|test|eval)($|[/_.\- ])", re.IGNORECASE)
-_PART = re.compile(
-    r"(^|[/_.\- ])(train|training|val|valid|validation|test|eval)(?=$|[/_.\- ])", re.IGNORECASE
-)
-_GOALS = (
-    re.compile(r"(^|[/_.\- ])(reward|return)", re.IGNORECASE),
-    re.compile(r"loss", re.IGNORECASE),
-    re.compile(r"(acc|accuracy|f1|auc|auroc|iou|dice|bleu|rouge|psnr|ssim)", re.IGNORECASE),
-    re.compile(r"(perplexity|ppl|error|mse|mae|rmse|elbo|entropy)", re.IGNORECASE),
-)
-"""What a script wants to improve, the most telling first. Only a script that learns from a reward
-has one, and its loss says little then."""
 DESCRIPTIONS = {
     TRAIN_LOSS: "loss of each step",
     "step/lr": "learning rate",
@@ -35,7 +24,7 @@ DESCRIPTIONS = {
 
 
 def is_validation(name: str) -> bool:
-    return _VALIDATION.search(name) is not None
+    return VALIDATION.search(name) is not None
 
 
 def default_choice(names: Collection[str]) -> tuple[str, ...]:
@@ -44,7 +33,7 @@ def default_choice(names: Collection[str]) -> tuple[str, ...]:
     Without a loss, or where a reward is logged, that is what the script improves instead.
     """
     logged = sorted(name for name in names if name not in STEP_CURVES or name == TRAIN_LOSS)
-    for goal in _GOALS:
+    for goal in GOALS:
         found = [name for name in logged if goal.search(name) and not _is_part_of_loss(name, goal)]
         if found:
             return _training_first(found)[:MAX_DEFAULT_METRICS]
@@ -68,7 +57,7 @@ def _training_first(names: Iterable[str]) -> tuple[str, ...]:
 
 def metric_quantity(name: str) -> str:
     """The name without what says on which part of the data: ``val/loss`` -> ``loss``."""
-    rest = _PART.sub("", name).strip("/_.- ")
+    rest = DATA_SPLIT.sub("", name).strip("/_.- ")
     for ending in ("_epoch", "_step"):
         rest = rest.removesuffix(ending)
     return rest.lower() or name

@@ -32,7 +32,6 @@ _MARKS_KEPT = 48
 _MARKS_MOST = 96
 METRIC_RANKS = 8
 """Metrics are folded for ranks below this one; the store keeps those of every rank."""
-TRAIN_LOSS = "train/loss"
 WINDOW_S = 10.0
 """Seconds of training steps that a throughput figure covers (see ``throughput.py``)."""
 MIN_WINDOW_S = 1.0

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ltui.training.state.metric_names import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.attempt_lineage import Span, spans
 from ltui.training.store.database_schema import (
@@ -30,9 +31,6 @@ from ltui.training.store.history_windows import SAMPLES, STEPS, WINDOW_SIZES, Ta
 from ltui.training.store.run_directory import RunDir
 
 FloatArray = npt.NDArray[np.float64]
-
-TRAIN_LOSS = "train/loss"
-"""The loss that training_step returned; a metric that the user logged by that name wins over it."""
 
 STEP_SERIES = {
     TRAIN_LOSS: "loss",

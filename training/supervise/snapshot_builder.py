@@ -20,6 +20,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.freeze_warnings import all_warnings
+from ltui.training.state.metric_names import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -40,7 +41,7 @@ from ltui.training.state.snapshot_parts import (
 )
 from ltui.training.state.throughput import throughput, without_current_rates
 from ltui.training.store.checkpoint_manifest import list_checkpoints, verify
-from ltui.training.store.history_reader import TRAIN_LOSS, RunStore
+from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.untracked_program import Program
 from ltui.training.tensor_queue.record_types import PulseState

@@ -1,0 +1,54 @@
+"""Names of metrics, and the patterns by which a logged name is recognised. Pure.
+
+Metrics have the names that a script logs, so what they mean is a guess from common habits. All such
+guesses are in this module; the front ends and the store decide what to do with them.
+"""
+
+from __future__ import annotations
+
+import re
+
+TRAIN_LOSS = "train/loss"
+"""The loss that ``training_step`` returned. A metric logged by this name replaces it."""
+
+TRAIN_LOSS_NAMES = (TRAIN_LOSS, "train_loss", "loss")
+"""Usual names of the training loss, the preferred one first."""
+
+TRAIN_LOSS_ALIASES = frozenset({*TRAIN_LOSS_NAMES, "train/loss_epoch", "train_loss_epoch"})
+"""All names, in lower case, that a run list shows as ``loss``."""
+
+EVALUATION_PREFIXES = ("val", "test")
+"""First letters of metrics that are measured outside training."""
+
+VALIDATION = re.compile(r"(^|[/_.\- ])(val|valid|validation|test|eval)($|[/_.\- ])", re.IGNORECASE)
+"""A name with a part that stands for validation or test data: ``val/loss``, ``loss_test``."""
+
+DATA_SPLIT = re.compile(
+    r"(^|[/_.\- ])(train|training|val|valid|validation|test|eval)(?=$|[/_.\- ])", re.IGNORECASE
+)
+"""The part of a name that says on which part of the data it was measured."""
+
+GOALS = (
+    re.compile(r"(^|[/_.\- ])(reward|return)", re.IGNORECASE),
+    re.compile(r"loss", re.IGNORECASE),
+    re.compile(r"(acc|accuracy|f1|auc|auroc|iou|dice|bleu|rouge|psnr|ssim)", re.IGNORECASE),
+    re.compile(r"(perplexity|ppl|error|mse|mae|rmse|elbo|entropy)", re.IGNORECASE),
+)
+"""What a script tries to improve, the most informative first. Only a script that learns from a
+reward logs one, and its loss is then of little use."""
+
+SCORE = re.compile(
+    r"(^|[/_ ])(reward|return|score|success|acc|accuracy|f1|auc|auroc|map|iou|bleu|psnr)", re.I
+)
+"""A metric that is better when it is higher."""
+
+LOWER_IS_BETTER = re.compile(
+    r"loss|error|perplexity|ppl|(^|[/_])(mse|mae|rmse|nll|bce|wer|cer|fid)", re.I
+)
+
+INCIDENTAL = re.compile(
+    r"^(lr|epoch|step)|learning.?rate|grad.?norm|entropy|(^|[/_])kl|time|per_s", re.I
+)
+"""A metric that describes the training and not its result."""
+
+LEARNING_RATE = re.compile(r"(^|[/_.-])(lr|learning_rate)($|[/_.-])", re.IGNORECASE)
