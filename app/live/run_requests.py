@@ -13,7 +13,7 @@ from ltui.app.presentation.run_summary import resumable
 from ltui.app.presentation.state_words import ended_sentence
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.start_supervisor import adopt
+from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -33,7 +33,7 @@ def send_request(
         return client.request(request, timeout_s)
     except NotSupervisedError:
         require_live(run_dir)
-        adopt(run_dir)
+        restart_supervisor(run_dir)
         return client.request(request, timeout_s)
 
 

@@ -12,7 +12,7 @@ import pytest
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
-from ltui.training.lifecycle.start_supervisor import adopt
+from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.state.run_snapshot import LIVE, RankState, RunState
 from ltui.training.store.history_reader import RunStore
 from tests.supervise.conftest import Runs
@@ -124,7 +124,7 @@ def test_keeper_and_supervisor_at_once(runs: Runs) -> None:
         run, lambda s: s.supervisor_pid is None and "continue without one" in (s.detail or "")
     )
     assert alone.state is RunState.RUNNING
-    adopt(run)
+    restart_supervisor(run)
     assert runs.ended(run).state is RunState.CRASHED
 
 

@@ -1,1 +1,1 @@
-"""Starting, resuming, finding and ending runs, from any process. The supervisor builds on it."""
+"""Start, resume, inspect and end runs from any process. The supervisor builds on this package."""

@@ -1,4 +1,4 @@
-"""What a supervisor is started for."""
+"""The plan of one attempt: what a supervisor is started to do."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptPlan:
-    """A new attempt of a run, unless ``adopt``: then the one that lost its supervisor."""
+    """A new attempt of a run or, with ``recover``, the attempt whose supervisor died."""
 
     recover: bool = False
     resume_from: Path | None = None
     resume_step: int | None = None
     spec_path: Path | None = None
-    """A specification that replaces the run's own."""
+    """A specification that replaces the stored one of the run."""
     changes: tuple[str, ...] = ()
-    """What ``--set`` changed in it, for people."""
+    """The overrides (``--set``) that are new in this specification, as shown to people."""
     skipped: tuple[str, ...] = ()
-    """Newer checkpoints that are not whole, each with what is wrong."""
+    """Newer checkpoints that are incomplete or damaged, each with the reason."""
     restarted_because: str | None = None
-    """Set where nobody asked for the attempt: ``restart 2 of 3, after: ...``."""
+    """The reason of an automatic restart, for example ``restart 2 of 3, after: ...``."""
 
     def event_text(self, attempt: int) -> str:
-        """The event that an attempt begins with."""
+        """Return the text of the event that marks the start of the attempt."""
         parts = [f"Attempt {attempt} begins"]
         if self.restarted_because:
             parts.append(f"({self.restarted_because})")
@@ -39,7 +39,7 @@ class AttemptPlan:
         return f"{text}."
 
     def event_fields(self) -> dict[str, object]:
-        """The event's data."""
+        """Return the data of that event."""
         return {
             "path": None if self.resume_from is None else str(self.resume_from),
             "global_step": self.resume_step,

@@ -1,4 +1,7 @@
-"""Ending whatever is left of a run, found by what it was started with."""
+"""Find and kill the remaining processes of a run.
+
+Processes are found by the environment variables with which the run was started.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +16,42 @@ from ltui.training.process.identity import ProcessIdentity, environment, identif
 from ltui.training.store.run_directory import RunDir
 
 _WAIT_S = 5.0
+"""Seconds to wait for killed processes to exit."""
 
 
 def run_processes(run_dir: RunDir) -> set[ProcessIdentity]:
-    """Every process that was started for the run, but its supervisor and its keeper."""
-    spared = {os.getpid()}
+    """Return every process that was started for the run, except its supervisor and its shim."""
+    excluded = {os.getpid()}
     for mark in (lock_holder(run_dir.lock_path), shim_identity(run_dir)):
         if mark is not None:
-            spared.add(mark.pid)
-    found = set()
+            excluded.add(mark.pid)
+    processes = set()
     for pid in pids():
-        if pid in spared:
+        if pid in excluded:
             continue
-        given = environment(pid)
-        if given.get("LTUI_RUN_ID") != run_dir.id:
+        variables = environment(pid)
+        if variables.get("LTUI_RUN_ID") != run_dir.id:
             continue
-        if given.get("LTUI_RUN_DIR") != str(run_dir.path):
+        if variables.get("LTUI_RUN_DIR") != str(run_dir.path):
             continue
         mark = identify(pid)
         if mark is not None:
-            found.add(mark)
-    return found
+            processes.add(mark)
+    return processes
 
 
 def kill_run_processes(run_dir: RunDir, known: Iterable[ProcessIdentity] = ()) -> list[int]:
-    """Kill every process of the run and wait until it is gone; the pids that had to go."""
+    """Kill every process of the run and wait until all have exited. Return the killed pids.
+
+    ``known`` are further processes of the run, which may not have its environment variables.
+    """
     killed: set[int] = set()
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        left = {mark for mark in {*known, *run_processes(run_dir)} if mark.alive()}
-        if not left:
+        remaining = {mark for mark in {*known, *run_processes(run_dir)} if mark.alive()}
+        if not remaining:
             break
-        for mark in left:
+        for mark in remaining:
             killed.add(mark.pid)
             send_signal(mark, signal.SIGKILL)
         time.sleep(0.05)
@@ -52,7 +59,7 @@ def kill_run_processes(run_dir: RunDir, known: Iterable[ProcessIdentity] = ()) -
 
 
 def send_signal(mark: ProcessIdentity, number: int) -> bool:
-    """Signal a process, if it still is the one that is meant."""
+    """Signal a process unless its pid has been reused. Return True if the signal was sent."""
     if not mark.alive():
         return False
     with contextlib.suppress(OSError):
@@ -62,7 +69,7 @@ def send_signal(mark: ProcessIdentity, number: int) -> bool:
 
 
 def signal_group(mark: ProcessIdentity, number: int) -> bool:
-    """Signal the process group that ``mark`` leads."""
+    """Signal the process group that ``mark`` leads. Return True if the signal was sent."""
     if not mark.alive():
         return False
     with contextlib.suppress(OSError):

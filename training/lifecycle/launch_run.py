@@ -1,7 +1,7 @@
-"""Starting a new run.
+"""Start a new run.
 
-Everything that a person can get wrong is a ``ProblemError`` here, and leaves nothing behind.
-People wait for the first training step, so nothing that is imported here is heavy.
+User errors are reported as ``ProblemError`` and leave no files behind. Users wait for the first
+training step, so this module must not import anything heavy.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ def launch(
     *,
     interpreter_checked: bool = False,
 ) -> RunDir:
-    """Start a run and return once its supervisor answers. ``ProblemError``: there is no run.
+    """Start a run and return when its supervisor answers.
 
-    ``start_from`` is a checkpoint of another run (training/lifecycle/start_from.py);
-    ``interpreter_checked`` is as in ``check_start``.
+    ``start_from`` is a checkpoint of another run (training/lifecycle/start_from.py).
+    ``interpreter_checked`` is passed to ``check_start``. Raises ``ProblemError`` if the run could
+    not be started; then there is no run directory.
     """
     check_start(spec, interpreter_checked=interpreter_checked)
     run_dir = RunDir(home / "runs" / spec.id)
     try:
         install_rank_package(home)
-        _make(run_dir, spec)
+        _create_run_directory(run_dir, spec)
         arguments = ["--attempt", "1"]
         if start_from is not None:
             from ltui.training.store.checkpoint_manifest import import_checkpoint
@@ -69,22 +70,22 @@ def launch(
     return run_dir
 
 
-def _make(run_dir: RunDir, spec: RunSpec) -> None:
-    """The run's directory, complete or absent."""
-    made = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
+def _create_run_directory(run_dir: RunDir, spec: RunSpec) -> None:
+    """Create the run directory with its specification, completely or not at all."""
+    temporary = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
     try:
-        made.path.mkdir(mode=0o700)
+        temporary.path.mkdir(mode=0o700)
         for name in ("logs", "queue", "engine", "checkpoints"):
-            (made.path / name).mkdir(mode=0o700)
-        made.write_spec(spec)
-        os.rename(made.path, run_dir.path)
+            (temporary.path / name).mkdir(mode=0o700)
+        temporary.write_spec(spec)
+        os.rename(temporary.path, run_dir.path)
     except BaseException:
-        shutil.rmtree(made.path, ignore_errors=True)
+        shutil.rmtree(temporary.path, ignore_errors=True)
         raise
 
 
 def home_not_writable(home: Path, error: OSError) -> ProblemError:
-    """The problem that ``error`` under ``home`` is."""
+    """Return the problem to report if writing under ``home`` failed with ``error``."""
     return ProblemError(
         Problem(
             where=str(home),

@@ -1,7 +1,7 @@
-"""What a person asked of the run and is still to happen, kept where another supervisor finds it.
+"""Store the pending stop requests of a run, so that the next supervisor carries them out.
 
-``pending.json`` holds the conditions to stop, and the stop that is under way: a supervisor that
-takes over goes on with both.
+``orders.json`` holds the stop conditions, and the stop that is in progress. A supervisor that
+recovers the run continues with both.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ltui.training.store.run_directory import RunDir, write_atomically
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingStops:
-    """The standing orders of one run."""
+    """The stop conditions of one run, and the stop that is in progress."""
 
     conditions: tuple[StopCondition, ...] = ()
     attempt: int = 0
-    """Of the stop that is under way."""
+    """The attempt that ``escalation`` belongs to."""
     escalation: StopEscalation | None = None
 
     def descriptions(self) -> tuple[str, ...]:
@@ -40,23 +40,23 @@ class PendingStops:
         return replace(self, conditions=tuple(conditions))
 
     def stop_step(self) -> int | None:
-        """For the ranks: the first step at which they stop."""
+        """Return the first step at which the ranks have to stop, or None."""
         return min((c.step for c in self.conditions if c.step is not None), default=None)
 
     def stop_epochs(self) -> int | None:
-        """For the ranks: completed epochs at which they stop."""
+        """Return the number of completed epochs after which the ranks have to stop, or None."""
         return min((c.epochs for c in self.conditions if c.epochs is not None), default=None)
 
 
 def read_pending_stops(run_dir: RunDir) -> PendingStops:
-    """None standing where nothing can be read."""
+    """Return the stored stop requests, or none if the file is missing or unreadable."""
     try:
         document = json.loads(run_dir.requests_path.read_text(encoding="utf-8"))
         same_boot = document.get("boot") == boot_id()
         conditions = [from_document(c) for c in document["conditions"]]
         escalation = document.get("ladder")
         return PendingStops(
-            # Seconds of the steady clock mean nothing after a reboot.
+            # Monotonic time is not comparable across a reboot.
             conditions=tuple(c for c in conditions if same_boot or c.until_s is None),
             attempt=int(document.get("attempt", 0)),
             escalation=StopEscalation(**escalation) if escalation and same_boot else None,
@@ -66,7 +66,7 @@ def read_pending_stops(run_dir: RunDir) -> PendingStops:
 
 
 def write_pending_stops(run_dir: RunDir, pending: PendingStops) -> None:
-    """Raises ``OSError`` where the disk does not take it."""
+    """Store the stop requests. Raises ``OSError`` if they cannot be written."""
     escalation = pending.escalation
     document: dict[str, Any] = {
         "boot": boot_id(),
@@ -89,7 +89,7 @@ def delete_pending_stops(run_dir: RunDir) -> None:
 
 
 class PendingStopStore:
-    """The orders of a run in its supervisor's hands: each change is on disk before it counts."""
+    """The pending stops of the run that this process supervises. Changes are written to disk."""
 
     def __init__(self, run_dir: RunDir, attempt: int) -> None:
         self._run_dir = run_dir
@@ -97,51 +97,58 @@ class PendingStopStore:
         self.pending = read_pending_stops(run_dir)
 
     def recovered_escalation(self) -> StopEscalation | None:
-        """Of a stop that the supervisor before this one had begun."""
+        """Return the stop that a previous supervisor of this attempt began, or None."""
         return self.pending.escalation if self.pending.attempt == self._attempt else None
 
     def add(self, conditions: Sequence[StopCondition]) -> None:
-        standing = self.pending.conditions
+        merged = self.pending.conditions
         for condition in conditions:
-            standing = add_condition(standing, condition)
-        self._write(self.pending.with_conditions(standing))
+            merged = add_condition(merged, condition)
+        self._write(self.pending.with_conditions(merged))
 
     def clear(self) -> None:
         self._write(self.pending.with_conditions(()))
 
     def record_escalation(self, escalation: StopEscalation | None) -> None:
-        """Remember the stop that is under way, if any."""
+        """Store the stop that is in progress, or None."""
         if escalation != self.pending.escalation:
             self._write(replace(self.pending, escalation=escalation, attempt=self._attempt))
 
     def pop_due(
         self, metrics: Callable[[], Mapping[str, MetricValue]], now_s: float, steady_s: float
     ) -> str | None:
-        """What has come true; that condition then no longer stands."""
+        """Remove the first condition that is fulfilled. Return its description, or None.
+
+        ``metrics`` is called only if a condition depends on a metric. ``now_s`` is wall clock
+        time, ``steady_s`` monotonic time.
+        """
         if not self.pending.conditions:
             return None
-        found = metrics() if any(c.metric for c in self.pending.conditions) else {}
+        values = metrics() if any(c.metric for c in self.pending.conditions) else {}
         for condition in self.pending.conditions:
-            text = met_reason(condition, found, now_s, steady_s)
+            text = met_reason(condition, values, now_s, steady_s)
             if text is not None:
-                rest = [c for c in self.pending.conditions if c is not condition]
-                self._write(self.pending.with_conditions(rest))
+                others = [c for c in self.pending.conditions if c is not condition]
+                self._write(self.pending.with_conditions(others))
                 return text
         return None
 
     def discard_unreachable(self, global_step: int, epochs: int) -> None:
-        """Those that the ranks could not keep: the disk refused the checkpoint there."""
-        rest = [
+        """Remove conditions at or before this position.
+
+        The ranks passed it without stopping, because the checkpoint could not be written there.
+        """
+        reachable = [
             c
             for c in self.pending.conditions
             if not (c.step is not None and c.step <= global_step)
             and not (c.epochs is not None and c.epochs <= epochs)
         ]
-        if len(rest) != len(self.pending.conditions):
-            self._write(self.pending.with_conditions(rest))
+        if len(reachable) != len(self.pending.conditions):
+            self._write(self.pending.with_conditions(reachable))
 
     def _write(self, pending: PendingStops) -> None:
-        # On a full disk they stand as long as this process does.
+        # If the disk is full, the change lasts only as long as this process.
         self.pending = pending
         with contextlib.suppress(OSError):
             write_pending_stops(self._run_dir, pending)

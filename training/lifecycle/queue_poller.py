@@ -1,4 +1,4 @@
-"""Watching the queue files of one attempt: records, pulses, and which ranks are alive."""
+"""Poll the queue files of one attempt for records, pulses, and the ranks that are alive."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 _POLL_RECORDS = 2000
+"""Maximum number of records that one read of a queue returns."""
 _POLLS_A_TICK = 4
-"""A rank far behind is caught up over several ticks, so that no rank starves the others."""
+"""Maximum number of reads of one queue in one poll.
+
+A long backlog is read over several ticks, so that one rank does not delay the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePoll:
-    """What one look at the queues gave."""
+    """The result of polling every rank's queue once."""
 
     polls: Mapping[int, Poll] = field(default_factory=dict)
     pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
     dead_ranks: frozenset[int] = frozenset()
-    """Ranks whose process ended without its pulse saying so."""
+    """Ranks whose process has exited although their pulse says that they are running."""
     stopped_pids: Mapping[int, int] = field(default_factory=dict)
-    """rank -> pid, where the process is stopped (SIGSTOP, a debugger)."""
+    """rank -> pid of the processes that are stopped (by SIGSTOP or a debugger)."""
     more_waiting: bool = False
-    """More records stand in the queues than one look may take."""
+    """True if the queues hold more records than one poll reads."""
 
 
 @dataclass(slots=True)
 class _Tail:
-    """One rank's present queue file; ``base`` goes on top of its sequence numbers."""
+    """The current queue file of one rank. ``base`` is added to its sequence numbers."""
 
     reader: QueueReader
     base: int
@@ -43,23 +47,23 @@ class _Tail:
 
 
 class QueuePoller:
-    """Readers of every rank's queue of one attempt.
+    """Readers of the queues of all ranks of one attempt.
 
-    A rank that starts anew (torch elastic restarts it) makes another file under the same name; its
-    records are counted on from the file before.
+    A rank that torch elastic restarts creates a new file with the same name. The sequence numbers
+    of its records continue those of the previous file.
     """
 
     def __init__(self, queue_dir: Path, known: Mapping[int, Cursor]) -> None:
-        """``known``: how far a supervisor before this one was."""
+        """``known``: the cursors that a previous supervisor of the attempt stored."""
         self._dir = queue_dir
-        self._known = known
+        self._stored_cursors = known
         self._tails: dict[int, _Tail] = {}
         self._dir_changed_ns = -1
         self.errors: dict[int, str] = {}
-        """Queues that can't be read, and why."""
+        """rank -> reason, for queues that cannot be read."""
 
     def poll(self) -> QueuePoll:
-        """Poll every queue once."""
+        """Poll every queue once, and open the queues of new ranks."""
         self._discover()
         polls: dict[int, Poll] = {}
         pulses: dict[int, PulseState | None] = {}
@@ -82,12 +86,12 @@ class QueuePoller:
         return QueuePoll(polls, pulses, gone, held, behind)
 
     def cursor(self, rank: int, next_seq: int) -> Cursor:
-        """What to keep so that a later watch goes on at ``next_seq``."""
+        """Return the cursor to store, so that a later poller continues at ``next_seq``."""
         tail = self._tails[rank]
         return Cursor(next_seq, tail.base, tail.inode)
 
     def open_reader(self, rank: int, from_seq: int) -> tuple[QueueReader, int]:
-        """Another reader of the present file from ``from_seq`` on, and the file's base."""
+        """Return another reader of the current file, at ``from_seq``, and the base of the file."""
         tail = self._tails[rank]
         return QueueReader(tail.reader.path, from_seq=max(0, from_seq - tail.base)), tail.base
 
@@ -97,17 +101,17 @@ class QueuePoller:
         self._tails.clear()
 
     def _reopen(self, rank: int, tail: _Tail) -> None:
-        fresh = QueueReader(tail.reader.path)
+        reader = QueueReader(tail.reader.path)
         base = tail.base + tail.reader.next_seq
         tail.reader.close()
-        self._tails[rank] = _Tail(fresh, base, _inode(fresh.path))
+        self._tails[rank] = _Tail(reader, base, _inode(reader.path))
 
     def _open(self, rank: int, path: Path) -> _Tail:
         reader, inode = QueueReader(path), _inode(path)
-        known = self._known.get(rank)
-        if known is None:
+        cursor = self._stored_cursors.get(rank)
+        if cursor is None:
             return _Tail(reader, 0, inode)
-        return _Tail(reader, known.base if known.inode == inode else known.next_seq, inode)
+        return _Tail(reader, cursor.base if cursor.inode == inode else cursor.next_seq, inode)
 
     def _discover(self) -> None:
         try:
@@ -127,7 +131,7 @@ class QueuePoller:
                 self.errors[rank] = str(error)
                 failed = True
         self._tails = dict(sorted(self._tails.items()))
-        # A file that is only being made is looked at again.
+        # A file that is still being created is opened by a later poll.
         self._dir_changed_ns = -1 if failed else changed_ns
 
 
@@ -136,7 +140,7 @@ def _inode(path: Path) -> int:
 
 
 def _drain(tail: _Tail) -> tuple[Poll, bool]:
-    """Everything new up to a limit, and whether there is more."""
+    """Read new records up to a limit. Return them, and True if there are more."""
     records: list[Record] = []
     missed = 0
     for _ in range(_POLLS_A_TICK):
@@ -144,28 +148,30 @@ def _drain(tail: _Tail) -> tuple[Poll, bool]:
         records += poll.records
         missed += poll.missed
         if len(poll.records) < _POLL_RECORDS:
-            return _moved(records, missed, tail.base), False
-    return _moved(records, missed, tail.base), True
+            return _with_base(records, missed, tail.base), False
+    return _with_base(records, missed, tail.base), True
 
 
-def _moved(records: list[Record], missed: int, base: int) -> Poll:
+def _with_base(records: list[Record], missed: int, base: int) -> Poll:
     if base:
         records = [replace(record, seq=record.seq + base) for record in records]
     return Poll(tuple(records), missed)
 
 
 def queue_files(queue_dir: Path) -> dict[int, Path]:
-    """rank -> queue file, by rank."""
+    """Return the queue file of each rank, ordered by rank."""
     try:
         names = os.listdir(queue_dir)
     except OSError:
         return {}
-    found = {int(m[1]): queue_dir / name for name in names if (m := _QUEUE_NAME.fullmatch(name))}
-    return dict(sorted(found.items()))
+    files = {
+        int(match[1]): queue_dir / name for name in names if (match := _QUEUE_NAME.fullmatch(name))
+    }
+    return dict(sorted(files.items()))
 
 
 def read_pulses(queue_dir: Path) -> dict[int, PulseState | None]:
-    """Every rank's pulse, for watchers that read no records."""
+    """Return the pulse of each rank, for callers that need no records."""
     pulses: dict[int, PulseState | None] = {}
     for rank, path in queue_files(queue_dir).items():
         try:
@@ -183,9 +189,10 @@ def read_pulses(queue_dir: Path) -> dict[int, PulseState | None]:
 
 
 def is_dead(pulse: PulseState) -> bool:
-    """Whether the rank's process ended while its pulse still says that it trains."""
+    """Return True if the rank's process has exited although its pulse says that it is running."""
     return pulse.outcome is Outcome.RUNNING and not rank_alive(pulse)
 
 
 def rank_alive(pulse: PulseState) -> bool:
+    """Return True if the process that wrote the pulse is alive."""
     return pulse.pid > 0 and is_alive(pulse.pid, pulse.start_ticks)

@@ -1,6 +1,6 @@
-"""The code that ranks import, copied to where any interpreter can take it from.
+"""Copy the code that ranks import to a folder that any Python interpreter can import from.
 
-Ranks run in the user's environment, which need not hold ltui; see "The rank side" in
+Ranks run in the user's environment, where ltui need not be installed. See
 ``docs/architecture.md``.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import ltui.training
 
-_ROOMS = ("tensor_queue", "rank", "models", "data")
+_FOLDERS = ("tensor_queue", "rank", "models", "data")
 _FILES = ("__init__.py",)
-_SITE = '''"""Lets stacks of a run be read, then runs the sitecustomize that this one hides."""
+_SITE = '''"""Set up stack dumps, then run the sitecustomize module that this one hides."""
 import importlib.machinery
 import importlib.util
 import os
@@ -42,7 +42,7 @@ if _spec is not None and _spec.loader is not None:
     sys.modules["sitecustomize"] = _module
     _spec.loader.exec_module(_module)
 '''
-"""Python imports it at every start of an interpreter that has the folder on its path."""
+"""Content of ``sitecustomize.py``, which Python imports at startup if it is on the path."""
 _METADATA = "Metadata-Version: 2.1\nName: ltui-rank\nVersion: 0\n"
 _ENTRY_POINTS = """\
 [lightning.pytorch.callbacks_factory]
@@ -54,36 +54,36 @@ ltui = ltui.training.rank.callback_factory:callbacks
 
 
 def install_rank_package(home: Path) -> Path:
-    """The folder for ``PYTHONPATH``; made where this version's is not there yet.
+    """Return the folder to add to ``PYTHONPATH``. Create the folder of this version if needed.
 
-    Raises ``OSError`` where it can't be written.
+    Raises ``OSError`` if it cannot be written.
     """
     files = _files()
     folder = home / "rank-side" / _digest(files)
-    if _is_whole(folder, files):
+    if _is_complete(folder, files):
         return folder
     folder.parent.mkdir(mode=0o700, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     if folder.is_dir():
-        # After a power cut a file may have its name and not its content.
-        os.rename(folder, made / "broken")
-        shutil.rmtree(made / "broken", ignore_errors=True)
+        # After a power failure a file may exist without its content.
+        os.rename(folder, temporary / "broken")
+        shutil.rmtree(temporary / "broken", ignore_errors=True)
     try:
         for name, data in files.items():
-            path = made / name
+            path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        os.rename(made, folder)
+        os.rename(temporary, folder)
     except OSError:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if not folder.is_dir():
             raise
-        # Another launch was quicker.
+        # Another launch created the folder first.
     return folder
 
 
-def _is_whole(folder: Path, files: dict[str, bytes]) -> bool:
-    """Whether every file is there in its full size."""
+def _is_complete(folder: Path, files: dict[str, bytes]) -> bool:
+    """Return True if every file exists with its full size."""
     try:
         return all((folder / name).stat().st_size == len(data) for name, data in files.items())
     except OSError:
@@ -91,11 +91,11 @@ def _is_whole(folder: Path, files: dict[str, bytes]) -> bool:
 
 
 def _files() -> dict[str, bytes]:
-    """Path below the folder -> content."""
+    """Return the files of the package: path below the folder -> content."""
     training = Path(next(iter(ltui.training.__path__)))
     sources = [training / name for name in _FILES if (training / name).exists()]
-    for room in _ROOMS:
-        sources += sorted((training / room).glob("**/*.py"))
+    for name in _FOLDERS:
+        sources += sorted((training / name).glob("**/*.py"))
     files = {
         f"ltui/training/{path.relative_to(training).as_posix()}": path.read_bytes()
         for path in sources

@@ -1,8 +1,9 @@
-"""Taking up runs that lost both supervisor and keeper: nobody is left to end or record them.
+"""Recover abandoned runs: runs whose supervisor and shim are both dead.
 
-Ranks of a foreign launcher may outlive both; a run that waited for GPUs had no keeper yet; after a
-reboot nothing is left at all. In each case the lock file still names the supervisor that died, and
-whoever uses ltui next starts another: it goes on waiting, or ends what is left and records the end.
+This happens when ranks of the user's own launcher outlive both processes, when a supervisor dies
+before it has started a shim (a run that waits for GPUs), and after a reboot. In each case the lock
+file still names the dead supervisor. The next ltui command starts another supervisor, which
+continues to wait, or kills the remaining processes and records the end of the run.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from pathlib import Path
 
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
-from ltui.training.lifecycle.start_supervisor import adopt
+from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir, list_runs
 
 _RECORDED_S = 10.0
+"""Seconds to wait until the new supervisor has recorded the end of the run."""
 
 
 def recover_abandoned_runs(home: Path) -> list[RunDir]:
-    """Start a supervisor for every abandoned run of ``home``; those that were found.
+    """Start a supervisor for every abandoned run of ``home``. Return these runs.
 
-    Costs one small file a run where none is abandoned. Raises nothing: what can't be taken up, on
-    a disk that can't be written say, is shown as it is.
+    If no run is abandoned, this reads one small file per run. It raises no errors: a run that
+    cannot be recovered, for example on a read-only disk, is shown as it is.
     """
     return [run for run in list_runs(home) if recover_run(run)]
 
@@ -44,9 +46,9 @@ def recover_run(run: RunDir) -> bool:
     if not is_abandoned(run):
         return False
     try:
-        adopt(run)
+        restart_supervisor(run)
     except (ProblemError, OSError):
-        # No supervisor can be had: no reason to leave its processes running.
+        # No supervisor can be started, so do not leave the run's processes running.
         if lock_holder(run.lock_path) is None:
             kill_run_processes(run)
         return True

@@ -1,7 +1,7 @@
-"""Restarts without a person: whether there is another, when, and what survives a new supervisor.
+"""Rules for automatic restarts, and the restart history that a new supervisor reads.
 
-A run is restarted after a crash (``restarts`` of its specification) or because the stall policy
-asked for it. Both draw on one ledger, kept in ``restarts.json``, which begins anew whenever a
+A run is restarted after a crash (``restarts`` of its specification) or on request of the stall
+policy. Both kinds count in one history, which is stored in ``restarts.json`` and reset when a
 person starts or resumes the run.
 """
 
@@ -18,14 +18,16 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, write_atomically
 
 FIRST_DELAY_S = 4.0
+"""Seconds to wait before the first restart. The delay doubles with every restart."""
 LONGEST_DELAY_S = 300.0
+"""Maximum number of seconds to wait before a restart."""
 BEFORE_TRAINING = -1
-"""Stands for a step where a rank of a preset failed before it could say one."""
+"""Step of a failure that happened before any rank reported a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedRestart:
-    """A restart that was asked for while the attempt still runs."""
+    """A restart that was requested while the attempt is still running."""
 
     attempt: int
     reason: str
@@ -34,33 +36,33 @@ class RequestedRestart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduledRestart:
-    """A restart that is to come. ``attempt`` has ended; how, ``state`` and ``detail`` say."""
+    """A restart that waits for its time. ``state`` and ``detail`` tell how ``attempt`` ended."""
 
     attempt: int
     number: int
     of: int
     until_s: float
-    """On the machine's steady clock, so that a clock that is set changes nothing."""
+    """Monotonic time of the restart, so that changes of the wall clock have no effect."""
     boot: str | None
     state: str
     detail: str
 
     def remaining_s(self) -> float:
-        """Seconds until the restart; none after a reboot, which sets the steady clock back."""
+        """Return the seconds until the restart: 0 after a reboot, which resets monotonic time."""
         return max(0.0, self.until_s - time.monotonic()) if self.boot == boot_id() else 0.0
 
     def end_state(self) -> RunState:
         return RunState(self.state)
 
     def describe(self) -> str:
-        """``restart 2 of 3 in 8 s, after: rank 1 was killed ...``"""
+        """Return a description such as ``restart 2 of 3 in 8 s, after: rank 1 was killed``."""
         when = f"in {self.remaining_s():.0f} s"
         return f"restart {self.number} of {self.of} {when}, after: {self.detail}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartHistory:
-    """What was tried since a person last started the run."""
+    """The restarts since a person last started or resumed the run."""
 
     done: int = 0
     failed_at: tuple[int, ...] = ()
@@ -68,7 +70,7 @@ class RestartHistory:
     waiting: ScheduledRestart | None = None
 
     def refusal(self, of: int, step: int | None) -> str | None:
-        """Why a failure at ``step`` is not followed by a restart; None where it is."""
+        """Return why a failure at ``step`` must not be followed by a restart, or None."""
         if self.done >= of:
             return f"{self.done} of {of} restarts are used up"
         if step is not None and step in self.failed_at:
@@ -79,7 +81,7 @@ class RestartHistory:
     def with_scheduled(
         self, *, attempt: int, of: int, step: int | None, state: RunState, detail: str
     ) -> RestartHistory:
-        """The ledger with a restart to come, later each time."""
+        """Return the history with a scheduled restart. The delay doubles with every restart."""
         waiting = ScheduledRestart(
             attempt=attempt,
             number=self.done + 1,
@@ -93,12 +95,12 @@ class RestartHistory:
         return replace(self, failed_at=failed_at, wanted=None, waiting=waiting)
 
     def with_started(self) -> RestartHistory:
-        """The restart that was waited for is under way."""
+        """Return the history after the scheduled restart has started."""
         return replace(self, done=self.done + 1, wanted=None, waiting=None)
 
 
 def first_delay_s() -> float:
-    """``LTUI_RESTART_DELAY_S`` or four seconds."""
+    """Return ``LTUI_RESTART_DELAY_S``, or ``FIRST_DELAY_S`` if it is not set or not a number."""
     try:
         return max(0.0, float(os.environ.get("LTUI_RESTART_DELAY_S", FIRST_DELAY_S)))
     except ValueError:
@@ -106,7 +108,7 @@ def first_delay_s() -> float:
 
 
 def read_restart_history(run_dir: RunDir) -> RestartHistory:
-    """An empty one where there is none, or none that can be read."""
+    """Return the stored restart history, or an empty one if it is missing or unreadable."""
     try:
         document = json.loads(run_dir.restarts_path.read_text(encoding="utf-8"))
         return RestartHistory(
@@ -120,7 +122,7 @@ def read_restart_history(run_dir: RunDir) -> RestartHistory:
 
 
 def write_restart_history(run_dir: RunDir, history: RestartHistory) -> None:
-    """Raises ``OSError`` where the disk does not take it."""
+    """Store the restart history. Raises ``OSError`` if it cannot be written."""
     document: dict[str, Any] = asdict(history)
     write_atomically(run_dir.restarts_path, json.dumps(document).encode())
 

@@ -1,6 +1,6 @@
-"""Starting another attempt of a run that ended, and deleting a run.
+"""Start another attempt of a run that has ended, or delete a run.
 
-Everything that a person can get wrong is a ``ProblemError`` here, and leaves nothing behind.
+User errors are reported as ``ProblemError`` and leave no files behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.lifecycle.start_supervisor import (
     START_S,
     SupervisorKilledError,
-    adopt,
+    restart_supervisor,
     shim_restarts_supervisor,
     start_supervisor,
 )
@@ -35,24 +35,24 @@ from ltui.training.store.checkpoint_manifest import (
 )
 from ltui.training.store.run_directory import RunDir
 
-_LEAVING_S = 3.0
-"""A supervisor that has just recorded the end of its run is gone within this."""
+_EXIT_S = 3.0
+"""Seconds within which a supervisor exits after it has recorded the end of its run."""
 
 
 def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | None = None) -> None:
-    """Start another attempt from ``checkpoint`` or the last whole one.
+    """Start another attempt from ``checkpoint``, or from the last verified one.
 
-    ``spec`` replaces the run's own. ``ProblemError`` where the run is live, or has nothing to
-    resume from.
+    ``spec`` replaces the stored specification. Raises ``ProblemError`` if the run is live, or if
+    there is nothing to resume from.
     """
-    _wait_until_left(run_dir)
-    _have_the_end_recorded(run_dir)
+    _wait_for_supervisor_exit(run_dir)
+    _record_abandoned_end(run_dir)
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
         raise ProblemError(_still_live(run_dir, snapshot.state))
     before = run_dir.read_spec()
-    same = spec is None or spec.overrides == before.overrides
-    if snapshot.state is RunState.FINISHED and same and checkpoint is None:
+    same_overrides = spec is None or spec.overrides == before.overrides
+    if snapshot.state is RunState.FINISHED and same_overrides and checkpoint is None:
         raise ProblemError(
             Problem(
                 where=run_dir.id,
@@ -68,14 +68,14 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     check_start(spec or before)
     arguments = ["--resume-from", str(path), "--resume-step", str(step)]
     arguments += [f"--skipped={words}" for words in skipped]
-    aside: Path | None = None
+    new_spec_path: Path | None = None
     try:
         install_rank_package(run_dir.home)
         if spec is not None:
-            aside = _next_spec(run_dir, spec)
+            new_spec_path = _write_new_spec(run_dir, spec)
             changed = spec.overrides[len(before.overrides) :]
             arguments += [f"--change={override}" for override in changed]
-            arguments += ["--spec", str(aside)]
+            arguments += ["--spec", str(new_spec_path)]
         start_supervisor(run_dir, arguments)
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
@@ -83,36 +83,36 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
         if not shim_restarts_supervisor(run_dir):
             raise
     finally:
-        if aside is not None:
-            shutil.rmtree(aside.parent, ignore_errors=True)
+        if new_spec_path is not None:
+            shutil.rmtree(new_spec_path.parent, ignore_errors=True)
 
 
-def _have_the_end_recorded(run_dir: RunDir) -> None:
-    """Of an attempt that nobody saw end, with what its ranks had still to tell."""
+def _record_abandoned_end(run_dir: RunDir) -> None:
+    """Have the end of an abandoned attempt recorded, including records still in its queues."""
     if not is_abandoned(run_dir):
         return
     try:
-        adopt(run_dir)
+        restart_supervisor(run_dir)
     except ProblemError:
         if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)
-    _wait_until_left(run_dir, START_S)
+    _wait_for_supervisor_exit(run_dir, START_S)
 
 
 def delete(run_dir: RunDir) -> None:
-    """Remove a run with everything in it. ``ProblemError`` where it is live."""
-    _wait_until_left(run_dir)
+    """Remove a run and its whole directory. Raises ``ProblemError`` if the run is live."""
+    _wait_for_supervisor_exit(run_dir)
     try:
         state = resolve_snapshot(run_dir).state
     except ProblemError:
-        # Damaged, or of a newer ltui: it can still be deleted, unless something of it runs.
+        # A damaged run, or one of a newer ltui version, can be deleted unless it is running.
         state = RunState.RUNNING if lock_holder(run_dir.lock_path) else RunState.LOST
     if state in LIVE:
         raise ProblemError(
             Problem(where=run_dir.id, what=f"the run is {state.value}.", remedy="Stop it first.")
         )
     try:
-        # Out of sight at one stroke: a half deleted run is no run.
+        # Rename first, so that a partly deleted directory is never listed as a run.
         hidden = run_dir.path.with_name(f".deleted-{run_dir.id}")
         run_dir.path.rename(hidden)
         RunDir(hidden).remove_stale_socket()
@@ -123,25 +123,25 @@ def delete(run_dir: RunDir) -> None:
         ) from error
 
 
-def _next_spec(run_dir: RunDir, spec: RunSpec) -> Path:
-    """The changed specification, aside until the new supervisor holds the run."""
-    aside = RunDir(run_dir.path / f".spec-{os.getpid()}-{time.monotonic_ns()}")
-    aside.path.mkdir(mode=0o700)
-    aside.write_spec(spec)
-    return aside.spec_path
+def _write_new_spec(run_dir: RunDir, spec: RunSpec) -> Path:
+    """Write the changed specification to a temporary folder. The new supervisor moves it."""
+    temporary = RunDir(run_dir.path / f".spec-{os.getpid()}-{time.monotonic_ns()}")
+    temporary.path.mkdir(mode=0o700)
+    temporary.write_spec(spec)
+    return temporary.spec_path
 
 
 def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, tuple[str, ...]]:
-    """Step and path of the checkpoint to resume from, and in words the newer ones passed over."""
+    """Return step and path of the checkpoint to resume from, and the skipped newer checkpoints."""
     if checkpoint is None:
         choice = choose_checkpoint(run_dir.checkpoints_dir)
         if choice.taken is None:
             raise ProblemError(_nothing_to_resume(run_dir, choice))
         skipped = tuple(choice.skip_reasons())
         return choice.taken.global_step, Path(choice.taken.path), skipped
-    wanted = checkpoint.absolute()
+    requested = checkpoint.absolute()
     for info in list_checkpoints(run_dir.checkpoints_dir):
-        if Path(info.path).name == wanted.name:
+        if Path(info.path).name == requested.name:
             if verify(info).ok:
                 return info.global_step, Path(info.path), ()
             raise ProblemError(
@@ -172,8 +172,8 @@ def _still_live(run_dir: RunDir, state: RunState) -> Problem:
     )
 
 
-def _wait_until_left(run_dir: RunDir, seconds: float = _LEAVING_S) -> None:
-    """Give a supervisor that is only leaving the moment it needs."""
+def _wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None:
+    """Wait for a supervisor that is exiting. Return at once if it stays, or if there is none."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         holder = lock_holder(run_dir.lock_path)
@@ -183,7 +183,7 @@ def _wait_until_left(run_dir: RunDir, seconds: float = _LEAVING_S) -> None:
 
 
 def _stays_live(run_dir: RunDir) -> bool:
-    """Whether its supervisor is there to stay, as far as it says: it may only look at the end."""
+    """Return True if the run continues: its supervisor is not only recording the end."""
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state not in LIVE:
         return False

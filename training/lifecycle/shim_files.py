@@ -1,4 +1,4 @@
-"""What the keeper leaves in the run directory: who it is, and how the engine ended."""
+"""Read the files that the shim writes: its identity, and how the engine ended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class EngineExit:
     exit_code: int | None = None
     signal: int | None = None
     error: str | None = None
-    """Why it could not be started."""
+    """The reason if the engine could not be started."""
     ended_at: float | None = None
     killed: tuple[int, ...] = ()
-    """Processes that it left behind and that had to be ended."""
+    """Processes that the engine left running and that the shim terminated."""
 
 
 def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
-    """None while the engine runs, or where nobody saw it end."""
+    """Return how the engine ended, or None if it is running or if its end was not observed."""
     document = _read(run_dir.engine_exit_path(attempt))
     if document is None:
         return None
@@ -40,32 +40,37 @@ def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
 
 
 def shim_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentity | None:
-    """The keeper's process, of this boot; of ``attempt`` where that is given."""
-    return _mark(run_dir, attempt, "pid", "start_ticks")
+    """Return the process of the shim, or None if it belongs to an earlier boot.
+
+    With ``attempt``, return None if the shim belongs to another attempt.
+    """
+    return _process_identity(run_dir, attempt, "pid", "start_ticks")
 
 
 def engine_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentity | None:
-    """The engine's process, of this boot."""
-    return _mark(run_dir, attempt, "engine_pid", "engine_start_ticks")
+    """Return the process of the engine, under the same conditions as ``shim_identity``."""
+    return _process_identity(run_dir, attempt, "engine_pid", "engine_start_ticks")
 
 
 def from_earlier_boot(run_dir: RunDir) -> bool:
-    """Whether the keeper was started before the machine was: then nothing of it is left."""
+    """Return True if the shim was started before the last reboot, so no process of it exists."""
     document = _read(run_dir.shim_path)
     return document is not None and document.get("boot_id") not in (None, boot_id())
 
 
 def latest_attempt(run_dir: RunDir) -> int | None:
-    """The attempt that was started last; None before the first."""
+    """Return the number of the attempt that was started last, or None if there is none."""
     try:
         names = [path.name for path in (run_dir.path / "engine").iterdir()]
     except OSError:
         return None
-    numbers = [int(m[1]) for name in names if (m := re.fullmatch(r"(\d+)\.start\.json", name))]
-    return max(numbers, default=None)
+    matches = [re.fullmatch(r"(\d+)\.start\.json", name) for name in names]
+    return max((int(match[1]) for match in matches if match), default=None)
 
 
-def _mark(run_dir: RunDir, attempt: int | None, pid: str, ticks: str) -> ProcessIdentity | None:
+def _process_identity(
+    run_dir: RunDir, attempt: int | None, pid: str, ticks: str
+) -> ProcessIdentity | None:
     document = _read(run_dir.shim_path)
     if document is None or not document.get(pid):
         return None

@@ -1,4 +1,4 @@
-"""What would keep a run from starting at all, found before anything is started."""
+"""Check before a launch for problems that would keep the engine from starting."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ print(json.dumps({"version": sys.version_info[:2], "torch": has("torch"), "light
 
 
 def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
-    """What would keep the engine from starting at all, as a ``ProblemError``.
+    """Raise ``ProblemError`` if the engine could not be started.
 
-    ``interpreter_checked``: the caller has found torch and Lightning in ``spec.python`` already,
-    which takes a tenth of a second.
+    ``interpreter_checked``: the caller has already found torch and Lightning in ``spec.python``.
+    Skipping this check saves a tenth of a second.
     """
     problems = [] if Path(spec.cwd).is_dir() else [
         Problem(where="working directory", what=f"{spec.cwd} does not exist.")
@@ -33,13 +33,13 @@ def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
         problems += _command_problems(spec)
     elif not interpreter_checked:
         problems += _interpreter_problems(spec)
-    problems += _call_problems(spec)
+    problems += _verdict_hook_problems(spec)
     if problems:
         raise ProblemError(*problems)
 
 
-def _call_problems(spec: RunSpec) -> list[Problem]:
-    """Whoever is to be called on a verdict must be there before it is three in the morning."""
+def _verdict_hook_problems(spec: RunSpec) -> list[Problem]:
+    """Check that the ``on_verdict`` program exists now, rather than when a verdict is issued."""
     target = spec.stall.on_verdict
     if target is None or isinstance(target, str):
         return []
@@ -59,13 +59,13 @@ def _call_problems(spec: RunSpec) -> list[Problem]:
 def _command_problems(spec: RunSpec) -> list[Problem]:
     name = spec.command[0] if spec.command else ""
     search = spec.env.get("PATH", os.environ.get("PATH"))
-    # A relative path is meant from the run's directory, as a shell there would take it.
-    found = (
+    # A relative path is relative to the run's working directory, as in a shell.
+    executable = (
         os.access(Path(spec.cwd) / name, os.X_OK) and not (Path(spec.cwd) / name).is_dir()
         if os.sep in name
         else shutil.which(name, path=search) is not None
     )
-    if name and found:
+    if name and executable:
         return []
     return [
         Problem(
@@ -111,7 +111,7 @@ def _interpreter_problems(spec: RunSpec) -> list[Problem]:
 
 
 def failure_reason(error: Exception) -> str:
-    """Why a process could not be started, in a few words."""
+    """Return a short reason why a process could not be started."""
     if isinstance(error, subprocess.CalledProcessError):
         return str(error.stderr).strip().split("\n")[-1] or f"exit code {error.returncode}"
     if isinstance(error, OSError):

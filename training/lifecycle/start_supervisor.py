@@ -1,6 +1,6 @@
-"""Starting a supervisor: for a new run, for another attempt of one, for one that lost its own.
+"""Start a supervisor for a new run, for another attempt, or for a run whose supervisor died.
 
-People wait for the first training step, so nothing that is imported here is heavy.
+Users wait for the first training step, so this module must not import anything heavy.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ltui.training.process.identity import lock_holder
 from ltui.training.store.run_directory import RunDir, open_private_log, write_atomically
 
 START_S = 30.0
-"""Seconds that a supervisor gets until it reports, and a keeper until it has started another."""
+"""Seconds within which a supervisor must report, or a shim must start another supervisor."""
 
 
-def adopt(run_dir: RunDir) -> None:
-    """Start a supervisor for a run that lost its own; does nothing where one is alive."""
+def restart_supervisor(run_dir: RunDir) -> None:
+    """Start a supervisor for a run whose supervisor died. Does nothing if one is alive."""
     if lock_holder(run_dir.lock_path) is None:
-        start_supervisor(run_dir, ("--adopt",), _kept_environment(run_dir))
+        start_supervisor(run_dir, ("--adopt",), _saved_environment(run_dir))
 
 
 def save_environment(run_dir: RunDir) -> None:
-    """Write down what a run that waits for GPUs is to be started with, for whoever takes it up."""
+    """Save the environment of a run that waits for GPUs, in case its supervisor dies meanwhile."""
     if not run_dir.environment_path.exists():
         write_atomically(run_dir.environment_path, json.dumps(dict(os.environ)).encode())
 
 
-def _kept_environment(run_dir: RunDir) -> dict[str, str] | None:
+def _saved_environment(run_dir: RunDir) -> dict[str, str] | None:
     try:
         document = json.loads(run_dir.environment_path.read_text())
     except (OSError, ValueError):
@@ -45,7 +45,10 @@ def _kept_environment(run_dir: RunDir) -> dict[str, str] | None:
 
 
 def shim_restarts_supervisor(run_dir: RunDir) -> bool:
-    """Whether a run whose supervisor was killed as it began has a keeper, which starts another."""
+    """Wait until the shim has started another supervisor. Return False if there is no live shim.
+
+    Called when the supervisor was killed before it could report that it has started.
+    """
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         shim = shim_identity(run_dir)
@@ -58,17 +61,21 @@ def shim_restarts_supervisor(run_dir: RunDir) -> bool:
 
 
 def supervisor_argv(run_dir: RunDir, *arguments: str) -> list[str]:
-    """The command line of a run's supervisor."""
+    """Return the command line that starts the supervisor of a run."""
     return [sys.executable, "-m", "ltui.training.supervise.main", str(run_dir.path), *arguments]
 
 
 def start_supervisor(
     run_dir: RunDir, arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> None:
-    """Start it detached, in ``environment`` or this one, and wait for its first word."""
-    given = os.environ if environment is None else environment
+    """Start a detached supervisor and wait until it reports success or failure.
+
+    ``environment`` is the environment of the run; None means that of this process. Raises
+    ``ProblemError`` with the reported problems, or ``SupervisorKilledError`` if there is no report.
+    """
+    variables = os.environ if environment is None else environment
     read_end, write_end = os.pipe()
-    environ = {k: v for k, v in given.items() if not k.startswith("LTUI_RUN_")}
+    environ = {k: v for k, v in variables.items() if not k.startswith("LTUI_RUN_")}
     try:
         with open_private_log(run_dir.supervisor_log_path) as log:
             starter = subprocess.Popen(
@@ -83,22 +90,22 @@ def start_supervisor(
             )
         os.close(write_end)
         write_end = -1
-        answer = _first_line(read_end, time.monotonic() + START_S)
+        report = _read_report(read_end, time.monotonic() + START_S)
         starter.wait(5.0)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ProblemError(_no_supervisor(run_dir, failure_reason(error))) from error
+        raise ProblemError(_not_started(run_dir, failure_reason(error))) from error
     finally:
         os.close(read_end)
         if write_end >= 0:
             os.close(write_end)
-    if answer is None:
-        raise SupervisorKilledError(_no_supervisor(run_dir, _last_words(run_dir)))
-    if not answer.get("ok"):
-        raise ProblemError(*(Problem(**problem) for problem in answer["problems"]))
+    if report is None:
+        raise SupervisorKilledError(_not_started(run_dir, _last_log_line(run_dir)))
+    if not report.get("ok"):
+        raise ProblemError(*(Problem(**problem) for problem in report["problems"]))
 
 
-def _first_line(read_end: int, deadline: float) -> dict[str, Any] | None:
-    """The report, or None where the pipe closes or falls silent without one."""
+def _read_report(read_end: int, deadline: float) -> dict[str, Any] | None:
+    """Read the supervisor's report. Return None if the pipe closes, or at ``deadline``."""
     text = b""
     while not text.endswith(b"\n"):
         ready, _, _ = select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))
@@ -106,19 +113,19 @@ def _first_line(read_end: int, deadline: float) -> dict[str, Any] | None:
         if not data:
             return None
         text += data
-    answer = json.loads(text)
-    return answer if isinstance(answer, dict) else None
+    report = json.loads(text)
+    return report if isinstance(report, dict) else None
 
 
 class SupervisorKilledError(ProblemError):
-    """The supervisor ended without a report."""
+    """The supervisor process ended without a report."""
 
 
-def _no_supervisor(run_dir: RunDir, reason: str) -> Problem:
+def _not_started(run_dir: RunDir, reason: str) -> Problem:
     return Problem(where=run_dir.id, what=f"its supervisor could not be started ({reason}).")
 
 
-def _last_words(run_dir: RunDir) -> str:
+def _last_log_line(run_dir: RunDir) -> str:
     try:
         lines = run_dir.supervisor_log_path.read_text(errors="replace").strip().split("\n")
     except OSError:

@@ -1,4 +1,7 @@
-"""The stop ladder: ask the ranks, interrupt them, kill them; each rung has its time. Pure."""
+"""Stop escalation: request a stop from the ranks, then interrupt them, then kill them. Pure.
+
+Each stage has a time limit, after which the next stage begins.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,34 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 INTERRUPT_S = 8.0
-"""What the ranks get between the interrupt and the kill."""
+"""Seconds between the interrupt and the kill."""
 
 
 class StopStage(IntEnum):
+    """A stage of a stop. Later stages use more force."""
+
     AGREE = 1
-    """Ranks are asked to save and leave at one step."""
+    """The ranks are requested to save a checkpoint and exit at the same step."""
     TERMINATE = 2
-    """A command without telemetry got SIGTERM."""
+    """A command without telemetry receives SIGTERM."""
     INTERRUPT = 3
+    """The ranks receive SIGINT."""
     KILL = 4
+    """All processes receive SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopEscalation:
-    """Where a stop stands. Times are of one steady clock, in seconds."""
+    """A stop that is in progress. Times are monotonic, in seconds."""
 
     began_s: float
     timeout_s: float
     telemetry: bool
-    """Whether there are ranks that can be asked."""
+    """True if there are ranks that can stop at the same step on request."""
     kill_at_once: bool = False
 
     def stage(self, now_s: float) -> StopStage:
+        """Return the stage that is due at ``now_s``."""
         waited_s = now_s - self.began_s
         if self.kill_at_once:
             return StopStage.KILL
@@ -39,7 +47,7 @@ class StopEscalation:
         return StopStage.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else StopStage.KILL
 
     def describe(self, now_s: float) -> str:
-        """What is being waited for, for people."""
+        """Return a sentence that tells what the stop is waiting for."""
         waited_s = now_s - self.began_s
         stage = self.stage(now_s)
         if stage is StopStage.AGREE:
@@ -60,7 +68,7 @@ class StopEscalation:
         return "stopping: killing the remaining processes"
 
     def forced_reason(self, now_s: float) -> str | None:
-        """Why force was used, as ``ending`` says it; None where it was not."""
+        """Return why force is used, as it appears in the detail of the end, or None."""
         if self.kill_at_once:
             return "on request"
         if self.stage(now_s) < StopStage.INTERRUPT:

@@ -1,4 +1,7 @@
-"""Asking a supervisor: one JSON line to its socket, one back. No state, safe from any thread."""
+"""Client of a supervisor's control socket: one JSON line per request and per answer.
+
+The client keeps no connection or other state, so any thread may use it.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ _LINE_BYTES = 64 << 20
 
 
 class NotSupervisedError(ProblemError):
-    """Nobody answers for the run: its supervisor ended, died, or hangs."""
+    """No supervisor answers for the run: it ended, died, or does not respond."""
 
 
 class ControlClient:
-    """Commands to the supervisor of one run."""
+    """Sends commands to the supervisor of one run."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
@@ -53,13 +56,13 @@ class ControlClient:
         except (OSError, ValueError) as error:
             if isinstance(error, NotSupervisedError):
                 raise
-            raise NotSupervisedError(self._problem(_why(error))) from error
+            raise NotSupervisedError(self._problem(_failure_text(error))) from error
         if not answer.get("ok"):
             raise ProblemError(self._problem(str(answer.get("error") or "the command failed.")))
         return answer
 
     def status(self, timeout_s: float = 1.0) -> RunSnapshot | None:
-        """The run as its supervisor sees it now; None where nobody answers."""
+        """Return the current snapshot of the run, or None if no supervisor answers."""
         try:
             answer = self.request({"cmd": "status"}, timeout_s)
             return snapshot_from_json(answer["snapshot"])
@@ -79,7 +82,7 @@ class ControlClient:
                     yield answer
 
     def _connect(self, link: socket.socket, deadline: float) -> None:
-        """Connect; a supervisor that has only just taken the run gets the time to listen."""
+        """Connect, and retry while a supervisor that has just started is not listening yet."""
         while True:
             try:
                 link.connect(str(_resolved(self._run_dir.socket_path)))
@@ -90,19 +93,22 @@ class ControlClient:
                     raise
                 time.sleep(0.02)
 
-    def _problem(self, what: str) -> Problem:
-        return Problem(where=self._run_dir.id, what=what)
+    def _problem(self, sentence: str) -> Problem:
+        return Problem(where=self._run_dir.id, what=sentence)
 
 
 def _resolved(path: Path) -> Path:
-    """Where the link at a deep ``control.sock`` points: the kernel limits what it is given."""
+    """Return the target of the link ``control.sock``, if it is one.
+
+    If the path of the run directory is too long for a socket, the socket is elsewhere.
+    """
     try:
         return Path(os.readlink(path))
     except OSError:
         return path
 
 
-def _why(error: Exception) -> str:
+def _failure_text(error: Exception) -> str:
     if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
         return "it has no supervisor."
     if isinstance(error, TimeoutError):
