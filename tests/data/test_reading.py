@@ -161,20 +161,21 @@ def what_threads_draw_is_said_on_resume():
         before, now = (BetonLoader(order, ffcv_batches(reader, order)) for _ in range(2))
         next(iter(before))
         saved, going_on = LoaderPositions(), LoaderPositions()
-        saved.follow([before])
+        saved.track([before])
         states = saved.states(None)
         before.close()
-        going_on.follow([now])
+        going_on.track([now])
         going_on.resume(states, 1, same_ranks=True, over=False)
         assert sum(len(batch) for batch, in now) == 40
         return going_on.inexact
 
     assert notes() == []
     (note,) = notes(RandomNothing())
-    assert note.startswith("FFCV's RandomNothing draws in threads of its own"), note
+    assert note.startswith("FFCV's RandomNothing draws at random in threads of its own"), note
     wrapped = type("RandomErasing", (torch.nn.Module,), {})()
     found = describe_inexact_operations([RandomHorizontalFlip(), Cutout(4), ModuleWrapper(wrapped)])
-    assert found.startswith("FFCV's RandomHorizontalFlip and Cutout and ModuleWrapper draw in")
+    names = "RandomHorizontalFlip and Cutout and ModuleWrapper"
+    assert found.startswith(f"FFCV's {names} draw at random in")
 
 def a_file_that_shrinks():
     cut = Path(sys.argv[3])

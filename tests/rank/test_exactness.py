@@ -54,7 +54,7 @@ CASES = os.environ.get("LTUI_EXACTNESS_CASES", "*").split(",") if ALL else FEW +
 FOLDER = os.environ.get("LTUI_EXACTNESS_FOLDER")
 LIMIT_S = 8 * 3600 if ALL else 580
 SHARED = "Not exact from here: it was saved by"
-IN_WORKERS = "what the dataset draws at random within its workers"
+IN_WORKERS = "random draws of the dataset inside its workers"
 READ_AGAIN = "were read again and dropped"
 FOLLOWED = (
     *("plain", "in_order", "persistent", "generator", "weighted", "batched", "two", "shortest"),

@@ -196,9 +196,9 @@ def test_a_changed_learning_rate_is_not_undone_by_the_checkpoint(run: RunFolder,
     # At step 7 the schedule has halved the rate twice.
     assert [rate for rate, _ in slower] == pytest.approx([0.00025] * 2 + [0.000125])
     assert {decay for _, decay in slower} == {0.3}
-    (note,) = [e["text"] for e in run.events("note") if e["text"].startswith("Goes on with")]
+    (note,) = [e["text"] for e in run.events("note") if e["text"].startswith("Continues with")]
     assert note == (
-        "Goes on with weight_decay 0.3, learning rate 0.00025, not with the checkpoint's."
+        "Continues with weight_decay 0.3, learning rate 0.00025 instead of the checkpoint's."
     )
 
 

@@ -1,1 +1,1 @@
-"""State beyond Lightning's checkpoint for an exact resume: data positions, random states."""
+"""Exact resume: the state that Lightning's checkpoints leave out, and how a rank restores it."""

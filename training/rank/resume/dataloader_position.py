@@ -1,14 +1,16 @@
-"""Where torch's ``DataLoader`` is in its epoch, and how another goes on from there.
+"""The position of torch's ``DataLoader`` in its epoch, and how a new loader resumes there.
 
-The loader's iterator draws sample numbers from an index sampler. ``DataLoaderPosition`` puts itself
-between the two: it notes the random states from which an epoch's order was drawn, counts what was
-drawn and keeps a checksum of it. To go on, the order is drawn again from the same states and the
-numbers already used are dropped; no sample is loaded for it. What samplers count by themselves in
-plain attributes goes back likewise. Where the checksum of the dropped numbers differs, the sampler
-gave another order and the position is not exact. For another number of ranks, or batches of another
-size, what is left is dealt anew (``dealt.py``).
+The loader's iterator draws indices from an index sampler (the sampler or the batch sampler).
+``DataLoaderPosition`` puts itself between the two. It records the random states from which the
+epoch's order was drawn, counts the draws, and keeps a checksum of the indices. To resume, it draws
+the order again from the same states and drops the indices that were used. No sample is loaded for
+that. Counters that samplers keep in plain attributes are restored too.
 
-Only the iterator sees the substitute: the loader's own attributes stay as the user made them.
+If the checksum of the dropped indices differs, the sampler drew another order and the position is
+not exact. For another number of ranks or another batch size, the remaining samples are resharded
+(``resharding.py``).
+
+Only the iterator sees the substitute. The loader's own attributes stay as the user set them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from ltui.training.rank.lightning_internals import wrapped_sampler
 from ltui.training.rank.resume.random_states import (
     preserve_random_states,
     read_random_states,
@@ -30,18 +33,27 @@ from ltui.training.rank.resume.random_states import (
 )
 from ltui.training.rank.resume.resharding import (
     describe_order,
-    rest,
+    remaining_indices,
     sampler_sharding,
     shards_batches,
-    wrapped_sampler,
+)
+from ltui.training.rank.torch_internals import (
+    create_iterator,
+    discard_iterator,
+    persistent_iterator,
+    replace_get_iterator,
+    restore_get_iterator,
+    yielded_batches,
 )
 
-_SLACK = 8
-_COUNTED = (bool, int, float, str)
+_EXTRA_CHECKSUMS = 8
+"""Checksums kept in addition to one for each draw that workers may be ahead."""
+_COUNTER_TYPES = (bool, int, float, str)
+"""Types of the sampler attributes that are saved and restored."""
 
 
 def can_track(loader: Any) -> bool:
-    """A DataLoader whose samples have numbers and that keeps no position of its own."""
+    """Return True for a DataLoader over indices that does not save a position itself."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
@@ -50,87 +62,101 @@ def can_track(loader: Any) -> bool:
 
 
 def is_stateful_loader(loader: Any) -> bool:
-    """Lightning saves and loads the state of such a loader by itself."""
+    """Return True if the loader has a state, which Lightning then saves and loads by itself."""
     return callable(getattr(loader, "state_dict", None)) and callable(
         getattr(loader, "load_state_dict", None)
     )
 
 
 class DataLoaderPosition:
-    """Follows one DataLoader."""
+    """Tracks the position of one DataLoader."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
         self._iterator: weakref.ref[Any] | None = None
-        self._draw: _Draw | None = None
-        self._go_on: dict[str, Any] | None = None
-        self._rest: _Rest | None = None
-        self._epoch_of_rest: dict[str, Any] | None = None
+        self._pass: _SamplerPass | None = None
+        self._resume_state: dict[str, Any] | None = None
+        """The saved position at which the next iterator begins."""
+        self._remaining: _RemainingIndices | None = None
+        """The resharded indices that the next iterator yields."""
         self.exact = True
-        """Whether the numbers dropped at the last ``resume`` were those used before."""
-        self.dealt_anew = False
-        """Whether the rest of the epoch was dealt anew, to other ranks or in other batches."""
-        self._counts = _Counts(loader)
-        loader._get_iterator = self._open
+        """True if the indices dropped on resume were those that had been used."""
+        self.resharded = False
+        """True if the remaining samples were given to other ranks or other batches."""
+        self._counters = _SamplerCounters(loader)
+        replace_get_iterator(loader, self._create_iterator)
 
     def detach(self) -> None:
+        """Give the loader its own method back."""
         if (loader := self._loader()) is not None:
-            loader.__dict__.pop("_get_iterator", None)
+            restore_get_iterator(loader)
 
-    def _open(self) -> Any:
+    def _create_iterator(self) -> Any:
         loader = self._loader()
         assert loader is not None
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        sampler = loader.__dict__[name]
-        loader.__dict__[name] = _Followed(sampler, self)  # past the loader's guard
+        attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        sampler = loader.__dict__[attribute]
+        # DataLoader's ``__setattr__`` refuses to replace a sampler.
+        loader.__dict__[attribute] = _TrackedSampler(sampler, self)
         try:
-            iterator = type(loader)._get_iterator(loader)
+            iterator = create_iterator(loader)
         finally:
-            loader.__dict__[name] = sampler
-            # Not in ``draw``: with workers, an iterator iterates its sampler twice at first.
-            self._go_on = self._rest = None
+            loader.__dict__[attribute] = sampler
+            # Not in ``begin_pass``: with workers, an iterator first iterates its sampler twice.
+            self._resume_state = self._remaining = None
         self._iterator = weakref.ref(iterator)
         return iterator
 
-    def draw(self, sampler: Any) -> _Draw:
-        """An epoch begins: ``sampler`` is about to be iterated."""
+    def begin_pass(self, sampler: Any) -> _SamplerPass:
+        """Return the iterator over ``sampler`` for the epoch that begins."""
         loader = self._loader()
         generators = generators_of(loader) if loader is not None else []
-        ahead = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-        states = _States(generators, self._counts)
-        draw = _Draw(sampler, states, ahead + _SLACK, self._go_on, loader, self._rest)
-        self.exact = draw.exact
-        self._draw = draw
-        return draw
+        prefetch_factor = getattr(loader, "prefetch_factor", 0) or 0
+        draws_ahead = getattr(loader, "num_workers", 0) * prefetch_factor
+        self._pass = _SamplerPass(
+            sampler,
+            _DrawStates(generators, self._counters),
+            draws_ahead + _EXTRA_CHECKSUMS,
+            self._resume_state,
+            loader,
+            self._remaining,
+        )
+        self.exact = self._pass.exact
+        return self._pass
 
     def state(self, fetched_ahead: int = 0) -> dict[str, Any]:
-        """Weights-only types. ``fetched_ahead``: batches that Lightning holds but has not used."""
-        draw, iterator = self._draw, self._iterator() if self._iterator is not None else None
+        """Return the position in weights-only types.
+
+        ``fetched_ahead`` is the number of batches that Lightning has fetched but not used.
+        """
+        sampler_pass = self._pass
+        iterator = self._iterator() if self._iterator is not None else None
         loader = self._loader()
-        if draw is None or iterator is None or loader is None:
+        if sampler_pass is None or iterator is None or loader is None:
             return {"used": 0}
-        used = draw.dropped + iterator._num_yielded - fetched_ahead
-        checksum, items = draw.at(used)
+        used = sampler_pass.dropped + yielded_batches(iterator) - fetched_ahead
+        checksum, items = sampler_pass.checksum_and_items(used)
+        ranks = sampler_sharding(loader)[1]
         return {
             "used": used,
             "sum": checksum,
-            "items": None
-            if items is None
-            else draw.items_before + items * sampler_sharding(loader)[1],
-            "share": sampler_sharding(loader)[1],
+            "items": None if items is None else sampler_pass.items_before + items * ranks,
+            "share": ranks,
             "batch_size": loader.batch_size,
-            "order": draw.order,
-            "dealt_anew": draw.items_before > 0,
-            "made": draw.made,
-            "begun": draw.begun,
-            "generators": [g.get_state() for g in draw.states.generators],
-            "counts": self._counts.now(),
+            "order": sampler_pass.order,
+            "dealt_anew": sampler_pass.items_before > 0,
+            "made": sampler_pass.states_when_created,
+            "begun": sampler_pass.states_at_first_draw,
+            "generators": [g.get_state() for g in sampler_pass.states.generators],
+            "counts": self._counters.changes(),
         }
 
     def resume(self, state: dict[str, Any]) -> bool:
-        """Have the next epoch begin after the batches that were used; False where it begins at
-        its first. The samplers' epoch must be set."""
-        self.dealt_anew = False
+        """Make the next epoch begin after the used batches. Set the samplers' epoch before.
+
+        Return False if the epoch begins with its first batch.
+        """
+        self.resharded = False
         loader = self._loader()
         if state["used"] <= 0 or state["begun"] is None or loader is None:
             return False
@@ -139,237 +165,259 @@ class DataLoaderPosition:
             or state["share"] != sampler_sharding(loader)[1]
             or state["batch_size"] != loader.batch_size
         ):
-            self._go_on = state
+            self._resume_state = state
             return True
-        self._deal_anew(loader, state)
-        return self._rest is not None
+        self._reshard(loader, state)
+        return self._remaining is not None
 
-    def _deal_anew(self, loader: Any, state: dict[str, Any]) -> None:
+    def _reshard(self, loader: Any, state: dict[str, Any]) -> None:
         self.exact = False
         if state["items"] is None:
             return
         generators = generators_of(loader)
-        states = _States(generators, self._counts)
+        states = _DrawStates(generators, self._counters)
         with preserve_random_states():
-            kept = [g.get_state() for g in generators]
+            generator_states = [g.get_state() for g in generators]
             states.restore(state["made"])
             states.restore(state["begun"])
-            numbers = rest(loader, state["order"], state["items"])
-            _set(generators, kept)
-        if numbers is not None:
-            self._rest = _Rest(numbers, state)
-            self.exact = self.dealt_anew = True
-
-    def begin_anew(self) -> None:
-        """Take back ``resume``: the epoch was over."""
-        self._go_on = self._rest = None
-        self.dealt_anew = False
+            indices = remaining_indices(loader, state["order"], state["items"])
+            _set_states(generators, generator_states)
+        if indices is not None:
+            self._remaining = _RemainingIndices(indices, state)
+            self.exact = self.resharded = True
 
     def batches_left(self) -> float:
-        """Of the epoch that goes on, as ``resume`` was told; infinite where it has no length."""
-        if self._rest is not None:
-            return len(self._rest.numbers)
-        used = self._go_on["used"] if self._go_on is not None else 0
+        """Return the batches left in the resumed epoch; infinity if the loader has no length."""
+        if self._remaining is not None:
+            return len(self._remaining.indices)
+        used = self._resume_state["used"] if self._resume_state is not None else 0
         return _length(self._loader()) - used
 
     def restore_generators(self, state: dict[str, Any]) -> None:
-        """Those of the loader and its samplers, and what samplers count, as they were when the
-        checkpoint was saved."""
+        """Restore the generators of the loader and its samplers, and the samplers' counters."""
         loader = self._loader()
         if loader is not None:
-            _set(generators_of(loader), state.get("generators", []))
-            self._counts.restore(state.get("counts", []))
+            _set_states(generators_of(loader), state.get("generators", []))
+            self._counters.restore(state.get("counts", []))
 
 
-class _Rest:
-    """An epoch's rest, dealt anew; ``of`` is the state from which its order was drawn."""
+class _RemainingIndices:
+    """The resharded rest of an epoch. ``state`` is the position from which it was computed."""
 
-    def __init__(self, numbers: list[Any], of: dict[str, Any]) -> None:
-        self.numbers, self.of = numbers, of
+    def __init__(self, indices: list[Any], state: dict[str, Any]) -> None:
+        self.indices, self.state = indices, state
 
 
-class _Followed:
-    """An index sampler as the loader's iterator sees it."""
+class _TrackedSampler:
+    """An index sampler as the loader's iterator sees it. ``tracked`` is the original sampler."""
 
     def __init__(self, sampler: Any, position: DataLoaderPosition) -> None:
-        self.followed = sampler
+        self.tracked = sampler
         self._position = position
 
     def __iter__(self) -> Iterator[Any]:
-        return self._position.draw(self.followed)
+        return self._position.begin_pass(self.tracked)
 
     def __len__(self) -> int:
-        return len(self.followed)
+        return len(self.tracked)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.followed, name)
+        return getattr(self.tracked, name)
 
 
-class _Counts:
-    """What a loader's samplers keep in plain attributes and change as they are iterated, such as an
-    epoch that they count by themselves. Not of samplers that Lightning tells the epoch."""
+class _SamplerCounters:
+    """Plain attributes that a loader's samplers change while they are iterated.
+
+    An example is an epoch that a sampler counts by itself. Samplers with ``set_epoch`` are left
+    out, because Lightning sets their epoch.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
-        self._built = [_plain_attributes(each) for each in self._counting()]
+        self._initial = [_plain_attributes(sampler) for sampler in self._samplers()]
 
-    def _counting(self) -> list[Any]:
-        found = {id(each): each for each in _samplers(self._loader()) if each is not None}
-        return [each for each in found.values() if not hasattr(each, "set_epoch")]
+    def _samplers(self) -> list[Any]:
+        samplers = {id(s): s for s in _samplers_of(self._loader()) if s is not None}
+        return [s for s in samplers.values() if not hasattr(s, "set_epoch")]
 
-    def now(self) -> list[dict[str, Any]]:
-        """Of each sampler, by name, those that are others than before the training."""
-        at = [_plain_attributes(each) for each in self._counting()]
+    def changes(self) -> list[dict[str, Any]]:
+        """Return, for each sampler, the attributes that changed since training started."""
+        current = [_plain_attributes(sampler) for sampler in self._samplers()]
         return [
             {name: value for name, value in new.items() if name not in old or old[name] != value}
-            for new, old in zip(at, self._built, strict=False)
+            for new, old in zip(current, self._initial, strict=False)
         ]
 
     def restore(self, saved: list[dict[str, Any]]) -> None:
-        for sampler, built, given in zip(self._counting(), self._built, saved, strict=False):
-            for name in _plain_attributes(sampler).keys() - built.keys():
-                del vars(sampler)[name]  # of the class until it was counted
-            vars(sampler).update({**built, **given})
+        """Set the attributes to the values that a value of ``changes`` stands for."""
+        for sampler, initial, changes in zip(self._samplers(), self._initial, saved, strict=False):
+            for name in _plain_attributes(sampler).keys() - initial.keys():
+                del vars(sampler)[name]  # a class attribute until the first count
+            vars(sampler).update({**initial, **changes})
 
 
 def _plain_attributes(sampler: Any) -> dict[str, Any]:
     values = getattr(sampler, "__dict__", {})
-    return {name: value for name, value in values.items() if type(value) in _COUNTED}
+    return {name: value for name, value in values.items() if type(value) in _COUNTER_TYPES}
 
 
-class _States:
-    """From which a loader's order is drawn: the rank's random states, the generators of the loader
-    and its samplers, and what the samplers count."""
+class _DrawStates:
+    """All states from which a loader's order is drawn.
 
-    def __init__(self, generators: list[torch.Generator], counts: _Counts) -> None:
+    They are the rank's random states, the generators of the loader and its samplers, and the
+    samplers' counters.
+    """
+
+    def __init__(self, generators: list[torch.Generator], counters: _SamplerCounters) -> None:
         self.generators = generators
-        self._counts = counts
+        self._counters = counters
 
-    def now(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
+        """Return the current states in weights-only types."""
         return {
             "global": read_random_states(),
             "own": [g.get_state() for g in self.generators],
-            "counts": self._counts.now(),
+            "counts": self._counters.changes(),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
+        """Set the states to a value of ``read``."""
         restore_random_states(saved["global"])
-        _set(self.generators, saved["own"])
-        self._counts.restore(saved.get("counts", []))
+        _set_states(self.generators, saved["own"])
+        self._counters.restore(saved.get("counts", []))
 
 
-class _Draw:
-    """One epoch's numbers. Samplers draw their order when iterated or with the first number, so
-    the states before both are kept."""
+class _SamplerPass:
+    """Iterator over the index sampler for one epoch.
+
+    A sampler draws its order when it is iterated or when the first index is read. Therefore the
+    states at both times are recorded.
+    """
 
     __slots__ = (
-        *("_deals_batches", "_drawn", "_numbers", "_sums"),
-        *("begun", "dropped", "exact", "items_before", "made", "order", "states"),
+        *("_checksums", "_drawn", "_indices", "_shards_batches", "dropped", "exact"),
+        *("items_before", "order", "states", "states_at_first_draw", "states_when_created"),
     )
 
     def __init__(
         self,
         sampler: Any,
-        states: _States,
-        keep: int,
+        states: _DrawStates,
+        checksums_kept: int,
         saved: dict[str, Any] | None,
         loader: Any,
-        rest: _Rest | None,
+        remaining: _RemainingIndices | None,
     ) -> None:
         self.states = states
         self.dropped = 0
         self.exact = True
         self.items_before = 0
-        """Of all ranks, before the rest of an epoch was dealt anew."""
-        self._deals_batches = shards_batches(loader)
+        """Items that all ranks used before the remaining ones were resharded."""
+        self._shards_batches = shards_batches(loader)
         self._drawn = 0
-        self._sums: deque[tuple[int, int]] = deque([(0, 0)], maxlen=keep + 1)
-        """Checksum and count of items after each of the last draws."""
-        self.begun: dict[str, Any] | None = None
-        if rest is not None:
-            self.order, self.items_before = rest.of["order"], rest.of["items"]
-            self.made, self.begun = rest.of["made"], rest.of["begun"]
-            self._numbers = iter(rest.numbers)
+        self._checksums: deque[tuple[int, int]] = deque([(0, 0)], maxlen=checksums_kept + 1)
+        """Checksum and number of items after each of the last draws."""
+        self.states_at_first_draw: dict[str, Any] | None = None
+        if remaining is not None:
+            state = remaining.state
+            self.order, self.items_before = state["order"], state["items"]
+            self.states_when_created, self.states_at_first_draw = state["made"], state["begun"]
+            self._indices = iter(remaining.indices)
             return
         self.order = describe_order(loader)
         if saved is None:
-            self.made = self.states.now()
-            self._numbers = iter(sampler)
+            self.states_when_created = self.states.read()
+            self._indices = iter(sampler)
             return
         with preserve_random_states():
-            self._drop(sampler, saved)
+            self._drop_used(sampler, saved)
 
-    def _drop(self, sampler: Any, saved: dict[str, Any]) -> None:
-        self.made, self.begun = saved["made"], saved["begun"]
+    def _drop_used(self, sampler: Any, saved: dict[str, Any]) -> None:
+        """Draw the saved epoch's order again and drop the indices that were used."""
+        self.states_when_created, self.states_at_first_draw = saved["made"], saved["begun"]
         self.states.restore(saved["made"])
-        self._numbers = iter(sampler)
+        self._indices = iter(sampler)
         self.states.restore(saved["begun"])
         for _ in range(saved["used"]):
             if next(self, None) is None:
                 break
         self.dropped = self._drawn
-        self.exact = self._sums[-1][0] == saved["sum"]
+        self.exact = self._checksums[-1][0] == saved["sum"]
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self.begun is None:
-            self.begun = self.states.now()
-        numbers = next(self._numbers)
+        if self.states_at_first_draw is None:
+            self.states_at_first_draw = self.states.read()
+        indices = next(self._indices)
         self._drawn += 1
-        checksum, items = self._sums[-1]
-        counted = isinstance(numbers, (list, tuple)) and not self._deals_batches
-        items += len(numbers) if counted else 1
-        self._sums.append((_checksum(checksum, numbers), items))
-        return numbers
+        checksum, items = self._checksums[-1]
+        counts_samples = isinstance(indices, (list, tuple)) and not self._shards_batches
+        items += len(indices) if counts_samples else 1
+        self._checksums.append((_checksum(checksum, indices), items))
+        return indices
 
-    def at(self, used: int) -> tuple[int | None, int | None]:
-        """Checksum and count of items of the first ``used`` draws; workers draw ahead."""
+    def checksum_and_items(self, used: int) -> tuple[int | None, int | None]:
+        """Return checksum and number of items of the first ``used`` draws.
+
+        Workers draw ahead, so these are not the last draws. Return None for both if they are no
+        longer kept.
+        """
         ahead = self._drawn - used
-        return self._sums[-1 - ahead] if 0 <= ahead < len(self._sums) else (None, None)
+        kept = 0 <= ahead < len(self._checksums)
+        return self._checksums[-1 - ahead] if kept else (None, None)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The loader's own generators and its samplers', each once, always in the same order."""
-    found = []
-    for owner in (loader, *_samplers(loader)):
-        values = getattr(owner, "__dict__", {})
-        found += [values[name] for name in sorted(values)]
-    generators = [value for value in found if isinstance(value, torch.Generator)]
+    """Return the generators of the loader and its samplers, each once, in a fixed order."""
+    values = []
+    for owner in (loader, *_samplers_of(loader)):
+        attributes = getattr(owner, "__dict__", {})
+        values += [attributes[name] for name in sorted(attributes)]
+    generators = [value for value in values if isinstance(value, torch.Generator)]
     return list({id(generator): generator for generator in generators}.values())
 
 
 def innermost_sampler(loader: Any) -> Any:
-    """The one that draws the order of sample numbers."""
-    sampler, batch_sampler, batched, *within = _samplers(loader)
-    found = [each for each in (*within, batched, batch_sampler) if each is not None]
-    return found[0] if found else sampler
+    """Return the sampler that draws the order of the samples."""
+    sampler, batch_sampler, batched_sampler, *wrapped = _samplers_of(loader)
+    candidates = [s for s in (*wrapped, batched_sampler, batch_sampler) if s is not None]
+    return candidates[0] if candidates else sampler
 
 
-def _samplers(loader: Any) -> tuple[Any, ...]:
-    """The loader's, its batch sampler, that one's, and those of one's own which Lightning shares
-    among ranks through a wrapper around either."""
+def _samplers_of(loader: Any) -> tuple[Any, ...]:
+    """Return all samplers of the loader; each may be None.
+
+    They are its sampler, its batch sampler, the batch sampler's sampler, and the samplers inside
+    the wrappers with which Lightning distributes the first and the third over the ranks.
+    """
     sampler, batch_sampler = (
-        found.followed if isinstance(found, _Followed) else found
-        for found in (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+        each.tracked if isinstance(each, _TrackedSampler) else each
+        for each in (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
     )
-    batched = getattr(batch_sampler, "sampler", None)
-    return sampler, batch_sampler, batched, wrapped_sampler(sampler), wrapped_sampler(batched)
+    batched_sampler = getattr(batch_sampler, "sampler", None)
+    return (
+        sampler,
+        batch_sampler,
+        batched_sampler,
+        wrapped_sampler(sampler),
+        wrapped_sampler(batched_sampler),
+    )
 
 
 def shut_down(loader: Any) -> None:
-    """The iterator that a DataLoader keeps: ``persistent_workers`` would go on with it, and one
-    that was made before is not followed."""
-    iterator = getattr(loader, "_iterator", None)
-    if iterator is None or not isinstance(loader, DataLoader):
+    """Discard the iterator that a DataLoader keeps between epochs.
+
+    With ``persistent_workers`` the loader would reuse it, and an iterator that already exists is
+    not tracked.
+    """
+    if persistent_iterator(loader) is None or not isinstance(loader, DataLoader):
         return
-    if callable(shut := getattr(iterator, "_shutdown_workers", None)):
-        shut()
-    loader._iterator = None
+    discard_iterator(loader)
 
 
-def _set(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
+def _set_states(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(state)
 
@@ -381,8 +429,8 @@ def _length(loader: Any) -> float:
         return float("inf")
 
 
-def _checksum(before: int, numbers: Any) -> int:
+def _checksum(checksum_before: int, indices: Any) -> int:
     try:
-        return zlib.crc32(array("q", numbers), before)
+        return zlib.crc32(array("q", indices), checksum_before)
     except (TypeError, OverflowError):  # not a batch of integers
-        return zlib.crc32(repr(numbers).encode(), before)
+        return zlib.crc32(repr(indices).encode(), checksum_before)

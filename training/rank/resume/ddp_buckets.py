@@ -1,12 +1,14 @@
-"""The places of gradients in DDP's buckets, kept over a resume.
+"""Keep the order of gradients in DDP's buckets when a run resumes.
 
-DDP puts gradients into buckets by one rule in a process's first step, then anew by the order in
-which they arrived in it, once for the whole training. A gradient's place in its bucket decides in
-which order the ranks' parts are added, which changes nothing for two ranks and the last bits for
-more. So a resumed process is given the buckets that the checkpoint's had, before its first step.
+DDP puts gradients into buckets by one rule in the first step of a process. Then it rebuilds the
+buckets once, in the order in which the gradients arrived in that step, and keeps them. A gradient's
+place in its bucket decides in which order the ranks' values are added. With two ranks this changes
+nothing; with more, it changes the last bits. Therefore a resumed process gets the checkpoint's
+bucket layout before its first step.
 
-Torch offers no way to say them. Its own rule yields them from parameters in their order of arrival,
-so the reducer is made anew with its parameters in that order and told that all have arrived.
+Torch has no public way to set the layout. Its own rule builds the buckets from the parameters in
+their order of arrival. So this module creates the reducer again with the parameters in that order
+and tells it that all gradients have arrived.
 """
 
 from __future__ import annotations
@@ -18,73 +20,91 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ltui.training.rank import torch_internals
+from ltui.training.rank.lightning_internals import (
+    replace_setup_model,
+    restore_setup_model,
+    setup_model,
+)
+
 MIN_RANKS = 3
-"""Two numbers have the same sum in either order."""
+"""Smallest number of ranks with which the order matters: the sum of two values has no order."""
 
 Layout = list[list[str]]
 """The names of the parameters in each bucket, in the reducer's order."""
 
 
 class DdpBuckets:
-    """Those of one Trainer's model."""
+    """Reads and restores the DDP gradient bucket layout of a trainer's model."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._known: Layout | None = None
+        self._layout: Layout | None = None
         self.may_differ = False
-        """Whether training went on with other buckets than the checkpoint's, on any rank."""
+        """True if training continued with other buckets than the checkpoint's, on any rank."""
 
     def layout(self) -> Layout | None:
-        """As the next step uses them; empty where they are those of a new process, None where they
-        can't be known. A collective of all ranks after the first step, as the next step would do
-        it."""
-        model = self._model()
+        """Return the bucket layout for the next step.
+
+        The list is empty for DDP's initial layout. The result is None if the layout is unknown.
+        After the first step this rebuilds the buckets, as the next step would. That is a
+        collective: all ranks must call it.
+        """
+        model = self._ddp_model()
         if model is None:
             return []
         try:
-            if self._known is None:
-                if not (model._has_rebuilt_buckets or _rebuild(model)):
+            if self._layout is None:
+                if not (
+                    torch_internals.has_rebuilt_buckets(model)
+                    or torch_internals.rebuild_buckets(model)
+                ):
                     return []
-                self._known = read_bucket_layout(model)
-        except (AttributeError, TypeError, RuntimeError):  # another torch
+                self._layout = read_bucket_layout(model)
+        except (AttributeError, TypeError, RuntimeError):  # another version of torch
             return None
-        return self._known
+        return self._layout
 
-    def _model(self) -> DistributedDataParallel | None:
+    def _ddp_model(self) -> DistributedDataParallel | None:
+        """Return the model if it is wrapped in DDP and the order of gradients matters."""
         model = self._trainer.strategy.model
-        concerned = isinstance(model, DistributedDataParallel)
-        return model if concerned and self._trainer.world_size >= MIN_RANKS else None
+        is_ddp = isinstance(model, DistributedDataParallel)
+        return model if is_ddp and self._trainer.world_size >= MIN_RANKS else None
 
-    def give(self, layout: Layout | None) -> None:
-        """Have the model that is wrapped next begin with ``layout``; rank 0's holds for all. All
-        ranks call it."""
+    def apply_on_wrap(self, layout: Layout | None) -> None:
+        """Apply ``layout`` when Lightning next wraps the model in DDP.
+
+        All ranks must call it. The layout of rank 0 is used on all of them.
+        """
         strategy = self._trainer.strategy
-        wrap = getattr(strategy, "_setup_model", None)
+        wrap = setup_model(strategy)
         if wrap is None or self._trainer.world_size < MIN_RANKS:
             return
 
         @functools.wraps(wrap)
-        def setup_model(*args: Any, **kwargs: Any) -> Any:
-            vars(strategy).pop("_setup_model", None)
+        def setup_and_apply(*args: Any, **kwargs: Any) -> Any:
+            restore_setup_model(strategy)
             model = wrap(*args, **kwargs)
             if isinstance(model, DistributedDataParallel):
                 self.may_differ = not apply_bucket_layout(model, layout)
             return model
 
-        strategy._setup_model = setup_model
+        replace_setup_model(strategy, setup_and_apply)
 
 
 def read_bucket_layout(model: DistributedDataParallel) -> Layout | None:
-    """Of the reducer of now. Needs as much memory as the gradients take, for a moment; None where
-    a GPU lacks it."""
+    """Return the present layout of the reducer, or None if a GPU has too little free memory.
+
+    For a moment this needs as much memory as the gradients take.
+    """
     names = {id(p): name for name, p in model.module.named_parameters()}
-    if not _room_for_gradients(model):
+    if not _has_memory_for_gradients(model):
         return None
-    buckets = model.reducer._get_zeros_like_grad_buckets()
+    buckets = torch_internals.gradient_buckets(model)
     return [[names[id(p)] for p in bucket.parameters()] for bucket in buckets]
 
 
-def _room_for_gradients(model: DistributedDataParallel) -> bool:
+def _has_memory_for_gradients(model: DistributedDataParallel) -> bool:
     parameters = [p for p in model.module.parameters() if p.requires_grad and p.is_cuda]
     if not parameters:
         return True
@@ -94,58 +114,54 @@ def _room_for_gradients(model: DistributedDataParallel) -> bool:
     return bool(free > 2 * sum(p.nbytes for p in parameters))
 
 
-def _rebuild(model: DistributedDataParallel) -> bool:
-    """What the next forward would do first."""
-    if model.reducer._rebuild_buckets():
-        model._has_rebuilt_buckets = True
-    return bool(model._has_rebuilt_buckets)
-
-
 def apply_bucket_layout(model: DistributedDataParallel, layout: Layout | None) -> bool:
-    """Whether ``model``, which has done no step, now has rank 0's ``layout`` of buckets. Ranks must
-    never differ in them, so each step is taken by all or by none."""
-    everywhere = [layout]
-    dist.broadcast_object_list(everywhere, src=0)
-    layout = everywhere[0]
+    """Give ``model``, which has done no step, rank 0's ``layout``. Return True if it has it now.
+
+    All ranks must call it. Their buckets must never differ, so each change is made by all ranks or
+    by none.
+    """
+    layout_of_rank_0 = [layout]
+    dist.broadcast_object_list(layout_of_rank_0, src=0)
+    layout = layout_of_rank_0[0]
     if not layout:
         return layout is not None
-    before = model.reducer, model.logger
+    original = model.reducer, model.logger
     try:
-        made = _order_of_arrival(model, layout)
+        rebuilt = _rebuild_reducer_in_order(model, layout)
     except Exception:  # noqa: BLE001  (another torch: training matters more than the last bits)
-        made = False
-    if not _all(made):
-        model.reducer, model.logger = before
+        rebuilt = False
+    if not _all_ranks(rebuilt):
+        model.reducer, model.logger = original
         return False
-    del before
-    model.reducer._push_all_rebuilt_params()
-    _rebuild(model)
-    return _all(read_bucket_layout(model) == layout)
+    del original
+    torch_internals.push_all_parameters(model)
+    torch_internals.rebuild_buckets(model)
+    return _all_ranks(read_bucket_layout(model) == layout)
 
 
-def _order_of_arrival(model: Any, layout: Layout) -> bool:
-    """Make the reducer anew with its parameters in the order of ``layout``."""
-    if model.static_graph or model.mixed_precision is not None or model._use_python_reducer:
-        return False  # these number their parameters elsewhere
-    if model._delay_all_reduce_params or not hasattr(model.reducer, "_push_all_rebuilt_params"):
+def _rebuild_reducer_in_order(model: Any, layout: Layout) -> bool:
+    """Create the reducer again with its parameters in the order of ``layout``.
+
+    Return False if this model or this version of torch does not allow that.
+    """
+    if not torch_internals.can_reorder_parameters(model):
         return False
-    parameters, sparse = model._build_params_for_reducer()
+    parameters, expects_sparse = torch_internals.reducer_parameters(model)
     names = {id(p): name for name, p in model.module.named_parameters()}
-    at = {names[id(p)]: number for number, p in enumerate(parameters)}
-    order = [at.get(name) for bucket in layout for name in bucket]
+    numbers = {names[id(p)]: number for number, p in enumerate(parameters)}
+    order = [numbers.get(name) for bucket in layout for name in bucket]
     if sorted(number for number in order if number is not None) != list(range(len(parameters))):
         return False
-    ordered = [parameters[number] for number in order if number is not None]
-    model._ddp_init_helper(
-        ordered,
-        [sparse[number] for number in order if number is not None],
-        model._build_debug_param_to_name_mapping(ordered),
-        model.static_graph,
+    torch_internals.rebuild_reducer(
+        model,
+        [parameters[number] for number in order if number is not None],
+        [expects_sparse[number] for number in order if number is not None],
     )
     return True
 
 
-def _all(yes: bool) -> bool:
+def _all_ranks(condition: bool) -> bool:
+    """Return True if ``condition`` is true on every rank. A collective."""
     answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, yes)
+    dist.all_gather_object(answers, condition)
     return all(answers)

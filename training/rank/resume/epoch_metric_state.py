@@ -1,7 +1,7 @@
-"""What Lightning has gathered since the epoch began, which its checkpoints leave out.
+"""The metrics that Lightning accumulated since the epoch began. Its checkpoints leave them out.
 
-Means that a module logs with ``on_epoch`` (and maxima, sums), torchmetrics' own states, and the
-last values that callbacks and schedulers look at. All are the rank's own until the epoch ends.
+They are means (maxima, sums) of values logged with ``on_epoch``, the states of torchmetrics, and
+the last values that callbacks and schedulers read. Each rank has its own until the epoch ends.
 """
 
 from __future__ import annotations
@@ -12,139 +12,146 @@ from typing import Any
 
 import torch
 
+from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.resume.stateful_loader import is_plain_data
 
-Gathered = dict[str, Any]
-_LAST = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-_HOW = (
-    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx"),
-    *("dataloader_idx", "metric_attribute"),
-)
-_MOST_BYTES = 64 << 20
-"""Metrics that keep every prediction may grow without bound; beyond this they are left out."""
+MetricState = dict[str, Any]
+_MAX_STATE_BYTES = 64 << 20
+"""Bytes of torchmetrics states to save. A metric that keeps every prediction has no upper bound."""
 
 
-def logged(trainer: Any) -> Gathered:
-    """What ``training_step`` and its hooks logged, and the last values of everything."""
-    results, module = trainer.fit_loop.epoch_loop._results, trainer.lightning_module
-    names = {id(metric): name for name, metric in _metrics(module)}
+def logged_state(trainer: Any) -> MetricState:
+    """Return what ``training_step`` and its hooks logged, and the last values of all metrics."""
+    results = lightning_internals.training_results(trainer)
+    names = {id(metric): name for name, metric in _named_metrics(trainer.lightning_module)}
     means = {}
     for key, result in results.items():
         if not result.meta.on_epoch or result.has_reset:
             continue
-        mean: dict[str, Any] = {"how": _how(result.meta)}
+        mean: dict[str, Any] = {"how": _meta_fields(result.meta)}
         if result.is_tensor:
             size = getattr(result, "cumulated_batch_size", None)
-            mean.update(value=_kept(result.value), size=_kept(size))
+            mean.update(value=_detached_copy(result.value), size=_detached_copy(size))
         elif (name := names.get(id(result.value))) is not None:
             mean["metric"] = name
         means[key] = mean
-    connector = trainer._logger_connector
-    last = {name: _kept(dict(getattr(connector, name, {}))) for name in _LAST}
-    return {"means": means, "last": {name: v for name, v in last.items() if is_plain_data(v)}}
+    tables = lightning_internals.copy_of_metric_tables(trainer)
+    last = {name: _detached_copy(table) for name, table in tables.items()}
+    return {"means": means, "last": {name: t for name, t in last.items() if is_plain_data(t)}}
 
 
-def _how(meta: Any) -> dict[str, Any]:
-    how = {name: getattr(meta, name) for name in _HOW}
-    how["reduce_fx"] = meta.reduce_fx.__name__
-    how["sync"] = [bool(meta.sync.should), bool(meta.sync.rank_zero_only)]
-    return how
+def _meta_fields(meta: Any) -> dict[str, Any]:
+    """Return how a value is logged, in plain values."""
+    fields = {name: getattr(meta, name) for name in lightning_internals.RESULT_META_FIELDS}
+    fields["reduce_fx"] = meta.reduce_fx.__name__
+    fields["sync"] = [bool(meta.sync.should), bool(meta.sync.rank_zero_only)]
+    return fields
 
 
-def metric_states(module: Any) -> Gathered:
-    """Of every torchmetrics ``Metric`` in ``module`` that has been updated."""
+def metric_states(module: Any) -> MetricState:
+    """Return the state of every torchmetrics ``Metric`` in ``module`` that has been updated."""
     states, size = {}, 0
-    for name, metric in _metrics(module):
-        if not metric._update_count:
+    for name, metric in _named_metrics(module):
+        updates = torch_internals.update_count(metric)
+        if not updates:
             continue
-        state = {key: _kept(getattr(metric, key)) for key in metric._defaults}
+        keys = torch_internals.state_names(metric)
+        state = {key: _detached_copy(getattr(metric, key)) for key in keys}
         size += _bytes_of(state)
-        if is_plain_data(state) and size <= _MOST_BYTES:
-            states[name] = {"count": metric._update_count, "state": state}
+        if is_plain_data(state) and size <= _MAX_STATE_BYTES:
+            states[name] = {"count": updates, "state": state}
     return states
 
 
-def restore_metrics(module: Any, states: Gathered) -> None:
+def restore_metrics(module: Any, states: MetricState) -> None:
+    """Put the values of ``metric_states`` back into the metrics that still have the same states."""
     device = getattr(module, "device", torch.device("cpu"))
-    for name, metric in _metrics(module):
-        if (saved := states.get(name)) is None or set(saved["state"]) != set(metric._defaults):
+    for name, metric in _named_metrics(module):
+        saved = states.get(name)
+        if saved is None or set(saved["state"]) != set(torch_internals.state_names(metric)):
             continue
         for key, value in saved["state"].items():
-            setattr(metric, key, _on(value, device))
-        metric._update_count = saved["count"]
-        metric._computed = None
+            setattr(metric, key, _on_device(value, device))
+        torch_internals.mark_restored(metric, saved["count"])
 
 
-def restore_logged(trainer: Any, gathered: Gathered, *, over: bool) -> Callable[[], None]:
-    """Where the epoch goes on: what was gathered under a name joins as it is logged next. Where no
-    batch is left of it (``over``), the results are made at once. Returns what is to be called as
-    the next epoch begins."""
+def restore_logged(trainer: Any, saved: MetricState, *, over: bool) -> Callable[[], None]:
+    """Restore a value of ``logged_state``.
+
+    While the epoch continues, a saved mean joins the result of the same name when it is next
+    logged. If the epoch has no batch left (``over``), all results are created at once. Return a
+    function to call when the next epoch begins.
+    """
     device = trainer.strategy.root_device
-    connector = trainer._logger_connector
-    for name, values in gathered["last"].items():
-        getattr(connector, name).update(_on(values, device))
-    results = trainer.fit_loop.epoch_loop._results
-    plain, made = type(results), []
+    for name, values in saved["last"].items():
+        lightning_internals.metric_table(trainer, name).update(_on_device(values, device))
+    results = lightning_internals.training_results(trainer)
+    original_class, created = type(results), []
     if over:
-        for key, mean in gathered["means"].items():
-            if (result := _result(trainer, results, mean)) is not None:
+        for key, mean in saved["means"].items():
+            if (result := _create_result(trainer, results, mean)) is not None:
                 results[key] = result
-                made.append(key)
-    elif gathered["means"]:
-        _join(results, dict(gathered["means"]), device)
+                created.append(key)
+    elif saved["means"]:
+        _join_when_logged(results, dict(saved["means"]), device)
 
     def forget() -> None:
-        results.__class__ = plain
-        # Lightning compares how a name is logged with how it was, down to functions.
-        for key in made:
+        results.__class__ = original_class
+        # Lightning compares how a name is logged now and before, including its functions.
+        for key in created:
             results.pop(key, None)
 
     return forget
 
 
-def _result(trainer: Any, results: Any, mean: dict[str, Any]) -> Any:
-    """Lightning's record of one name."""
-    device, how = trainer.strategy.root_device, mean["how"]
-    theirs = sys.modules[type(results).__module__]
-    meta = theirs._Metadata(reduce_fx=how["reduce_fx"], **{name: how[name] for name in _HOW})
-    should, rank_zero_only = how["sync"]
-    meta.sync = theirs._Sync(
-        fn=trainer.strategy.reduce, _should=should, rank_zero_only=rank_zero_only
+def _create_result(trainer: Any, results: Any, mean: dict[str, Any]) -> Any:
+    """Create Lightning's result of one saved mean. Return None if its metric no longer exists."""
+    device, fields = trainer.strategy.root_device, mean["how"]
+    sync_dist, rank_zero_only = fields["sync"]
+    result = lightning_internals.make_result_metric(
+        results,
+        fields,
+        reduce_fx=fields["reduce_fx"],
+        reduce=trainer.strategy.reduce,
+        sync_dist=sync_dist,
+        rank_zero_only=rank_zero_only,
+        is_tensor="value" in mean,
     )
-    result = theirs._ResultMetric(meta, "value" in mean)
     if "value" in mean:
-        result.value = _on(mean["value"], device)
+        result.value = _on_device(mean["value"], device)
         if mean["size"] is not None:
-            result.cumulated_batch_size = _on(mean["size"], device)
+            result.cumulated_batch_size = _on_device(mean["size"], device)
     else:
-        metrics = dict(_metrics(trainer.lightning_module))
+        metrics = dict(_named_metrics(trainer.lightning_module))
         if (metric := metrics.get(mean.get("metric", ""))) is None:
             return None
         result.value = metric
-    result._update_count = 1
+    lightning_internals.mark_as_updated(result)
     return result
 
 
-def _join(results: Any, means: dict[str, Any], device: torch.device) -> None:
-    plain = type(results)
+def _join_when_logged(results: Any, means: dict[str, Any], device: torch.device) -> None:
+    """Give ``results`` a class that adds each saved mean to the result of its name."""
+    original_class = type(results)
 
-    class Joined(plain):  # type: ignore[misc, valid-type]
-        """Lightning's results, of which each takes up what it had gathered as it is made."""
+    class JoiningResults(original_class):  # type: ignore[misc, valid-type]
+        """Lightning's results. A result starts with its saved mean when it is created."""
 
         def __setitem__(self, key: str, result: Any) -> None:
             super().__setitem__(key, result)
             saved = means.pop(key, None)
             if saved is not None and result.is_tensor and "value" in saved:
-                result.value = _on(saved["value"], device)
+                result.value = _on_device(saved["value"], device)
                 if saved["size"] is not None:
-                    result.cumulated_batch_size = _on(saved["size"], device)
+                    result.cumulated_batch_size = _on_device(saved["size"], device)
             if not means:
-                self.__class__ = plain
+                self.__class__ = original_class
 
-    results.__class__ = Joined
+    results.__class__ = JoiningResults
 
 
-def _metrics(module: Any) -> Iterator[tuple[str, Any]]:
+def _named_metrics(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and object of each torchmetrics ``Metric`` in ``module``."""
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is None or module is None:
         return
@@ -153,24 +160,25 @@ def _metrics(module: Any) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
-def _kept(value: Any) -> Any:
-    """A copy that later updates leave alone."""
+def _detached_copy(value: Any) -> Any:
+    """Return a copy that later updates do not change."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, (list, tuple)):
         return [item.detach() if isinstance(item, torch.Tensor) else item for item in value]
     if isinstance(value, dict):
-        return {key: _kept(item) for key, item in value.items()}
+        return {key: _detached_copy(item) for key, item in value.items()}
     return value
 
 
-def _on(value: Any, device: torch.device) -> Any:
+def _on_device(value: Any, device: torch.device) -> Any:
+    """Return ``value`` with its tensors on ``device``."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, list):
-        return [_on(item, device) for item in value]
+        return [_on_device(item, device) for item in value]
     if isinstance(value, dict):
-        return {key: _on(item, device) for key, item in value.items()}
+        return {key: _on_device(item, device) for key, item in value.items()}
     return value
 
 

@@ -1,18 +1,18 @@
-"""What a rank needs besides Lightning's checkpoint to go on exactly: random states, positions in
-the data, what was gathered since the epoch began, and DDP's buckets.
+"""The state that a rank needs in addition to Lightning's checkpoint for an exact resume.
 
-Kept in a file of each rank beside the checkpoint (``publish.py``). Put back at these moments:
+This state consists of random states, positions in the data, the metrics accumulated since the epoch
+began, and DDP's buckets. Each rank saves it in a file next to the checkpoint
+(``checkpoint_files.py``). It is restored at these times:
 
-- as DDP wraps the model: the places of gradients in its buckets (``buckets.py``);
-- where the loaders are ready and not yet iterated: every sampler's epoch (Lightning sets it after
-  workers have begun to fetch by epoch 0's order), and where each loader goes on;
-- before the first batch: the random states, because setting up has drawn from them since, and what
-  was logged.
+- When DDP wraps the model: the bucket layout (``ddp_buckets.py``).
+- When the loaders exist and are not yet iterated: every sampler's epoch and the position of each
+  loader. Lightning sets the epoch later, when workers have already fetched in the order of epoch 0.
+- Before the first batch: the random states, because the setup has drawn from them, and the metrics.
 
-On another number of ranks, or in batches of another size, the rest of the epoch is dealt anew where
-the loader allows it, and Lightning's count of batches is set to fit.
+With another number of ranks or another batch size, the rest of the epoch is resharded where the
+loader allows it, and Lightning's count of batches is adjusted.
 
-What can't be had is told in one note that says what is not exact.
+One note says what could not be restored exactly.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 
+from ltui.training.rank import lightning_internals
 from ltui.training.rank.checkpoint_files import rank_file
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
-    logged,
+    logged_state,
     metric_states,
     restore_logged,
     restore_metrics,
@@ -42,84 +43,96 @@ from ltui.training.rank.resume.random_states import (
 )
 
 VERSION = 2
+"""Version of a rank's state file. A file of another version is not used."""
 
 
 class ExactState:
-    """One Trainer's. ``tell(text)`` says what is not exact."""
+    """Saves and restores the exact state of one Trainer.
 
-    def __init__(self, trainer: Any, tell: Callable[[str], None]) -> None:
+    ``report(text)`` is called with what is not exact.
+    """
+
+    def __init__(self, trainer: Any, report: Callable[[str], None]) -> None:
         self._trainer = trainer
-        self._tell = tell
+        self._report = report
         self._loaders = LoaderPositions(lambda: trainer.fit_loop.epoch_progress.current.processed)
         self._buckets = DdpBuckets(trainer)
-        self._validation_began: tuple[States, dict[str, Any]] | None = None
+        self._before_validation: tuple[States, dict[str, Any]] | None = None
+        """Random states and metric states from when the last validation began."""
         self._weights = TrainedWeightsCheck(trainer)
-        self._given: dict[str, Any] | None = None
+        self._saved: dict[str, Any] | None = None
+        """The loaded state, until all of it is restored."""
         self._inexact: list[str] = []
-        self._follows = False
-        self._goes_on = False
+        self._positions_restored = False
+        """True if the loaders were prepared for the loaded state."""
+        self._epoch_resumes = False
+        """True from the preparation of a resumed epoch until its iterators exist."""
         self._loaded_when_ready = False
-        self._forget: Callable[[], None] | None = None
-        self._watch(trainer.fit_loop)
+        """True if Lightning had loaded its counters when the loaders were last set up."""
+        self._forget_results: Callable[[], None] | None = None
+        """To be called when the next epoch begins."""
+        self._wrap_loop_methods(trainer.fit_loop)
 
-    def _watch(self, loop: Any) -> None:
-        load, begin = loop._load_combined_loader_states, loop.on_advance_start
+    def _wrap_loop_methods(self, loop: Any) -> None:
+        """Wrap the methods of Lightning's loops that run when a part must be restored or saved."""
+        load_states = lightning_internals.load_loader_states(loop)
+        setup_loaders, begin_epoch = loop.setup_data, loop.on_advance_start
         validation, epoch_loop = loop.epoch_loop.val_loop, loop.epoch_loop
-        validate, setup, run_epoch = validation.run, loop.setup_data, epoch_loop.on_run_start
+        validate, run_epoch = validation.run, epoch_loop.on_run_start
 
         def setup_data() -> None:
-            setup()
-            # A module that asks how many steps there will be (for a learning rate's schedule) has
-            # the loaders set up before the checkpoint's counters are loaded, and Lightning then
-            # loads no position at all.
-            early = _loaded(loop) and not self._loaded_when_ready
-            if early and loop._combined_loader is not None:
+            setup_loaders()
+            # A module that asks for the number of steps (for a learning rate schedule) has the
+            # loaders set up before the checkpoint's counters are loaded. Lightning then loads no
+            # position at all.
+            early = lightning_internals.is_state_loaded(loop) and not self._loaded_when_ready
+            if early and lightning_internals.combined_loader(loop) is not None:
                 loaders_ready()
-                iter(loop._data_fetcher)
-            if self._goes_on:
-                self._goes_on = False
-                self._guarded(self._iterated)
+                iter(lightning_internals.data_fetcher(loop))
+            if self._epoch_resumes:
+                self._epoch_resumes = False
+                self._guarded(self._after_iterators_created)
 
         def loaders_ready() -> None:
-            self._loaded_when_ready = _loaded(loop)
-            if self._given is None or self._same_ranks:
-                load()
-            self._guarded(self._follow)
+            self._loaded_when_ready = lightning_internals.is_state_loaded(loop)
+            if self._saved is None or self._same_ranks:
+                load_states()
+            self._guarded(self._track_loaders)
 
         def on_advance_start() -> None:
-            if self._forget is not None:
-                self._guarded(self._forget)
-                self._forget = None
-            if self._given is not None and self._follows:
+            if self._forget_results is not None:
+                self._guarded(self._forget_results)
+                self._forget_results = None
+            if self._saved is not None and self._positions_restored:
                 self._guarded(self._restore)
-            begin()
+            begin_epoch()
 
         @functools.wraps(run_epoch)
         def on_run_start(*args: Any, **kwargs: Any) -> Any:
-            # Lightning iterates the loaders anew, but for the first epoch, for which it has.
-            # Lightning 2.5 asks for the second alone.
-            resuming = getattr(loop, "is_resuming", False) or epoch_loop.restarting
-            if self._trainer.current_epoch > 0 and not resuming:
+            # Lightning iterates the loaders again here, except for the first epoch and a resumed
+            # epoch, for which it already has.
+            if self._trainer.current_epoch > 0 and not lightning_internals.is_resuming(loop):
                 self._loaders.epoch_begins()
             return run_epoch(*args, **kwargs)
 
         @functools.wraps(validate)
         def run() -> Any:
             if not self._trainer.sanity_checking:
-                self._guarded(self._note_validation)
+                self._guarded(self._record_before_validation)
             return validate()
 
         loop.setup_data = setup_data
-        loop._load_combined_loader_states = loaders_ready
+        lightning_internals.replace_load_loader_states(loop, loaders_ready)
         loop.on_advance_start = on_advance_start
         epoch_loop.on_run_start = on_run_start
         validation.run = run
 
-    def _guarded(self, do: Callable[[], None]) -> None:
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Run ``action`` and report its failure."""
         try:
-            do()
+            action()
         except Exception as error:  # noqa: BLE001  (training matters more than exactness)
-            self._tell(f"Resuming may not be exact: {type(error).__name__}: {error}")
+            self._report(f"Resuming may not be exact: {type(error).__name__}: {error}")
 
     @property
     def _device(self) -> torch.device:
@@ -128,27 +141,32 @@ class ExactState:
 
     # Saving.
 
-    def _note_validation(self) -> None:
-        self._validation_began = (
+    def _record_before_validation(self) -> None:
+        self._before_validation = (
             read_random_states(self._device),
             metric_states(self._trainer.lightning_module),
         )
-        self._weights.note()
+        self._weights.record()
 
-    def can_save(self, place: BoundaryKind) -> bool:
-        """Whether the module's weights are those that are trained. A callback that swaps in an
-        average for validation keeps them somewhere else."""
-        return place is not BoundaryKind.VALIDATION or self._weights.are_in_place()
+    def can_save(self, boundary: BoundaryKind) -> bool:
+        """Return True if the module contains the weights that are trained.
 
-    def state(self, place: BoundaryKind) -> dict[str, Any]:
-        """Of this rank, now; within a validation as it was when that began, because it begins
-        again."""
+        A callback that swaps in an average for validation keeps them elsewhere.
+        """
+        return boundary is not BoundaryKind.VALIDATION or self._weights.are_in_place()
+
+    def state(self, boundary: BoundaryKind) -> dict[str, Any]:
+        """Return this rank's state.
+
+        During validation, return the state from before validation began, because validation
+        restarts on resume.
+        """
         trainer = self._trainer
         loop = trainer.fit_loop
-        # First, because it may be a collective and what follows may fail on one rank.
+        # First, because it may be a collective and the rest may fail on one rank.
         buckets = self._buckets.layout()
-        if place is BoundaryKind.VALIDATION and self._validation_began is not None:
-            random, metrics = self._validation_began
+        if boundary is BoundaryKind.VALIDATION and self._before_validation is not None:
+            random, metrics = self._before_validation
         else:
             random = read_random_states(self._device)
             metrics = metric_states(trainer.lightning_module)
@@ -159,106 +177,108 @@ class ExactState:
             "over": bool(loop.epoch_loop.batch_progress.is_last_batch),
             "random": random,
             "buckets": buckets,
-            "logged": logged(trainer),
+            "logged": logged_state(trainer),
             "metrics": metrics,
-            **self._loaders.states(loop._data_fetcher),
+            **self._loaders.states(lightning_internals.data_fetcher(loop)),
         }
 
-    # Going on.
+    # Resuming.
 
-    def read(self, checkpoint: Path) -> None:
-        """Take this rank's file beside ``checkpoint``, to be put back as training begins."""
-        self._given, self._follows, self._inexact = None, False, []
+    def load(self, checkpoint: Path) -> None:
+        """Load this rank's file next to ``checkpoint``. It is restored when training begins."""
+        self._saved, self._positions_restored, self._inexact = None, False, []
         trainer = self._trainer
         ranks = len(list(checkpoint.parent.glob(f"{checkpoint.name}.rank-*")))
         if not ranks:
             self._inexact.append(
-                f"{checkpoint.name} holds no random states and no position in the data"
+                f"{checkpoint.name} contains no random states and no position in the data"
             )
-            self._say()
+            self._report_inexact()
             return
-        own = trainer.global_rank % ranks
-        given = _load(rank_file(checkpoint, own))
-        if given.get("version") != VERSION:
+        saved = _load_file(rank_file(checkpoint, trainer.global_rank % ranks))
+        if saved.get("version") != VERSION:
             self._inexact.append("it was saved by another version of ltui")
-            self._say()
+            self._report_inexact()
             return
-        self._given = given
+        self._saved = saved
         if ranks != trainer.world_size:
-            # All ranks deal the same order, that of rank 0.
-            first = _load(rank_file(checkpoint, 0))
+            # All ranks must reshard the same order, so they use that of rank 0.
+            first = _load_file(rank_file(checkpoint, 0))
             for key in ("loaders", "batches", "over"):
-                given[key] = first[key]
-            given["logged"]["means"], given["metrics"] = {}, {}
+                saved[key] = first[key]
+            saved["logged"]["means"], saved["metrics"] = {}, {}
         else:
-            self._buckets.give(given.get("buckets"))
+            self._buckets.apply_on_wrap(saved.get("buckets"))
 
     @property
     def _same_ranks(self) -> bool:
-        return self._given is not None and self._given["world_size"] == self._trainer.world_size
+        return self._saved is not None and self._saved["world_size"] == self._trainer.world_size
 
-    def _follow(self) -> None:
-        """The training loaders are there, and not yet iterated."""
-        loop, given = self._trainer.fit_loop, self._given
-        loaders = loop._combined_loader.flattened
+    def _track_loaders(self) -> None:
+        """Track the training loaders, and make them resume if a state was loaded.
+
+        Called when the loaders exist and before they are iterated.
+        """
+        loop, saved = self._trainer.fit_loop, self._saved
+        loaders = lightning_internals.combined_loader(loop).flattened
         epoch = loop.epoch_progress.current.processed
         for loader in loaders if epoch else ():
             set_sampler_epoch(loader, epoch)
-        self._loaders.follow(loaders)
-        if given is not None and _loaded(loop) and not self._follows:
-            self._follows = True
+        self._loaders.track(loaders)
+        loaded = lightning_internals.is_state_loaded(loop)
+        if saved is not None and loaded and not self._positions_restored:
+            self._positions_restored = True
             if loop.restarting:
-                self._goes_on = True
-                same, over = self._same_ranks, given["over"]
-                self._loaders.resume(given, given["batches"], same_ranks=same, over=over)
+                self._epoch_resumes = True
+                same, over = self._same_ranks, saved["over"]
+                self._loaders.resume(saved, saved["batches"], same_ranks=same, over=over)
             else:
-                self._loaders.begin(given)
+                self._loaders.resume_at_epoch_start(saved)
         self._loaders.epoch_begins()
 
-    def _iterated(self) -> None:
+    def _after_iterators_created(self) -> None:
         began = time.monotonic()
-        assert self._given is not None
-        text = self._loaders.iterated(self._trainer.fit_loop._data_fetcher, self._given)
+        assert self._saved is not None
+        fetcher = lightning_internals.data_fetcher(self._trainer.fit_loop)
+        text = self._loaders.after_iterators_created(fetcher, self._saved)
         if text:
-            self._tell(f"{text[0].upper()}{text[1:]} in {time.monotonic() - began:.1f} s.")
+            self._report(f"{text[0].upper()}{text[1:]} in {time.monotonic() - began:.1f} s.")
 
     def _restore(self) -> None:
-        """Before the first batch."""
-        given, self._given = self._given, None
-        assert given is not None
+        """Restore the random states and the metrics. Called before the first batch."""
+        saved, self._saved = self._saved, None
+        assert saved is not None
         trainer, loop = self._trainer, self._trainer.fit_loop
-        restore_random_states(given["random"], self._device)
-        self._loaders.restore_generators(given)
-        self._loaders.drawn()
+        restore_random_states(saved["random"], self._device)
+        self._loaders.restore_generators(saved)
+        self._loaders.check_dropped_indices()
         epoch = loop.epoch_progress.current
         if epoch.ready == epoch.started == epoch.processed:
-            # An epoch begins. Lightning would take the iterator made before the random states
-            # were back; told that it is not resuming, it makes a new one. Where it counts steps it
-            # would also go on in the epoch that is over.
-            loop._resuming_from_checkpoint = loop._restarting = False
-            loop.epoch_loop.restarting = False
-            given["logged"]["means"] = {}
+            # A new epoch begins. Lightning would use the iterator that was created before the
+            # random states were restored, and with a limit of steps it would continue the finished
+            # epoch. If it is not resuming, it creates a new iterator.
+            lightning_internals.clear_resuming(loop)
+            saved["logged"]["means"] = {}
         else:
-            self._count_batches(given)
-        self._forget = restore_logged(trainer, given["logged"], over=given["over"])
-        restore_metrics(trainer.lightning_module, given["metrics"])
-        if given["world_size"] != trainer.world_size:
-            self._inexact.insert(0, self._other_ranks(given))
+            self._adjust_batch_count(saved)
+        self._forget_results = restore_logged(trainer, saved["logged"], over=saved["over"])
+        restore_metrics(trainer.lightning_module, saved["metrics"])
+        if saved["world_size"] != trainer.world_size:
+            self._inexact.insert(0, self._describe_other_ranks(saved))
         elif self._buckets.may_differ:
             self._inexact.append(
                 f"DDP may add the gradients of {trainer.world_size} ranks in another order than"
-                " before, which rounds them otherwise"
+                " before, which rounds them differently"
             )
-        self._say()
+        self._report_inexact()
 
-    def _count_batches(self, given: dict[str, Any]) -> None:
-        """Where the rest of the epoch was dealt anew, have Lightning count so that it ends with
-        the epoch."""
+    def _adjust_batch_count(self, saved: dict[str, Any]) -> None:
+        """Make Lightning's count of batches reach its maximum when the resharded epoch ends."""
         loop = self._trainer.fit_loop
         counts = loop.epoch_loop.batch_progress.current
         if loop.max_batches == float("inf"):
             return
-        if given["over"]:
+        if saved["over"]:
             ready = loop.max_batches
         else:
             used = self._loaders.used
@@ -266,39 +286,37 @@ class ExactState:
             if not fitting:
                 return
             ready = min(fitting[0], loop.max_batches)
-        more = int(ready) - given["batches"]
+        more = int(ready) - saved["batches"]
         for name in ("ready", "started", "processed", "completed"):
             setattr(counts, name, getattr(counts, name) + more)
 
-    def _other_ranks(self, given: dict[str, Any]) -> str:
-        before, now = given["world_size"], self._trainer.world_size
-        text = f"it was saved by {before} rank{'s' * (before != 1)} and goes on with {now}"
-        if not given["over"] and self._trainer.fit_loop.restarting and not self._loaders.inexact:
-            text += ", which share the rest of this epoch so that each sample comes once"
+    def _describe_other_ranks(self, saved: dict[str, Any]) -> str:
+        """Return what changed with the number of ranks, as the middle of a sentence."""
+        before, now = saved["world_size"], self._trainer.world_size
+        text = f"it was saved by {before} rank{'s' * (before != 1)} and continues with {now}"
+        if not saved["over"] and self._trainer.fit_loop.restarting and not self._loaders.inexact:
+            text += ", which share the rest of this epoch so that each sample is used once"
         return f"{text}; batches, random draws and means of this epoch are not those of {before}"
 
-    def _say(self) -> None:
-        found, self._loaders.inexact = self._inexact + self._loaders.inexact, []
+    def _report_inexact(self) -> None:
+        """Report what is not exact, in one sentence, and clear the lists."""
+        parts, self._loaders.inexact = self._inexact + self._loaders.inexact, []
         self._inexact = []
-        if found:
-            self._tell(f"Not exact from here: {'; '.join(dict.fromkeys(found))}.")
+        if parts:
+            self._report(f"Not exact from here: {'; '.join(dict.fromkeys(parts))}.")
 
     def detach(self) -> None:
-        """``fit`` ended: the user's loaders are as they were."""
+        """Give the user's loaders their own methods back when ``fit`` ends."""
         self._loaders.detach()
 
 
-def _load(path: Path) -> dict[str, Any]:
-    given: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return given
-
-
-def _loaded(loop: Any) -> bool:
-    return bool(getattr(loop, "_loaded_from_state_dict", loop.restarting))
+def _load_file(path: Path) -> dict[str, Any]:
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return saved
 
 
 def set_sampler_epoch(loader: Any, epoch: int) -> None:
-    """Where Lightning sets it too, only later."""
+    """Call ``set_epoch`` on the loader's samplers. Lightning does the same, but too late here."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     for sampler in (getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)):
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):

@@ -1,8 +1,8 @@
-"""Where FFCV's own ``Loader`` is in its epoch, and how another goes on from there.
+"""The position of FFCV's own ``Loader`` in its epoch, and how a new loader resumes there.
 
-Its order depends on a seed, which it draws where none is given, and on a count of the epochs that
-it began, which starts anew in each process. Here the count follows the Trainer's epochs, and an
-epoch that goes on begins after the samples that were used: no sample is read for it.
+The loader's order depends on a seed, which it draws if none is given, and on the number of epochs
+that it began, which starts at 0 in each process. Here that number follows the Trainer's epochs, and
+a resumed epoch begins after the used samples. No sample is read for that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def is_ffcv_loader(loader: Any) -> bool:
-    """Whether ``loader`` is FFCV's, without importing it."""
+    """Return True if ``loader`` is FFCV's, without importing FFCV."""
     return any(
         base.__name__ == "Loader" and base.__module__.partition(".")[0] == "ffcv"
         for base in type(loader).__mro__
@@ -21,55 +21,60 @@ def is_ffcv_loader(loader: Any) -> bool:
 
 
 class FfcvLoaderPosition:
-    """Follows one ``Loader``. ``epoch()``: the Trainer's."""
+    """Tracks the position of one ``Loader``. ``epoch()`` returns the Trainer's epoch."""
 
     def __init__(self, loader: Any, epoch: Callable[[], int]) -> None:
         self._loader = weakref.ref(loader)
         self._epoch = epoch
-        self._before: int = loader.next_epoch - epoch()
-        """Epochs that it began before those of this training."""
+        self._epochs_before: int = loader.next_epoch - epoch()
+        """Epochs that the loader began before the first epoch of this training."""
         self._drawn: tuple[int, Any] | None = None
-        self._drop = (-1, 0)
-        """In which epoch how many batches were used."""
-        loader.next_traversal_order = self._order
+        """The loader's epoch and its order, once drawn."""
+        self._used = (-1, 0)
+        """The loader's epoch that is resumed, and the number of its batches that were used."""
+        loader.next_traversal_order = self._next_order
 
     def detach(self) -> None:
+        """Give the loader its own method back."""
         if (loader := self._loader()) is not None:
             loader.__dict__.pop("next_traversal_order", None)
 
-    def _order(self) -> Any:
+    def _next_order(self) -> Any:
+        """Return the order of the epoch that begins, without the used samples."""
         loader: Any = self._loader()
-        epoch = self._before + self._epoch()
-        loader.next_epoch = epoch  # it adds one itself
+        epoch = self._epochs_before + self._epoch()
+        loader.next_epoch = epoch  # the loader itself adds one
         if self._drawn is None or self._drawn[0] != epoch:
-            # Once for an epoch: quasi-random order shuffles what the last left.
+            # Drawn once for each epoch: quasi-random order shuffles the previous order.
             self._drawn = epoch, loader.traversal_order.sample_order(epoch)
-        order, (epoch_that_goes_on, batches) = self._drawn[1], self._drop
-        if epoch != epoch_that_goes_on:
+        order, (resumed_epoch, used_batches) = self._drawn[1], self._used
+        if epoch != resumed_epoch:
             return order
-        return order[: len(loader) * loader.batch_size][batches * loader.batch_size :]
+        return order[: len(loader) * loader.batch_size][used_batches * loader.batch_size :]
 
     def state(self) -> dict[str, Any]:
+        """Return the position in weights-only types. Lightning counts the batches."""
         loader: Any = self._loader()
-        return {"before": self._before, "seed": int(loader.seed)}
+        return {"before": self._epochs_before, "seed": int(loader.seed)}
 
     def resume(self, state: dict[str, Any], batches: int) -> None:
-        """``batches`` of the Trainer's epoch were used."""
+        """Resume after ``batches`` batches of the Trainer's present epoch."""
         loader: Any = self._loader()
         traversal = loader.traversal_order
-        self._before, loader.seed = state["before"], state["seed"]
+        self._epochs_before, loader.seed = state["before"], state["seed"]
         for owner in (traversal, getattr(traversal, "sampler", None)):
             if owner is not None:
                 owner.seed = state["seed"]
-        epoch = self._before + self._epoch()
-        self._drop = epoch, batches
-        if callable(begin := getattr(traversal, "prepare_data_structures", None)):
-            begin()
-            for drawn in (0, *range(epoch)):  # it was drawn once as the loader was made
-                traversal.sample_order(drawn)
+        epoch = self._epochs_before + self._epoch()
+        self._used = epoch, batches
+        if callable(prepare := getattr(traversal, "prepare_data_structures", None)):
+            prepare()
+            # The order was drawn once when the loader was created, then once for each epoch.
+            for drawn_epoch in (0, *range(epoch)):
+                traversal.sample_order(drawn_epoch)
 
     def batches_left(self) -> None:
-        """Lightning's own count holds."""
+        """Return None: Lightning's own counter is right."""
 
     def restore_generators(self, state: dict[str, Any]) -> None:
-        """It has none."""
+        """Do nothing: the loader has no generators."""

@@ -1,4 +1,4 @@
-"""Which operations of FFCV draw at random in its threads, whose random states nobody can keep."""
+"""FFCV operations that draw at random in FFCV's own threads, whose random states can't be saved."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from ltui.training.rank.resume.ffcv_position import is_ffcv_loader
 
 
 def describe_inexact_operations(operations: Iterable[Any]) -> str | None:
-    """What a resume can't bring back of an FFCV pipeline, as the middle of a sentence; None where
-    none of its ``operations`` is known to draw in FFCV's threads."""
-    names = dict.fromkeys(type(o).__name__ for o in operations if _draws(o))
+    """Return what a resume can't restore of an FFCV pipeline, as the middle of a sentence.
+
+    Return None if none of ``operations`` is known to draw at random in FFCV's threads.
+    """
+    names = dict.fromkeys(type(o).__name__ for o in operations if _draws_at_random(o))
     if not names:
         return None
     several = len(names) > 1
     return (
-        f"FFCV's {' and '.join(names)} draw{'' if several else 's'} in threads of "
-        f"{'their' if several else 'its'} own, so images are changed otherwise than they would have"
-        " been"
+        f"FFCV's {' and '.join(names)} draw{'' if several else 's'} at random in threads of "
+        f"{'their' if several else 'its'} own, so images are changed differently than without the "
+        "resume"
     )
 
 
 def describe_inexact_loader(loader: Any) -> str | None:
-    """The same of any loader: what it says itself (``inexact``), or of FFCV's own ``Loader``."""
+    """Return what a resume can't restore of ``loader``, as the middle of a sentence, or None.
+
+    A loader may say it in its attribute ``inexact``. For FFCV's own ``Loader`` the operations of
+    its pipelines decide.
+    """
     if text := getattr(loader, "inexact", None):
         return str(text)
     specs = getattr(loader, "pipeline_specs", None)
@@ -36,8 +42,8 @@ def describe_inexact_loader(loader: Any) -> str | None:
     )
 
 
-def _draws(operation: Any) -> bool:
-    wrapped = getattr(operation, "module", None)  # of torchvision, in FFCV's ModuleWrapper
+def _draws_at_random(operation: Any) -> bool:
+    wrapped = getattr(operation, "module", None)  # a torchvision module in FFCV's ModuleWrapper
     return any(
         "Random" in base.__name__ or base.__name__ == "Cutout"
         for each in (operation, wrapped)

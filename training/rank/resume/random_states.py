@@ -1,7 +1,7 @@
-"""The random states of a rank, as a checkpoint keeps them.
+"""The random states of a rank, in the form in which a checkpoint stores them.
 
-Python's, NumPy's, torch's on the CPU and that of the rank's own GPU, as tensors and plain numbers,
-so that a checkpoint is read without unpickling objects.
+They are those of Python, NumPy, torch on the CPU, and torch on the rank's own GPU. They are stored
+as tensors and plain numbers, so that a checkpoint can be read without unpickling objects.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ States = dict[str, Any]
 
 
 def read_random_states(device: torch.device | None = None) -> States:
-    """All states as they are now; ``device``: the GPU of this rank, where it has one."""
+    """Return all current random states. ``device`` is the GPU of this rank, if it has one."""
     version, numbers, spare = random.getstate()
     states: States = {
         "python": [version, torch.tensor(numbers), spare],
         "torch": torch.get_rng_state(),
     }
-    # NumPy is there wherever somebody draws from it.
+    # Code that draws from NumPy has imported it.
     if (numpy := sys.modules.get("numpy")) is not None:
         state = numpy.random.get_state()
         if isinstance(state, tuple):
@@ -32,13 +32,13 @@ def read_random_states(device: torch.device | None = None) -> States:
             keys = torch.from_numpy(keys.astype("int64"))
             states["numpy"] = [str(name), keys, int(position), int(has_spare), float(spare)]
     if device is not None and device.type == "cuda":
-        # Seed and offset lie on the host: nothing waits for the GPU.
+        # Seed and offset are in host memory, so reading them does not wait for the GPU.
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
 def restore_random_states(states: States, device: torch.device | None = None) -> None:
-    """Make them what ``read_random_states`` found; what it did not find stays."""
+    """Set the random states that ``states`` contains. A state that is missing there is kept."""
     version, numbers, spare = states["python"]
     random.setstate((version, tuple(numbers.tolist()), spare))
     torch.set_rng_state(states["torch"])
@@ -51,7 +51,7 @@ def restore_random_states(states: States, device: torch.device | None = None) ->
 
 @contextmanager
 def preserve_random_states() -> Iterator[None]:
-    """Whatever is drawn within, the states on the host are the same afterwards."""
+    """Restore the host's random states on exit, whatever was drawn in between."""
     states = read_random_states()
     try:
         yield

@@ -1,8 +1,9 @@
-"""What is left of an epoch, dealt anew to another number of ranks or in batches of another size.
+"""Resharding: distribute the remaining samples of an epoch over another number of ranks or batches.
 
-Samplers that share an epoch among ranks deal one order of all samples like cards, so what all ranks
-together have used is its beginning. Here that order is drawn again, whichever sampler drew it
-(torch's own, or any other that Lightning wraps), and its rest is dealt to the ranks of now.
+Distributed samplers draw one order of all samples and give sample i to rank i modulo the number of
+ranks. Therefore the samples that all ranks together have used are the beginning of that order. This
+module draws the same order again, with torch's own samplers or with any sampler that Lightning
+wraps, and distributes the rest of it over the present ranks.
 """
 
 from __future__ import annotations
@@ -13,86 +14,103 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-_AS_TORCH_DRAWS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
+from ltui.training.rank.lightning_internals import wrapped_sampler
+
+_TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
+"""Samplers whose order this module draws by torch's own rule."""
 
 
 def sampler_sharding(loader: Any) -> tuple[int, int]:
-    """(rank, ranks) among which the loader's samplers share an epoch; (0, 1) where they don't."""
-    for sampler in (_batch_sampler(loader), loader.sampler):
-        for ranks in ("num_replicas", "world_size"):
-            if isinstance(getattr(sampler, ranks, None), int):
-                return int(sampler.rank), int(getattr(sampler, ranks))
+    """Return the rank and the number of ranks between which the loader's samplers share an epoch.
+
+    Return ``(0, 1)`` if they do not share it.
+    """
+    for sampler in (_index_batch_sampler(loader), loader.sampler):
+        for attribute in ("num_replicas", "world_size"):
+            if isinstance(getattr(sampler, attribute, None), int):
+                return int(sampler.rank), int(getattr(sampler, attribute))
     return 0, 1
 
 
 def describe_order(loader: Any) -> dict[str, Any]:
-    """How the epoch's order is drawn, in plain values; read while it is drawn."""
+    """Return plain values that say how the epoch's order is drawn. Call it when the order is drawn.
+
+    ``remaining_indices`` draws the same order from them again.
+    """
     sampler = loader.sampler
-    order: dict[str, Any] = {"sampler": type(_within(sampler)).__name__}
+    order: dict[str, Any] = {"sampler": type(_innermost(sampler)).__name__}
     if type(sampler) is DistributedSampler:
-        # Only whether it shuffles, its seed and the epoch matter, on any number of ranks.
+        # The order depends on these three values alone, with any number of ranks.
         order.update(shuffle=sampler.shuffle, seed=sampler.seed, epoch=sampler.epoch)
     elif isinstance(sampler, RandomSampler):
-        whole = not sampler.replacement and len(sampler) == len(loader.dataset)
-        order["sampler"] = "RandomSampler" if whole else "with replacement"
+        permutes = not sampler.replacement and len(sampler) == len(loader.dataset)
+        order["sampler"] = "RandomSampler" if permutes else "with replacement"
     return order
 
 
 def shards_batches(loader: Any) -> bool:
-    """Whether what the index sampler draws counts as one item of the dealt order, as the batches
-    of a batch sampler that deals batches do. Otherwise each sample of a batch counts."""
-    return callable(getattr(_batch_sampler(loader), "deal_rest", None))
+    """Return True if the batch sampler distributes complete batches over the ranks.
 
-
-def rest(loader: Any, order: dict[str, Any], used: int) -> list[Any] | None:
-    """What the loader's index sampler would yield on this rank for an epoch of ``order`` without
-    the first ``used`` items of all ranks. None where the order can't be had again.
-
-    The random states must be those from which the order was drawn.
+    Each draw from it then counts as one item of the epoch's order. Otherwise each sample of a batch
+    counts.
     """
-    batch_sampler, (rank, ranks) = _batch_sampler(loader), sampler_sharding(loader)
+    return callable(getattr(_index_batch_sampler(loader), "deal_rest", None))
+
+
+def remaining_indices(loader: Any, order: dict[str, Any], used: int) -> list[Any] | None:
+    """Return what this rank's index sampler would yield for the rest of an epoch.
+
+    ``order`` is the value of ``describe_order`` for that epoch, and ``used`` is the number of items
+    that all ranks together have used. The random states must be those from which the order was
+    drawn. Return None if the order can't be drawn again.
+    """
+    batch_sampler, (rank, ranks) = _index_batch_sampler(loader), sampler_sharding(loader)
     if callable(deal_rest := getattr(batch_sampler, "deal_rest", None)):
         return list(deal_rest(used))
     if callable(deal_rest := getattr(loader.sampler, "deal_rest", None)):
-        numbers = list(deal_rest(used))
+        indices = list(deal_rest(used))
     else:
-        whole = _whole(loader, order)
-        if whole is None:
+        complete_order = _draw_order(loader, order)
+        if complete_order is None:
             return None
-        numbers = _deal(whole, used, rank, ranks, getattr(loader.sampler, "drop_last", False))
+        drop_last = getattr(loader.sampler, "drop_last", False)
+        indices = _indices_of_rank(complete_order, used, rank, ranks, drop_last)
     if batch_sampler is None:
-        return numbers
+        return indices
     if type(batch_sampler).__name__ != BatchSampler.__name__:
         return None
     size, drop_last = batch_sampler.batch_size, batch_sampler.drop_last
-    batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
+    batches = [indices[i : i + size] for i in range(0, len(indices), size)]
     return batches[:-1] if drop_last and batches and len(batches[-1]) < size else batches
 
 
-def _deal(whole: list[int], used: int, rank: int, ranks: int, drop_last: bool) -> list[int]:
-    left = whole[used:]
+def _indices_of_rank(
+    complete_order: list[int], used: int, rank: int, ranks: int, drop_last: bool
+) -> list[int]:
+    """Return this rank's part of the order after its first ``used`` items."""
+    remaining = complete_order[used:]
     if drop_last:
-        return left[: len(left) - len(left) % ranks][rank::ranks]
-    lacking = -len(left) % ranks
-    # Ranks are filled up with the order's first samples, as ``DistributedSampler`` does.
-    while lacking > 0:
-        left += whole[:lacking]
-        lacking = -len(left) % ranks
-    return left[rank::ranks]
+        return remaining[: len(remaining) - len(remaining) % ranks][rank::ranks]
+    padding = -len(remaining) % ranks
+    # ``DistributedSampler`` also pads with the first samples of the order.
+    while padding > 0:
+        remaining += complete_order[:padding]
+        padding = -len(remaining) % ranks
+    return remaining[rank::ranks]
 
 
-def _whole(loader: Any, order: dict[str, Any]) -> list[int] | None:
-    """The order that was dealt, or read by one rank alone."""
+def _draw_order(loader: Any, order: dict[str, Any]) -> list[int] | None:
+    """Draw the epoch's order of all ranks again. Return None for an unsupported sampler."""
     samples, name = len(loader.dataset), order["sampler"]
     if name == "DistributedSampler" and "seed" in order:
         if not order["shuffle"]:
             return list(range(samples))
-        drawn = torch.Generator().manual_seed(order["seed"] + order["epoch"])
-        numbers: list[int] = torch.randperm(samples, generator=drawn).tolist()
-        return numbers
-    within = _within(loader.sampler)
-    if name == type(within).__name__ and name not in _AS_TORCH_DRAWS:
-        return list(within)
+        generator = torch.Generator().manual_seed(order["seed"] + order["epoch"])
+        indices: list[int] = torch.randperm(samples, generator=generator).tolist()
+        return indices
+    sampler = _innermost(loader.sampler)
+    if name == type(sampler).__name__ and name not in _TORCH_SAMPLERS:
+        return list(sampler)
     if name == "RandomSampler":
         return list(RandomSampler(range(samples), generator=loader.generator))
     if name == "SequentialSampler":
@@ -100,17 +118,13 @@ def _whole(loader: Any, order: dict[str, Any]) -> list[int] | None:
     return None
 
 
-def wrapped_sampler(sampler: Any) -> Any:
-    """The user's own sampler, where Lightning wrapped it to share it among ranks, else None."""
-    return getattr(getattr(sampler, "dataset", None), "_sampler", None)
+def _innermost(sampler: Any) -> Any:
+    """Return the sampler inside Lightning's wrapper, or ``sampler`` if it has no wrapper."""
+    inner = wrapped_sampler(sampler)
+    return sampler if inner is None else inner
 
 
-def _within(sampler: Any) -> Any:
-    within = wrapped_sampler(sampler)
-    return sampler if within is None else within
-
-
-def _batch_sampler(loader: Any) -> Any:
-    """The loader's, not the substitute through which its iterator is followed."""
+def _index_batch_sampler(loader: Any) -> Any:
+    """Return the loader's own batch sampler, even while a tracked one replaces it."""
     batch_sampler = loader.__dict__.get("batch_sampler", loader.batch_sampler)
-    return getattr(batch_sampler, "followed", batch_sampler)
+    return getattr(batch_sampler, "tracked", batch_sampler)

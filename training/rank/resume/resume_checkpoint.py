@@ -1,12 +1,11 @@
-"""Make ``trainer.fit`` go on from the run's checkpoint where the script names none.
+"""Make ``trainer.fit`` resume from the run's checkpoint if the script names none.
 
-Lightning asks its checkpoint connector to load a path just after the ``setup`` hooks; here the
-path is put in at that moment, so the script needs no changed line. A script that passes
-``ckpt_path`` itself keeps its own.
+Lightning asks its checkpoint connector to load a path just after the ``setup`` hooks. Here the path
+is inserted at that time, so the script needs no changed line. A script that passes ``ckpt_path``
+itself keeps its own.
 
-Weights-only loading is tried first. Where a checkpoint holds other objects (a user's
-hyperparameters, say), it is loaded in full, but only from the run's own folder, where nobody but
-this run writes.
+Weights-only loading is tried first. A checkpoint that contains other objects (for example a user's
+hyperparameters) is loaded in full, but only from the run's own folder, where only this run writes.
 """
 
 from __future__ import annotations
@@ -17,14 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ltui.training.rank.lightning_internals import checkpoint_connector, loaded_checkpoint
 from ltui.training.rank.resume.exact_state import ExactState
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
+"""Sends an event: ``report(kind, text, **fields)``."""
 
 
 def fit_number(checkpoint: Path) -> int:
-    """Which ``fit`` of the script the checkpoint was saved in, as its manifest says; 1 by
-    default."""
+    """Return the number of the script's ``fit`` that saved the checkpoint, from its manifest.
+
+    The default is 1.
+    """
     try:
         manifest = json.loads(Path(f"{checkpoint}.json").read_text())
         return int(manifest.get("fit", 1))
@@ -33,40 +36,49 @@ def fit_number(checkpoint: Path) -> int:
 
 
 def resume_from(
-    trainer: Any, checkpoint: Path, tell: Tell, *, trusted: bool, exact: ExactState | None = None
+    trainer: Any,
+    checkpoint: Path,
+    report: Report,
+    *,
+    trusted: bool,
+    exact: ExactState | None = None,
 ) -> None:
-    """Have the coming ``fit`` restore ``checkpoint``. ``tell(kind, text, **fields)`` reports it."""
-    connector = trainer._checkpoint_connector
+    """Make the ``fit`` that begins restore ``checkpoint``, and report it as an event.
+
+    ``trusted`` allows unpickling any object. ``exact`` loads this rank's own state too.
+    """
+    connector = checkpoint_connector(trainer)
     start = connector.resume_start
 
     def resume_start(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
         connector.resume_start = start
         if checkpoint_path:
             text = f"The script resumes from {checkpoint_path}, so {checkpoint} was not used."
-            tell("note", text)
+            report("note", text)
             start(checkpoint_path, *args, **kwargs)
             return
-        _load(start, checkpoint, tell, trusted=trusted)
-        state = connector._loaded_checkpoint
+        _load(start, checkpoint, report, trusted=trusted)
+        state = loaded_checkpoint(connector)
         step, epoch = state.get("global_step", 0), state.get("epoch", 0)
         text = f"Resumed at step {step} from {checkpoint.name}."
-        tell("resumed", text, path=str(checkpoint), global_step=step, step=step, epoch=epoch)
+        report("resumed", text, path=str(checkpoint), global_step=step, step=step, epoch=epoch)
         if exact is not None:
-            exact.read(checkpoint)
+            exact.load(checkpoint)
 
     connector.resume_start = resume_start
 
 
-def _load(start: Callable[..., None], checkpoint: Path, tell: Tell, *, trusted: bool) -> None:
+def _load(start: Callable[..., None], checkpoint: Path, report: Report, *, trusted: bool) -> None:
     try:
         start(str(checkpoint))
     except pickle.UnpicklingError as refused:
         if not trusted:
             raise
         text = (
-            f"{checkpoint.name} holds more than weights ({_first_line(refused)}); loaded in full."
+            f"{checkpoint.name} contains more than weights ({_first_line(refused)}); it was "
+            "loaded in full."
         )
-        tell("note", text)
+        report("note", text)
         start(str(checkpoint), weights_only=False)
 
 

@@ -1,17 +1,16 @@
-"""Loaders that keep their own position (``state_dict``, ``load_state_dict``), and those that have
-none.
+"""Stateful loaders, which implement ``state_dict()``, and loaders without any position.
 
-Lightning saves rank 0's state of a loader and loads it on every rank; here every rank keeps its
-own. Where it loads one, a few things more are needed:
+Lightning saves rank 0's state of a stateful loader and loads it on every rank. Here every rank
+saves and loads its own. Loading needs a few more steps:
 
-- torchdata's ``StatefulDataLoader`` draws its order again from generators and random states, which
-  must be what they were when it was drawn first;
-- at the end of an epoch its iterator must be run to its end, or the next epoch is skipped;
-- where the loader has no length, Lightning fetches a batch ahead, which the loader's state counts
-  as used, so that batch is kept too.
+- torchdata's ``StatefulDataLoader`` draws its order again from generators and random states. These
+  must have the values that they had when the order was drawn for the first time.
+- At the end of an epoch its iterator must be exhausted. Otherwise the next epoch is skipped.
+- If the loader has no length, Lightning fetches one batch ahead. The loader's state counts that
+  batch as used, so the checkpoint contains the batch.
 
-A loader without a position is read again from the epoch's beginning, with the random states of
-then.
+A loader without a position is read again from the beginning of the epoch, with the random states
+of that time, and the used batches are dropped.
 """
 
 from __future__ import annotations
@@ -31,125 +30,145 @@ from ltui.training.rank.resume.random_states import (
     read_random_states,
     restore_random_states,
 )
+from ltui.training.rank.torch_internals import (
+    create_iterator,
+    replace_get_iterator,
+    restore_get_iterator,
+)
 
-_Made = tuple[States, list[torch.Tensor]]
-_PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor)
+_DrawState = tuple[States, list[torch.Tensor]]
+"""Random states and generator states from which an order is drawn."""
+_PLAIN_TYPES = (str, int, float, bool, bytes, type(None), torch.Tensor)
 
 
 class StatefulLoaderPosition:
-    """Of a loader that keeps its own."""
+    """Position of a loader that implements ``state_dict()`` itself, such as StatefulDataLoader."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
-        self._made: _Made | None = None
-        """The states from which this epoch's order was drawn."""
-        self._go_on: _Made | None = None
-        self._again: _Made | None = None
-        """The same of an epoch that goes on, while its iterator is made."""
+        self._drawn_from: _DrawState | None = None
+        """The states from which the order of the current epoch was drawn."""
+        self._restored: _DrawState | None = None
+        """The states of the checkpoint, from ``resume`` until the next iterator is created."""
+        self._redraw_from: _DrawState | None = None
+        """The restored states, only while the resumed epoch's iterator is being created."""
         self._sampler: Any = None
         if isinstance(loader, DataLoader):
-            loader._get_iterator = self._open  # type: ignore[method-assign]
-            self._sampler = _told_of_draws(innermost_sampler(loader), self._before_each_draw)
+            replace_get_iterator(loader, self._create_iterator)
+            self._sampler = _wrap_sampler_iter(innermost_sampler(loader), self._before_draw)
 
     def detach(self) -> None:
+        """Give the loader and its sampler back their own methods."""
         if (loader := self._loader()) is not None:
-            loader.__dict__.pop("_get_iterator", None)
+            restore_get_iterator(loader)
         if self._sampler is not None:
             self._sampler.__class__ = type(self._sampler).__base__
             self._sampler = None
 
-    def _open(self) -> Any:
+    def _create_iterator(self) -> Any:
         loader: Any = self._loader()
-        resume, self._go_on = self._go_on, None
-        if resume is None:
-            self._note()
-            return type(loader)._get_iterator(loader)
-        self._made = self._again = resume
+        restored, self._restored = self._restored, None
+        if restored is None:
+            self._record_draw_state()
+            return create_iterator(loader)
+        self._drawn_from = self._redraw_from = restored
         try:
             with preserve_random_states():
-                self._before_each_draw()
-                return type(loader)._get_iterator(loader)
+                self._before_draw()
+                return create_iterator(loader)
         finally:
-            self._again = None
+            self._redraw_from = None
 
-    def _before_each_draw(self) -> None:
-        """Of the sampler's order. torchdata draws it twice where there are workers or a state is
-        loaded, and the last counts."""
-        if self._again is None:
-            self._note()
+    def _before_draw(self) -> None:
+        """Record the states from which the sampler draws, or restore those of the checkpoint.
+
+        torchdata draws the order twice if there are workers or if a state is loaded. The last draw
+        counts.
+        """
+        if self._redraw_from is None:
+            self._record_draw_state()
             return
-        restore_random_states(self._again[0])
-        for generator, state in zip(generators_of(self._loader()), self._again[1], strict=False):
+        random_states, generator_states = self._redraw_from
+        restore_random_states(random_states)
+        for generator, state in zip(generators_of(self._loader()), generator_states, strict=False):
             generator.set_state(state)
 
-    def _note(self) -> None:
-        self._made = read_random_states(), [g.get_state() for g in generators_of(self._loader())]
+    def _record_draw_state(self) -> None:
+        generators = generators_of(self._loader())
+        self._drawn_from = read_random_states(), [g.get_state() for g in generators]
 
     def state(self) -> dict[str, Any]:
-        """Weights-only types; ``state`` is None where the loader's own is more."""
+        """Return the position in weights-only types.
+
+        Its entry ``state`` is None if the loader's own state contains other objects.
+        """
         loader: Any = self._loader()
-        own = loader.state_dict()
-        made = self._made
+        loader_state = loader.state_dict()
+        drawn_from = self._drawn_from
         return {
-            "state": own if is_plain_data(own) else None,
-            "made": None if made is None else [made[0], made[1]],
+            "state": loader_state if is_plain_data(loader_state) else None,
+            "made": None if drawn_from is None else [drawn_from[0], drawn_from[1]],
             "generators": [g.get_state() for g in generators_of(loader)],
         }
 
     def resume(self, state: dict[str, Any]) -> None:
+        """Load a value of ``state`` into the loader, before it is iterated."""
         loader: Any = self._loader()
         if state["state"] is not None:
             loader.load_state_dict(state["state"])
         if state["made"] is not None:
-            self._go_on = state["made"][0], state["made"][1]
+            self._restored = state["made"][0], state["made"][1]
 
     def batches_left(self) -> int | None:
-        """As the loader says after its state was loaded; None where it does not."""
-        left = getattr(self._loader(), "batches_left", None)
-        return int(left()) if callable(left) else None
+        """Return the number of batches left after ``resume``; None if the loader can't tell."""
+        batches_left = getattr(self._loader(), "batches_left", None)
+        return int(batches_left()) if callable(batches_left) else None
 
     def restore_generators(self, state: dict[str, Any]) -> None:
+        """Set the generators of the loader and its samplers to the checkpoint's states."""
         saved = state.get("generators", [])
-        for generator, own in zip(generators_of(self._loader()), saved, strict=False):
-            generator.set_state(own)
+        for generator, generator_state in zip(generators_of(self._loader()), saved, strict=False):
+            generator.set_state(generator_state)
 
 
-def _told_of_draws(sampler: Any, tell: Callable[[], None]) -> Any:
-    """Have ``sampler`` call ``tell`` just before it draws an order; None where it can't."""
-    plain = type(sampler)
+def _wrap_sampler_iter(sampler: Any, before_draw: Callable[[], None]) -> Any:
+    """Make ``sampler`` call ``before_draw`` just before it draws an order.
+
+    Changes the object's class and returns the object. Returns None if its class can't be changed.
+    """
+    original_class = type(sampler)
 
     def draw(self: Any) -> Any:
-        tell()
-        numbers = plain.__iter__(self)
-        return lazily(numbers) if inspect.isgenerator(numbers) else numbers
+        before_draw()
+        indices = original_class.__iter__(self)
+        return draw_lazily(indices) if inspect.isgenerator(indices) else indices
 
-    def lazily(numbers: Iterator[Any]) -> Iterator[Any]:
-        tell()  # a generator's body runs with the first number
-        yield from numbers
+    def draw_lazily(indices: Iterator[Any]) -> Iterator[Any]:
+        before_draw()  # the body of a generator runs when the first index is read
+        yield from indices
 
     try:
-        sampler.__class__ = type(plain.__name__, (plain,), {"__iter__": draw})
-    except TypeError:  # a list, say
+        sampler.__class__ = type(original_class.__name__, (original_class,), {"__iter__": draw})
+    except TypeError:  # for example a list
         return None
     return sampler
 
 
 def exhaust_iterator(iterator: Any) -> None:
-    """Of an epoch all of whose batches were used: a position that is told only by the attempt to
-    read on."""
+    """Advance a fully used iterator once more, so that the loader counts the epoch as finished."""
     with preserve_random_states():
         next(iterator, None)
 
 
 class BatchReplay:
-    """Batches of an epoch that were used are read again and dropped."""
+    """Read the used batches of an epoch again and drop them."""
 
     def __init__(self, fetcher: Any, batches: int) -> None:
         self._fetcher, self._batches = fetcher, batches
 
     def run(self) -> str | None:
-        """What may not be exact afterwards, as the middle of a sentence."""
-        fetcher, before = self._fetcher, read_random_states()
+        """Drop the batches. Return what may not be exact, as the middle of a sentence, or None."""
+        fetcher, states_before = self._fetcher, read_random_states()
         dropped = 0
         while dropped < self._batches:
             try:
@@ -157,30 +176,31 @@ class BatchReplay:
             except StopIteration:
                 return "the loader ended before the batches that were used, so this epoch ends here"
             dropped += 1
-        # Lightning counts the batches of before by itself.
+        # Lightning counts the batches before the checkpoint by itself.
         fetcher.fetched -= dropped
-        if not alike(before, read_random_states()):
+        if not _is_equal(states_before, read_random_states()):
             return (
                 "the loader draws at random in the rank's own process while it is read, so it may "
-                "go on with other samples"
+                "continue with other samples"
             )
         return None
 
 
 def is_plain_data(value: Any) -> bool:
-    """Whether it can be loaded without unpickling objects."""
+    """Return True if ``value`` can be loaded without unpickling objects (weights-only)."""
     if isinstance(value, dict):
         return all(is_plain_data(k) and is_plain_data(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
         return type(value) in (list, tuple) and all(map(is_plain_data, value))
-    return type(value) in _PLAIN or type(value) is torch.nn.Parameter
+    return type(value) in _PLAIN_TYPES or type(value) is torch.nn.Parameter
 
 
-def alike(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
+    """Compare nested containers whose leaves may be tensors."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(_is_equal, one, other))
     return bool(one == other)

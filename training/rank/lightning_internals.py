@@ -1,0 +1,300 @@
+"""The private attributes of Lightning that ltui relies on, each behind one named function.
+
+Lightning makes no promise about these names: a release may rename any of them. This module is the
+only one that spells them, so that support for another release starts here.
+``tests/rank/test_library_internals.py`` asserts that each of them exists on the installed version.
+
+The docstrings name the attribute. Unless one says otherwise, the attribute has the same name and
+meaning in Lightning 2.5.0 and 2.6.6, the oldest supported and the tested version.
+
+The functions only read, replace or build what they name. Decisions belong to the callers. Code that
+runs for every batch calls a function here once, when training begins, and keeps the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+METRIC_TABLES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+"""Names of the logger connector's dictionaries of last values. Checkpoints contain these names."""
+RESULT_META_FIELDS = (
+    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx"),
+    *("dataloader_idx", "metric_attribute"),
+)
+"""Fields of a result's metadata that are plain values. Checkpoints contain these names."""
+
+Function = Callable[..., Any]
+
+
+# Connectors of the Trainer.
+
+
+def logger_connector(trainer: Any) -> Any:
+    """Return ``Trainer._logger_connector``, which collects logged values and runs batch hooks.
+
+    Its methods ``on_batch_start``, ``on_batch_end`` and ``update_train_step_metrics`` are used.
+    """
+    return trainer._logger_connector
+
+
+def checkpoint_connector(trainer: Any) -> Any:
+    """Return ``Trainer._checkpoint_connector``, which builds and restores checkpoints.
+
+    Its methods ``dump_checkpoint``, ``resume_start`` and ``restore_optimizers_and_schedulers`` are
+    used.
+    """
+    return trainer._checkpoint_connector
+
+
+def loaded_checkpoint(connector: Any) -> dict[str, Any]:
+    """Return ``_CheckpointConnector._loaded_checkpoint``, the dictionary that is being restored."""
+    checkpoint: dict[str, Any] = connector._loaded_checkpoint
+    return checkpoint
+
+
+def signal_connector(trainer: Any) -> Any:
+    """Return ``Trainer._signal_connector``; its ``register_signal_handlers`` is used."""
+    return trainer._signal_connector
+
+
+# Logged values.
+
+
+def active_results(trainer: Any) -> Any:
+    """Return ``Trainer._results``, the results of the loop that runs now, or None."""
+    return trainer._results
+
+
+def training_results(trainer: Any) -> Any:
+    """Return ``_TrainingEpochLoop._results``, the results that ``training_step`` logged."""
+    return trainer.fit_loop.epoch_loop._results
+
+
+def callback_metrics(trainer: Any) -> dict[str, Any]:
+    """Return ``_LoggerConnector._callback_metrics`` without computing any metric.
+
+    The public ``Trainer.callback_metrics`` computes pending metrics, which may be a collective.
+    """
+    metrics: dict[str, Any] = trainer._logger_connector._callback_metrics
+    return metrics
+
+
+def metric_table(trainer: Any, name: str) -> dict[str, Any]:
+    """Return one of ``METRIC_TABLES`` from the logger connector, to be updated in place."""
+    table: dict[str, Any] = getattr(trainer._logger_connector, name)
+    return table
+
+
+def copy_of_metric_tables(trainer: Any) -> dict[str, dict[str, Any]]:
+    """Return a shallow copy of each of ``METRIC_TABLES``; a missing table is empty."""
+    connector = trainer._logger_connector
+    return {name: dict(getattr(connector, name, {})) for name in METRIC_TABLES}
+
+
+def is_synchronised(meta: Any) -> bool:
+    """Return ``_Sync._should``: True if the value was logged with ``sync_dist=True``.
+
+    The public ``_Sync.should`` has the same value. ``meta`` is the metadata of one result.
+    """
+    return bool(meta.sync._should)
+
+
+def make_result_metric(
+    results: Any,
+    fields: dict[str, Any],
+    *,
+    reduce_fx: str,
+    reduce: Function,
+    sync_dist: bool,
+    rank_zero_only: bool,
+    is_tensor: bool,
+) -> Any:
+    """Build the ``_ResultMetric`` of one logged name, with no value yet.
+
+    Uses ``_Metadata``, ``_Sync`` and ``_ResultMetric`` of the module that defines the class of
+    ``results``. ``fields`` has the keys ``RESULT_META_FIELDS``.
+    """
+    module = sys.modules[type(results).__module__]
+    meta = module._Metadata(
+        reduce_fx=reduce_fx, **{name: fields[name] for name in RESULT_META_FIELDS}
+    )
+    meta.sync = module._Sync(fn=reduce, _should=sync_dist, rank_zero_only=rank_zero_only)
+    return module._ResultMetric(meta, is_tensor)
+
+
+def mark_as_updated(result: Any) -> None:
+    """Set ``_ResultMetric._update_count`` (inherited from torchmetrics), so that it may compute."""
+    result._update_count = 1
+
+
+# Loops and loaders.
+
+
+def combined_loader(fit_loop: Any) -> Any:
+    """Return ``_FitLoop._combined_loader``: the training loaders, None before their setup."""
+    return fit_loop._combined_loader
+
+
+def data_fetcher(fit_loop: Any) -> Any:
+    """Return ``_FitLoop._data_fetcher``, which iterates over the combined loader.
+
+    Its attributes ``batches`` (fetched ahead), ``fetched``, ``done`` and ``iterator`` are used.
+    """
+    return fit_loop._data_fetcher
+
+
+def loader_iterator(fetcher: Any, index: int) -> Any:
+    """Return the iterator of the training loader with the number ``index``.
+
+    Uses ``_DataFetcher.iterator``, an iterator over the ``CombinedLoader``, whose ``_iterator`` is
+    the ``_ModeIterator`` that has the list ``iterators``.
+    """
+    combined = fetcher.iterator
+    combined = getattr(combined, "_iterator", combined)
+    return combined.iterators[index]
+
+
+def load_loader_states(fit_loop: Any) -> Function:
+    """Return ``_FitLoop._load_combined_loader_states``.
+
+    Lightning calls it when the loaders exist and before they are iterated.
+    """
+    method: Function = fit_loop._load_combined_loader_states
+    return method
+
+
+def replace_load_loader_states(fit_loop: Any, function: Function) -> None:
+    """Replace ``_FitLoop._load_combined_loader_states`` of this object by ``function``."""
+    fit_loop._load_combined_loader_states = function
+
+
+def is_state_loaded(loop: Any) -> bool:
+    """Return ``_Loop._loaded_from_state_dict``: True if a checkpoint's counters were loaded.
+
+    Without that attribute, ``_Loop.restarting`` is the nearest substitute.
+    """
+    return bool(getattr(loop, "_loaded_from_state_dict", loop.restarting))
+
+
+def is_resuming(fit_loop: Any) -> bool:
+    """Return True if the loaders were already iterated for the epoch that begins.
+
+    Uses ``_FitLoop.is_resuming``, which 2.6.6 has and 2.5.0 does not. There, the epoch loop's
+    ``restarting`` alone decides.
+    """
+    return bool(getattr(fit_loop, "is_resuming", False) or fit_loop.epoch_loop.restarting)
+
+
+def clear_resuming(fit_loop: Any) -> None:
+    """Make Lightning treat the epoch that begins as a new one, with new iterators.
+
+    Sets ``_FitLoop._resuming_from_checkpoint`` (2.6.6; 2.5.0 does not read it) and
+    ``_Loop._restarting``.
+    """
+    fit_loop._resuming_from_checkpoint = fit_loop._restarting = False
+    fit_loop.epoch_loop.restarting = False
+
+
+def is_training_done(epoch_loop: Any) -> bool:
+    """Return ``_TrainingEpochLoop._is_training_done``: no batch of this epoch follows."""
+    return bool(epoch_loop._is_training_done)
+
+
+def should_check_validation(fit_loop: Any) -> bool:
+    """Return ``_TrainingEpochLoop._should_check_val_fx()``: a validation follows this batch."""
+    return bool(fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher))
+
+
+def check_validation_signature(fit_loop: Any) -> None:
+    """Raise ``TypeError`` unless ``_should_check_val_fx`` takes the data fetcher.
+
+    Lightning 2.0 had the same method without an argument.
+    """
+    inspect.signature(fit_loop.epoch_loop._should_check_val_fx).bind(None)
+
+
+# Places inside a training step.
+
+
+def fetch_hooks(epoch_loop: Any) -> tuple[Function, Function]:
+    """Return ``_TrainingEpochLoop._on_before_fetch`` and ``_on_after_fetch``.
+
+    Lightning calls them around ``next(iterator)`` to profile the wait for data.
+    """
+    return epoch_loop._on_before_fetch, epoch_loop._on_after_fetch
+
+
+def replace_fetch_hooks(epoch_loop: Any, before: Function, after: Function) -> None:
+    """Replace ``_on_before_fetch`` and ``_on_after_fetch`` of this epoch loop."""
+    epoch_loop._on_before_fetch, epoch_loop._on_after_fetch = before, after
+
+
+def after_closure(precision: Any) -> Function:
+    """Return ``Precision._after_closure``.
+
+    Lightning calls it after the backward pass and before the optimizer's step.
+    """
+    method: Function = precision._after_closure
+    return method
+
+
+def replace_after_closure(precision: Any, function: Function) -> None:
+    """Replace ``Precision._after_closure`` of this precision plugin by ``function``."""
+    precision._after_closure = function
+
+
+def after_manual_step(manual_optimization: Any) -> Function:
+    """Return ``_ManualOptimization._on_after_step``, called after each manual optimizer step."""
+    method: Function = manual_optimization._on_after_step
+    return method
+
+
+def replace_after_manual_step(manual_optimization: Any, function: Function) -> None:
+    """Replace ``_ManualOptimization._on_after_step`` of this object by ``function``."""
+    manual_optimization._on_after_step = function
+
+
+def silence_idle_profiler(trainer: Any) -> bool:
+    """Make Lightning's do-nothing profiler free of cost. Return True if that profiler is in use.
+
+    ``PassThroughProfiler`` does nothing, but its context managers around every hook take about
+    fifty microseconds per step. Another profiler, also one that is set later, stays as it is.
+    """
+    profiler = trainer.profiler
+    cls = type(profiler)
+    from_lightning = cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+    if not from_lightning or cls.__name__ != "PassThroughProfiler":
+        return False
+    profiler.profile = contextlib.nullcontext  # yields the action's name, as ``profile`` does
+    return True
+
+
+# Strategy and samplers.
+
+
+def setup_model(strategy: Any) -> Function | None:
+    """Return ``Strategy._setup_model``, which wraps the model in DDP; None if there is none."""
+    method: Function | None = getattr(strategy, "_setup_model", None)
+    return method
+
+
+def replace_setup_model(strategy: Any, function: Function) -> None:
+    """Replace ``Strategy._setup_model`` of this object by ``function``."""
+    strategy._setup_model = function
+
+
+def restore_setup_model(strategy: Any) -> None:
+    """Undo ``replace_setup_model``."""
+    vars(strategy).pop("_setup_model", None)
+
+
+def wrapped_sampler(sampler: Any) -> Any:
+    """Return the user's sampler inside Lightning's ``DistributedSamplerWrapper``, else None.
+
+    Uses ``_DatasetSamplerWrapper._sampler``; the wrapper's ``dataset`` is that object.
+    """
+    return getattr(getattr(sampler, "dataset", None), "_sampler", None)

@@ -1,0 +1,169 @@
+"""The private attributes of torch and torchmetrics that ltui relies on, behind named functions.
+
+Neither library makes a promise about these names. This module is the only one that spells them,
+except for the flight recorder, which has an adapter of its own
+(``heartbeat/flight_recorder.py``). ``tests/rank/test_library_internals.py`` asserts that each of
+them exists on the installed versions. All were seen in torch 2.15.0 and torchmetrics 1.9.0.
+
+The functions only read, replace or build what they name. Decisions belong to the callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+# DataLoader.
+
+
+def replace_get_iterator(loader: Any, function: Callable[[], Any]) -> None:
+    """Have ``loader`` create its iterators with ``function``.
+
+    Replaces ``DataLoader._get_iterator`` of this object.
+    """
+    loader._get_iterator = function
+
+
+def restore_get_iterator(loader: Any) -> None:
+    """Undo ``replace_get_iterator``."""
+    loader.__dict__.pop("_get_iterator", None)
+
+
+def create_iterator(loader: Any) -> Any:
+    """Call the ``_get_iterator`` of the loader's class."""
+    return type(loader)._get_iterator(loader)
+
+
+def yielded_batches(iterator: Any) -> int:
+    """Return ``_BaseDataLoaderIter._num_yielded``, the number of batches it has returned."""
+    count: int = iterator._num_yielded
+    return count
+
+
+def persistent_iterator(loader: Any) -> Any:
+    """Return ``DataLoader._iterator``, which ``persistent_workers`` keeps between epochs, or None.
+
+    Objects of other classes may have no such attribute.
+    """
+    return getattr(loader, "_iterator", None)
+
+
+def discard_iterator(loader: Any) -> None:
+    """Shut down the workers of the loader's persistent iterator and forget the iterator.
+
+    Uses ``_MultiProcessingDataLoaderIter._shutdown_workers``, which an iterator without workers
+    does not have.
+    """
+    shut_down_workers = getattr(loader._iterator, "_shutdown_workers", None)
+    if callable(shut_down_workers):
+        shut_down_workers()
+    loader._iterator = None
+
+
+# DistributedDataParallel and its reducer.
+
+
+def has_rebuilt_buckets(model: DistributedDataParallel) -> bool:
+    """Return ``DistributedDataParallel._has_rebuilt_buckets``.
+
+    It becomes True when DDP has ordered its buckets by the arrival of gradients.
+    """
+    return bool(model._has_rebuilt_buckets)
+
+
+def rebuild_buckets(model: DistributedDataParallel) -> bool:
+    """Order the buckets by the arrival of gradients, as the next forward pass would do first.
+
+    Calls ``Reducer._rebuild_buckets``, a collective. Returns ``_has_rebuilt_buckets``.
+    """
+    if model.reducer._rebuild_buckets():
+        model._has_rebuilt_buckets = True
+    return bool(model._has_rebuilt_buckets)
+
+
+def gradient_buckets(model: DistributedDataParallel) -> list[Any]:
+    """Return the reducer's buckets with zeros as gradients.
+
+    Calls ``Reducer._get_zeros_like_grad_buckets``, which allocates as much memory as all gradients
+    take.
+    """
+    buckets: list[Any] = model.reducer._get_zeros_like_grad_buckets()
+    return buckets
+
+
+def push_all_parameters(model: DistributedDataParallel) -> None:
+    """Tell the reducer that the gradients of all parameters arrived, in the parameters' order.
+
+    Calls ``Reducer._push_all_rebuilt_params``.
+    """
+    model.reducer._push_all_rebuilt_params()
+
+
+def can_reorder_parameters(model: Any) -> bool:
+    """Return True if the reducer may be rebuilt with its parameters in another order.
+
+    A static graph, mixed precision, a Python reducer (``_use_python_reducer``) and delayed
+    all-reduces (``_delay_all_reduce_params``) number the parameters elsewhere. A torch without
+    ``Reducer._push_all_rebuilt_params`` can't reorder them either.
+    """
+    if model.static_graph or model.mixed_precision is not None or model._use_python_reducer:
+        return False
+    return not model._delay_all_reduce_params and hasattr(model.reducer, "_push_all_rebuilt_params")
+
+
+def reducer_parameters(model: Any) -> tuple[list[Any], list[bool]]:
+    """Return the parameters in the reducer's order, and for each whether its gradient is sparse.
+
+    Calls ``DistributedDataParallel._build_params_for_reducer``.
+    """
+    parameters, expects_sparse = model._build_params_for_reducer()
+    return parameters, expects_sparse
+
+
+def rebuild_reducer(model: Any, parameters: list[Any], expects_sparse: list[bool]) -> None:
+    """Replace the reducer by one that has ``parameters`` in this order.
+
+    Calls ``DistributedDataParallel._ddp_init_helper`` with the mapping of
+    ``_build_debug_param_to_name_mapping``.
+    """
+    model._ddp_init_helper(
+        parameters,
+        expects_sparse,
+        model._build_debug_param_to_name_mapping(parameters),
+        model.static_graph,
+    )
+
+
+# Parameters and schedulers.
+
+
+def parameter_norms(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the norm of each tensor, on its device. Calls ``torch._foreach_norm``."""
+    return list(torch._foreach_norm(parameters))
+
+
+SCHEDULER_LAST_RATES = "_last_lr"
+"""The list of ``LRScheduler`` that has the last learning rate of each parameter group."""
+
+
+# torchmetrics.
+
+
+def update_count(metric: Any) -> int:
+    """Return ``Metric._update_count``, the number of updates since the last reset."""
+    count: int = metric._update_count
+    return count
+
+
+def state_names(metric: Any) -> Any:
+    """Return ``Metric._defaults``, whose keys are the names of the metric's states."""
+    return metric._defaults
+
+
+def mark_restored(metric: Any, updates: int) -> None:
+    """Set ``Metric._update_count`` and clear the cached result ``Metric._computed``."""
+    metric._update_count = updates
+    metric._computed = None
