@@ -51,8 +51,8 @@ def test_foreign_ranks_end_with_the_next_command(
     runs.until_alone(run)
     ended = resolve_snapshot(run)
     assert ended.state is RunState.CRASHED
-    assert "its keeper was killed" in (ended.detail or "")
-    assert "crashed" in said or "keeper was killed" in said
+    assert "its shim process was killed" in (ended.detail or "")
+    assert "crashed" in said or "shim process was killed" in said
     assert ended.history_note is None
     assert runs.steps(run) == list(range(1, (ended.ranks[0].global_step or 0) + 1))
 

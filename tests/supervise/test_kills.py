@@ -110,7 +110,7 @@ def test_the_keeper(runs: Runs) -> None:
     os.kill(shim_identity(run).pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state is RunState.CRASHED
-    assert "keeper was killed" in ended.detail
+    assert "shim process was killed" in ended.detail
 
 
 def test_keeper_and_supervisor_at_once(runs: Runs) -> None:

@@ -1,4 +1,4 @@
-"""How a run ended, from everything that is known after its last process is gone. Pure."""
+"""Classify how a run ended, from the facts known after its last process has exited. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndFacts:
-    """What is known of the end."""
+    """The facts from which ``classify_end`` decides how an attempt ended."""
 
     exit: EngineExit | None = None
     shim_died: bool = False
@@ -25,20 +25,22 @@ class EndFacts:
     fold: FoldState = field(default_factory=FoldState)
     failures: tuple[WorkerFailure, ...] = ()
     last_line: str | None = None
-    """Of the engine's log."""
+    """The line of a log that most likely states the error."""
     stop_requested: bool = False
     forced_reason: str | None = None
-    """Why the run was ended by force: ``on request``, ``because the ranks did not ...``."""
+    """Why the run was killed, for example ``on request``. None if it was not killed by ltui."""
     rebooted: bool = False
     checkpoints: tuple[CheckpointInfo, ...] = ()
     user_command: bool = False
     multi_node: bool = False
-    """Whether other ranks were on other nodes: a stop here ends these without an agreement."""
+    """True if the run has ranks on other nodes. A stop here ends them without coordination."""
     global_step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnd:
+    """How an attempt ended. ``detail`` is a sentence that names the cause."""
+
     state: RunState
     detail: str
     exit_code: int | None = None
@@ -46,66 +48,67 @@ class AttemptEnd:
 
 
 def with_verdict_cause(
-    found: AttemptEnd, verdicts: Sequence[Verdict], global_step: int | None
+    end: AttemptEnd, verdicts: Sequence[Verdict], global_step: int | None
 ) -> AttemptEnd:
-    """``found`` with what the judge knows of the rank that was killed or exited.
+    """Return ``end`` with the cause from the verdict on the rank that was killed or exited.
 
-    So the end, the verdict and the diagnosis of a run say the same of a dead rank.
+    This makes the end, the verdict and the diagnosis of a run agree on a dead rank.
     """
-    died = [v for v in verdicts if v.level == "dead" and v.confidence >= _KNOWN]
+    deaths = [v for v in verdicts if v.level == "dead" and v.confidence >= _MIN_CONFIDENCE]
     step = "" if global_step is None else f" at step {global_step}"
-    rank = found.first_failed_rank
-    if rank is None and found.state is RunState.FAILED and died:
-        first = min(died, key=lambda v: (v.began or float("inf"), len(v.culprits)))
-        alone = first.culprits[0] if len(first.culprits) == 1 else None
+    rank = end.first_failed_rank
+    if rank is None and end.state is RunState.FAILED and deaths:
+        first = min(deaths, key=lambda v: (v.began or float("inf"), len(v.culprits)))
+        culprit = first.culprits[0] if len(first.culprits) == 1 else None
         killed = first.kind in ("killed", "out_of_memory")
         return replace(
-            found,
-            state=RunState.CRASHED if killed else found.state,
+            end,
+            state=RunState.CRASHED if killed else end.state,
             detail=f"{first.cause}{step}",
-            first_failed_rank=alone,
+            first_failed_rank=culprit,
         )
-    for verdict in died:
+    for verdict in deaths:
         if verdict.kind == "left_early":
-            # The others reported only that it had gone.
-            return replace(found, detail=verdict.cause, first_failed_rank=verdict.culprits[0])
+            # The other ranks only reported that this rank had exited.
+            return replace(end, detail=verdict.cause, first_failed_rank=verdict.culprits[0])
         text = verdict.evidence.get("reasons", {}).get(str(rank))
         if verdict.kind in _SILENT_DEATHS and text:
             others = sorted(int(r) for r in verdict.evidence.get("consequences", {}))
-            return replace(found, detail=f"rank {rank} {text}{step}{consequences_text(others)}")
-    return found
+            return replace(end, detail=f"rank {rank} {text}{step}{consequences_text(others)}")
+    return end
 
 
-_KNOWN = 0.6
-"""Least confidence of a verdict that says how a rank died."""
+_MIN_CONFIDENCE = 0.6
+"""Minimum confidence of a verdict that determines how a rank died."""
 _SILENT_DEATHS = frozenset({"killed", "out_of_memory", "exited"})
 """Kinds of verdicts on ranks that could not report an error themselves."""
 
 
 def classify_end(facts: EndFacts) -> AttemptEnd:
-    """The final state and a sentence that names the cause."""
+    """Return the final state and a sentence that names the cause."""
     code = facts.exit.exit_code if facts.exit else None
     if facts.forced_reason is not None:
         detail = f"killed {facts.forced_reason}{_at(facts)}; {_saved(facts)}"
         return AttemptEnd(state=RunState.STOPPED, detail=detail, exit_code=code)
     if facts.exit is None:
-        return _unseen(facts)
+        return _unobserved(facts)
     if facts.exit.error is not None:
         return AttemptEnd(state=RunState.FAILED, detail=facts.exit.error, exit_code=code)
-    if _left(facts, Outcome.STOPPED):
+    if _all_ranks_ended(facts, Outcome.STOPPED):
         return _stopped(facts, code)
     if code == 0:
-        return _exited_well(facts)
+        return _exited_with_zero(facts)
     if facts.stop_requested and facts.multi_node and _only_consequences(facts):
         return _stopped(facts, code)
-    if facts.stop_requested and not _failed_pulses(facts) and _by_signal(facts.exit):
+    if facts.stop_requested and not _any_rank_raised(facts) and _by_signal(facts.exit):
+        name = _signal_name(_signal_of(facts.exit))
         return AttemptEnd(
             state=RunState.STOPPED,
-            detail=f"stopped by {_named(_signal_of(facts.exit))}{_at(facts)}; {_saved(facts)}",
+            detail=f"stopped by {name}{_at(facts)}; {_saved(facts)}",
             exit_code=code,
         )
     if facts.stop_requested and _without_telemetry(facts) and not facts.failures:
-        # torchrun, for one, answers SIGTERM with an exception of its own and exit code 1.
+        # For example, torchrun raises an exception on SIGTERM and exits with code 1.
         return AttemptEnd(
             state=RunState.STOPPED,
             detail=f"stopped on request (the command exited with code {code}); {_saved(facts)}",
@@ -114,36 +117,36 @@ def classify_end(facts: EndFacts) -> AttemptEnd:
     return _failed(facts, code)
 
 
-# -- good ends ---------------------------------------------------------------------------------
+# -- the run finished or was stopped -----------------------------------------------------------
 
 
-def _left(facts: EndFacts, outcome: Outcome) -> bool:
-    """Whether every rank that is known left its loop like that."""
-    known = [p for p in facts.pulses.values() if p is not None]
-    return bool(known) and all(p.outcome is outcome for p in known)
+def _all_ranks_ended(facts: EndFacts, outcome: Outcome) -> bool:
+    """Return True if every rank with a pulse ended its training with ``outcome``."""
+    pulses = [p for p in facts.pulses.values() if p is not None]
+    return bool(pulses) and all(p.outcome is outcome for p in pulses)
 
 
 def _without_telemetry(facts: EndFacts) -> bool:
-    """Whether the run is a command of which no rank ever reported anything."""
+    """Return True if the run is a user command and no rank ever sent telemetry."""
     return facts.user_command and not any(p is not None for p in facts.pulses.values())
 
 
-def _failed_pulses(facts: EndFacts) -> bool:
+def _any_rank_raised(facts: EndFacts) -> bool:
     return any(p is not None and p.outcome is Outcome.RAISED for p in facts.pulses.values())
 
 
 def _only_consequences(facts: EndFacts) -> bool:
-    """Whether no rank raised but because another had gone."""
+    """Return True if every exception was a consequence of another rank's exit."""
     raised = (f.exception for f in facts.fold.ranks.values())
     return all(event is None or _is_consequence(event) for event in raised)
 
 
-def _exited_well(facts: EndFacts) -> AttemptEnd:
-    known = [p for p in facts.pulses.values() if p is not None]
-    if facts.stop_requested and not _left(facts, Outcome.FINISHED):
+def _exited_with_zero(facts: EndFacts) -> AttemptEnd:
+    pulses = [p for p in facts.pulses.values() if p is not None]
+    if facts.stop_requested and not _all_ranks_ended(facts, Outcome.FINISHED):
         return _stopped(facts, 0)
-    detail = f"finished{_at(facts)}" if known or not facts.user_command else "exit code 0"
-    unfinished = [p.rank for p in known if p.outcome is Outcome.RUNNING]
+    detail = f"finished{_at(facts)}" if pulses or not facts.user_command else "exit code 0"
+    unfinished = [p.rank for p in pulses if p.outcome is Outcome.RUNNING]
     if unfinished:
         detail = f"exit code 0, but rank {unfinished[0]} had not ended its training{_at(facts)}"
     return AttemptEnd(state=RunState.FINISHED, detail=detail, exit_code=0)
@@ -160,37 +163,39 @@ def _at(facts: EndFacts) -> str:
 
 
 def _saved(facts: EndFacts) -> str:
-    """What can be resumed from, in words."""
-    whole = [c for c in facts.checkpoints if c.ok is not False]
-    if not whole and _without_telemetry(facts):
+    """Return a phrase that tells which checkpoint the run can be resumed from."""
+    complete = [c for c in facts.checkpoints if c.ok is not False]
+    if not complete and _without_telemetry(facts):
         return "ltui saves no checkpoints of a command without telemetry"
-    if not whole:
+    if not complete:
         return "no checkpoint was saved"
-    last = max(whole, key=lambda c: (c.saved_at or 0.0, c.global_step))
+    last = max(complete, key=lambda c: (c.saved_at or 0.0, c.global_step))
     checked = "verified" if last.ok else "saved"
     if last.global_step == facts.global_step:
         return f"checkpoint {checked}"
     return f"the last checkpoint is of step {last.global_step}"
 
 
-# -- bad ends ----------------------------------------------------------------------------------
+# -- the run failed, crashed or was lost -------------------------------------------------------
 
 
-def _unseen(facts: EndFacts) -> AttemptEnd:
-    """Nobody saw the engine end."""
+def _unobserved(facts: EndFacts) -> AttemptEnd:
+    """Classify an end for which there is no exit code, because the shim did not record one."""
     if facts.shim_died:
         return AttemptEnd(
             state=RunState.CRASHED,
-            detail=f"its keeper was killed{_at(facts)}, and the ranks with it; {_saved(facts)}",
+            detail=(
+                f"its shim process was killed{_at(facts)}, and the ranks with it; {_saved(facts)}"
+            ),
         )
     for outcome, state in (
         (Outcome.FINISHED, RunState.FINISHED),
         (Outcome.STOPPED, RunState.STOPPED),
     ):
-        if _left(facts, outcome):
+        if _all_ranks_ended(facts, outcome):
             return AttemptEnd(
                 state=state,
-                detail=f"{state.value}{_at(facts)}, {_saved(facts)}; how it exited is unknown",
+                detail=f"{state.value}{_at(facts)}, {_saved(facts)}; its exit code is unknown",
             )
     why = "the machine was restarted" if facts.rebooted else "how it ended is unknown"
     return AttemptEnd(
@@ -222,21 +227,21 @@ def _failed(facts: EndFacts, code: int | None) -> AttemptEnd:
         number = _signal_of(facts.exit)
         return AttemptEnd(
             state=RunState.CRASHED,
-            detail=f"the {_engine(facts)} was killed by {_named(number)}{_at(facts)}",
+            detail=f"the {_engine(facts)} was killed by {_signal_name(number)}{_at(facts)}",
             exit_code=code,
         )
     failure = next((f for f in facts.failures if f.first), None)
-    said = f": {facts.last_line}" if facts.last_line else ""
+    suffix = f": {facts.last_line}" if facts.last_line else ""
     if failure is not None:
         return AttemptEnd(
             state=RunState.FAILED,
-            detail=f"rank {failure.rank} exited with code {failure.exit_code}{said}",
+            detail=f"rank {failure.rank} exited with code {failure.exit_code}{suffix}",
             exit_code=code,
             first_failed_rank=failure.rank,
         )
     return AttemptEnd(
         state=RunState.FAILED,
-        detail=f"the {_engine(facts)} exited with code {code}{said}",
+        detail=f"the {_engine(facts)} exited with code {code}{suffix}",
         exit_code=code,
     )
 
@@ -246,14 +251,14 @@ def _engine(facts: EndFacts) -> str:
 
 
 def _killed_rank(facts: EndFacts) -> tuple[int, str] | None:
-    """The rank that was killed from outside, and how; None where none is known to have been."""
+    """Return the rank that was killed from outside, and how. None if no such rank is known."""
     for failure in sorted(facts.failures, key=lambda f: not f.first):
-        # The agent ends the others by SIGTERM once one has failed.
+        # After the first failure the elastic agent terminates the other ranks with SIGTERM.
         if failure.exit_code < 0 and (failure.first or failure.exit_code != -signal.SIGTERM):
-            return failure.rank, f"was killed by {_named(-failure.exit_code)}"
-    said = {f.rank: f.exit_code for f in facts.failures}
+            return failure.rank, f"was killed by {_signal_name(-failure.exit_code)}"
+    exit_codes = {f.rank: f.exit_code for f in facts.failures}
     raised = {r for r, f in facts.fold.ranks.items() if f.exception is not None}
-    # An engine that dies first takes its ranks along: then no rank is to blame.
+    # If the engine died first, it took its ranks along, so no rank is the cause.
     if facts.exit is not None and facts.exit.signal is not None:
         return None
     silent = [
@@ -261,24 +266,24 @@ def _killed_rank(facts: EndFacts) -> tuple[int, str] | None:
         for rank, p in sorted(facts.pulses.items())
         if p is not None and p.outcome is Outcome.RUNNING and rank not in raised
     ]
-    silent = [p for p in silent if said.get(p.rank, -1) < 0 and p.rank not in said]
+    silent = [p for p in silent if exit_codes.get(p.rank, -1) < 0 and p.rank not in exit_codes]
     if not silent or not (raised or len(silent) == 1) or facts.failures:
         return None
     if not raised and len(facts.pulses) < max(p.world_size for p in silent):
-        return None  # It may be one of those that were never heard of.
+        return None  # The rank that died may be one that never sent a pulse.
     first = min(silent, key=lambda p: p.changed_wall_s)
     return first.rank, "died without a Python error (killed by a signal, or it called exit)"
 
 
 def _first_exception(facts: EndFacts) -> FoldedEvent | None:
-    """The earliest exception that is not plainly the consequence of another rank's end."""
-    found = [f.exception for f in facts.fold.ranks.values() if f.exception is not None]
-    if not found:
+    """Return the earliest exception, preferring those that no other rank's exit has caused."""
+    exceptions = [f.exception for f in facts.fold.ranks.values() if f.exception is not None]
+    if not exceptions:
         return None
-    return min(found, key=lambda e: (_is_consequence(e), _time(e), e.rank))
+    return min(exceptions, key=lambda e: (_is_consequence(e), _unix_time(e), e.rank))
 
 
-def _time(event: FoldedEvent) -> float:
+def _unix_time(event: FoldedEvent) -> float:
     t = event.fields.get("t")
     return float(t) if isinstance(t, (int, float)) else event.t_ns / 1e9
 
@@ -305,7 +310,7 @@ def _by_signal(exit_: EngineExit) -> bool:
 
 
 def _signal_of(exit_: EngineExit) -> int | None:
-    """The signal that ended the engine, also as shells pass it on (128 + signal)."""
+    """Return the signal that ended the engine, also if a shell reported it as 128 + signal."""
     if exit_.signal is not None:
         return exit_.signal
     if exit_.exit_code is not None and 128 < exit_.exit_code < 128 + 65:
@@ -313,7 +318,7 @@ def _signal_of(exit_: EngineExit) -> int | None:
     return None
 
 
-def _named(number: int | None) -> str:
+def _signal_name(number: int | None) -> str:
     if number is None:
         return "a signal"
     try:
