@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from ltui.training.state.json_decoder import from_json
+
 
 class RunState(str, Enum):
     """A run's state. ``LIVE`` and ``RESUMABLE`` below group them."""
@@ -303,78 +305,11 @@ def head_json(snapshot: RunSnapshot) -> dict[str, Any]:
 
 
 def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
-    """The inverse of ``to_json`` for a whole snapshot; unknown keys are ignored.
+    """Return the snapshot that ``to_json`` wrote as ``document``; unknown keys are ignored.
 
-    Raises ``ValueError`` where a needed field is missing or of the wrong form.
+    Raise ``ValueError`` if a required field is missing or has the wrong form.
     """
     try:
-        return RunSnapshot(
-            **{
-                **_known(RunSnapshot, document),
-                "state": RunState(document["state"]),
-                "command": _tuple_or_none(document.get("command")),
-                "changes": tuple(document.get("changes") or ()),
-                "stops": tuple(document.get("stops") or ()),
-                "metrics": {k: _metric(v) for k, v in (document.get("metrics") or {}).items()},
-                "throughput": Throughput(**_known(Throughput, document.get("throughput") or {})),
-                "ranks": tuple(_rank(r) for r in document.get("ranks") or ()),
-                "gpus": tuple(_gpu(g) for g in document.get("gpus") or ()),
-                "verdicts": tuple(_verdict(v) for v in document.get("verdicts") or ()),
-                "checkpoints": tuple(
-                    CheckpointInfo(**_known(CheckpointInfo, c))
-                    for c in document.get("checkpoints") or ()
-                ),
-                "script_checkpoints": tuple(
-                    CheckpointInfo(**_known(CheckpointInfo, c))
-                    for c in document.get("script_checkpoints") or ()
-                ),
-                "cautions": tuple(
-                    FreezeWarning(**_known(FreezeWarning, c))
-                    for c in document.get("cautions") or ()
-                ),
-            }
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a run snapshot: {error}") from error
-
-
-def _known(cls: Any, document: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
-    return {k: v for k, v in document.items() if k in names}
-
-
-def _metric(document: dict[str, Any]) -> MetricValue:
-    """A last value that is not finite is ``null`` in JSON; it comes back as NaN."""
-    known = _known(MetricValue, document)
-    last = known.get("last")
-    return MetricValue(**{**known, "last": math.nan if last is None else last})
-
-
-def _tuple_or_none(value: Any) -> tuple[str, ...] | None:
-    return None if value is None else tuple(value)
-
-
-def _rank(document: dict[str, Any]) -> RankSnapshot:
-    known = _known(RankSnapshot, document)
-    known["state"] = RankState(known.get("state", RankState.UNKNOWN))
-    known["recent_step_s"] = tuple(v for v in known.get("recent_step_s") or () if v is not None)
-    return RankSnapshot(**known)
-
-
-def _gpu(document: dict[str, Any]) -> GpuSnapshot:
-    known = _known(GpuSnapshot, document)
-    known["ranks"] = tuple(known.get("ranks") or ())
-    known["throttle_reasons"] = _tuple_or_none(known.get("throttle_reasons"))
-    processes = known.get("processes")
-    if processes is not None:
-        known["processes"] = tuple(
-            GpuProcessSnapshot(**_known(GpuProcessSnapshot, p)) for p in processes
-        )
-    return GpuSnapshot(**known)
-
-
-def _verdict(document: dict[str, Any]) -> Verdict:
-    known = _known(Verdict, document)
-    known["culprits"] = tuple(known.get("culprits") or ())
-    known["waiting"] = tuple(known.get("waiting") or ())
-    return Verdict(**known)
+        return from_json(RunSnapshot, document, tolerant=True)
+    except ValueError as error:
+        raise ValueError(f"not a run snapshot: {error.__cause__}") from error

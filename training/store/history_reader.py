@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ltui.training.state.json_decoder import from_json
 from ltui.training.state.metric_names import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.attempt_lineage import Span, spans
@@ -282,7 +283,7 @@ class RunStore:
     def verdicts(self) -> list[Verdict]:
         """Every verdict of the run, oldest first."""
         rows = self._connection.execute("SELECT document FROM verdicts ORDER BY began, id")
-        return [_verdict(json.loads(row[0])) for row in rows]
+        return [from_json(Verdict, json.loads(row[0]), tolerant=True) for row in rows]
 
     @_says_what_is_wrong
     def gpu_history(self, index: int, last_s: float) -> StoredGpuReadings:
@@ -314,13 +315,6 @@ class RunStore:
             for span in spans(self._connection):
                 series = Series(source.family, source.column, source.name_key, span)
                 yield from export_rows(self._connection, metric, series)
-
-
-def _verdict(document: dict[str, Any]) -> Verdict:
-    known = {k: v for k, v in document.items() if k in Verdict.__dataclass_fields__}
-    for key in ("culprits", "waiting"):
-        known[key] = tuple(known.get(key) or ())
-    return Verdict(**known)
 
 
 def _open(path: Path) -> sqlite3.Connection:

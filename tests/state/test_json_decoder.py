@@ -1,0 +1,58 @@
+"""Values from JSON, and what a document of another version or of a damaged file gives."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from ltui.training.state.json_decoder import from_json
+from ltui.training.state.run_snapshot import (
+    MetricValue,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Throughput,
+    Verdict,
+    snapshot_from_json,
+    to_json,
+)
+
+
+def test_a_snapshot_comes_back_from_json() -> None:
+    snapshot = RunSnapshot(
+        id="i",
+        name="n",
+        state=RunState.RUNNING,
+        command=("a", "b"),
+        metrics={"loss": MetricValue(last=1.5, step=3)},
+        throughput=Throughput(samples_per_s=2.0),
+        ranks=(RankSnapshot(rank=0, state=RankState.OK, recent_step_s=(0.1, 0.2)),),
+        verdicts=(Verdict(kind="k", level="dead", culprits=(1,), cause="c", evidence={"a": [1]}),),
+    )
+    assert snapshot_from_json(json.loads(json.dumps(to_json(snapshot)))) == snapshot
+
+
+def test_numbers_that_are_not_finite_come_back_as_nan_or_are_left_out() -> None:
+    metric = from_json(MetricValue, {"last": None, "step": 1, "best_min": None}, tolerant=True)
+    assert math.isnan(metric.last)
+    assert metric.best_min is None
+    rank = from_json(RankSnapshot, {"rank": 0, "recent_step_s": [0.1, None]}, tolerant=True)
+    assert rank.recent_step_s == (0.1,)
+
+
+def test_null_for_a_container_is_the_default_only_where_that_is_tolerated() -> None:
+    document = {"kind": "k", "level": "dead", "cause": "c", "culprits": None, "unknown": 1}
+    assert from_json(Verdict, document, tolerant=True).culprits == ()
+    with pytest.raises(ValueError, match="not a Verdict"):
+        from_json(Verdict, document)
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], "text", {}, {"id": "i", "name": "n", "state": "of a later version"}]
+)
+def test_what_is_no_snapshot_is_refused(document: object) -> None:
+    with pytest.raises(ValueError, match="not a run snapshot"):
+        snapshot_from_json(document)  # type: ignore[arg-type]
