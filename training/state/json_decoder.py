@@ -60,7 +60,8 @@ def _field_decoders(cls: type, tolerant: bool) -> tuple[tuple[str, Decoder | Non
     for field in fields(cls):
         if not field.init:
             continue
-        kind, null = hints[field.name], None
+        kind = hints[field.name]
+        null: Any = None
         if tolerant and (_is_dataclass(kind) or typing.get_origin(kind) in (tuple, dict, Mapping)):
             null = MISSING
         elif tolerant and kind is float and field.default is MISSING:
