@@ -1,1 +1,1 @@
-"""Shapes on the screen: widgets that draw frozen values and know nothing of runs."""
+"""Widgets that draw frozen view models. They have no access to runs, processes or devices."""

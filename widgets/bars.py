@@ -1,6 +1,6 @@
-"""Bars and strips: a number or a few recent ones as block characters of a fixed width.
+"""Bars and strips: one number, or the recent numbers, as block characters of a fixed width.
 
-Pure. A missing number leaves the place empty, never at zero.
+Pure. A missing number is drawn as a blank and never as zero.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from statistics import median
 
 from ltui.widgets.view_models import Cell, Tone
 
-# Seven heights: a full block would run into the row above.
+# Seven heights, because a full block would touch the row above.
 _HEIGHTS = "▁▂▃▄▅▆▇"
 
 
 def bar(share: float | None, width: int) -> str:
-    """A share of 1 in ``width`` cells, to half a cell; blanks where it is not known."""
+    """Return a bar of ``width`` cells for a fraction, to half a cell; blanks if it is unknown."""
     return "".join(cell.text for cell in bar_cells(share, width))
 
 
 def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple[Cell, ...]:
-    """A bar as cells: its filled part in ``tone``, the rest faint.
+    """Return a bar as cells: its filled part in ``tone``, the rest faint.
 
-    Thin lines, as blocks in rows that stand close together run into one slab. A little is
-    visible, and what is not full does not look full.
+    The bar is a thin line, because blocks in adjacent rows would merge. A small fraction is always
+    visible, and a fraction below 1 never fills the bar.
     """
     if share is None or not math.isfinite(share):
         return (Cell(text=" " * width),)
@@ -37,9 +37,9 @@ def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple
 
 
 def strip(values: Sequence[float], width: int, low: float = 0.0, high: float | None = None) -> str:
-    """The newest ``width`` values as blocks, the newest on the right; NaN leaves a gap.
+    """Return the newest ``width`` values as blocks, the newest on the right; NaN is a gap.
 
-    ``high`` is the value of a full block; by default the greatest one.
+    ``high`` is the value of a full block; by default the maximum of the values.
     """
     shown = list(values)[-width:] if width > 0 else []
     finite = [v for v in shown if math.isfinite(v)]
@@ -56,7 +56,7 @@ def _block(value: float, low: float, high: float) -> str:
 
 
 def step_strip(seconds: Sequence[float], width: int) -> str:
-    """Step times: usual ones stay low and level, so that a slow one stands out."""
+    """Return a strip of step times in which usual steps are low, so that a slow one is visible."""
     finite = [v for v in list(seconds)[-width:] if math.isfinite(v)]
     if not finite:
         return " " * width

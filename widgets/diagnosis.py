@@ -1,6 +1,7 @@
-"""The parts of a diagnosis as lines of cells for a given width. Pure; a report uses the same lines.
+"""Lay out the parts of a diagnosis as lines of cells for a given width.
 
-Every mark is a sign or a word as well as a tone.
+The screen and the text report use the same lines. Every mark is a sign or a word as well as a tone.
+Pure.
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ from ltui.widgets.view_models import (
 Lines = list[Cells]
 
 LABEL_WIDTH = 10
+"""Cells for the label of a fact."""
 NUMBER_WIDTH = 8
-FRONT_COLUMN = 20
-"""Narrower columns of the wavefront would say nothing: then it is told line by line."""
-STACK_COLUMN = 44
+"""Cells for the sequence number of a collective."""
+MIN_COLLECTIVE_WIDTH = 20
+"""Minimum cells of a column of collectives; in a narrower panel they become a list."""
+MIN_STACK_WIDTH = 44
+"""Minimum cells of a stack that is placed side by side with another one."""
 GAP = 2
+"""Cells between two columns."""
 DIFFERS = "≠ "
+"""Marks a collective that differs from the one of most ranks."""
 _PROCESS_COLUMNS = (
     Column(key="pid", title="PID", width=8, right=True, importance=2),
-    Column(key="doing", title="state", width=18),
+    Column(key="state", title="state", width=18),
     Column(key="cpu", title="CPU", width=6, right=True, importance=3),
     Column(key="memory", title="memory", width=9, right=True, importance=5),
     Column(key="note", title="", width=26, grows=True, importance=4),
@@ -41,114 +47,117 @@ _PROCESS_COLUMNS = (
 
 
 def plain(lines: Sequence[Cells]) -> str:
-    """The lines without their tones, for files and pipes."""
+    """Return the lines as plain text, for files and pipes."""
     return "\n".join("".join(c.text for c in cells).rstrip() for cells in lines)
 
 
 def headline_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    found = _wrapped(view_model.headline.text, width, tone=view_model.headline.tone)
-    return [*found, *_wrapped(view_model.about, width, tone=Tone.DIM)]
+    """Return the headline and the line about the run."""
+    lines = _wrapped(view_model.headline.text, width, tone=view_model.headline.tone)
+    return [*lines, *_wrapped(view_model.about, width, tone=Tone.DIM)]
 
 
 # -- verdicts --------------------------------------------------------------------------------------
 
 
 def verdicts_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    """What is wrong and what to do, with its evidence; what was wrong earlier; what is missing."""
-    found: Lines = []
+    """Return the active verdicts with remedies and evidence, and the verdicts that have ended."""
+    lines: Lines = []
     for number, verdict in enumerate(view_model.verdicts):
-        found += [_EMPTY] if number else []
-        # The headline above has said it already.
-        told = number == 0 and verdict.sentence in view_model.headline.text
-        found += verdict_lines(verdict, width, told=told)
+        lines += [_EMPTY] if number else []
+        # The headline above contains the first sentence already.
+        in_headline = number == 0 and verdict.sentence in view_model.headline.text
+        lines += verdict_lines(verdict, width, with_sentence=not in_headline)
     if not view_model.verdicts:
-        found.append((Cell(text="No problem found"),))
+        lines.append((Cell(text="No problem found"),))
     if view_model.earlier:
-        found += [_EMPTY, _title("earlier")]
+        lines += [_EMPTY, _title("earlier")]
         for text in view_model.earlier:
-            found += _wrapped(text, width, indent=2)
-    return found
+            lines += _wrapped(text, width, indent=2)
+    return lines
 
 
-def verdict_lines(verdict: VerdictViewModel, width: int, *, told: bool = False) -> Lines:
+def verdict_lines(verdict: VerdictViewModel, width: int, *, with_sentence: bool = True) -> Lines:
+    """Return the facts and the evidence of a verdict, by default after its sentence."""
     sentence = f"{verdict.title.text}: {verdict.sentence}"
-    found = [] if told else _wrapped(sentence, width, tone=verdict.title.tone)
+    lines = _wrapped(sentence, width, tone=verdict.title.tone) if with_sentence else []
     for label, text in verdict.facts:
-        # What to do is what a tired person looks for.
+        # The remedy is what a tired person needs first.
         tone = Tone.ACCENT if label == "to do" else Tone.PLAIN
-        found += _labelled(label, text, width, LABEL_WIDTH, tone)
+        lines += _labelled(label, text, width, LABEL_WIDTH, tone)
     if verdict.evidence:
         wide = min(16, max(len(label) for label, _ in verdict.evidence) + 1)
-        found += [_EMPTY, _title("evidence")]
+        lines += [_EMPTY, _title("evidence")]
         for label, text in verdict.evidence:
-            found += _labelled(label, text, width, wide, Tone.PLAIN)
-    return found
+            lines += _labelled(label, text, width, wide, Tone.PLAIN)
+    return lines
 
 
 # -- collectives -----------------------------------------------------------------------------------
 
 
 def collectives_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
+    """Return the collectives of every process group, or the reason if there are none."""
     if not view_model.collectives:
         return _wrapped(view_model.collectives_note, width, tone=Tone.DIM)
-    found: Lines = []
-    for number, front in enumerate(view_model.collectives):
-        found += [_EMPTY] if number else []
-        found += collective_table_lines(front, width)
-    return found
+    lines: Lines = []
+    for number, table in enumerate(view_model.collectives):
+        lines += [_EMPTY] if number else []
+        lines += collective_table_lines(table, width)
+    return lines
 
 
-def collective_table_lines(front: CollectiveTable, width: int) -> Lines:
-    """A grid with a column for ranks that did the same, or a list where that is too narrow."""
-    found = _wrapped(front.title, width, tone=Tone.DIM)
-    room = (width - NUMBER_WIDTH) // max(1, len(front.columns)) - GAP
-    if room >= FRONT_COLUMN or (len(front.columns) == 1 and room > 8):
-        found += _grid(front, min(room, 48))
+def collective_table_lines(table: CollectiveTable, width: int) -> Lines:
+    """Return a grid with one column for ranks that agree, or a list if the panel is too narrow."""
+    lines = _wrapped(table.title, width, tone=Tone.DIM)
+    room = (width - NUMBER_WIDTH) // max(1, len(table.columns)) - GAP
+    if room >= MIN_COLLECTIVE_WIDTH or (len(table.columns) == 1 and room > 8):
+        lines += _grid(table, min(room, 48))
     else:
-        found += _list(front, width)
-    for note in front.notes:
-        found += _wrapped(note, width, tone=Tone.DIM)
-    return found
+        lines += _list(table, width)
+    for note in table.notes:
+        lines += _wrapped(note, width, tone=Tone.DIM)
+    return lines
 
 
-def _grid(front: CollectiveTable, room: int) -> Lines:
+def _grid(table: CollectiveTable, room: int) -> Lines:
     gap = Cell(text=" " * GAP)
     head: list[Cell] = [Cell(text=" " * NUMBER_WIDTH)]
-    for column in front.columns:
-        head += [gap, Cell(text=_fixed(column.text, room), tone=column.tone)]
-    found: Lines = [tuple(head)]
-    for row in front.rows:
+    for column in table.columns:
+        head += [gap, Cell(text=_pad_or_cut(column.text, room), tone=column.tone)]
+    lines: Lines = [tuple(head)]
+    for row in table.rows:
         tone = Tone.BAD if row.note else Tone.DIM
         sign = "▸" if row.note else " "
-        first: list[Cell] = [Cell(text=_fixed(f"{sign}{row.number}", NUMBER_WIDTH), tone=tone)]
+        first: list[Cell] = [Cell(text=_pad_or_cut(f"{sign}{row.number}", NUMBER_WIDTH), tone=tone)]
         second: list[Cell] = [Cell(text=" " * NUMBER_WIDTH)]
         for cell in row.cells:
-            first += [gap, Cell(text=_fixed(_front_text(cell), room), tone=cell.tone)]
-            site = _fixed(f"  {cell.site}" if cell.site else "", room)
+            first += [gap, Cell(text=_pad_or_cut(_collective_text(cell), room), tone=cell.tone)]
+            site = _pad_or_cut(f"  {cell.site}" if cell.site else "", room)
             second += [gap, Cell(text=site, tone=Tone.ACCENT if cell.differs else Tone.DIM)]
         if row.note:
-            found.append((Cell(text=f"{' ' * NUMBER_WIDTH}  {row.note}", tone=Tone.BAD),))
-        found.append(tuple(first))
+            lines.append((Cell(text=f"{' ' * NUMBER_WIDTH}  {row.note}", tone=Tone.BAD),))
+        lines.append(tuple(first))
         if any(cell.site for cell in row.cells):
-            found.append(tuple(second))
-    return found
+            lines.append(tuple(second))
+    return lines
 
 
-def _list(front: CollectiveTable, width: int) -> Lines:
-    found: Lines = []
-    for row in front.rows:
+def _list(table: CollectiveTable, width: int) -> Lines:
+    lines: Lines = []
+    for row in table.rows:
         note = f"  {row.note}" if row.note else ""
         sign = "▸" if row.note else " "
         tone = Tone.BAD if row.note else Tone.DIM
-        found += _wrapped(f"{sign}{row.number}{note}", width, indent=4, tone=tone)
-        for column, cell in zip(front.columns, row.cells, strict=True):
+        lines += _wrapped(f"{sign}{row.number}{note}", width, indent=4, tone=tone)
+        for column, cell in zip(table.columns, row.cells, strict=True):
             site = f"  {cell.site}" if cell.site else ""
-            text = f"{column.text}: {_front_text(cell)}{site}"
-            found += _wrapped(text, width, indent=4, first=2, tone=cell.tone)
-    return found
+            text = f"{column.text}: {_collective_text(cell)}{site}"
+            lines += _wrapped(text, width, indent=4, first=2, tone=cell.tone)
+    return lines
 
 
-def _front_text(cell: CollectiveCell) -> str:
+def _collective_text(cell: CollectiveCell) -> str:
     return f"{DIFFERS if cell.differs else '  '}{cell.text}"
 
 
@@ -156,14 +165,14 @@ def _front_text(cell: CollectiveCell) -> str:
 
 
 def stacks_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    """Stacks side by side as far as there is room, then below each other."""
+    """Return the stacks, side by side if the width allows it, else below each other."""
     if not view_model.stacks:
         return _wrapped(view_model.stacks_note, width, tone=Tone.DIM)
-    return _beside(view_model.stacks, width)
+    return _side_by_side(view_model.stacks, width)
 
 
 def output_and_stack_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    """For a panel of both: exceptions say more than where a thread stands."""
+    """Return the last output, then the stacks: an exception says more than a stack."""
     if not view_model.last_output:
         return stacks_lines(view_model, width)
     stacks = [_EMPTY, *stacks_lines(view_model, width)] if view_model.stacks else []
@@ -171,68 +180,72 @@ def output_and_stack_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
 
 
 def last_output_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    """What ranks wrote last: never side by side, lines of a log are long."""
-    found: Lines = []
+    """Return the last log lines of ranks, never side by side, because log lines are long."""
+    lines: Lines = []
     for stack in view_model.last_output:
-        found += [_EMPTY] if found else []
-        found += stack_lines(stack, width)
-    return found
+        lines += [_EMPTY] if lines else []
+        lines += stack_lines(stack, width)
+    return lines
 
 
-def _beside(stacks: Sequence[StackViewModel], width: int) -> Lines:
-    columns = max(1, min(len(stacks), (width + GAP) // (STACK_COLUMN + GAP)))
+def _side_by_side(stacks: Sequence[StackViewModel], width: int) -> Lines:
+    columns = max(1, min(len(stacks), (width + GAP) // (MIN_STACK_WIDTH + GAP)))
     room = (width + GAP) // columns - GAP
-    found: Lines = []
+    lines: Lines = []
     for start in range(0, len(stacks), columns):
-        found += [_EMPTY] if start else []
+        lines += [_EMPTY] if start else []
         blocks = [stack_lines(stack, room) for stack in stacks[start : start + columns]]
         for number in range(max(len(block) for block in blocks)):
             cells: list[Cell] = []
-            for place, block in enumerate(blocks):
-                cells += [Cell(text=" " * GAP)] if place else []
+            for index, block in enumerate(blocks):
+                cells += [Cell(text=" " * GAP)] if index else []
                 cells += _padded(block[number] if number < len(block) else (), room)
-            found.append(tuple(cells))
-    return found
+            lines.append(tuple(cells))
+    return lines
 
 
 def stack_lines(stack: StackViewModel, width: int) -> Lines:
-    found = _wrapped(stack.who.text, width, tone=stack.who.tone)
+    """Return the title and the lines of one stack."""
+    lines = _wrapped(stack.title.text, width, tone=stack.title.tone)
     for cell in stack.lines:
-        found += _wrapped(cell.text, width, indent=4, tone=cell.tone)
-    return found
+        lines += _wrapped(cell.text, width, indent=4, tone=cell.tone)
+    return lines
 
 
 # -- processes -------------------------------------------------------------------------------------
 
 
 def processes_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    found: Lines = []
+    """Return the table of processes, the facts about the machine and the missing evidence."""
+    lines: Lines = []
     if view_model.processes:
-        wide = max(8, min(22, max(cell_len(row.who) for row in view_model.processes)))
-        columns = (Column(key="who", title="process", width=wide), *_PROCESS_COLUMNS)
+        wide = max(8, min(22, max(cell_len(row.owner) for row in view_model.processes)))
+        columns = (Column(key="owner", title="process", width=wide), *_PROCESS_COLUMNS)
         placed = fit_columns(columns, width)
-        found.append(title_line(placed))
-        found += [row_line(_process(row), placed) for row in view_model.processes]
+        lines.append(title_line(placed))
+        lines += [row_line(_process_cells(row), placed) for row in view_model.processes]
         if all(place.column.key != "note" for place in placed):
-            found += [c for row in view_model.processes if row.note for c in _note(row, width)]
+            lines += [
+                c for row in view_model.processes if row.note for c in _note_lines(row, width)
+            ]
     for text in view_model.machine:
-        found += _wrapped(text, width, tone=Tone.DIM)
+        lines += _wrapped(text, width, tone=Tone.DIM)
     if view_model.missing:
-        found += [_EMPTY, _title("missing evidence, and how to get it")]
+        lines += [_EMPTY, _title("missing evidence, and how to get it")]
         for text in view_model.missing:
-            found += _wrapped(text, width, indent=2)
-    return found
+            lines += _wrapped(text, width, indent=2)
+    return lines
 
 
-def _note(row: ProcessRow, width: int) -> Lines:
-    return _wrapped(f"{row.who}: {row.note}", width, indent=2, tone=Tone.DIM)
+def _note_lines(row: ProcessRow, width: int) -> Lines:
+    return _wrapped(f"{row.owner}: {row.note}", width, indent=2, tone=Tone.DIM)
 
 
-def _process(row: ProcessRow) -> dict[str, Cells]:
+def _process_cells(row: ProcessRow) -> dict[str, Cells]:
     return {
-        "who": (Cell(text=row.who, tone=row.doing.tone),),
+        "owner": (Cell(text=row.owner, tone=row.state.tone),),
         "pid": (Cell(text=row.pid, tone=Tone.DIM),),
-        "doing": (row.doing,),
+        "state": (row.state,),
         "cpu": (Cell(text=row.cpu),),
         "memory": (Cell(text=row.memory, tone=Tone.DIM),),
         "note": (Cell(text=row.note, tone=Tone.DIM),),
@@ -249,25 +262,25 @@ def _title(text: str) -> Cells:
 
 
 def _labelled(label: str, text: str, width: int, wide: int, tone: Tone) -> Lines:
-    """``label`` in a column of its own, the text beside it."""
+    """Return ``label`` in its own column and the wrapped text next to it."""
     shown = f"{label} ".ljust(wide + 1)
     rows = _split(text, max(10, width - len(shown))) or [""]
-    found: Lines = [(Cell(text=shown, tone=Tone.DIM), Cell(text=rows[0], tone=tone))]
-    found += [(Cell(text=" " * len(shown)), Cell(text=row, tone=tone)) for row in rows[1:]]
-    return found
+    lines: Lines = [(Cell(text=shown, tone=Tone.DIM), Cell(text=rows[0], tone=tone))]
+    lines += [(Cell(text=" " * len(shown)), Cell(text=row, tone=tone)) for row in rows[1:]]
+    return lines
 
 
 def _wrapped(
     text: str, width: int, *, indent: int = 0, first: int = 0, tone: Tone = Tone.PLAIN
 ) -> Lines:
-    """Wrapped between words; ``indent`` is that of every line but the first."""
+    """Wrap text between words. ``first`` indents the first line, ``indent`` the others."""
     rows = _split(text, max(10, width), indent=indent, first=first)
     return [(Cell(text=row, tone=tone),) for row in rows]
 
 
 def _split(text: str, width: int, *, indent: int = 0, first: int = 0) -> list[str]:
     if cell_len(text) != len(text):
-        # Of letters two cells wide half as many fit; textwrap counts letters.
+        # textwrap counts letters, but only half as many letters of two cells fit.
         width = max(10, width * len(text) // max(1, cell_len(text)))
     return textwrap.wrap(
         text,
@@ -280,7 +293,7 @@ def _split(text: str, width: int, *, indent: int = 0, first: int = 0) -> list[st
     )
 
 
-def _fixed(text: str, width: int) -> str:
+def _pad_or_cut(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return set_cell_size(text, width)
     return set_cell_size(text, width - 1).rstrip() + "…"

@@ -1,7 +1,7 @@
-"""Numbers, times and sizes as text: right-aligned, with units, never wider than they need to be.
+"""Numbers, durations and sizes as short text with units.
 
-Pure. Missing (``None``, NaN, infinite) is ``n/a``. Spaces inside a number are thin (U+2009): one
-cell wide in a terminal.
+Pure. A missing value (None, NaN, infinite) becomes ``n/a``. Spaces inside a number are thin spaces
+(U+2009), which are one cell wide in a terminal.
 """
 
 from __future__ import annotations
@@ -18,41 +18,37 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 
 
 def is_finite(value: float | None) -> bool:
+    """Return True if there is a value that is neither NaN nor infinite."""
     return value is not None and math.isfinite(value)
 
 
-def fixed(text: str, width: int) -> str:
-    """``text`` right-aligned in ``width`` cells; a longer text is left whole."""
-    return text.rjust(width)
-
-
 def count(value: float | None) -> str:
-    """A whole number in groups of three: ``1 204``."""
+    """Format a whole number in groups of three digits: ``1 204``."""
     if value is None or not math.isfinite(value):
         return NA
     return f"{round(value):,}".replace(",", THIN)
 
 
 def step(value: float | None, total: float | None = None) -> str:
-    """A step's number as it is typed in a command, without groups: ``1204``, ``1204/2930``."""
+    """Format a step number without groups, as it is typed in a command: ``1204``, ``1204/2930``."""
     if value is None or not math.isfinite(value):
         return NA
     return f"{round(value)}" if total is None else f"{round(value)}/{step(total)}"
 
 
 def count_of(done: float | None, total: float | None) -> str:
-    """``1 204/2 930``; only the first half where the total is not known."""
+    """Format a count and its total: ``1 204/2 930``; only the count if the total is unknown."""
     return count(done) if total is None else f"{count(done)}/{count(total)}"
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """``value`` with so many digits that count: ``31.4``, ``0.842``, ``1.20e-05``, ``64 200``."""
+    """Format ``value`` with significant digits: ``31.4``, ``0.842``, ``1.20e-05``, ``64 200``."""
     if value is None or not math.isfinite(value):
         return NA
     if value == 0:
         return f"{0:.{digits - 1}f}"
     size = math.floor(math.log10(abs(value)))
-    # Rounding may carry into the next power of ten: 9.996 is 10.0, not 10.00.
+    # Rounding may give the next power of ten: 9.996 becomes 10.0, not 10.00.
     size = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}")))) if size < 300 else size
     if size < -4 or size >= 9:
         return f"{value:.{digits - 1}e}"
@@ -60,18 +56,18 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def metric(value: float | None) -> str:
-    """A loss, an accuracy, a learning rate: four digits that count."""
+    """Format a loss, an accuracy or a learning rate with four significant digits."""
     return significant(value, 4)
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """Three digits with a decimal prefix: ``31.4 k img/s``, ``1.20 MB/s``."""
+    """Format three digits with a decimal prefix: ``31.4 k img/s``, ``1.20 MB/s``."""
     if value is None or not math.isfinite(value):
         return NA
     for scale, prefix in _SI:
-        # 999.6 would print as "1 000": it is already 1.00 k.
+        # 999.6 would be printed as "1 000", so it already gets the prefix: 1.00 k.
         if abs(value) >= scale * 0.9995:
-            # A unit's symbol takes the prefix itself; before a word it stands alone.
+            # The prefix is joined to the symbol of a unit, and separated from a word.
             gap = "" if unit in _SYMBOLS else " "
             return f"{significant(value / scale)}{THIN}{prefix}{gap}{unit}".rstrip()
     text = f"{value:.0f}" if float(value).is_integer() else significant(value)
@@ -79,7 +75,7 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes with a binary unit: ``61.2 GiB``."""
+    """Format bytes with a binary unit: ``61.2 GiB``."""
     if value is None or not math.isfinite(value):
         return NA
     scale, unit = _byte_unit(value)
@@ -87,7 +83,7 @@ def size(value: float | None) -> str:
 
 
 def size_of(used: float | None, total: float | None) -> str:
-    """``61.2 / 141 GiB``: both in the unit of the total."""
+    """Format used and total bytes in the unit of the total: ``61.2 / 141 GiB``."""
     if total is None or not math.isfinite(total):
         return size(used)
     scale, unit = _byte_unit(total)
@@ -110,21 +106,21 @@ def _decimals(value: float) -> int:
 
 
 def power(value_w: float | None, limit_w: float | None = None) -> str:
-    """``612 / 700 W``."""
-    return _of_unit(value_w, limit_w, "W")
+    """Format a power and its limit: ``612 / 700 W``."""
+    return _with_unit(value_w, limit_w, "W")
 
 
 def temperature(value_c: float | None) -> str:
-    """``64 °C``."""
-    return _of_unit(value_c, None, "°C")
+    """Format a temperature: ``64 °C``."""
+    return _with_unit(value_c, None, "°C")
 
 
 def clock(value_mhz: float | None) -> str:
-    """``1 980 MHz``."""
-    return _of_unit(value_mhz, None, "MHz")
+    """Format a clock rate: ``1 980 MHz``."""
+    return _with_unit(value_mhz, None, "MHz")
 
 
-def _of_unit(value: float | None, limit: float | None, unit: str) -> str:
+def _with_unit(value: float | None, limit: float | None, unit: str) -> str:
     if not is_finite(value) and not is_finite(limit):
         return NA
     return (
@@ -133,29 +129,29 @@ def _of_unit(value: float | None, limit: float | None, unit: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of 1 as ``41 %``. Less than all of it is never 100 %, and a little is never 0 %."""
+    """Format a fraction as ``41 %``. Less than 1 is never 100 %, and more than 0 is never 0 %."""
     if share is None or not math.isfinite(share):
         return NA
-    whole = round(share * 100)
-    if whole == 100 and share < 1:
-        whole = 99
-    if whole == 0 and share > 0:
+    rounded = round(share * 100)
+    if rounded == 100 and share < 1:
+        rounded = 99
+    if rounded == 0 and share > 0:
         return "<1 %"
-    return f"{whole} %"
+    return f"{rounded} %"
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: ``340 µs``, ``12 ms``, ``8.2 s``, ``12 m 08 s``, ``3 h 04 m``."""
+    """Format a duration in at most two units: ``340 µs``, ``12 ms``, ``8.2 s``, ``3 h 04 m``."""
     if seconds is None or not math.isfinite(seconds):
         return NA
     if seconds < 0:
         return f"-{duration(-seconds)}"
     if seconds < 59.95:
         return _short_duration(seconds)
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60:02d} s"
-    minutes = whole // 60
+    rounded = round(seconds)
+    if rounded < 3600:
+        return f"{rounded // 60} m {rounded % 60:02d} s"
+    minutes = rounded // 60
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} m"
     return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
@@ -172,7 +168,7 @@ def _short_duration(seconds: float) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long since a change: tenths below ten seconds, then whole units (``8.2 s``, ``42 s``)."""
+    """Format the time since a change: with tenths below ten seconds (``8.2 s``, ``42 s``)."""
     if seconds is None or not math.isfinite(seconds):
         return NA
     if seconds < 9.95:
@@ -181,7 +177,7 @@ def age(seconds: float | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """``just now``, ``42 s ago``, ``2 h ago``, ``3 d ago``: one unit."""
+    """Format the time since an event in one unit: ``just now``, ``42 s ago``, ``2 h ago``."""
     if seconds is None or not math.isfinite(seconds):
         return NA
     if seconds < 1:
@@ -193,7 +189,7 @@ def ago(seconds: float | None) -> str:
 
 
 def ranks(numbers: tuple[int, ...], limit: int = 8) -> str:
-    """``0, 1, 3`` or ``0-7, 12``: three or more in a row are folded; past ``limit`` counted."""
+    """Format rank numbers: ``0, 1, 3`` or ``0-7, 12``; parts beyond ``limit`` are counted."""
     parts: list[str] = []
     ordered = sorted(set(numbers))
     start = 0
@@ -211,5 +207,5 @@ def ranks(numbers: tuple[int, ...], limit: int = 8) -> str:
 
 
 def rank_words(numbers: Collection[int]) -> str:
-    """``rank 2``; ``ranks 0, 1, 3``; ``ranks 0-6, 8 and 3 more``."""
+    """Format rank numbers with the word: ``rank 2``; ``ranks 0, 1, 3``."""
     return f"{'rank' if len(set(numbers)) == 1 else 'ranks'} {ranks(tuple(numbers))}"

@@ -1,4 +1,4 @@
-"""Many GPUs at one glance: a strip of the last minutes each, in as many columns as fit."""
+"""Heat strips: the utilisation of many GPUs over the last minutes, in as many columns as fit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from ltui.widgets.palette import LineStyles, line_styles
 from ltui.widgets.view_models import GpuRow, Tone
 
 LEAST_WIDTH = 22
-"""Of one GPU's place: sign, number, a strip worth reading, a percentage."""
+"""Minimum cells for one GPU: sign, number, a readable strip and a percentage."""
 NARROW_WIDTH = 12
-"""The same where GPUs are so many that they would take more lines than there are."""
+"""Minimum cells for one GPU if there are more GPUs than lines at ``LEAST_WIDTH``."""
 GAP = 2
-_TEXT = 5
+"""Cells between two columns of GPUs."""
+_PERCENT_CELLS = 5
 _LOW, _HIGH = 0.34, 0.67
+"""Limits between faint, dim and bright blocks, as fractions of full utilisation."""
 
 
 class GpuHeat(Widget):
-    """A legend, then a strip for each GPU: tall and bright blocks are times of high utilisation."""
+    """A legend, and a strip for each GPU. Tall, bright blocks mean high utilisation."""
 
     DEFAULT_CSS = """
     GpuHeat { height: auto; width: 1fr; }
@@ -36,12 +38,12 @@ class GpuHeat(Widget):
 
     rows: reactive[tuple[GpuRow, ...]] = reactive((), repaint=False)
     most_lines: reactive[int] = reactive(8, repaint=False)
-    """Lines of strips, without the legend; GPUs stand beside each other if they are more."""
+    """Maximum lines of strips, without the legend. More GPUs are placed side by side."""
     block_s: reactive[float] = reactive(0.0, repaint=False)
-    """Seconds that a block stands for."""
+    """Seconds that one block represents."""
 
     def show(self, rows: Sequence[GpuRow], most_lines: int, block_s: float) -> None:
-        """Draw ``rows`` in at most so many lines below the legend, as far as the width allows."""
+        """Draw ``rows`` in at most ``most_lines`` lines below the legend, if they fit."""
         rows = tuple(rows)
         self.block_s = block_s
         layout = len(rows) != len(self.rows) or most_lines != self.most_lines
@@ -51,7 +53,7 @@ class GpuHeat(Widget):
             self.refresh(layout=layout)
 
     def grid(self, width: int) -> tuple[int, int]:
-        """Columns and lines for this many GPUs in ``width`` cells."""
+        """Return the number of columns and lines of strips in ``width`` cells."""
         count = len(self.rows)
         if not count:
             return 1, 0
@@ -65,23 +67,23 @@ class GpuHeat(Widget):
         return self.lines(width)
 
     def lines(self, width: int) -> int:
-        """Lines in all, the legend included."""
+        """Return the number of lines, including the legend."""
         return self.grid(width)[1] + 1 if self.rows else 0
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        self._paint = line_styles(self.app)
+        self._styles = line_styles(self.app)
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base, paint = self.rich_style, self._paint
+        base, styles = self.rich_style, self._styles
         columns, lines = self.grid(width)
         if y > lines or not lines:
             return Strip.blank(width, base)
         room = (width - GAP * (columns - 1)) // columns
         if y == 0:
             text = self._legend(room)
-            return Strip([Segment(text, base + paint.title)]).adjust_cell_length(width, base)
+            return Strip([Segment(text, base + styles.title)]).adjust_cell_length(width, base)
         y -= 1
         segments: list[Segment] = []
         for column in range(columns):
@@ -90,13 +92,13 @@ class GpuHeat(Widget):
                 break
             if column:
                 segments.append(Segment(" " * GAP, base))
-            segments += _place(self.rows[index], room, self._label_width(), paint)
+            segments += _gpu_segments(self.rows[index], room, self._label_width(), styles)
         drawn = [Segment(s.text, base + s.style if s.style else base) for s in segments]
         return Strip(drawn).adjust_cell_length(width, base)
 
     def _legend(self, room: int) -> str:
-        """What the blocks mean, and the time that a strip covers."""
-        cells = max(1, room - self._label_width() - 3 - _TEXT)
+        """Return the explanation of the blocks, with the time that a strip covers."""
+        cells = max(1, room - self._label_width() - 3 - _PERCENT_CELLS)
         points = max((len(row.heat) for row in self.rows), default=0)
         covered = min(cells, points) * self.block_s
         span = f"utilisation, last {duration(round(covered))}" if covered else "utilisation"
@@ -106,19 +108,19 @@ class GpuHeat(Widget):
         return max((len(row.index) for row in self.rows), default=1)
 
 
-def _place(row: GpuRow, width: int, label: int, paint: LineStyles) -> list[Segment]:
+def _gpu_segments(row: GpuRow, width: int, label: int, styles: LineStyles) -> list[Segment]:
     sign = SIGNS.get(row.tone, " ")
-    room = max(1, width - label - 3 - _TEXT)
+    room = max(1, width - label - 3 - _PERCENT_CELLS)
     return [
-        Segment(f"{sign} ", paint.of(row.tone)),
-        Segment(f"{row.index:>{label}} ", paint.of(Tone.PLAIN)),
-        *_shades(row.heat, room, paint),
-        Segment(row.utilisation_text.rjust(_TEXT), paint.of(Tone.PLAIN)),
+        Segment(f"{sign} ", styles.of(row.tone)),
+        Segment(f"{row.index:>{label}} ", styles.of(Tone.PLAIN)),
+        *_shades(row.heat, room, styles),
+        Segment(row.utilisation_text.rjust(_PERCENT_CELLS), styles.of(Tone.PLAIN)),
     ]
 
 
-def _shades(values: Sequence[float], width: int, paint: LineStyles) -> list[Segment]:
-    """The strip, quiet times nearer to the background; runs of one shade are one segment."""
+def _shades(values: Sequence[float], width: int, styles: LineStyles) -> list[Segment]:
+    """Return the strip, with low values nearer to the background."""
     shown = list(values)[-width:]
     text = strip(shown, width, high=1.0)
     shades = [Tone.FAINT] * (width - len(shown)) + [_shade(v) for v in shown]
@@ -126,7 +128,7 @@ def _shades(values: Sequence[float], width: int, paint: LineStyles) -> list[Segm
     start = 0
     for end in range(1, width + 1):
         if end == width or shades[end] is not shades[start]:
-            segments.append(Segment(text[start:end], paint.of(shades[start])))
+            segments.append(Segment(text[start:end], styles.of(shades[start])))
             start = end
     return segments
 

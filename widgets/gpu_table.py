@@ -1,4 +1,4 @@
-"""The GPUs of this machine, one row each."""
+"""The table of the machine's GPUs, one row for each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from ltui.widgets.view_models import Cell, GpuRow, Tone
 BAR_WIDTH = 10
 STRIP_WIDTH = 12
 SIGNS = {Tone.BAD: "!", Tone.WARN: "▲"}
-"""Before a GPU with which something is wrong; others have a blank."""
+"""Sign before a GPU that has a problem; other GPUs have a blank."""
 
-_TEXTS = {
+_OPTIONAL_COLUMNS = {
     "ranks": "ranks",
     "sm": "sm_text",
     "tensor": "tensor_text",
     "dram": "dram_text",
-    "power": "power_text",
     "clock": "clock_text",
 }
-"""Columns that are left out if no GPU has a value for them."""
+"""Columns that are omitted if no GPU has a value, with the fields of ``GpuRow`` they show.
+
+The power is always shown: its ``n/a`` means that the driver refused the reading.
+"""
 
 
 class GpuTable(Table[GpuRow]):
-    """Utilisation and memory as bars beside their figures."""
+    """A table with utilisation and memory as bars and as numbers."""
 
     NOTE: ClassVar[str] = "no GPU readings yet"
     KEEPS_CURSOR: ClassVar[bool] = False
@@ -47,7 +49,7 @@ class GpuTable(Table[GpuRow]):
         Column(key="power", title="power", width=11, right=True, importance=2),
         Column(key="temperature", title="temp", width=7, right=True, importance=3),
         Column(key="clock", title="clock", width=9, right=True, importance=10),
-        # Always there, so that the others stay in place while something is noted.
+        # Shown even without notes, so that the other columns stay in place.
         Column(key="note", title="", width=12, grows=True, importance=7),
     )
 
@@ -55,17 +57,19 @@ class GpuTable(Table[GpuRow]):
         return row.index
 
     def columns_of(self, rows: Sequence[GpuRow]) -> Sequence[Column]:
-        """All columns but the strip where there is no history, and those without any value."""
-        gone = {k for k, name in _TEXTS.items() if all(getattr(r, name) in ("", NA) for r in rows)}
-        # A GPU whose ranks aren't known is worth an empty column; power that is refused is said.
-        gone -= {"power"}
-        if not any(r.strip for r in rows):
-            gone.add("strip")
-        return [c for c in self.COLUMNS if c.key not in gone]
+        """Return the columns, without those that no GPU has a value for."""
+        omitted = {
+            key
+            for key, field in _OPTIONAL_COLUMNS.items()
+            if all(getattr(row, field) in ("", NA) for row in rows)
+        }
+        if not any(row.strip for row in rows):
+            omitted.add("strip")
+        return [column for column in self.COLUMNS if column.key not in omitted]
 
     def cells_of(self, row: GpuRow) -> Mapping[str, Cells]:
         sign = f"{SIGNS.get(row.tone, ' ')} "
-        loud = row.tone if row.tone in SIGNS else Tone.WARN
+        note_tone = row.tone if row.tone in SIGNS else Tone.WARN
         return {
             "index": (Cell(text=sign, tone=row.tone), Cell(text=row.index)),
             "name": (Cell(text=row.name, tone=Tone.DIM),),
@@ -81,10 +85,10 @@ class GpuTable(Table[GpuRow]):
             "power": (Cell(text=row.power_text),),
             "temperature": (row.temperature,),
             "clock": (Cell(text=row.clock_text, tone=Tone.DIM),),
-            "note": (Cell(text=_note(row), tone=loud),),
+            "note": (Cell(text=_note(row), tone=note_tone),),
         }
 
 
 def _note(row: GpuRow) -> str:
-    """What is wrong with the reading, else what lowers the clocks."""
+    """Return the problem with the readings, else the reason for reduced clocks."""
     return row.note or (f"throttled: {row.throttle}" if row.throttle else "")

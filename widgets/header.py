@@ -1,4 +1,4 @@
-"""The first lines of a run: what it is, whether it is alive, how far it has come, what is wrong."""
+"""The header of a run screen: state, name and progress of the run, and its current problem."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from ltui.widgets.view_models import Cell, HeaderViewModel, Tone
 
 BAR_WIDTH = 12
 MAX_BANNER_LINES = 3
-MAX_QUIET_LINES = 2
-"""Of a warning, or of what is over."""
+MAX_QUIET_BANNER_LINES = 2
+"""Maximum lines of a banner that reports a warning or a recovery."""
 MAX_NAME_WIDTH = 32
 _GAP = "   "
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """A part of the first line, shown completely or not at all."""
+
     cells: Cells
     importance: int
-    """Where room is short, the parts with the greatest number go first."""
+    """Rank by importance, 0 for the most important. If space is short, high numbers are omitted."""
     left: bool = False
 
     @property
@@ -40,14 +42,14 @@ class _Part:
 
 
 def status_line(view_model: HeaderViewModel, width: int) -> Cells:
-    """The first line in exactly ``width`` cells: whole parts, the less important left out."""
+    """Return the first line in exactly ``width`` cells; the least important parts are omitted."""
     parts = _parts(view_model)
-    while len(parts) > 1 and _needed(parts) > width:
+    while len(parts) > 1 and _total_width(parts) > width:
         parts.remove(max(parts, key=lambda p: p.importance))
     left = [p for p in parts if p.left]
     right = [p for p in parts if not p.left]
     cells = [*_joined(left)]
-    free = width - _needed(parts)
+    free = width - _total_width(parts)
     if right:
         middle = _GAP if left else ""
         cells += [Cell(text=" " * max(0, free) + middle), *_joined(right)]
@@ -75,7 +77,7 @@ def _parts(view_model: HeaderViewModel) -> list[_Part]:
 
 
 def _shortened(name: str) -> str:
-    """A name or a command of any length must not push out what follows it."""
+    """Cut a long name or command, so that the parts behind it still fit."""
     if cell_len(name) <= MAX_NAME_WIDTH:
         return name
     return set_cell_size(name, MAX_NAME_WIDTH - 1).rstrip() + "…"
@@ -85,7 +87,7 @@ def _bar_tone(tone: Tone) -> Tone:
     return tone if tone in (Tone.BAD, Tone.WARN) else Tone.ACCENT
 
 
-def _needed(parts: Sequence[_Part]) -> int:
+def _total_width(parts: Sequence[_Part]) -> int:
     return sum(p.width for p in parts) + len(_GAP) * (len(parts) - 1)
 
 
@@ -99,20 +101,20 @@ def _joined(parts: Sequence[_Part]) -> list[Cell]:
 
 
 def banner_and_note_lines(view_model: HeaderViewModel, width: int) -> tuple[Cell, ...]:
-    """The banner and the notes, wrapped between words; each line fits into ``width``."""
-    found = []
+    """Return the banner and the notes, wrapped between words to ``width`` cells."""
+    lines = []
     if view_model.banner:
-        most = MAX_BANNER_LINES if view_model.banner_tone is Tone.BAD else MAX_QUIET_LINES
+        most = MAX_BANNER_LINES if view_model.banner_tone is Tone.BAD else MAX_QUIET_BANNER_LINES
         wrapped = textwrap.wrap(view_model.banner, max(10, width), max_lines=most)
-        found += [Cell(text=line, tone=view_model.banner_tone) for line in wrapped]
+        lines += [Cell(text=line, tone=view_model.banner_tone) for line in wrapped]
     for note in view_model.notes:
         wrapped = textwrap.wrap(note, max(10, width), max_lines=2)
-        found += [Cell(text=line, tone=Tone.WARN) for line in wrapped]
-    return tuple(found)
+        lines += [Cell(text=line, tone=Tone.WARN) for line in wrapped]
+    return tuple(lines)
 
 
 class RunHeader(Widget):
-    """Draws a ``HeaderViewModel``; as high as its banner and notes need."""
+    """A widget that draws a ``HeaderViewModel`` and is as high as its banner and notes."""
 
     DEFAULT_CSS = """
     RunHeader { height: auto; width: 1fr; padding: 0 1; }
@@ -128,7 +130,7 @@ class RunHeader(Widget):
         classes: str | None = None,
     ) -> None:
         super().__init__(id=id, classes=classes)
-        self._laid: tuple[HeaderViewModel | None, int, tuple[Cells, ...]] = (None, 0, ())
+        self._cached_lines: tuple[HeaderViewModel | None, int, tuple[Cells, ...]] = (None, 0, ())
         self.set_reactive(RunHeader.view_model, view_model)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002
@@ -142,19 +144,19 @@ class RunHeader(Widget):
             self.refresh(layout=True)
 
     def lines(self) -> tuple[Cells, ...]:
-        """What is drawn at the present width, line by line."""
+        """Return the lines for the present width."""
         view_model, width = self.view_model, self.size.width
         if view_model is None:
             return ()
-        if self._laid[0] is not view_model or self._laid[1] != width:
+        if self._cached_lines[0] is not view_model or self._cached_lines[1] != width:
             below = tuple((cell,) for cell in banner_and_note_lines(view_model, width))
-            self._laid = (view_model, width, (status_line(view_model, width), *below))
-        return self._laid[2]
+            self._cached_lines = (view_model, width, (status_line(view_model, width), *below))
+        return self._cached_lines[2]
 
     def render_line(self, y: int) -> Strip:
         lines, base, width = self.lines(), self.rich_style, self.size.width
         if y >= len(lines):
             return Strip.blank(width, base)
-        paint = line_styles(self.app)
-        segments = [Segment(cell.text, base + paint.of(cell.tone)) for cell in lines[y]]
+        styles = line_styles(self.app)
+        segments = [Segment(cell.text, base + styles.of(cell.tone)) for cell in lines[y]]
         return Strip(segments).adjust_cell_length(width, base)

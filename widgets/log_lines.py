@@ -1,4 +1,4 @@
-"""A bounded list of log lines: identical neighbours become one with a count. Pure."""
+"""A bounded buffer of log lines; identical consecutive lines are stored once with a count. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ltui.widgets.view_models import LogLine
 
 
 class LogBuffer:
-    """Holds at most ``most`` lines. Line ``i`` is the ``first + i``-th that was ever added."""
+    """The newest ``max_lines`` lines. Line ``i`` is number ``first + i`` of all lines added."""
 
-    def __init__(self, most: int) -> None:
-        assert most > 0
-        self._most = most
+    def __init__(self, max_lines: int) -> None:
+        assert max_lines > 0
+        self._max_lines = max_lines
         self._lines: list[LogLine] = []
         self.first = 0
         self._query = ""
         self._hits: list[int] = []
+        """Numbers of the lines that contain the query, up to ``_searched_to``."""
         self._searched_to = 0
 
     def __len__(self) -> int:
@@ -32,53 +33,56 @@ class LogBuffer:
     def clear(self) -> None:
         self.first += len(self._lines)
         self._lines.clear()
-        self._forget()
+        self._clear_hits()
 
     def extend(self, lines: Iterable[LogLine]) -> int:
-        """Add lines; returns how many old ones were dropped for them."""
-        held = self._lines
+        """Add lines, and return the number of old lines that were dropped."""
+        stored = self._lines
         for line in lines:
-            last = held[-1] if held else None
+            last = stored[-1] if stored else None
             if last is not None and last.text == line.text and last.rank == line.rank:
                 count = last.count + line.count
-                held[-1] = replace(last, count=count, seen_at=line.seen_at)
+                stored[-1] = replace(last, count=count, seen_at=line.seen_at)
             else:
-                held.append(line)
-        dropped = max(0, len(held) - self._most)
+                stored.append(line)
+        dropped = max(0, len(stored) - self._max_lines)
         if dropped:
-            del held[:dropped]
+            del stored[:dropped]
             self.first += dropped
         return dropped
 
     def hits(self, query: str) -> list[int]:
-        """Indices of the lines that hold ``query``, whatever the case; only new lines are read."""
+        """Return the indices of lines that contain ``query``, ignoring case.
+
+        Lines that were searched before are not searched again.
+        """
         if not query:
             return []
         if query != self._query:
-            self._forget()
+            self._clear_hits()
             self._query = query
-        wanted = query.lower()
+        needle = query.lower()
         begin = max(self._searched_to, self.first)
         for index in range(begin - self.first, len(self._lines)):
-            if wanted in self._lines[index].text.lower():
+            if needle in self._lines[index].text.lower():
                 self._hits.append(index + self.first)
         self._searched_to = self.first + len(self._lines)
         self._hits = [h for h in self._hits if h >= self.first]
         return [h - self.first for h in self._hits]
 
-    def _forget(self) -> None:
+    def _clear_hits(self) -> None:
         self._hits = []
         self._searched_to = self.first
 
 
 def occurrences(text: str, query: str) -> list[int]:
-    """Where ``query`` begins in ``text``, whatever the case; without overlaps."""
-    folded, wanted = text.lower(), query.lower()
-    # Lowering may change a length (İ); then no place is marked rather than a wrong one.
-    if not wanted or len(folded) != len(text) or len(wanted) != len(query):
+    """Return the positions of ``query`` in ``text``, ignoring case, without overlaps."""
+    lower_text, needle = text.lower(), query.lower()
+    # Lower case may have another length (İ). Then no position is returned rather than a wrong one.
+    if not needle or len(lower_text) != len(text) or len(needle) != len(query):
         return []
-    found, at = [], folded.find(wanted)
-    while at >= 0:
-        found.append(at)
-        at = folded.find(wanted, at + len(wanted))
-    return found
+    positions, position = [], lower_text.find(needle)
+    while position >= 0:
+        positions.append(position)
+        position = lower_text.find(needle, position + len(needle))
+    return positions

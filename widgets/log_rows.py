@@ -1,4 +1,4 @@
-"""Rows of a log on the screen: which lines are shown, and how long lines wrap. Pure."""
+"""The screen rows of a log: lines are filtered by level, and long lines are wrapped. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ltui.widgets.log_lines import LogBuffer
 from ltui.widgets.view_models import LogLine, Tone
 
 MIN_WRAP_CELLS = 8
-"""Lines are never wrapped narrower than this."""
+"""Minimum cells of a wrapped row."""
 
 
 class LogLevel(Enum):
-    """Which lines of a log are shown."""
+    """Filter of log lines by severity."""
 
     ALL = "all lines"
     WARNINGS = "warnings and errors only"
@@ -33,29 +33,29 @@ class LogLevel(Enum):
 
 
 class LogRow(NamedTuple):
-    """A part of a line that fits into one row of the screen."""
+    """The part of a line that is shown in one row of the screen."""
 
     number: int
-    """The line's number among all that were ever added: ``LogBuffer.first + index``."""
+    """Number of the line among all lines ever added: ``LogBuffer.first + index``."""
     begin: int
     end: int
-    """The part of ``shown_text(line)``."""
+    """The row shows ``shown_text(line)[begin:end]``."""
 
 
 def shown_text(line: LogLine) -> str:
-    """The text of a line, with the number of identical lines that it stands for."""
+    """Return the text of a line, with its count if it represents several identical lines."""
     return f"{line.text}  ×{line.count}" if line.count > 1 else line.text
 
 
 class LogRows:
-    """The rows of ``lines`` for one width and level. Only new lines are laid out."""
+    """The rows of a ``LogBuffer`` for one width and level. Only new lines are wrapped."""
 
     def __init__(self, lines: LogBuffer) -> None:
         self._lines = lines
         self._rows: list[LogRow] = []
-        self._next = lines.first
+        self._next_number = lines.first
         self.width: int | None = None
-        """Cells of a row; None: lines are not wrapped."""
+        """Cells of a row; None if lines are not wrapped."""
         self.level = LogLevel.ALL
 
     def __len__(self) -> int:
@@ -65,36 +65,39 @@ class LogRows:
         return self._rows[index]
 
     def lay_out(self, width: int | None, level: LogLevel) -> None:
-        """Lay out every line again."""
+        """Wrap all lines again for another width or level."""
         self.width = None if width is None else max(MIN_WRAP_CELLS, width)
         self.level = level
         self._rows.clear()
-        self._next = self._lines.first
+        self._next_number = self._lines.first
         self.update()
 
     def update(self) -> int:
-        """Follow the lines that were added and dropped; return how many rows were dropped."""
+        """Process lines that were added or dropped; return the number of rows that were dropped."""
         lines = self._lines
         dropped = self.index_of(lines.first)
         del self._rows[:dropped]
-        # The newest known line may have got a greater count since.
-        again = max(lines.first, self._next - 1)
-        del self._rows[self.index_of(again) :]
-        for number in range(again, lines.first + len(lines)):
+        # The count of the last line may have changed since the previous update.
+        start = max(lines.first, self._next_number - 1)
+        del self._rows[self.index_of(start) :]
+        for number in range(start, lines.first + len(lines)):
             line = lines[number - lines.first]
             if self.level.shows(line):
-                parts = wrapped(shown_text(line), self.width)
+                parts = wrap_rows(shown_text(line), self.width)
                 self._rows.extend(LogRow(number, begin, end) for begin, end in parts)
-        self._next = lines.first + len(lines)
+        self._next_number = lines.first + len(lines)
         return dropped
 
     def index_of(self, number: int) -> int:
-        """The first row of line ``number``, or of the next line that is shown."""
+        """Return the index of the first row of line ``number``, or of the next shown line."""
         return bisect_left(self._rows, (number,))
 
 
-def wrapped(text: str, width: int | None) -> list[tuple[int, int]]:
-    """Where the rows of ``text`` begin and end: after a blank if one is near, else anywhere."""
+def wrap_rows(text: str, width: int | None) -> list[tuple[int, int]]:
+    """Return begin and end of each row of ``text``.
+
+    A row ends after a blank if there is one in its second half.
+    """
     if width is None or (text.isascii() and len(text) <= width) or cell_len(text) <= width:
         return [(0, len(text))]
     parts = []
@@ -116,6 +119,6 @@ def _row_end(text: str, begin: int, width: int) -> int:
     for index in range(begin, len(text)):
         cells += get_character_cell_size(text[index])
         if cells > width:
-            # At least one character, however wide it is.
+            # A row holds at least one character, even if it is wider than the row.
             return max(index, begin + 1)
     return len(text)

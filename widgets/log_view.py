@@ -1,4 +1,4 @@
-"""Lines of a log: bounded, following its end, with search. Shows text as it is, never as markup."""
+"""A log view that follows the newest line and can be searched. Text is never parsed as markup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from ltui.widgets.view_models import LogLine, Tone
 
 MAX_LINES = 5000
 RANK_CELLS = 5
+"""Cells for the rank before a line."""
 TIME_CELLS = 9
+"""Cells for the time of day before a line."""
 FOLLOW_TIP = "Follow the newest line, or stay"
 WRAP_TIP = "Wrap long lines, or scroll sideways"
 LEVEL_TIP = "All lines, warnings and errors, or errors only"
@@ -37,7 +39,7 @@ TIMES_TIP = "Show when lines arrived (only lines that arrived while ltui watched
 
 
 class LogLines(ScrollView, can_focus=True):
-    """The lines themselves. ``LogView`` adds the search line below them."""
+    """The scrolling lines. ``LogView`` adds the search line below them."""
 
     # No horizontal scrollbar: it would take a row from the lines.
     DEFAULT_CSS = """
@@ -45,16 +47,19 @@ class LogLines(ScrollView, can_focus=True):
     """
 
     follow: reactive[bool] = reactive(True, repaint=False)
-    """Stay at the end as lines arrive."""
+    """Keep the newest line in view as lines arrive."""
     show_ranks: reactive[bool] = reactive(True)
     wrap: reactive[bool] = reactive(True)
-    """Continue long lines in the next row; otherwise they are reached by scrolling sideways."""
+    """Wrap long lines; otherwise scroll sideways to read them."""
     show_times: reactive[bool] = reactive(False)
-    """Show when each line arrived; n/a for lines that were in the file before."""
+    """Show when each line was read; n/a for lines that were in the file at the start."""
     level: reactive[LogLevel] = reactive(LogLevel.ALL)
     note: reactive[str] = reactive("nothing written yet")
+    """Text in the middle while there are no lines."""
 
     class FollowChanged(Message):
+        """The view started or stopped following the newest line."""
+
         def __init__(self, lines: LogLines, follow: bool) -> None:
             super().__init__()
             self.lines = lines
@@ -65,7 +70,7 @@ class LogLines(ScrollView, can_focus=True):
             return self.lines
 
     class LevelChanged(Message):
-        """Other lines are shown."""
+        """Lines are filtered by another level."""
 
         def __init__(self, lines: LogLines) -> None:
             super().__init__()
@@ -81,66 +86,67 @@ class LogLines(ScrollView, can_focus=True):
         self._rows = LogRows(self._lines)
         self._widest = 0
         self._query = ""
-        self._pen: tuple[Style, LineStyles] | None = None
-        self._found: int | None = None
+        self._styles: tuple[Style, LineStyles] | None = None
+        self._current_hit: int | None = None
+        """Number of the line at which the last search stopped."""
 
     def set_lines(self, lines: Iterable[LogLine]) -> None:
-        """Show these instead of what is there."""
+        """Replace all lines."""
         self._lines.clear()
         self._widest = 0
-        self._found = None
+        self._current_hit = None
         self.extend(lines)
 
     def extend(self, lines: Iterable[LogLine]) -> None:
-        """Add lines at the end, drop the oldest beyond the bound."""
+        """Add lines at the end; the oldest ones beyond the limit are dropped."""
         new = list(lines)
         self._lines.extend(new)
-        # Room for the count of identical lines.
+        # 8 more cells for the count of identical lines.
         self._widest = max(self._widest, *(cell_len(n.text) + 8 for n in new), 0)
         dropped = self._rows.update()
-        self._size_rows()
+        self._update_virtual_size()
         if self.follow:
-            self._to_end()
+            self._scroll_to_end()
         elif dropped:
-            # The reader's place moves up with the text.
+            # Keep the same text in view: it moves up by the dropped rows.
             self.scroll_to(y=max(0, self.scroll_y - dropped), animate=False, force=True)
         self.refresh()
 
-    def _size_rows(self) -> None:
+    def _update_virtual_size(self) -> None:
         width = 0 if self.wrap else self._widest + self._prefix_cells()
         self.virtual_size = Size(width, len(self._rows))
 
-    def _to_end(self) -> None:
-        # By force: while the scrollbar is not shown yet, Textual refuses to scroll.
+    def _scroll_to_end(self) -> None:
+        # Force it: Textual does not scroll while the scrollbar is still hidden.
         self.scroll_end(animate=False, immediate=True, x_axis=False, force=True)
 
     def _lay_out(self) -> None:
-        """Lay out all rows again; the end, or the line at the top, stays in view."""
+        """Wrap all lines again. The end, or else the line at the top, stays in view."""
         if not self.is_mounted:
             return
         top = self.scroll_offset.y
         number = self._rows[top].number if top < len(self._rows) else self._lines.first
         self._rows.lay_out(self._wrap_cells(), self.level)
-        self._size_rows()
+        self._update_virtual_size()
         if self.follow:
-            self._to_end()
+            self._scroll_to_end()
         else:
             self.scroll_to(y=self._rows.index_of(number), animate=False, force=True)
         self.refresh()
 
     def _wrap_cells(self) -> int | None:
-        # One cell is kept free for the vertical scrollbar, so that rows stay as it comes and goes.
+        # One cell is reserved for the scrollbar, so that rows do not change when it appears.
         return self.size.width - 1 - self._prefix_cells() if self.wrap and self.size.width else None
 
     def _prefix_cells(self) -> int:
         return (TIME_CELLS if self.show_times else 0) + (RANK_CELLS if self.show_ranks else 0)
 
     def on_resize(self) -> None:
-        # The size is known only now, and the end is elsewhere in another size.
+        # The size is unknown before, and the scroll offset of the end depends on it.
         if self._rows.width != self._wrap_cells():
             self._lay_out()
         elif self.follow:
-            self._to_end()
+            self._scroll_to_end()
 
     def watch_wrap(self) -> None:
         self.scroll_x = 0
@@ -160,23 +166,23 @@ class LogLines(ScrollView, can_focus=True):
         return len(self._lines)
 
     def text(self) -> str:
-        """All lines that are held, as plain text."""
+        """Return all stored lines as plain text."""
         return "\n".join(line.text for line in self._lines)
 
     def watch_follow(self, follow: bool) -> None:
         if follow:
-            self._to_end()
+            self._scroll_to_end()
         self.post_message(self.FollowChanged(self, follow))
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        if new_value < old_value and new_value < self.max_scroll_y and not self._shrank():
+        if new_value < old_value and new_value < self.max_scroll_y and not self._shows_all_rows():
             self.follow = False
         elif new_value >= self.max_scroll_y > 0:
             self.follow = True
 
-    def _shrank(self) -> bool:
-        """Whether the view moved up only because there are fewer rows, or more room."""
+    def _shows_all_rows(self) -> bool:
+        """Return True if all rows fit, so that the view moved up without being scrolled."""
         return len(self._rows) <= self.size.height
 
     # Search
@@ -186,37 +192,39 @@ class LogLines(ScrollView, can_focus=True):
         return self._query
 
     def search(self, query: str) -> int:
-        """Mark every line that holds ``query``; returns how many there are."""
+        """Highlight ``query`` in all lines, and return the number of lines that contain it."""
         self._query = query
-        self._found = None
+        self._current_hit = None
         self.refresh()
         return len(self.hits())
 
     def hits(self) -> Sequence[int]:
-        """Indices of the lines that hold the query and are shown."""
+        """Return the indices of the shown lines that contain the query."""
         hits = self._lines.hits(self._query)
         if self.level is LogLevel.ALL:
             return hits
         return [hit for hit in hits if self.level.shows(self._lines[hit])]
 
     def seek(self, direction: int) -> int | None:
-        """Go to the next (1) or previous (-1) hit, around the ends. Returns its place among all."""
+        """Scroll to the next (1) or previous (-1) hit, cyclically, and return its index."""
         hits = self.hits()
         if not hits:
             return None
-        now = self._line_at(direction) if self._found is None else self._found - self._lines.first
+        now = self._search_start(direction)
+        if self._current_hit is not None:
+            now = self._current_hit - self._lines.first
         later = [i for i, line in enumerate(hits) if (line - now) * direction > 0]
         place = (later[0] if direction > 0 else later[-1]) if later else (direction - 1) // 2
         place %= len(hits)
-        self._found = hits[place] + self._lines.first
+        self._current_hit = hits[place] + self._lines.first
         self.follow = False
-        row = self._rows.index_of(self._found)
+        row = self._rows.index_of(self._current_hit)
         self.scroll_to(y=max(0, row - self.size.height // 2), animate=False, force=True)
         self.refresh()
         return place
 
-    def _line_at(self, direction: int) -> int:
-        """The line from which a search begins: what is in view is searched first."""
+    def _search_start(self, direction: int) -> int:
+        """Return the line before the first one to search; the visible lines are searched first."""
         if not len(self._rows):
             return 0
         row = self.scroll_offset.y + (self.size.height - 1 if direction < 0 else 0)
@@ -226,27 +234,27 @@ class LogLines(ScrollView, can_focus=True):
     # Drawing
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        # Styles are looked up once a repaint, not for every line.
-        self._pen = self.rich_style, line_styles(self.app)
+        # Get the styles once for each repaint, not for each line.
+        self._styles = self.rich_style, line_styles(self.app)
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
         width, height = self.size
-        base, paint = self._pen or (self.rich_style, line_styles(self.app))
+        base, styles = self._styles or (self.rich_style, line_styles(self.app))
         if not len(self._rows):
             note = self._empty_note() if y == (height - 1) // 2 else ""
-            return _centred(note, width, paint, base)
+            return _centred(note, width, styles, base)
         index = self.scroll_offset.y + y
         if index >= len(self._rows):
             return Strip.blank(width, base)
         row = self._rows[index]
         line = self._lines[row.number - self._lines.first]
-        text = _styled(line, paint, self._query)[row.begin : row.end]
-        prefix = self._prefix(line, paint) if row.begin == 0 else Text(" " * self._prefix_cells())
-        if self._found == row.number:
-            text.stylize(paint.selected)
-            prefix.stylize(paint.selected)
-        # Only the text is scrolled sideways: whose line it is stays in view.
+        text = _styled_text(line, styles, self._query)[row.begin : row.end]
+        prefix = self._prefix(line, styles) if row.begin == 0 else Text(" " * self._prefix_cells())
+        if self._current_hit == row.number:
+            text.stylize(styles.selected)
+            prefix.stylize(styles.selected)
+        # Only the text is scrolled sideways; time and rank stay in view.
         left, room = self.scroll_offset.x, max(0, width - prefix.cell_len)
         strips = (
             Strip(prefix.render(self.app.console, end="")),
@@ -257,12 +265,13 @@ class LogLines(ScrollView, can_focus=True):
     def _empty_note(self) -> str:
         return f"no lines to show: {self.level.value}" if len(self._lines) else self.note
 
-    def _prefix(self, line: LogLine, paint: LineStyles) -> Text:
+    def _prefix(self, line: LogLine, styles: LineStyles) -> Text:
         text = Text(no_wrap=True, end="")
         if self.show_times:
-            text.append(_time_of_day(line.seen_at), paint.of(Tone.DIM))
+            text.append(_time_of_day(line.seen_at), styles.of(Tone.DIM))
         if self.show_ranks:
-            ink = paint.title if line.rank is None else paint.series[line.rank % len(paint.series)]
+            ranks = styles.series
+            ink = styles.title if line.rank is None else ranks[line.rank % len(ranks)]
             name = "" if line.rank is None else f"r{line.rank}"
             text.append(name.ljust(RANK_CELLS - 1) + " ", ink)
         return text
@@ -274,23 +283,23 @@ def _time_of_day(seen_at: float | None) -> str:
     return time.strftime("%H:%M:%S ", time.localtime(seen_at))
 
 
-def _centred(text: str, width: int, paint: LineStyles, base: Style) -> Strip:
+def _centred(text: str, width: int, styles: LineStyles, base: Style) -> Strip:
     left = max(0, (width - cell_len(text)) // 2)
-    strip = Strip([Segment(" " * left), Segment(text, paint.title)])
+    strip = Strip([Segment(" " * left), Segment(text, styles.title)])
     return strip.adjust_cell_length(width).apply_style(base)
 
 
-def _styled(line: LogLine, paint: LineStyles, query: str) -> Text:
-    text = Text(shown_text(line), paint.of(line.tone), no_wrap=True, end="")
+def _styled_text(line: LogLine, styles: LineStyles, query: str) -> Text:
+    text = Text(shown_text(line), styles.of(line.tone), no_wrap=True, end="")
     for begin in occurrences(line.text, query):
-        text.stylize(paint.match, begin, begin + len(query))
+        text.stylize(styles.match, begin, begin + len(query))
     if line.count > 1:
-        text.stylize(paint.of(Tone.DIM), len(line.text))
+        text.stylize(styles.of(Tone.DIM), len(line.text))
     return text
 
 
 class LogView(Vertical):
-    """A log with a search line that appears with ``/``."""
+    """A log and its search line, which the key ``/`` opens."""
 
     DEFAULT_CSS = """
     LogView { height: 1fr; width: 1fr; }
@@ -371,10 +380,10 @@ class LogView(Vertical):
         self.lines.show_times = not self.lines.show_times
 
     def action_seek(self, direction: int) -> None:
-        self._tell(self.lines.seek(direction))
+        self._show_position(self.lines.seek(direction))
 
     def action_leave(self) -> None:
-        """Close the search, and forget what was searched for."""
+        """Close the search and clear the query."""
         self.remove_class("-searching")
         self.query_one("#log-query", Input).value = ""
         self.lines.search("")
@@ -389,16 +398,16 @@ class LogView(Vertical):
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
         self.lines.search(event.value)
-        self._tell(None)
+        self._show_position(None)
 
     @on(Input.Submitted, "#log-query")
     def _entered(self, event: Input.Submitted) -> None:
-        """Enter goes to the last hit, and gives the keys back to the lines."""
+        """Scroll to the last hit and move the focus to the lines."""
         event.stop()
         self.lines.focus()
-        self._tell(self.lines.seek(-1))
+        self._show_position(self.lines.seek(-1))
 
-    def _tell(self, place: int | None) -> None:
+    def _show_position(self, place: int | None) -> None:
         hits = len(self.lines.hits()) if self.lines.query_text else 0
         if not self.lines.query_text:
             text = ""

@@ -1,9 +1,10 @@
-"""ltui's themes, and the styles that widgets take from whichever theme is on.
+"""ltui's themes, and the styles that widgets take from the active theme.
 
-Colours of curves are exact entries of the 256-colour table, so that they look the same there, and
-they fall on different ones of the 16. Surfaces, frames and greys keep a saturation below 0.15: Rich
-maps such colours to the grey ramp of the 256-colour table, and more saturated ones to its colour
-cube, where dark blue-greys turn teal. With NO_COLOR, weight and shape say what colour would.
+Colours of curves are exact entries of the 256-colour table, so that they are the same there, and
+they map to different ones of the 16 colours. Surfaces, frames and greys have a saturation below
+0.15: Rich maps such colours to the grey ramp of the 256-colour table. It maps more saturated ones
+to the colour cube, in which dark blue-greys become teal. With NO_COLOR, font weight and signs
+replace the colours.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ DARK_SERIES = (
 LIGHT_SERIES = (
     "#005fd7", "#af5f00", "#008700", "#8700af", "#008787", "#d70000", "#585858", "#00005f",
 )  # fmt: skip
-# Okabe and Ito's colours for every kind of colour vision, moved to the nearest of the 256.
+# Okabe and Ito's colours for every kind of colour vision, as the nearest of the 256 colours.
 CONTRAST_SERIES = (
     "#5fd7ff", "#ffaf00", "#00d787", "#ff87d7", "#ff5f00", "#0087ff", "#ffffff", "#949494",
 )  # fmt: skip
 
 MARKERS = "●■▲◆○□△◇"
-"""At a curve's end and in the legend: tells curves apart without colour."""
+"""Signs at a curve's end and in the legend, which identify curves without colour."""
 
 
 def _series_variables(colours: tuple[str, ...]) -> dict[str, str]:
@@ -40,7 +41,7 @@ def _series_variables(colours: tuple[str, ...]) -> dict[str, str]:
 
 
 def _scrollbar_variables(*, bar: str, hover: str, active: str, track: str) -> dict[str, str]:
-    """Set every colour of scrollbars; those that Textual derives turn teal on 256 colours."""
+    """Return all colours of scrollbars; those that Textual derives become teal on 256 colours."""
     tracks = ("background", "background-hover", "background-active", "corner-color")
     return {
         "scrollbar": bar,
@@ -136,33 +137,34 @@ LTUI_CONTRAST = Theme(
     },
 )
 THEMES = (LTUI_DARK, LTUI_LIGHT, LTUI_CONTRAST)
-"""For ``App.register_theme``. The last is for any colour vision, in high contrast."""
+"""Themes to register. The last one has high contrast and suits every kind of colour vision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineStyles:
-    """Styles for drawing line by line; backgrounds only where they mean something."""
+    """Styles for drawing line by line. Only styles with a meaning have a background."""
 
     tones: dict[Tone, Style]
     series: tuple[Style, ...]
     faint_series: tuple[Style, ...]
-    """The same colours nearer to the background: raw values behind a smoothed curve, bands."""
+    """The series colours nearer to the background, for raw values behind a curve and for bands."""
     faint: Style
-    """Grid lines, empty parts of bars."""
+    """Style of grid lines and of the empty part of a bar."""
     selected: Style
-    """Added to the row under the cursor."""
+    """Style that is added to the row under the cursor."""
     title: Style
-    """Column titles."""
+    """Style of column titles."""
     match: Style
-    """What a search found."""
+    """Style of text that matches a search."""
     colourless: bool
 
     def of(self, tone: Tone) -> Style:
+        """Return the style of a tone."""
         return self.tones[tone]
 
 
 def line_styles(app: App[object]) -> LineStyles:
-    """The styles of the theme that ``app`` shows now."""
+    """Return the styles of the active theme of ``app``."""
     theme = app.current_theme
     if app.no_color:
         return _colourless()
@@ -194,7 +196,7 @@ def _mix(colour: str, towards: str, share: float) -> str:
 
 @lru_cache(maxsize=16)
 def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> LineStyles:
-    # Local: the shapes are many classes, and the first screen draws none of them.
+    # Imported here: the first screen draws no view model, and their module defines many classes.
     from ltui.widgets.view_models import Tone
 
     foreground, surface, dim, faint, selected, good, warn, bad, accent = map(_parse, named)
@@ -234,6 +236,7 @@ def _ink(colour: Color | None, *, bold: bool = False) -> Style:
 
 @lru_cache(maxsize=1)
 def _colourless() -> LineStyles:
+    # Imported here for the same reason as in ``_coloured``.
     from ltui.widgets.view_models import Tone
 
     plain, dim = Style(), Style(dim=True)

@@ -1,4 +1,4 @@
-"""The ranks of a run, one row each."""
+"""The table of a run's ranks, one row for each."""
 
 from __future__ import annotations
 

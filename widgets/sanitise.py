@@ -1,7 +1,7 @@
-"""Text that another process wrote, made safe to show: no control character, escape or bidi trick.
+"""Make text of another process safe to show: remove control characters, escapes and bidi marks.
 
-Pure. The result is plain text; whoever draws it must not parse it as markup (``rich.text.Text`` and
-Textual's ``Content`` take it as it is). ECMA-48 names the sequences that are removed.
+Pure. The result is plain text and must not be parsed as markup (``rich.text.Text`` and Textual's
+``Content`` do not parse it). ECMA-48 defines the sequences that are removed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 TAB_STOP = 8
 MAX_LENGTH = 4000
-"""Characters of one line that are kept: a line of megabytes would freeze whoever draws it."""
+"""Maximum characters of one line: drawing a line of megabytes would freeze the screen."""
 
 _ESCAPES = re.compile(
     r"""
@@ -32,26 +32,26 @@ _INVISIBLE = re.compile(
     "\U000e0000-\U000e0fff"  # tags, variation selectors supplement
     "]"
 )
-# More than a few combining marks on one letter climb over the lines above and below.
+# More than a few combining marks on one letter cover the lines above and below.
 _MARK = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff]"
 _STACKED_MARKS = re.compile(f"({_MARK}{{3}}){_MARK}+")
 _PLAIN = re.compile(r"[ -~]*\Z")
 
 
 def clean_line(text: str, max_length: int = MAX_LENGTH) -> str:
-    """One line of output as it would stand on a terminal at its end, and nothing but its letters.
+    """Return one line of output as a terminal would finally show it, as plain characters.
 
-    Line breaks inside become spaces. A carriage return starts the line over, and what it overwrites
-    is gone, as in a progress bar. Longer lines are cut and say by how much.
+    Line breaks inside become spaces. Text after a carriage return overwrites the line, as in a
+    progress bar. A longer line is cut and ends with the number of characters that were removed.
     """
     if len(text) <= max_length and _PLAIN.match(text):
         return text
-    # Bounds the work below; escapes are short, so what is shown at the end is hardly touched.
+    # This limits the work below. Escapes are short, so enough visible text remains.
     dropped = max(0, len(text) - 4 * max_length)
     text = text[-4 * max_length :] if "\r" in text else text[: 4 * max_length]
     text = replay_returns(text.rstrip("\r\n"))
     text = _ESCAPES.sub("", text)
-    text = _backspaces(text)
+    text = _apply_backspaces(text)
     text = text.replace("\n", " ").replace("\v", " ").replace("\f", " ")
     text = _INVISIBLE.sub("", text.expandtabs(TAB_STOP))
     text = _STACKED_MARKS.sub(r"\1", text)
@@ -60,17 +60,20 @@ def clean_line(text: str, max_length: int = MAX_LENGTH) -> str:
 
 
 def clean_name(text: str, max_length: int = 200) -> str:
-    """A name, a path or another short text from outside: one line, no blanks at its ends."""
+    """Return a name, a path or another short text as one line without blanks at its ends."""
     return " ".join(clean_line(text, max_length).split())
 
 
 def clean_lines(text: str, max_length: int = MAX_LENGTH) -> list[str]:
-    """Every line of ``text``, each made safe."""
+    """Return every line of ``text``, each made safe."""
     return [clean_line(line, max_length) for line in re.split(r"\r?\n", text)]
 
 
 def replay_returns(text: str) -> str:
-    """What is left on a line after its carriage returns: the last write, and what that left."""
+    """Return the visible text of a line after its carriage returns.
+
+    It is the last part, and the rest of longer parts before it.
+    """
     if "\r" not in text:
         return text
     shown = ""
@@ -82,13 +85,13 @@ def replay_returns(text: str) -> str:
     return shown
 
 
-def _backspaces(text: str) -> str:
+def _apply_backspaces(text: str) -> str:
     if "\b" not in text:
         return text
-    kept: list[str] = []
+    letters: list[str] = []
     for letter in text:
         if letter != "\b":
-            kept.append(letter)
-        elif kept:
-            kept.pop()
-    return "".join(kept)
+            letters.append(letter)
+        elif letters:
+            letters.pop()
+    return "".join(letters)

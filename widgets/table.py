@@ -1,6 +1,6 @@
-"""A table of live rows: fixed columns, rows that keep their place, only changed cells repainted.
+"""A table of live rows that repaints only the cells that changed.
 
-Lines are drawn when they are seen, so a thousand rows cost what the visible ones cost.
+Only visible lines are drawn, so a thousand rows cost no more than the visible ones.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ltui.widgets.view_models import Tone
 
 Row = TypeVar("Row")
 
-_SIGN = "▸ "
-"""Before the row under the cursor; the others have blanks of the same width."""
+_CURSOR_SIGN = "▸ "
+"""Marks the row under the cursor. Other rows begin with blanks of the same width."""
 
 
 class Table(ScrollView, Generic[Row], can_focus=True):
-    """Subclasses say which columns there are, and how a row fills them."""
+    """A table of live rows. Subclasses define the columns and the cells of a row."""
 
     DEFAULT_CSS = """
     Table { height: 1fr; width: 1fr; overflow-x: hidden; overflow-y: auto;
@@ -61,18 +61,17 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     ]
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     NOTE: ClassVar[str] = "nothing yet"
-    """Shown in the middle of an empty table, unless ``note`` says something else."""
+    """Text in the middle of an empty table, unless ``note`` is set."""
     KEEPS_CURSOR: ClassVar[bool] = True
-    """Mark the row under the cursor also while the focus is elsewhere."""
-
+    """Mark the row under the cursor even if the table does not have the focus."""
     CLICK_OPENS: ClassVar[bool] = True
-    """A click opens a row as Enter does; otherwise it only moves the cursor."""
+    """A click opens the row, as Enter does; otherwise a click only moves the cursor."""
 
     cursor: reactive[int] = reactive(0, repaint=False)
     note: reactive[str | None] = reactive(None)
 
     class RowSelected(Message):
-        """Enter or a click on a row."""
+        """A row was opened with Enter or a click."""
 
         def __init__(self, table: Table[Any], key: str) -> None:
             super().__init__()
@@ -84,7 +83,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             return self.table
 
     class RowHighlighted(Message):
-        """The cursor is on another row; ``key`` is None in an empty table."""
+        """The cursor moved to another row; ``key`` is None if the table is empty."""
 
         def __init__(self, table: Table[Any], key: str | None) -> None:
             super().__init__()
@@ -105,22 +104,22 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         super().__init__(id=id, classes=classes)
         self._rows: tuple[Row, ...] = tuple(rows)
         self._placed: tuple[PlacedColumn, ...] = ()
-        self._pen: tuple[Style, LineStyles] | None = None
+        self._styles: tuple[Style, LineStyles] | None = None
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
 
-    # What a subclass says
+    # For subclasses
 
     def key_of(self, row: Row) -> str:
-        """What makes a row this row, whatever its values."""
+        """Return the key that identifies a row when its values change."""
         raise NotImplementedError
 
     def cells_of(self, row: Row) -> Mapping[str, Cells]:
-        """A row's cells by column key."""
+        """Return the cells of a row by column key."""
         raise NotImplementedError
 
     def columns_of(self, rows: Sequence[Row]) -> Sequence[Column]:  # noqa: ARG002 - for subclasses
-        """The columns there are, for these rows."""
+        """Return the columns for these rows."""
         return self.COLUMNS
 
     # Rows
@@ -134,23 +133,23 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self.set_rows(rows)
 
     def set_rows(self, rows: Sequence[Row]) -> None:
-        """Show ``rows`` instead. The cursor stays on its row, or where that was."""
+        """Replace all rows. The cursor stays on its row; if that is gone, it keeps its position."""
         old, old_keys, old_key = self._rows, self._keys, self.cursor_key
         self._rows = tuple(rows)
         keys = tuple(self.key_of(r) for r in self._rows)
         self._keys = keys
         if not self.is_mounted:
             return
-        placed = self._place()
+        placed = self._placed_columns()
         if keys == old_keys and placed == self._placed:
             self._repaint_changes(old)
             return
         self._placed = placed
         self._cells.clear()
-        self._resize()
+        self._update_virtual_size()
         self.refresh()
-        kept = keys.index(old_key) if old_key in keys else min(self.cursor, len(keys) - 1)
-        self.set_reactive(Table.cursor, max(0, kept))
+        cursor = keys.index(old_key) if old_key in keys else min(self.cursor, len(keys) - 1)
+        self.set_reactive(Table.cursor, max(0, cursor))
         if self.cursor_key != old_key:
             self.post_message(self.RowHighlighted(self, self.cursor_key))
 
@@ -160,65 +159,67 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             before, now = old[index], self._rows[index]
             if before is now or before == now:
                 continue
-            places = changed_columns(self._cells_of(before), self._cells_of(now), self._placed)
+            places = changed_columns(
+                self._cached_cells(before), self._cached_cells(now), self._placed
+            )
             if places:
-                # One region: Textual spends more on many small ones than on what lies between.
+                # One region per row: many small regions cost Textual more than the cells between.
                 left, right = places[0].x, places[-1].x + places[-1].width
-                self.refresh(Region(len(_SIGN) + left, index - top + 1, right - left, 1))
+                self.refresh(Region(len(_CURSOR_SIGN) + left, index - top + 1, right - left, 1))
 
-    def _cells_of(self, row: Row) -> Mapping[str, Cells]:
-        """The cells of the row shown last under its key are kept: drawing asks for them again."""
+    def _cached_cells(self, row: Row) -> Mapping[str, Cells]:
+        """Return the cells of a row, cached by key: every repaint needs them again."""
         key = self.key_of(row)
-        kept = self._cells.get(key)
-        if kept is None or kept[0] is not row:
-            kept = self._cells[key] = (row, self.cells_of(row))
-        return kept[1]
+        cached = self._cells.get(key)
+        if cached is None or cached[0] is not row:
+            cached = self._cells[key] = (row, self.cells_of(row))
+        return cached[1]
 
-    def _place(self) -> tuple[PlacedColumn, ...]:
-        width = self.scrollable_content_region.width - len(_SIGN)
+    def _placed_columns(self) -> tuple[PlacedColumn, ...]:
+        width = self.scrollable_content_region.width - len(_CURSOR_SIGN)
         return fit_columns(self.columns_of(self._rows), max(1, width))
 
-    def _resize(self) -> None:
+    def _update_virtual_size(self) -> None:
         width = max(1, self.scrollable_content_region.width)
         self.virtual_size = Size(width, len(self._rows) + 1)
 
     def on_mount(self) -> None:
         self._refresh_scrollbars()
-        self._resize()
+        self._update_virtual_size()
 
     def on_resize(self) -> None:
-        self._placed = self._place()
-        self._resize()
+        self._placed = self._placed_columns()
+        self._update_virtual_size()
         self.refresh()
 
     # Drawing
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        # Styles are looked up once a repaint, not for every line.
-        self._pen = self.rich_style, line_styles(self.app)
+        # Get the styles once for each repaint, not for each line.
+        self._styles = self.rich_style, line_styles(self.app)
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base, paint = self._pen or (self.rich_style, line_styles(self.app))
+        base, styles = self._styles or (self.rich_style, line_styles(self.app))
         if not self._rows:
             return self._empty_line(y).apply_style(base)
         if not self._placed:
-            self._placed = self._place()
+            self._placed = self._placed_columns()
         index = self.scroll_offset.y + y - 1
         if y == 0:
-            cells, sign = title_line(self._placed), " " * len(_SIGN)
+            cells, sign = title_line(self._placed), " " * len(_CURSOR_SIGN)
         elif index < len(self._rows):
-            cells = row_line(self._cells_of(self._rows[index]), self._placed)
-            sign = _SIGN if self._is_current(index) else " " * len(_SIGN)
+            cells = row_line(self._cached_cells(self._rows[index]), self._placed)
+            sign = _CURSOR_SIGN if self._is_current(index) else " " * len(_CURSOR_SIGN)
         else:
             return Strip.blank(width, base)
         shade = Tone.PLAIN if self.has_focus else Tone.DIM
-        segments = [Segment(sign, base + paint.of(shade))]
-        segments += [Segment(c.text, base + paint.of(c.tone)) for c in cells if c.text]
+        segments = [Segment(sign, base + styles.of(shade))]
+        segments += [Segment(c.text, base + styles.of(c.tone)) for c in cells if c.text]
         strip = Strip(segments).adjust_cell_length(width, base)
         if y and self._is_current(index) and self.has_focus:
-            return _under(strip, paint.selected)
+            return _with_style(strip, styles.selected)
         return strip
 
     def _is_current(self, index: int) -> bool:
@@ -251,7 +252,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self.post_message(self.RowHighlighted(self, self.cursor_key))
 
     def _show_cursor(self) -> None:
-        """Scroll so far that the row under the cursor stands below the titles."""
+        """Scroll until the row under the cursor is visible below the column titles."""
         top, room = self.scroll_offset.y, max(1, self.scrollable_content_region.height - 1)
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
@@ -288,6 +289,6 @@ class Table(ScrollView, Generic[Row], can_focus=True):
                 self.action_select()
 
 
-def _under(strip: Strip, style: Style) -> Strip:
-    """``style`` put over every segment: its background, where they have their own."""
+def _with_style(strip: Strip, style: Style) -> Strip:
+    """Return ``strip`` with ``style`` added to every segment."""
     return Strip([Segment(s.text, (s.style or Style()) + style) for s in strip], strip.cell_length)

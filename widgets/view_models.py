@@ -1,6 +1,7 @@
-"""The frozen values that widgets draw. Text is final, with units; numbers are only for drawing.
+"""View models: the frozen values that widgets draw.
 
-Pure: no clock, no process, no knowledge of runs. A ``None`` number is a gap or ``n/a``.
+Texts are final and contain their units. Numbers are used for drawing only, and None means a gap or
+``n/a``. This module is pure: it has no clock and no process, and it does not know what a run is.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# Not imported for itself: a screen without curves stands a tenth of a second earlier without NumPy.
+# NumPy is imported for type checkers only: without it a screen without curves opens 0.1 s earlier.
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 
 
 class Tone(str, Enum):
-    """Why a text stands out; words or a sign say the same, for those who see no colour."""
+    """Meaning of a text's colour. A word or a sign always says the same without colour."""
 
     PLAIN = "plain"
     DIM = "dim"
     FAINT = "faint"
-    """Decoration: the empty part of a bar, a separator."""
+    """Decoration, such as the empty part of a bar or a separator."""
     GOOD = "good"
     WARN = "warn"
     BAD = "bad"
@@ -34,69 +35,81 @@ class Tone(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChartSeries:
-    """One line of a chart. ``x`` ascends; NaN in ``y`` is a gap."""
+    """One line of a chart. ``x`` is ascending, and NaN in ``y`` is a gap."""
 
     name: str
     x: FloatArray
     y: FloatArray
     colour: int = 0
-    """Index into the palette, stable for a series over its life."""
+    """Index into the palette. A series keeps it as long as it is shown."""
     dim: bool = False
+    """Draw the line faintly, for example raw values behind a smoothed line."""
     low: FloatArray | None = None
     high: FloatArray | None = None
-    """Extremes of a decimated window, drawn as a band where given."""
+    """Minimum and maximum of each decimated window; drawn as a band if both are given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChartViewModel:
+    """Everything that a chart draws: its series, its axes and its texts."""
+
     title: str
     subtitle: str = ""
     series: tuple[ChartSeries, ...] = ()
     x_label: str = "step"
     log_y: bool = False
     x_time: bool = False
-    """``x`` is in seconds: ticks read ``5 m 00 s``."""
+    """``x`` is in seconds, so tick labels are durations such as ``5 m 00 s``."""
     x_whole: bool = False
-    """``x`` counts something: ticks are whole numbers."""
+    """``x`` is a count, so ticks are at whole numbers only."""
     x_ends: tuple[float, float] | None = None
-    """Least extent of the x axis, the same for charts that stand side by side."""
+    """Minimum extent of the x axis, so that charts side by side show the same part."""
     cut_outliers: bool = False
-    """Fit the y axis to nearly all values, where a few would flatten the rest; it says so."""
+    """Fit the y axis to nearly all values if a few outliers would flatten the rest.
+
+    The chart then shows that values are cut."""
     note: str | None = None
-    """Shown in the middle where there is nothing to draw: ``no validation yet``."""
+    """Text in the middle of an empty chart, such as ``no validation yet``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
+    """A text and its tone."""
+
     text: str
     tone: Tone = Tone.PLAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeaderViewModel:
+    """The first lines of a run screen."""
+
     name: str
     preset: str
     state: str
     state_sign: str
-    """One character: ``●`` running, ``!`` stalled, ``‖`` paused, ``■`` stopped, ``✓``, ``✗``."""
+    """One character: ``●`` running, ``!`` stalled, ``‖`` paused, ``■`` stopped, ``✓`` finished,
+    ``✗`` failed."""
     tone: Tone
     epoch: str
-    """``epoch 3/30``"""
+    """Such as ``epoch 3/30``."""
     step: str
-    """``step 1 204/2 930``"""
+    """Such as ``step 1204/2930``."""
     share: float | None
-    """0 to 1; None where the end is not known."""
+    """Finished fraction of the run, 0 to 1; None if its end is unknown."""
     eta: str
     elapsed: str
     attempt: str
     banner: str | None = None
     banner_tone: Tone = Tone.BAD
     notes: tuple[str, ...] = ()
-    """Short lines that must be seen: ``supervisor lost``, ``history incomplete: disk full``."""
+    """Short lines that must not be overlooked, such as ``history incomplete: disk full``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRow:
+    """One row of the rank table."""
+
     rank: str
     pid: str
     device: str
@@ -114,11 +127,13 @@ class RankRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuRow:
+    """One row of the GPU table, and one strip of the heat strips."""
+
     index: str
     name: str
     ranks: str
     utilisation: float | None
-    """0 to 1, for the bar."""
+    """Fraction for the bar, 0 to 1."""
     utilisation_text: str
     memory: float | None
     memory_text: str
@@ -126,95 +141,102 @@ class GpuRow:
     temperature: Cell
     clock_text: str
     strip: tuple[float, ...] = ()
-    """Utilisation of the last minutes, 0 to 1, oldest first; NaN where none was read."""
+    """Utilisation of the last minutes, 0 to 1, oldest first; NaN where it was not read."""
     note: str = ""
     heat: tuple[float, ...] = ()
-    """The same, finer, for the heat strip."""
+    """Like ``strip`` with more values, for the heat strip."""
     sm_text: str = ""
-    """SM, tensor-core and DRAM activity where the GPU offers them: ``62 %``."""
+    """SM activity such as ``62 %``; empty if the GPU does not report it. Likewise the next two."""
     tensor_text: str = ""
     dram_text: str = ""
     throttle: str = ""
-    """What lowers the clocks, in words."""
+    """The reason for reduced clocks, in words."""
     tone: Tone = Tone.PLAIN
-    """WARN or BAD where something is wrong with this GPU; a sign says the same."""
+    """WARN or BAD if something is wrong with this GPU; a sign says the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogLine:
+    """One line of a log, or several identical consecutive lines."""
+
     rank: int | None
+    """The rank that wrote the line; None for the launcher."""
     text: str
-    """Sanitised: no control characters, no markup."""
+    """Sanitised text: no control characters, and never parsed as markup."""
     tone: Tone = Tone.PLAIN
     count: int = 1
-    """How many identical lines in a row this stands for."""
+    """Number of identical consecutive lines that this line represents."""
     in_traceback: bool = False
-    """Part of a Python traceback."""
+    """True if the line is part of a Python traceback."""
     seen_at: float | None = None
-    """Unix seconds at which the line arrived; None if it was in the file before."""
+    """Unix seconds at which the line was read; None if it was already in the file at the start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerdictViewModel:
-    """One verdict in words."""
+    """One verdict of a diagnosis, in words."""
 
     title: Cell
-    """``STALLED for 12 s``"""
+    """Such as ``STALLED for 12 s``."""
     sentence: str
     facts: tuple[tuple[str, str], ...] = ()
-    """Who, where, what to do: a short word and a text."""
+    """Label and text of each fact: which rank, where, what to do."""
     evidence: tuple[tuple[str, str], ...] = ()
+    """Label and text of each piece of evidence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveCell:
-    """What some ranks did at one number of a process group."""
+    """The collective that some ranks called at one sequence number of a process group."""
 
     text: str
     site: str = ""
-    """Where in the user's code: ``train.py:88 step``."""
+    """Call site in the user's code, such as ``train.py:88 step``."""
     differs: bool = False
-    """From what most ranks did there."""
+    """True if most ranks called another collective at this sequence number."""
     tone: Tone = Tone.PLAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveRow:
+    """One sequence number of a process group."""
+
     number: str
-    """``#1 043``; ``…`` where rows are left out."""
+    """Such as ``#1 043``; ``…`` if rows are omitted at this place."""
     cells: tuple[CollectiveCell, ...]
     note: str = ""
-    """``first difference``, ``not finished``."""
+    """Such as ``first difference`` or ``not finished``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveTable:
-    """Collectives of one process group around the first that not all ranks finished."""
+    """Collectives of one process group, around the first one that not all ranks finished."""
 
     title: str
     columns: tuple[Cell, ...]
-    """Ranks that did the same share one."""
+    """Headings. Ranks that called the same collectives share a column."""
     rows: tuple[CollectiveRow, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackViewModel:
-    """The stack that some threads share, the innermost call first."""
+    """A stack with its title, innermost call first; or the last output of a rank."""
 
-    who: Cell
+    title: Cell
+    """The threads that the stack belongs to, or the rank that wrote the lines."""
     lines: tuple[Cell, ...]
-    """The user's own code in ACCENT with a sign, folded library calls DIM."""
+    """The user's code has the tone ACCENT and a sign; folded library calls have the tone DIM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessRow:
-    """A process, or processes that do the same."""
+    """A process, or several processes in the same state."""
 
-    who: str
+    owner: str
     pid: str
-    doing: Cell
-    """``stopped``, ``sleeping``, ``running``."""
+    state: Cell
+    """Such as ``stopped``, ``sleeping`` or ``running``."""
     cpu: str
     memory: str
     note: str = ""
@@ -222,21 +244,23 @@ class ProcessRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiagnosisViewModel:
-    """Everything of a diagnosis, ready to draw."""
+    """A complete diagnosis, ready to draw."""
 
     headline: Cell
     about: str
-    """Which run, when it was looked at."""
+    """The run, and the time of the diagnosis."""
     verdicts: tuple[VerdictViewModel, ...] = ()
     earlier: tuple[str, ...] = ()
-    """Verdicts that are over, a line each."""
+    """Verdicts that have ended, one line each."""
     collectives: tuple[CollectiveTable, ...] = ()
     collectives_note: str = ""
-    """Why there are none."""
+    """The reason if there are no collectives."""
     stacks: tuple[StackViewModel, ...] = ()
     stacks_note: str = ""
+    """The reason if there are no stacks."""
     processes: tuple[ProcessRow, ...] = ()
     machine: tuple[str, ...] = ()
     last_output: tuple[StackViewModel, ...] = ()
-    """What ranks wrote last, exceptions first."""
+    """The last log lines of ranks, exceptions first."""
     missing: tuple[str, ...] = ()
+    """Evidence that could not be collected, and how to get it."""

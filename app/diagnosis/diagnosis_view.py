@@ -278,7 +278,7 @@ def _stacks(
 
     shapes = [
         StackViewModel(
-            who=Cell(
+            title=Cell(
                 text=stack_title(group, culprits),
                 tone=Tone.BAD if culprits & set(group.ranks) else Tone.PLAIN,
             ),
@@ -288,7 +288,7 @@ def _stacks(
     ]
     if len(shapes) > MAX_STACKS and not context.full_paths:
         more = f"{len(shapes) - MAX_STACKS} more are in the report (w)"
-        shapes = [*shapes[:MAX_STACKS], StackViewModel(who=Cell(text=more), lines=())]
+        shapes = [*shapes[:MAX_STACKS], StackViewModel(title=Cell(text=more), lines=())]
     return tuple(shapes)
 
 
@@ -328,20 +328,20 @@ def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackViewModel,
         kind = clean_name(str(said.get("type") or "an exception"), 80)
         shapes.append(
             StackViewModel(
-                who=Cell(text=f"rank {rank.rank} raised {kind}", tone=Tone.BAD),
+                title=Cell(text=f"rank {rank.rank} raised {kind}", tone=Tone.BAD),
                 lines=tuple(Cell(text=line) for line in kept),
             )
         )
     if len(raised) > LAST_WORDS:
         others = formats.rank_words([r.rank for r in raised[LAST_WORDS:]])
-        shapes.append(StackViewModel(who=Cell(text=f"{others} raised exceptions too"), lines=()))
+        shapes.append(StackViewModel(title=Cell(text=f"{others} raised exceptions too"), lines=()))
     known = {r.rank for r in raised}
     for rank in [evidence.ranks[n] for n in sorted(culprits) if n in evidence.ranks][:LAST_WORDS]:
         lines = [clean_line(line, 400) for line in rank.log_tail if line.strip()][-LAST_LINES:]
         if rank.rank not in known and lines:
             shapes.append(
                 StackViewModel(
-                    who=Cell(text=f"last log lines of rank {rank.rank}"),
+                    title=Cell(text=f"last log lines of rank {rank.rank}"),
                     lines=tuple(Cell(text=line, tone=Tone.DIM) for line in lines),
                 )
             )

@@ -117,9 +117,9 @@ def _row(
     loud = bad or doing.startswith(("STOPPED", "DEAD", "waiting for I/O"))
     share = process.cpu_share if process is not None else None
     return ProcessRow(
-        who=who,
+        owner=who,
         pid=formats.NA if pid is None else str(pid),
-        doing=Cell(text=clean_name(doing), tone=Tone.BAD if loud else Tone.PLAIN),
+        state=Cell(text=clean_name(doing), tone=Tone.BAD if loud else Tone.PLAIN),
         cpu=formats.percent(share),
         memory=formats.size(process.rss_bytes if process is not None else None),
         note=note,
@@ -139,9 +139,9 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
         cpu = formats.percent(max(shares)) if shares else formats.NA
         rows.append(
             ProcessRow(
-                who=f"    {len(usual)} {kind}",
+                owner=f"    {len(usual)} {kind}",
                 pid="",
-                doing=Cell(text="normal"),
+                state=Cell(text="normal"),
                 cpu=cpu,
                 memory=_memory([w.process for w in usual]),
             )
@@ -181,9 +181,9 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
         shares = [p.cpu_share for p in processes if p.cpu_share is not None]
         rows.append(
             ProcessRow(
-                who=f"  {formats.rank_words([r.rank for r in members])}",
+                owner=f"  {formats.rank_words([r.rank for r in members])}",
                 pid=f"×{len(members)}",
-                doing=Cell(text=doing),
+                state=Cell(text=doing),
                 cpu=formats.percent(max(shares)) if shares else formats.NA,
                 memory=_memory(processes),
                 note=phase,
@@ -193,7 +193,7 @@ def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     if rest:
         rows.append(
             ProcessRow(
-                who="  others", pid=str(rest), doing=Cell(text="other states"), cpu="", memory=""
+                owner="  others", pid=str(rest), state=Cell(text="other states"), cpu="", memory=""
             )
         )
     return rows

@@ -108,7 +108,7 @@ async def test_zoom_at_the_end_follows_new_points() -> None:
         assert app.chart.view.follow
         app.chart.view_model = chart_of(count=3000)
         await pilot.pause()
-        data = app.chart._data()
+        data = app.chart._data_range()
         assert data is not None
         now = visible_range(app.chart.view, data)
         assert now.low > 2000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ltui.widgets.log_lines import LogBuffer
-from ltui.widgets.log_rows import LogLevel, LogRows, wrapped
+from ltui.widgets.log_rows import LogLevel, LogRows, wrap_rows
 from ltui.widgets.view_models import LogLine, Tone
 
 TEXTS = st.text(alphabet="ab é日本 ", max_size=30)
@@ -15,16 +15,16 @@ TEXTS = st.text(alphabet="ab é日本 ", max_size=30)
 
 @given(TEXTS, st.integers(2, 12))
 def test_wrapping_loses_nothing_and_fits(text: str, width: int) -> None:
-    parts = wrapped(text, width)
+    parts = wrap_rows(text, width)
     assert "".join(text[begin:end] for begin, end in parts) == text
     assert all(cell_len(text[begin:end]) <= width for begin, end in parts)
 
 
 def test_a_row_ends_after_a_blank_that_is_near() -> None:
-    assert wrapped("one two three", 9) == [(0, 8), (8, 13)]
-    assert wrapped("a/very/long/path", 9) == [(0, 9), (9, 16)]
-    assert wrapped("anything", None) == [(0, 8)]
-    assert wrapped("", 9) == [(0, 0)]
+    assert wrap_rows("one two three", 9) == [(0, 8), (8, 13)]
+    assert wrap_rows("a/very/long/path", 9) == [(0, 9), (9, 16)]
+    assert wrap_rows("anything", None) == [(0, 8)]
+    assert wrap_rows("", 9) == [(0, 0)]
 
 
 @given(

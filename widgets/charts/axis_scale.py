@@ -1,6 +1,7 @@
-"""Axes: ranges that change in steps, ticks at round numbers, and their labels.
+"""Axis ranges that change in steps, ticks at round numbers, and tick labels.
 
-Pure. A range is kept while the data still fills it: an axis does not jump at every new point.
+Pure. A range is kept while the data fills enough of it, so that an axis does not move with every
+new point.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from dataclasses import dataclass
 
 from ltui.widgets.formats import THIN, duration
 
-_KEPT_SHARE = 0.45
-"""A range is kept while the data fills at least this share of it."""
+_MIN_FILLED_SHARE = 0.45
+"""Minimum fraction of the previous range that the data must fill for the range to be kept."""
 NOISE = 1e-6
-"""Values that differ by a smaller share of their size are drawn as one: ranks compute in float32,
-whose rounding alone makes a tenth of that."""
+"""Relative difference below which values are drawn as equal.
+
+Ranks compute in float32, and its rounding alone causes a tenth of this.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisRange:
+    """The interval that an axis shows."""
+
     low: float
     high: float
 
@@ -29,30 +34,33 @@ class AxisRange:
 
 @dataclass(frozen=True, slots=True)
 class AxisTick:
+    """A labelled position on an axis."""
+
     at: float
     label: str
 
 
 def nice_step(span: float, parts: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that cuts ``span`` into at most ``parts``."""
+    """Return the smallest of 1, 2, 5 times a power of ten that gives at most ``parts`` steps."""
     if not (span > 0 and math.isfinite(span)):
         return 1.0
-    rough = span / max(1, parts)
-    power = 10.0 ** math.floor(math.log10(rough))
+    min_step = span / max(1, parts)
+    power = 10.0 ** math.floor(math.log10(min_step))
     if power == 0:
         return span
-    return next((m * power for m in (1.0, 2.0, 5.0) if m * power >= rough * (1 - 1e-9)), 10 * power)
+    steps = (factor * power for factor in (1.0, 2.0, 5.0))
+    return next((step for step in steps if step >= min_step * (1 - 1e-9)), 10 * power)
 
 
 def sticky_range(
     low: float, high: float, previous: AxisRange | None, *, parts: int = 10
 ) -> AxisRange:
-    """A round range around ``low`` to ``high``: the previous where it still fits and is filled."""
+    """Return a round range around ``low`` to ``high``; the previous one if it still fits."""
     if high - low <= NOISE * max(abs(low), abs(high)):
         room = abs(high) * 0.05 or 0.5
         low, high = low - room, high + room
     fits = previous is not None and previous.low <= low and high <= previous.high
-    if previous is not None and fits and high - low >= _KEPT_SHARE * previous.span:
+    if previous is not None and fits and high - low >= _MIN_FILLED_SHARE * previous.span:
         return previous
     step = nice_step(high - low, parts)
     bottom, top = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
@@ -60,7 +68,7 @@ def sticky_range(
 
 
 def growing_end(low: float, high: float, *, parts: int = 12) -> float:
-    """``high`` rounded up, so that a growing curve moves its axis seldom."""
+    """Return ``high`` rounded up, so that a growing curve seldom changes its axis."""
     step = nice_step(high - low, parts)
     return max(high, math.ceil(high / step - 1e-9) * step)
 
@@ -68,49 +76,50 @@ def growing_end(low: float, high: float, *, parts: int = 12) -> float:
 def linear_ticks(
     within: AxisRange, most: int, *, time: bool = False, whole: bool = False
 ) -> list[AxisTick]:
-    """Round places inside the range, at most ``most``; with ``time`` they are seconds.
+    """Return at most ``most`` ticks at round numbers inside the range.
 
-    ``whole``: only whole numbers, as steps are.
+    With ``time`` the numbers are seconds. With ``whole`` the ticks are at whole numbers, as for
+    steps.
     """
     step = _time_step(within.span, most) if time else nice_step(within.span, most)
     if whole:
         step = max(1.0, step)
     first = math.ceil(within.low / step - 1e-9)
     last = math.floor(within.high / step + 1e-9)
-    places = [n * step for n in range(first, min(last, first + 4 * most) + 1)]
-    largest = max((abs(p) for p in places), default=0.0)
-    return [AxisTick(p, time_label(p) if time else tick_label(p, step, largest)) for p in places]
+    positions = [n * step for n in range(first, min(last, first + 4 * most) + 1)]
+    largest = max((abs(p) for p in positions), default=0.0)
+    return [AxisTick(p, time_label(p) if time else tick_label(p, step, largest)) for p in positions]
 
 
 def time_label(seconds: float) -> str:
-    """``30 m``, ``1 h 30 m``: a duration without a part that is zero."""
+    """Format a duration without parts that are zero: ``30 m``, ``1 h 30 m``."""
     text = duration(seconds)
-    for nothing in (" 00 s", " 00 m", " 00 h"):
-        text = text.removesuffix(nothing)
+    for zero_part in (" 00 s", " 00 m", " 00 h"):
+        text = text.removesuffix(zero_part)
     return text.removesuffix(".0 s") + " s" if text.endswith(".0 s") else text
 
 
 def _time_step(span: float, most: int) -> float:
-    rough = span / max(1, most)
-    if rough <= 1:
+    min_step = span / max(1, most)
+    if min_step <= 1:
         return nice_step(span, most)
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
     days = nice_step(span / 86400, most) * 86400
-    return next((float(s) for s in steps if s >= rough), days)
+    return next((float(s) for s in steps if s >= min_step), days)
 
 
 def tick_label(value: float, step: float, largest: float = 0.0) -> str:
-    """As many digits as ``step`` needs: ``0.25``, ``1 200``, ``20 k``, ``2e-05``.
+    """Format a tick with the digits that ``step`` needs: ``0.25``, ``1 200``, ``20 k``, ``2e-05``.
 
-    ``largest`` of the labels on one axis, so that all have the same form.
+    ``largest`` is the largest value on the axis, so that all labels have the same form.
     """
     if value == 0:
         return "0"
     largest = max(abs(value), largest)
     if abs(step) < 1e-4 and largest < 1e-3:
-        return f"{value:.{_digits(value, step)}e}"
+        return f"{value:.{_exponent_digits(value, step)}e}"
     for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # Not where the prefix would only move the digits that tell the labels apart.
+        # No prefix if it would hide or only shift the digits in which the labels differ.
         if (largest >= 10 * scale and step >= scale / 100) or (largest >= scale and step >= scale):
             return f"{_plain(value / scale, step / scale)}{THIN}{prefix}"
     return _plain(value, step)
@@ -121,14 +130,14 @@ def _plain(value: float, step: float) -> str:
     return f"{value:,.{min(decimals, 9)}f}".replace(",", THIN)
 
 
-def _digits(value: float, step: float) -> int:
-    """Digits after the point of ``value`` in powers of ten, so that a step of it can be seen."""
+def _exponent_digits(value: float, step: float) -> int:
+    """Return the digits after the point that ``value`` needs as a power of ten to show a step."""
     powers = math.floor(math.log10(abs(value)) + 1e-9) - math.floor(math.log10(step) + 1e-9)
     return min(6, max(0, powers))
 
 
 def log_ticks(within: AxisRange, most: int) -> list[AxisTick]:
-    """Ticks of an axis whose range is in powers of ten: decades, or 1-2-5 within a few of them."""
+    """Return ticks for a range of exponents of ten: decades, or 1-2-5 within a few decades."""
     first, last = math.ceil(within.low - 1e-9), math.floor(within.high + 1e-9)
     decades = list(range(first, last + 1))
     if len(decades) >= 2:
@@ -138,10 +147,10 @@ def log_ticks(within: AxisRange, most: int) -> list[AxisTick]:
             return sparse
     low, high = 10.0**within.low, 10.0**within.high
     fine = [
-        m * 10.0**d
+        factor * 10.0**d
         for d in range(math.floor(within.low), math.ceil(within.high) + 1)
-        for m in (1, 2, 5)
-        if low * (1 - 1e-9) <= m * 10.0**d <= high * (1 + 1e-9)
+        for factor in (1, 2, 5)
+        if low * (1 - 1e-9) <= factor * 10.0**d <= high * (1 + 1e-9)
     ]
     if len(fine) >= 2 and len(fine) <= max(2, most):
         return [AxisTick(math.log10(v), log_label(v)) for v in fine]
@@ -152,7 +161,7 @@ def log_ticks(within: AxisRange, most: int) -> list[AxisTick]:
 
 
 def log_label(value: float) -> str:
-    """``0.001``, ``0.5``, ``100``, ``10 k``, ``1e-06``."""
+    """Format a tick of a logarithmic axis: ``0.001``, ``0.5``, ``100``, ``10 k``, ``1e-06``."""
     if value < 1e-3 * (1 - 1e-9):
         return f"{value:.0e}"
     return tick_label(value, 10.0 ** math.floor(math.log10(value) + 1e-9))

@@ -1,7 +1,7 @@
-"""Curves as braille dots, two by four a cell, computed with NumPy.
+"""Draw curves as braille dots, two by four in each cell, with NumPy.
 
-Pure. A curve is first reduced to one span (lowest to highest value) for each column of dots, so
-that no peak is lost and drawing costs the same however long the history is.
+Pure. A curve is first reduced to one span (minimum to maximum) for each column of dots. No peak is
+lost, and the cost of drawing does not depend on the length of the history.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CurveColumns:
-    """A curve in columns of equal width; NaN where a column has no point, or only gaps."""
+    """A curve reduced to columns of equal width; NaN if a column has no point, or only gaps."""
 
     at: FloatArray
-    """Column number of each entry, ascending; the neighbours just outside the view are included."""
+    """Column number of each entry, ascending, with the nearest points outside the view."""
     first: FloatArray
-    """Value with which the curve enters the column; NaN where it begins after a gap."""
+    """First value of the curve in the column; NaN if the curve begins after a gap."""
     last: FloatArray
     low: FloatArray
     high: FloatArray
@@ -42,9 +42,9 @@ def decimate(
     *,
     positive: bool = False,
 ) -> CurveColumns:
-    """Reduce the points with ``x_low <= x <= x_high`` to ``columns`` columns, extremes kept.
+    """Reduce the points with ``x_low <= x <= x_high`` to ``columns`` columns, keeping extremes.
 
-    ``x`` ascends. NaN and infinite values are gaps; with ``positive`` also all up to zero.
+    ``x`` is ascending. NaN and infinite values are gaps; with ``positive``, so are values <= 0.
     """
     edges = np.linspace(x_low, x_high, columns + 1)
     cuts = np.searchsorted(x, edges, side="left")
@@ -53,7 +53,7 @@ def decimate(
     starts, ends = cuts[:-1][filled], cuts[1:][filled]
     at = filled.astype(np.float64)
     scale = columns / (x_high - x_low) if x_high > x_low else 0.0
-    # One point on either side, so that the line runs out of the picture instead of ending in it.
+    # One more point on either side, so that the line continues to the edges of the chart.
     if cuts[0] > 0:
         starts, ends = np.append(cuts[0] - 1, starts), np.append(cuts[0], ends)
         at = np.append(min(-1.0, np.floor((x[cuts[0] - 1] - x_low) * scale)), at)
@@ -85,16 +85,17 @@ def _extremes(
 
 
 def spans(curve: CurveColumns, columns: int) -> tuple[FloatArray, FloatArray]:
-    """Bottom and top of the line in every column: its extremes, joined to the neighbours' half-way.
+    """Return bottom and top of the line in every column.
 
-    CurveColumns without a point lie on the straight line between their neighbours; a gap stays NaN.
+    A column spans its extremes and the midpoints to its neighbours. A column without a point is on
+    the straight line between its neighbours; a gap is NaN.
     """
     nothing = np.full(columns, np.nan)
     if not curve.at.size:
         return nothing, nothing
-    place = np.arange(-1.0, columns + 1.0)
-    enter, leave, low, high = (_spread(curve, place, part) for part in _PARTS)
-    # Half-way between where one column ends and the next begins; NaN where there is a gap.
+    position = np.arange(-1.0, columns + 1.0)
+    enter, leave, low, high = (_interpolate(curve, position, part) for part in _PARTS)
+    # The midpoint between the end of a column and the start of the next; NaN at a gap.
     middle = (leave[:-1] + enter[1:]) / 2
     bottom = np.fmin(np.fmin(low[1:-1], middle[:-1]), middle[1:])
     top = np.fmax(np.fmax(high[1:-1], middle[:-1]), middle[1:])
@@ -104,23 +105,23 @@ def spans(curve: CurveColumns, columns: int) -> tuple[FloatArray, FloatArray]:
 _PARTS = ("first", "last", "low", "high")
 
 
-def _spread(curve: CurveColumns, place: FloatArray, part: str) -> FloatArray:
-    """The named part of ``curve`` at every place, interpolated between entries."""
+def _interpolate(curve: CurveColumns, position: FloatArray, part: str) -> FloatArray:
+    """Return one field of ``curve`` at every position, interpolated between its entries."""
     values: FloatArray = getattr(curve, part)
-    right = np.searchsorted(curve.at, place, side="left")
-    exact = (right < curve.at.size) & (curve.at[np.minimum(right, curve.at.size - 1)] == place)
+    right = np.searchsorted(curve.at, position, side="left")
+    exact = (right < curve.at.size) & (curve.at[np.minimum(right, curve.at.size - 1)] == position)
     inside = (right > 0) & (right < curve.at.size)
     after = np.clip(right, 1, max(1, curve.at.size - 1)) if curve.at.size > 1 else right * 0
     before = np.maximum(after - 1, 0)
     width = np.where(after == before, 1.0, curve.at[after] - curve.at[before])
-    share = (place - curve.at[before]) / width
+    share = (position - curve.at[before]) / width
     between = curve.last[before] * (1 - share) + curve.first[after] * share
     result = np.where(inside, between, np.nan)
     return np.where(exact, values[np.minimum(right, values.size - 1)], result)
 
 
 def rows_of(values: FloatArray, low: float, high: float, dots: int) -> FloatArray:
-    """Dot rows (0 on top) of values in ``low`` to ``high``; outside the range, outside the rows."""
+    """Return the dot rows (0 is the top) of values; values outside the range get rows outside."""
     share = (high - values) / (high - low)
     return np.rint(np.clip(share, -1.0, 2.0) * (dots - 1))
 
@@ -128,9 +129,10 @@ def rows_of(values: FloatArray, low: float, high: float, dots: int) -> FloatArra
 def line(
     curve: CurveColumns, low: float, high: float, width: int, height: int, *, dash: int = 0
 ) -> IntArray:
-    """Braille code points, ``height`` x ``width`` cells, of a curve; ``BLANK`` where there is none.
+    """Return a curve as braille code points (``height`` x ``width`` cells); ``BLANK`` means no dot.
 
-    ``dash`` leaves out every so-manyth pair of columns, to tell lines apart without colour.
+    With ``dash`` every (``dash`` + 1)-th pair of columns is blank, so that lines differ without
+    colour.
     """
     bottom, top = spans(curve, 2 * width)
     mask = _mask(bottom, top, low, high, height)
@@ -142,7 +144,7 @@ def line(
 def band(
     lows: CurveColumns, highs: CurveColumns, low: float, high: float, width: int, height: int
 ) -> IntArray:
-    """Braille code points of the area between two curves, every fourth dot set."""
+    """Return the area between two curves as braille code points, with every fourth dot set."""
     bottom, _ = spans(lows, 2 * width)
     _, top = spans(highs, 2 * width)
     mask = _mask(bottom, top, low, high, height)
@@ -161,7 +163,7 @@ def _mask(bottom: FloatArray, top: FloatArray, low: float, high: float, height: 
 
 
 def pack(mask: BoolArray) -> IntArray:
-    """A mask of dots (4 x height, 2 x width) as braille code points (height, width)."""
+    """Convert a mask of dots (4 x height, 2 x width) to braille code points (height, width)."""
     height, width = mask.shape[0] // 4, mask.shape[1] // 2
     cells = mask.reshape(height, 4, width, 2)
     codes: IntArray = np.einsum("hdwe,de->hw", cells, _DOTS).astype(np.uint32) + np.uint32(BLANK)

@@ -1,4 +1,4 @@
-"""A grid of characters, each with the number of its ink, which becomes lines for the terminal."""
+"""A grid of characters and inks (indices into a list of styles) that becomes terminal lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPACE = ord(" ")
 
 
 class Canvas:
-    """``chars`` holds code points (0 behind a wide one), ``ink`` indexes into a list of styles."""
+    """A grid of cells: ``chars`` holds code points (0 after a wide one), ``ink`` style indices."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -24,7 +24,7 @@ class Canvas:
         self.ink: npt.NDArray[np.int16] = np.zeros((height, width), dtype=np.int16)
 
     def write(self, x: int, y: int, text: str, ink: int = 0) -> int:
-        """Put ``text`` at ``x``, ``y``, cut at the edges. Returns the column after it."""
+        """Write ``text`` at ``x``, ``y``, cut at the edges; return the column after it."""
         if not 0 <= y < self.height:
             return x + cell_len(text)
         width = cell_len(text)
@@ -41,23 +41,25 @@ class Canvas:
         return x
 
     def blit(self, x: int, y: int, codes: npt.NDArray[np.uint32], blank: int, ink: int) -> None:
-        """Put a block of code points over what is there; ``blank`` ones leave it."""
+        """Copy a block of code points onto the canvas, except ``blank`` ones."""
         height, width = codes.shape
-        there = codes != blank
-        self.chars[y : y + height, x : x + width][there] = codes[there]
-        self.ink[y : y + height, x : x + width][there] = ink
+        drawn = codes != blank
+        self.chars[y : y + height, x : x + width][drawn] = codes[drawn]
+        self.ink[y : y + height, x : x + width][drawn] = ink
 
     def line(self, y: int) -> str:
+        """Return line ``y`` as plain text."""
         return self._letters(y).replace("\0", "")
 
     def _letters(self, y: int) -> str:
         return str(self.chars[y].astype("<u4").tobytes(), "utf-32-le")
 
     def text(self) -> str:
+        """Return all lines as plain text."""
         return "\n".join(self.line(y) for y in range(self.height))
 
     def strip(self, y: int, styles: Sequence[Style]) -> Strip:
-        """Line ``y`` as segments, one for each stretch of the same ink."""
+        """Return line ``y`` as segments, one for each run of cells with the same ink."""
         inks = self.ink[y]
         breaks = [0, *(np.flatnonzero(np.diff(inks)) + 1).tolist(), self.width]
         letters = self._letters(y)
@@ -68,7 +70,7 @@ class Canvas:
 
 
 def changed_spans(old: Canvas, new: Canvas) -> list[tuple[int, int, int]]:
-    """Line, first and last column (exclusive) of what differs between canvases of the same size."""
+    """Return (line, first column, end column) of what differs between canvases of one size."""
     differs = (old.chars != new.chars) | (old.ink != new.ink)
     lines = np.flatnonzero(differs.any(axis=1))
     first = differs.argmax(axis=1)

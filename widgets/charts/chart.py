@@ -1,4 +1,7 @@
-"""The chart widget: curves with zoom, pan, a crosshair and a logarithmic scale."""
+"""The chart widget: curves with zoom, pan, a crosshair and a logarithmic scale.
+
+``plot`` draws the chart. This module connects it to keys, the mouse and Textual's repainting.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ from ltui.widgets.palette import LineStyles, line_styles
 from ltui.widgets.view_models import ChartViewModel, Tone
 
 ZOOM = 1.5
+"""Factor of one zoom step."""
 PAN_SHARE = 0.25
+"""Fraction of the visible width that one pan step moves."""
 
 
 def _key(key: str, action: str, words: str, tooltip: str) -> Binding:
@@ -32,7 +37,7 @@ def _key(key: str, action: str, words: str, tooltip: str) -> Binding:
 
 
 class Chart(Widget, can_focus=True):
-    """Draws a ``ChartViewModel``. The part in view and the crosshair survive a new view_model."""
+    """A widget that draws a ``ChartViewModel``. New data keeps the zoom and the crosshair."""
 
     DEFAULT_CSS = """
     Chart { height: 1fr; width: 1fr; min-height: 3; }
@@ -55,17 +60,17 @@ class Chart(Widget, can_focus=True):
 
     view_model: reactive[ChartViewModel | None] = reactive(None, repaint=False)
     view: reactive[Viewport | None] = reactive(None, repaint=False)
-    """The part of the x axis in view; None for all of it."""
+    """The visible part of the x axis; None for the whole axis."""
     crosshair: reactive[float | None] = reactive(None, repaint=False)
-    """Where on the x axis the crosshair stands. Set it to link charts."""
+    """Position of the crosshair on the x axis. Set it to link charts."""
     log_y: reactive[bool | None] = reactive(None, repaint=False)
-    """None: as the view_model says."""
+    """Use a logarithmic y axis; None means as the view model says."""
     grid: reactive[bool] = reactive(True, repaint=False)
     outliers: reactive[bool] = reactive(False, repaint=False)
-    """Show all values, also where the view_model says that outliers are cut."""
+    """Show all values, even if the view model cuts outliers."""
 
     class CrosshairMoved(Message):
-        """The person moved the crosshair; ``x`` is None where it left the chart."""
+        """The user moved the crosshair; ``x`` is None if it was removed."""
 
         def __init__(self, chart: Chart, x: float | None) -> None:
             super().__init__()
@@ -80,7 +85,7 @@ class Chart(Widget, can_focus=True):
             return isinstance(message, Chart.CrosshairMoved) and message.chart is self.chart
 
     class ViewChanged(Message):
-        """The person zoomed or panned."""
+        """The user zoomed or panned."""
 
         def __init__(self, chart: Chart, view: Viewport | None) -> None:
             super().__init__()
@@ -100,40 +105,40 @@ class Chart(Widget, can_focus=True):
     ) -> None:
         super().__init__(id=id, classes=classes)
         self._plot: Plot | None = None
-        self._key: tuple[object, ...] = ()
-        self._y: dict[tuple[bool, bool], AxisRange] = {}
+        self._plot_key: tuple[object, ...] = ()
+        self._y_ranges: dict[tuple[bool, bool], AxisRange] = {}
         self._drag_x: int | None = None
         self._inks: list[Style] = []
         self.set_reactive(Chart.view_model, view_model)
 
     @property
     def is_log(self) -> bool:
-        """Whether the y axis is logarithmic now."""
+        """True if the y axis is logarithmic now."""
         if self.log_y is None:
             return self.view_model is not None and self.view_model.log_y
         return self.log_y
 
     def zoomed_range(self) -> AxisRange | None:
-        """The part of the x axis in view; None while all of it is."""
-        data = self._data()
+        """Return the visible part of the x axis; None while the whole axis is visible."""
+        data = self._data_range()
         return None if self.view is None or data is None else visible_range(self.view, data)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        # Styles are looked up once a repaint: for every line they would cost as much as the curves.
-        self._inks = self._mix_inks()
+        # Get the styles once for each repaint: per line they would cost as much as the curves.
+        self._inks = self._ink_styles()
         return super().render_lines(crop)
 
-    def _mix_inks(self) -> list[Style]:
+    def _ink_styles(self) -> list[Style]:
         base = self.rich_style
-        return [base + style for style in _styles(line_styles(self.app))]
+        return [base + style for style in _canvas_styles(line_styles(self.app))]
 
     def render_line(self, y: int) -> Strip:
-        picture = self._picture()
-        if y >= picture.canvas.height:
+        plotted = self._current_plot()
+        if y >= plotted.canvas.height:
             return Strip.blank(self.size.width, self.rich_style)
-        return picture.canvas.strip(y, self._inks or self._mix_inks())
+        return plotted.canvas.strip(y, self._inks or self._ink_styles())
 
-    def _picture(self) -> Plot:
+    def _current_plot(self) -> Plot:
         """Return the plot of the present data, options and size; it is drawn once for all lines."""
         width, height = self.size
         options = ChartOptions(
@@ -145,17 +150,17 @@ class Chart(Widget, can_focus=True):
             dashes=self.app.no_color,
         )
         key = (self.view_model, options, width, height)
-        if self._plot is None or key != self._key:
-            before = self._y.get((options.log_y, options.outliers))
+        if self._plot is None or key != self._plot_key:
+            before = self._y_ranges.get((options.log_y, options.outliers))
             self._plot = plot(self.view_model, options, width, height, before)
-            self._key = key
+            self._plot_key = key
             if self._plot.y is not None and self._plot.x is not None:
-                self._y[options.log_y, options.outliers] = self._plot.y
+                self._y_ranges[options.log_y, options.outliers] = self._plot.y
         return self._plot
 
     def watch_view_model(self, old: ChartViewModel | None, new: ChartViewModel | None) -> None:
         if old is not None and new is not None and old.title != new.title:
-            self._y.clear()
+            self._y_ranges.clear()
         self._redraw()
 
     def watch_view(self) -> None:
@@ -174,13 +179,13 @@ class Chart(Widget, can_focus=True):
         self._redraw()
 
     def _redraw(self) -> None:
-        """Repaint what differs from the picture before: over a slow line, cells cost time."""
+        """Repaint only the cells that changed: over a slow connection each cell costs time."""
         before = self._plot
         if not self.is_mounted or not self.is_on_screen or before is None or not self.size:
             self.refresh()
             return
-        now = self._picture()
-        old, new = before.canvas, now.canvas
+        after = self._current_plot()
+        old, new = before.canvas, after.canvas
         if (old.width, old.height) != (new.width, new.height):
             self.refresh()
             return
@@ -201,76 +206,76 @@ class Chart(Widget, can_focus=True):
         self.grid = not self.grid
 
     def action_zoom(self, direction: int) -> None:
-        self.zoom(1.0 if self.crosshair is None else self._anchor(), direction)
+        self.zoom(1.0 if self.crosshair is None else self._crosshair_fraction(), direction)
 
     def action_pan(self, direction: int) -> None:
-        data = self._data()
+        data = self._data_range()
         if data is not None:
-            self._look_at(pan_viewport(self.view, data, direction * PAN_SHARE))
+            self._set_view(pan_viewport(self.view, data, direction * PAN_SHARE))
 
     def action_show_all(self) -> None:
-        self._look_at(None)
+        self._set_view(None)
 
     def action_follow(self) -> None:
-        """Back to the newest points, with the window as wide as it is."""
-        self._point_at(None)
+        """Move to the newest points and keep the zoom."""
+        self._set_crosshair(None)
         if self.view is not None:
-            self._look_at(replace(self.view, follow=True))
+            self._set_view(replace(self.view, follow=True))
 
     def action_move(self, direction: int) -> None:
-        """Move the crosshair by one cell; it begins at the newest point."""
-        picture = self._picture()
-        if self.view_model is None or picture.x is None or picture.area is None:
+        """Move the crosshair by one cell; it starts at the newest point."""
+        plotted = self._current_plot()
+        if self.view_model is None or plotted.x is None or plotted.area is None:
             return
         if self.crosshair is None:
-            data = self._data()
-            self._point_at(None if data is None else min(data.high, picture.x.high))
+            data = self._data_range()
+            self._set_crosshair(None if data is None else min(data.high, plotted.x.high))
             return
-        cell = picture.x.span / picture.area.width
-        self._point_at(self._beyond(self.crosshair, direction, cell))
+        cell = plotted.x.span / plotted.area.width
+        self._set_crosshair(self._next_point(self.crosshair, direction, cell))
 
-    def _beyond(self, now: float, direction: int, cell: float) -> float:
-        """The data point a cell further on, or the next one where points lie further apart."""
+    def _next_point(self, now: float, direction: int, cell: float) -> float:
+        """Return the data point one cell away, or the next one if points are further apart."""
         assert self.view_model is not None
-        found = nearest_x(self.view_model.series, now + direction * cell)
-        if found is not None and (found - now) * direction > 0:
-            return found
+        nearest = nearest_x(self.view_model.series, now + direction * cell)
+        if nearest is not None and (nearest - now) * direction > 0:
+            return nearest
         further = next_x(self.view_model.series, now, direction)
         return now if further is None else further
 
     def action_clear(self) -> None:
-        """First the crosshair goes, then the zoom."""
+        """Remove the crosshair; if there is none, remove the zoom."""
         if self.crosshair is not None:
-            self._point_at(None)
+            self._set_crosshair(None)
         else:
-            self._look_at(None)
+            self._set_view(None)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         if action == "clear":
-            # With nothing to clear, the key means what it means to the screen.
+            # Without anything to clear, the screen handles the key.
             return self.crosshair is not None or self.view is not None
         return True
 
     def zoom(self, anchor: float, direction: int) -> None:
-        """Zoom in (1) or out (-1) around a share of the width."""
-        data = self._data()
+        """Zoom in (1) or out (-1) around ``anchor``, a fraction of the width."""
+        data = self._data_range()
         if data is not None:
-            self._look_at(
+            self._set_view(
                 zoom_viewport(self.view, data, anchor, ZOOM if direction > 0 else 1 / ZOOM)
             )
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._wheel(event, 1)
+        self._on_scroll(event, 1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._wheel(event, -1)
+        self._on_scroll(event, -1)
 
-    def _wheel(self, event: events.MouseEvent, direction: int) -> None:
+    def _on_scroll(self, event: events.MouseEvent, direction: int) -> None:
         event.stop()
         if event.shift:
             self.action_pan(direction)
         else:
-            self.zoom(self._share(event.x), direction)
+            self.zoom(self._width_fraction(event.x), direction)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         if event.button == 1 and self.view is not None:
@@ -283,51 +288,51 @@ class Chart(Widget, can_focus=True):
             self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        picture = self._picture()
-        if picture.x is None or picture.area is None or self.view_model is None:
+        plotted = self._current_plot()
+        if plotted.x is None or plotted.area is None or self.view_model is None:
             return
         if self._drag_x is not None:
-            data = self._data()
-            moved = (self._drag_x - event.x) / picture.area.width
+            data = self._data_range()
+            moved = (self._drag_x - event.x) / plotted.area.width
             if data is not None and moved:
-                self._look_at(pan_viewport(self.view, data, moved))
+                self._set_view(pan_viewport(self.view, data, moved))
                 self._drag_x = event.x
             return
-        place = picture.x.low + self._share(event.x) * picture.x.span
-        self._point_at(nearest_x(self.view_model.series, place))
+        x = plotted.x.low + self._width_fraction(event.x) * plotted.x.span
+        self._set_crosshair(nearest_x(self.view_model.series, x))
 
     def on_leave(self, event: events.Leave) -> None:
         if event.node is self:
-            self._point_at(None)
+            self._set_crosshair(None)
 
-    def _share(self, x: int) -> float:
-        area = self._picture().area
+    def _width_fraction(self, x: int) -> float:
+        area = self._current_plot().area
         if area is None:
             return 1.0
         return min(1.0, max(0.0, (x - area.left + 0.5) / area.width))
 
-    def _anchor(self) -> float:
-        x = self._picture().x
+    def _crosshair_fraction(self) -> float:
+        x = self._current_plot().x
         if x is None or self.crosshair is None or x.span <= 0:
             return 1.0
         return min(1.0, max(0.0, (self.crosshair - x.low) / x.span))
 
-    def _data(self) -> AxisRange | None:
+    def _data_range(self) -> AxisRange | None:
         return data_range(self.view_model)
 
-    def _look_at(self, view: Viewport | None) -> None:
+    def _set_view(self, view: Viewport | None) -> None:
         if view != self.view:
             self.view = view
             self.post_message(self.ViewChanged(self, view))
 
-    def _point_at(self, x: float | None) -> None:
+    def _set_crosshair(self, x: float | None) -> None:
         if x != self.crosshair:
             self.crosshair = x
             self.post_message(self.CrosshairMoved(self, x))
 
 
-def _styles(paint: LineStyles) -> list[Style]:
-    """Styles in the order of the canvas's inks."""
+def _canvas_styles(styles: LineStyles) -> list[Style]:
+    """Return the styles in the order of the canvas's inks."""
     tones = (Tone.PLAIN, Tone.DIM)
-    own = [*(paint.of(t) for t in tones), paint.faint, paint.of(Tone.DIM)]
-    return [*own, *paint.series, *paint.faint_series]
+    fixed = [*(styles.of(t) for t in tones), styles.faint, styles.of(Tone.DIM)]
+    return [*fixed, *styles.series, *styles.faint_series]

@@ -1,4 +1,4 @@
-"""What a person chose of a chart's options, and the inks of its canvas. Pure."""
+"""The options of a chart that the user changes with keys, and the inks of its canvas. Pure."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from ltui.widgets.palette import MARKERS
 from ltui.widgets.view_models import ChartSeries
 
 INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
-"""Inks of the canvas. From INK_SERIES on: the curves' colours, then the same ones faint."""
+"""Style indices of the canvas. INK_SERIES is the first series colour; faint variants follow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChartOptions:
-    """What the person at the keyboard chose, apart from the data."""
+    """Everything that decides how a chart is drawn, apart from its data."""
 
     view: Viewport | None = None
     log_y: bool = False
     cursor: float | None = None
-    """Where on the x axis the crosshair stands."""
+    """Position of the crosshair on the x axis; None if there is no crosshair."""
     grid: bool = True
     outliers: bool = False
-    """Show all values, also where the view_model says that outliers are cut."""
+    """Show all values, even if the view model cuts outliers."""
     dashes: bool = False
-    """Tell curves apart by their dashes, where there is no colour."""
+    """Draw curves with different dashes, because there is no colour."""
     colours: int = 8
+    """Number of series colours."""
 
 
 def ink_of(series: ChartSeries, options: ChartOptions, faint: bool) -> int:
+    """Return the ink of a series, normal or faint."""
     return INK_SERIES + series.colour % options.colours + (options.colours if faint else 0)
 
 
 def marker_of(series: ChartSeries) -> str:
+    """Return the sign of a series for the legend and its end."""
     return "·" if series.dim else MARKERS[series.colour % len(MARKERS)]

@@ -1,4 +1,4 @@
-"""The legend of a chart: names and values of its curves, fitted into one line. Pure."""
+"""The legend of a chart: the names and values of its series in one line. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 _GAP = "   "
 _LEAST_NAME = 8
-"""Cells that a shortened name keeps before a whole entry is left out."""
+"""Minimum cells of a shortened name; if that does not fit, an entry is omitted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Entry:
-    """One curve: its sign, its name and its value."""
+    """The legend of one series: its sign, name and value."""
 
     series: ChartSeries
     name: str
@@ -32,13 +32,13 @@ class _Entry:
 
 
 def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOptions) -> None:
-    """Names and values: of the last points, or of those under the crosshair."""
+    """Draw names and values: of the last points, or of the points at the crosshair."""
     x = 1
     if options.cursor is not None:
-        place = duration(options.cursor) if view_model.x_time else _place_text(options.cursor)
+        position = duration(options.cursor) if view_model.x_time else _x_text(options.cursor)
         unit = "" if view_model.x_time else f"{view_model.x_label} "
-        x = canvas.write(x, 0, f"{unit}{place}", INK_TEXT) + len(_GAP)
-    # Where not all find room, faint curves are the first to be left out.
+        x = canvas.write(x, 0, f"{unit}{position}", INK_TEXT) + len(_GAP)
+    # If not all fit, the entries of faint curves are omitted first.
     ordered = sorted(view_model.series, key=lambda s: s.dim)
     entries = [_Entry(series=s, name=s.name, value=value_text(s, options.cursor)) for s in ordered]
     shown = _fitting(entries, canvas.width - x, names=options.cursor is None)
@@ -53,28 +53,28 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
 
 
 def _fitting(entries: Sequence[_Entry], room: int, *, names: bool) -> list[_Entry]:
-    """As much as fits: without faint curves, then with short names, then without the last curves.
+    """Return the entries that fit: without faint curves, with short names, then fewer entries.
 
-    Values stay: what a loss is now is what one looks for. Under a crosshair (not ``names``) no
-    value is left out, so the signs may have to do for the names.
+    Values are never shortened, because the present loss is what the user wants to read. With a
+    crosshair (``names`` is False) no value is omitted; if necessary, the names are.
     """
-    bold = [e for e in entries if not e.series.dim] or list(entries)
-    for shown in (list(entries), bold):
+    clear = [e for e in entries if not e.series.dim] or list(entries)
+    for shown in (list(entries), clear):
         if _width(shown) <= room:
             return shown
-    if not names and (short := _shortened(bold, room)) is not None:
+    if not names and (short := _shortened(clear, room)) is not None:
         return short
     if not names:
-        bold = [replace(e, name="") for e in bold]
-    for count in range(len(bold), 0, -1):
-        short = _shortened(bold[:count], room - (0 if count == len(bold) else len(_GAP) + 3))
+        clear = [replace(e, name="") for e in clear]
+    for count in range(len(clear), 0, -1):
+        short = _shortened(clear[:count], room - (0 if count == len(clear) else len(_GAP) + 3))
         if short is not None:
             return short
-    return [replace(bold[0], value="")] if names else []
+    return [replace(clear[0], value="")] if names else []
 
 
 def _shortened(entries: Sequence[_Entry], room: int) -> list[_Entry] | None:
-    """Names cut to an equal width, and no further than they can still be recognised."""
+    """Return the entries with names cut to one width; None if they do not fit at the minimum."""
     longest = max(cell_len(e.name) for e in entries)
     for cells in range(longest, min(longest, _LEAST_NAME) - 1, -1):
         cut = [replace(e, name=_cut(e.name, cells)) for e in entries]
@@ -84,7 +84,7 @@ def _shortened(entries: Sequence[_Entry], room: int) -> list[_Entry] | None:
 
 
 def _cut(name: str, cells: int) -> str:
-    """Cut in the middle: names that belong together often differ only at their ends."""
+    """Cut a name in the middle, because related names often differ only at their ends."""
     if cell_len(name) <= cells:
         return name
     head = set_cell_size(name, cells // 2).rstrip()
@@ -99,7 +99,7 @@ def _width(entries: Sequence[_Entry]) -> int:
 
 
 def value_at(series: ChartSeries, x: float) -> tuple[float, float] | None:
-    """The point nearest to ``x``; None for an empty series. A gap gives a NaN value."""
+    """Return the point nearest to ``x``; None if the series is empty. At a gap the value is NaN."""
     if not series.x.size:
         return None
     right = int(np.searchsorted(series.x, x))
@@ -109,10 +109,10 @@ def value_at(series: ChartSeries, x: float) -> tuple[float, float] | None:
 
 
 def value_text(series: ChartSeries, cursor: float | None) -> str:
-    """The value under the crosshair, or the newest: ``nan`` where that is what was recorded."""
+    """Return the value at the crosshair, or the newest one; ``nan`` if NaN was recorded."""
     if cursor is not None:
-        found = value_at(series, cursor)
-        value = found[1] if found else None
+        point = value_at(series, cursor)
+        value = point[1] if point else None
     else:
         value = float(series.y[-1]) if series.y.size else None
     if value is not None and np.isfinite(value):
@@ -120,5 +120,5 @@ def value_text(series: ChartSeries, cursor: float | None) -> str:
     return NA if value is None or not np.isfinite(series.y).any() else str(value)
 
 
-def _place_text(x: float) -> str:
+def _x_text(x: float) -> str:
     return f"{round(x):,}".replace(",", "\N{THIN SPACE}") if x == round(x) else significant(x, 4)

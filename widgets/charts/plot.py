@@ -1,7 +1,7 @@
-"""A whole chart as a canvas of characters: curves, bands, axes, legend and read-out.
+"""Draw a complete chart on a canvas of characters: curves, bands, axes, legend and crosshair.
 
-Pure: the same values give the same picture. What depends on the picture before (the range of the y
-axis, which is kept while it fits) is handed in and given back.
+Pure: the same values give the same canvas. The range of the y axis depends on the previous one,
+which is therefore an argument and part of the result.
 """
 
 from __future__ import annotations
@@ -36,28 +36,33 @@ from ltui.widgets.formats import metric
 from ltui.widgets.view_models import ChartSeries, ChartViewModel, FloatArray
 
 MARGIN, MOST_MARGIN = 7, 13
-"""Cells for the labels of the y axis: as a rule, and where they need more digits."""
+"""Cells for the labels of the y axis: the default, and the maximum for labels of many digits."""
 CUT_SHARE, CUT_SHARE_FAINT = 0.05, 0.15
-"""Share of a curve's width whose values may be cut at either end of the y axis; more of a faint
-one, which lies behind its own smoothed curve."""
+"""Maximum fraction of a curve's columns that may be cut at each end of the y axis.
+
+More of a faint curve may be cut, because its smoothed curve is drawn over it.
+"""
 FLATTENED = 2.5
-"""Outliers are cut where the axis would have to be so many times as long to hold them."""
-_LEAST_COLUMNS = 20
-"""Curves of fewer points have no outliers."""
+"""Outliers are cut if the axis would have to be longer by this factor to show them."""
+_MIN_COLUMNS = 20
+"""Minimum columns of a curve for outliers to be detected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plot:
+    """A drawn chart."""
+
     canvas: Canvas
     area: PlotArea | None
+    """Position of the curves; None if there is no data."""
     x: AxisRange | None
     y: AxisRange | None
-    """Range of the y axis, as a power of ten where ``log_y``; hand it to the next ``plot``."""
+    """Range of the y axis (exponents of ten if ``log_y``), to pass to the next call of ``plot``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotArea:
-    """Where on the canvas the curves are, in cells."""
+    """The part of the canvas in which curves are drawn, in cells."""
 
     left: int
     top: int
@@ -66,6 +71,7 @@ class PlotArea:
 
     @classmethod
     def within(cls, width: int, height: int, margin: int = MARGIN) -> PlotArea:
+        """Return the area in a canvas of this size; small canvases have no axes or no legend."""
         axes, legend = width >= 20 and height >= 4, height >= 6
         left = margin if axes else 0
         right = 1 if axes else 0
@@ -78,7 +84,7 @@ class PlotArea:
 
 
 def data_range(view_model: ChartViewModel | None) -> AxisRange | None:
-    """From the first to the last ``x`` of any series, and ``x_ends``; None without a point."""
+    """Return the x range of all series and of ``x_ends``; None if there are no points."""
     if view_model is None:
         return None
     ends = [(float(s.x[0]), float(s.x[-1])) for s in view_model.series if s.x.size]
@@ -95,32 +101,32 @@ def plot(
     height: int,
     before: AxisRange | None = None,
 ) -> Plot:
-    """Draw ``view_model`` on ``width`` x ``height`` cells."""
+    """Draw ``view_model`` on ``width`` x ``height`` cells. ``before`` is the previous y range."""
     canvas = Canvas(max(1, width), max(1, height))
     data = data_range(view_model)
     if view_model is None or data is None:
-        _note(canvas, view_model.note if view_model and view_model.note else "no data yet")
+        _draw_note(canvas, view_model.note if view_model and view_model.note else "no data yet")
         return Plot(canvas=canvas, area=None, x=None, y=before)
     x = visible_range(options.view, data)
     layout = _lay_out(canvas, view_model, options, x, before)
     area, y = layout.area, layout.y
-    _axes(canvas, view_model, options, layout, x)
-    _curves(canvas, area, layout.curves, y, options)
+    _draw_axes(canvas, view_model, options, layout, x)
+    _draw_curves(canvas, area, layout.curves, y, options)
     if options.cursor is not None and x.low <= options.cursor <= x.high:
-        _crosshair(canvas, area, x, options.cursor)
+        _draw_crosshair(canvas, area, x, options.cursor)
     if area.top:
         draw_legend(canvas, view_model, options)
     if layout.extremes is None:
         note = "no values in this range" if options.view else view_model.note or "no values yet"
-        _note(canvas, f"{note}, on a log scale" if options.log_y else note)
+        _draw_note(canvas, f"{note}, on a log scale" if options.log_y else note)
     elif not options.log_y:
-        _say_what_is_cut(canvas, area, layout.extremes, y)
+        _draw_cut_notes(canvas, area, layout.extremes, y)
     return Plot(canvas=canvas, area=area, x=x, y=y)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Layout:
-    """Curves and ticks on an area whose margin holds the ticks' labels."""
+    """Curves and ticks, and an area with a margin that is wide enough for the tick labels."""
 
     area: PlotArea
     curves: list[_Curve]
@@ -156,14 +162,17 @@ def _lay_out(
 
 
 def _union(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
-    known = [r for r in ranges if r is not None]
-    return (min(a for a, _ in known), max(b for _, b in known)) if known else None
+    finite = [r for r in ranges if r is not None]
+    return (min(a for a, _ in finite), max(b for _, b in finite)) if finite else None
 
 
 def _without_outliers(
     curves: Sequence[_Curve], extremes: tuple[float, float]
 ) -> tuple[float, float]:
-    """The range of nearly all values and of each newest one; ``extremes`` if it is hardly less."""
+    """Return the range of nearly all values and of the newest ones.
+
+    Return ``extremes`` if cutting would hardly shorten the axis.
+    """
     usual = _union([c.usual for c in curves])
     if usual is None or usual[1] - usual[0] <= NOISE * max(abs(usual[0]), abs(usual[1])):
         return extremes
@@ -172,23 +181,23 @@ def _without_outliers(
     return (low, high) if extremes[1] - extremes[0] > FLATTENED * (high - low) else extremes
 
 
-def _say_what_is_cut(
+def _draw_cut_notes(
     canvas: Canvas, area: PlotArea, extremes: tuple[float, float], y: AxisRange
 ) -> None:
-    """In a corner of the area, so that nobody takes the axis for all there is."""
+    """Write into a corner of the area that values are cut, so that the axis is not misread."""
     above = f"values up to {metric(extremes[1])} cut, o: show all"
     below = f"values down to {metric(extremes[0])} cut, o: show all"
     slack = 1e-9 * y.span
-    for text, row, there in (
+    for text, row, is_cut in (
         (above, area.top, extremes[1] > y.high + slack),
         (below, area.top + area.height - 1, extremes[0] < y.low - slack),
     ):
-        if there and cell_len(text) < area.width:
+        if is_cut and cell_len(text) < area.width:
             canvas.write(area.left + area.width - cell_len(text), row, text, INK_DIM)
 
 
 class _Curve:
-    """A series reduced to the columns in view, on the scale of the axis."""
+    """A series reduced to the visible columns, on the scale of the axis."""
 
     def __init__(self, series: ChartSeries, x: AxisRange, area: PlotArea, log_y: bool) -> None:
         self.series = series
@@ -199,59 +208,60 @@ class _Curve:
         self.high = self._columns(series.high) if banded and series.high is not None else None
 
     def _columns(self, y: FloatArray) -> braille.CurveColumns:
-        found = braille.decimate(
+        columns = braille.decimate(
             self.series.x, y, self._x.low, self._x.high, self._dots, positive=self._log
         )
         if not self._log:
-            return found
+            return columns
         with np.errstate(invalid="ignore"):
             return braille.CurveColumns(
-                at=found.at,
-                first=np.log10(found.first),
-                last=np.log10(found.last),
-                low=np.log10(found.low),
-                high=np.log10(found.high),
+                at=columns.at,
+                first=np.log10(columns.first),
+                last=np.log10(columns.last),
+                low=np.log10(columns.low),
+                high=np.log10(columns.high),
             )
 
     @property
     def extremes(self) -> tuple[float, float] | None:
+        """Minimum and maximum of the visible values; None if there are none."""
         lows, highs = self._bounds()
         return (float(lows.min()), float(highs.max())) if lows.size else None
 
     @property
     def usual(self) -> tuple[float, float] | None:
-        """The range without a share of the columns at either end, with the newest value."""
+        """Range without the extreme columns at both ends, but with the newest value."""
         lows, highs = self._bounds()
-        if lows.size < _LEAST_COLUMNS:
+        if lows.size < _MIN_COLUMNS:
             return self.extremes
         share = CUT_SHARE_FAINT if self.series.dim else CUT_SHARE
         low, high = float(np.quantile(lows, share)), float(np.quantile(highs, 1 - share))
-        newest = _inside(self.line, self.line.last, self._dots)
+        newest = _visible_values(self.line, self.line.last, self._dots)
         if newest.size and not self.series.dim:
             low, high = min(low, float(newest[-1])), max(high, float(newest[-1]))
         return low, high
 
     def _bounds(self) -> tuple[FloatArray, FloatArray]:
-        """Lowest and highest values of the columns in view."""
+        """Return the minimum and maximum of each visible column."""
         parts = [c for c in (self.line, self.low, self.high) if c is not None]
         return (
-            np.concatenate([_inside(part, part.low, self._dots) for part in parts]),
-            np.concatenate([_inside(part, part.high, self._dots) for part in parts]),
+            np.concatenate([_visible_values(part, part.low, self._dots) for part in parts]),
+            np.concatenate([_visible_values(part, part.high, self._dots) for part in parts]),
         )
 
 
-def _inside(curve: braille.CurveColumns, values: FloatArray, dots: int) -> FloatArray:
-    """The finite ones of ``values`` in view."""
-    chosen = values[(curve.at >= 0) & (curve.at < dots)]
-    return chosen[np.isfinite(chosen)]
+def _visible_values(curve: braille.CurveColumns, values: FloatArray, dots: int) -> FloatArray:
+    """Return the finite values of the visible columns."""
+    visible = values[(curve.at >= 0) & (curve.at < dots)]
+    return visible[np.isfinite(visible)]
 
 
-def _note(canvas: Canvas, text: str) -> None:
+def _draw_note(canvas: Canvas, text: str) -> None:
     x = max(0, (canvas.width - cell_len(text)) // 2)
     canvas.write(x, (canvas.height - 1) // 2, text, INK_DIM)
 
 
-def _axes(
+def _draw_axes(
     canvas: Canvas, view_model: ChartViewModel, options: ChartOptions, layout: _Layout, x: AxisRange
 ) -> None:
     area, y = layout.area, layout.y
@@ -264,13 +274,13 @@ def _axes(
         canvas.write(0, row, tick.label.rjust(area.left - 1)[: area.left - 1], INK_DIM)
         if options.grid:
             canvas.write(area.left, row, "┈" * area.width, INK_FAINT)
-    _x_axis(canvas, area, view_model, x)
+    _draw_x_axis(canvas, area, view_model, x)
 
 
-def _x_axis(canvas: Canvas, area: PlotArea, view_model: ChartViewModel, x: AxisRange) -> None:
+def _draw_x_axis(canvas: Canvas, area: PlotArea, view_model: ChartViewModel, x: AxisRange) -> None:
     row = area.top + area.height
     name = view_model.x_label
-    # The name stands at the right end, where the numbers leave room for it.
+    # The name of the axis is at the right end, if the tick labels leave space for it.
     free = area.left + area.width - cell_len(name) - 1 if name else canvas.width
     if area.width < 30:
         free, name = canvas.width, ""
@@ -278,25 +288,25 @@ def _x_axis(canvas: Canvas, area: PlotArea, view_model: ChartViewModel, x: AxisR
     end = area.left - 2
     most = max(2, area.width // 14)
     for tick in linear_ticks(x, most, time=view_model.x_time, whole=view_model.x_whole):
-        place = area.left + column(tick.at, x, area.width)
-        start = max(area.left, place - cell_len(tick.label) // 2)
+        center = area.left + column(tick.at, x, area.width)
+        start = max(area.left, center - cell_len(tick.label) // 2)
         if start <= end + 1 or start + cell_len(tick.label) > free:
             continue
         end = canvas.write(start, row, tick.label, INK_DIM)
 
 
 def column(at: float, x: AxisRange, width: int) -> int:
-    """The cell in which ``at`` lies."""
+    """Return the column of cells that contains ``at``."""
     if x.span <= 0:
         return 0
     return min(width - 1, max(0, int((at - x.low) / x.span * width)))
 
 
-def _curves(
+def _draw_curves(
     canvas: Canvas, area: PlotArea, curves: list[_Curve], y: AxisRange, options: ChartOptions
 ) -> None:
     size = (y.low, y.high, area.width, area.height)
-    # Faint ones first, so that what matters lies on top.
+    # Draw faint curves first, so that the important ones are on top.
     order = sorted(curves, key=lambda c: not c.series.dim)
     for curve in order:
         if curve.low is not None and curve.high is not None:
@@ -311,13 +321,13 @@ def _curves(
         canvas.blit(area.left, area.top, dots, braille.BLANK, ink)
     for curve in order:
         if not curve.series.dim:
-            _end_marker(canvas, area, curve, y, options)
+            _draw_end_marker(canvas, area, curve, y, options)
 
 
-def _end_marker(
+def _draw_end_marker(
     canvas: Canvas, area: PlotArea, curve: _Curve, y: AxisRange, options: ChartOptions
 ) -> None:
-    """A sign at the last value in view, but not where the curve runs on beyond the right edge."""
+    """Draw the series' sign at its last value, unless the curve continues beyond the right edge."""
     line = curve.line
     inside = np.flatnonzero(np.isfinite(line.last) & (line.at >= 0))
     if not inside.size or line.at[inside[-1]] >= 2 * area.width:
@@ -331,29 +341,29 @@ def _end_marker(
         )
 
 
-def _crosshair(canvas: Canvas, area: PlotArea, x: AxisRange, cursor: float) -> None:
-    place = area.left + column(cursor, x, area.width)
+def _draw_crosshair(canvas: Canvas, area: PlotArea, x: AxisRange, cursor: float) -> None:
+    cell = area.left + column(cursor, x, area.width)
     for row in range(area.top, area.top + area.height):
-        if chr(canvas.chars[row, place]) in " ┈":
-            canvas.write(place, row, "│", INK_CURSOR)
+        if chr(canvas.chars[row, cell]) in " ┈":
+            canvas.write(cell, row, "│", INK_CURSOR)
 
 
 def nearest_x(series: Sequence[ChartSeries], x: float) -> float | None:
-    """The ``x`` of the point of any series that is nearest, so that a crosshair stands on data."""
+    """Return the ``x`` of the nearest point of any series, so that a crosshair is on data."""
     points = [p[0] for s in series if (p := value_at(s, x)) is not None]
     return min(points, key=lambda p: abs(p - x), default=None)
 
 
 def next_x(series: Sequence[ChartSeries], x: float, direction: int) -> float | None:
-    """The ``x`` of the first point of any series beyond ``x``; None where there is none."""
-    found = []
+    """Return the ``x`` of the next point of any series in ``direction``; None if there is none."""
+    candidates = []
     for one in series:
         if direction > 0:
             index = int(np.searchsorted(one.x, x, side="right"))
         else:
             index = int(np.searchsorted(one.x, x, side="left")) - 1
         if 0 <= index < one.x.size:
-            found.append(float(one.x[index]))
-    if not found:
+            candidates.append(float(one.x[index]))
+    if not candidates:
         return None
-    return min(found) if direction > 0 else max(found)
+    return min(candidates) if direction > 0 else max(candidates)
