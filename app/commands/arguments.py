@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ltui.app.commands.data_arguments import add_bench, add_data
+from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.whole_numbers import strip_digit_grouping
 
 EXIT_DONE = 0
@@ -309,10 +310,10 @@ def _add_control_commands(add: Add) -> None:
     stop.add_argument(
         "--timeout",
         type=seconds,
-        default=60.0,
+        default=STOP_TIMEOUT_S,
         metavar="S",
         help="seconds for the ranks to save a checkpoint and exit; after that they are "
-        "interrupted, then killed (default: 60)",
+        f"interrupted, then killed (default: {STOP_TIMEOUT_S:g})",
     )
     stop.add_argument("--kill", action="store_true", help="kill at once, without a checkpoint")
     later = stop.add_argument_group(

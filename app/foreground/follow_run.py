@@ -19,6 +19,7 @@ from ltui.app.foreground.progress_lines import Display, caution_line, terminal_d
 from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.run_summary import ending_lines, resumable
 from ltui.app.presentation.state_words import FAILED
+from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import (
@@ -34,7 +35,6 @@ from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_line
 
 POLL_INTERVAL_S = 0.25
-STOP_TIMEOUT_S = 60.0
 UNREADABLE_S = 10.0
 LINES_SHOWN = 20
 CONSEQUENCE_LINES = 3

@@ -15,11 +15,11 @@ from textual import events, work
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from ltui.app.foreground.follow_run import STOP_TIMEOUT_S
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.live.run_requests import send_request
 from ltui.app.open_dashboard import open_app
 from ltui.app.textual_app import LtuiApp
+from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir, ltui_home

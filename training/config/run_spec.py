@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from ltui.training.config.defaults import CHECKPOINTS_KEPT
 from ltui.training.problem import Problem, ProblemError
 
 SPEC_VERSION = 1
@@ -20,7 +21,7 @@ STALL_ACTIONS = ("nothing", "stop", "restart")
 class CheckpointPolicy:
     every_s: float = 300.0
     """Seconds between periodic checkpoints; 0 for none."""
-    keep: int = 2
+    keep: int = CHECKPOINTS_KEPT
     """Periodic checkpoints kept; those of stops and requests are always kept."""
     best: str | None = None
     """A metric, ``val/loss``: the best checkpoints by it are kept too, looked at after each

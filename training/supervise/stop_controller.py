@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.kill_processes import send_signal, signal_group
 from ltui.training.lifecycle.stop_escalation import StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
@@ -18,7 +19,6 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.tensor_queue.control_block import Command, ControlFile, ControlFileError
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
-DEFAULT_STOP_S = 60.0
 NOT_STOPPED = "not stopped: "
 """How the detail of a run begins whose ranks could not save, and so train on."""
 
@@ -95,7 +95,7 @@ class StopController:
         leave = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
         if not leave and not self._signalled():
             return False
-        self.escalation = StopEscalation(now_s, DEFAULT_STOP_S, telemetry=True)
+        self.escalation = StopEscalation(now_s, STOP_TIMEOUT_S, telemetry=True)
         self.error = None
         return True
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import Any
 
+from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import BatchFlops
@@ -63,7 +64,7 @@ from ltui.training.supervise.snapshot_builder import (
     stored_snapshot,
     stored_state,
 )
-from ltui.training.supervise.stop_controller import DEFAULT_STOP_S, StopController
+from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 from ltui.training.supervise.watchdog.health_monitor import HealthMonitor
 from ltui.training.supervise.watchdog.verdict_events import (
@@ -305,7 +306,7 @@ class Supervisor:
         if self._stops.escalation is None:
             said = self._pending_stops.pop_due(lambda: metrics(self._fold), now_s, time.monotonic())
             if said is not None:
-                self._stops.stop(time.monotonic(), DEFAULT_STOP_S, self._can_be_asked())
+                self._stops.stop(time.monotonic(), STOP_TIMEOUT_S, self._can_be_asked())
                 rows.append((None, None, now_s, "stop_when", f"Stopping {said}.", {}))
         self._pending_stops.record_escalation(self._stops.escalation)
         return rows
@@ -374,7 +375,7 @@ class Supervisor:
             order = self._orders.popleft()
             command = order["cmd"]
             if command == "stop":
-                timeout_s = float(order.get("timeout_s", DEFAULT_STOP_S))
+                timeout_s = float(order.get("timeout_s", STOP_TIMEOUT_S))
                 self._stops.stop(now_s, max(0.0, timeout_s), self._can_be_asked())
                 self._restarts.cancel_request()
             elif command == "kill":
