@@ -127,7 +127,7 @@ def test_runs_wait_for_free_gpus(runs: Runs, steer: Callable[[str], None]) -> No
     first = waiting_for(runs, "free:1")
     assert given(runs, first) == uuid(1)
     second = waiting_for(runs, "free:1")
-    queued = runs.until(second, lambda s: f"kept for {first.id}" in (s.detail or ""))
+    queued = runs.until(second, lambda s: f"reserved for {first.id}" in (s.detail or ""))
     assert queued.state is RunState.QUEUED
     assert f"GPU 0: used by pid {os.getpid()}" in (queued.detail or "")
     runs.order(first, "stop")

@@ -1,7 +1,7 @@
-"""Whether an order that came through the control socket can be carried out now.
+"""Validate requests that arrive through the control socket.
 
-Asked by the control server's thread of the snapshot that was published last; every refusal is a
-``ValueError`` with a sentence for people.
+The thread of the control server calls these functions with the snapshot that was published last.
+A refusal is a ``ValueError`` whose text is shown to the user.
 """
 
 from __future__ import annotations
@@ -18,27 +18,31 @@ from ltui.training.state.stop_conditions import (
 )
 
 COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
-"""What ranks do at a step that they agree on, and go on."""
+"""Commands that all ranks carry out at the same step, after which the run is still live."""
 COMMANDS = ("stop", "kill", "stop_when", *COORDINATED_COMMANDS)
 
 
-def check_coordination(order: dict[str, Any], error: str | None) -> None:
-    """Refuse what the ranks can't do together; ``error`` says why, None where they can."""
-    command = order.get("cmd")
+def check_coordination(request: dict[str, Any], error: str | None) -> None:
+    """Raise ``ValueError`` if the ranks cannot act together but the request needs it.
+
+    ``error`` is the reason why they cannot, or None if they can.
+    """
+    command = request.get("cmd")
     if (
         error is None
         or command not in (*COORDINATED_COMMANDS, "stop", "stop_when")
-        or order.get("cancel")
+        or request.get("cancel")
     ):
         return
-    what = "stop with a checkpoint" if command in ("stop", "stop_when") else command
+    action = "stop with a checkpoint" if command in ("stop", "stop_when") else command
     raise ValueError(
-        f"its ranks cannot {what} ({error}). Only a kill can end the run, without a new checkpoint."
+        f"its ranks cannot {action} ({error})."
+        " Only a kill can end the run, without a new checkpoint."
     )
 
 
 def check(
-    order: dict[str, Any],
+    request: dict[str, Any],
     snapshot: RunSnapshot,
     *,
     has_pulses: bool,
@@ -50,7 +54,7 @@ def check(
     ``has_pulses``: at least one rank has a pulse. ``user_command``: the run is a command of the
     user (``ltui exec``). ``multi_node``: some of its ranks are on other nodes.
     """
-    command = order.get("cmd")
+    command = request.get("cmd")
     if command not in COMMANDS:
         raise ValueError(f"there is no command {command!r}.")
     if snapshot.state not in LIVE:
@@ -59,7 +63,7 @@ def check(
         raise ValueError(f"ranks on several nodes cannot agree on a step at which to {command}.")
     if command in COORDINATED_COMMANDS:
         _check_steering(command, snapshot, has_pulses=has_pulses, user_command=user_command)
-    if command == "stop" and not isinstance(order.get("timeout_s", 0), (int, float)):
+    if command == "stop" and not isinstance(request.get("timeout_s", 0), (int, float)):
         raise ValueError("timeout_s must be a number.")
 
 
@@ -81,35 +85,39 @@ def _check_steering(
 
 
 def stop_conditions(
-    order: dict[str, Any],
+    request: dict[str, Any],
     snapshot: RunSnapshot,
     *,
     has_pulses: bool,
     user_command: bool,
     multi_node: bool = False,
 ) -> list[StopCondition] | None:
-    """What is asked for, settled by where the run is; None: cancel what stands."""
-    if order.get("cancel"):
+    """Return the requested stop conditions, or None if the request cancels the current ones.
+
+    Relative conditions are resolved with the current position of the run. Raises ``ValueError``
+    if a condition cannot be fulfilled. The parameters are those of ``check``.
+    """
+    if request.get("cancel"):
         return None
-    given = order.get("conditions")
-    if not isinstance(given, list) or not given:
+    documents = request.get("conditions")
+    if not isinstance(documents, list) or not documents:
         raise ValueError("there is no condition.")
     if snapshot.state is RunState.STOPPING:
         raise ValueError("the run is stopping.")
-    begins = snapshot.state in (RunState.STARTING, RunState.QUEUED)
-    silent = user_command and not has_pulses and not begins
-    found = []
-    for document in given:
+    starting = snapshot.state in (RunState.STARTING, RunState.QUEUED)
+    no_telemetry = user_command and not has_pulses and not starting
+    conditions = []
+    for document in documents:
         condition = from_document(document if isinstance(document, dict) else {})
         if multi_node and condition.kind in ("step", "epoch"):
             raise ValueError(f"ranks on several nodes cannot agree to stop {condition.describe()}.")
-        if silent and condition.kind in ("step", "epoch", "metric"):
+        if no_telemetry and condition.kind in ("step", "epoch", "metric"):
             raise ValueError(
                 f"this command sends no telemetry, so ltui cannot stop it {condition.describe()}."
             )
         if (why := refusal_reason(condition, snapshot)) is not None:
             raise ValueError(why)
-        found.append(
+        conditions.append(
             resolve_condition(condition, snapshot.metrics, snapshot.epoch, time.monotonic())
         )
-    return found
+    return conditions

@@ -1,7 +1,7 @@
-"""The supervisor's side of the control socket: answers at once, in its own thread.
+"""Server of the control socket: answers requests at once, in its own thread.
 
-It knows two things: the latest snapshot, which the loop publishes, and a mailbox, from which the
-loop takes commands. So an answer never waits for the loop.
+The server holds the latest snapshot, which the supervisor's loop publishes, and passes commands to
+a handler, which queues them for the loop. So an answer never waits for the loop.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from typing import Any
 from ltui.training.state.run_snapshot import RunSnapshot, to_json
 
 _REQUEST_BYTES = 1 << 16
+"""Maximum number of bytes of one request."""
 _MAX_CONNECTIONS = 64
+"""Maximum number of clients that are connected at the same time."""
 
 Handler = Callable[[dict[str, Any]], "dict[str, Any] | Future[dict[str, Any]]"]
-"""Takes a command other than ping and status; returns the answer, or what will hold it: others are
-answered meanwhile. Called in the server's thread."""
+"""Handles a command other than ping and status, in the server's thread.
+
+It returns the answer or a future of it. Other requests are answered while a future is pending.
+"""
 
 
 @dataclass
@@ -60,12 +64,12 @@ class ControlServer:
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         self._closing = False
         self._late: deque[tuple[_Connection, Future[dict[str, Any]]]] = deque()
-        """Answers that have come since."""
+        """Futures that have completed and whose answers are still to be sent."""
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
 
     def publish(self, snapshot: RunSnapshot) -> None:
-        """What ``status`` answers from now on."""
+        """Set the snapshot that ``status`` returns from now on."""
         self._published = (snapshot, None)
 
     def close(self) -> None:
@@ -133,7 +137,7 @@ class ControlServer:
         self._send(connection)
 
     def _queue_late_answer(self, connection: _Connection, done: Future[dict[str, Any]]) -> None:
-        """Called in whatever thread has the answer."""
+        """Queue the answer of a completed future. May be called from any thread."""
         self._late.append((connection, done))
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
@@ -161,8 +165,8 @@ class ControlServer:
                 connection.unsent.popleft()
             else:
                 connection.unsent[0] = connection.unsent[0][sent:]
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
-        self._selector.modify(connection.socket, wanted, connection)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        self._selector.modify(connection.socket, events, connection)
 
     def _drop(self, connection: _Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -190,7 +194,7 @@ class ControlServer:
             return _refusal(str(error))
 
     def _status(self, snapshot: RunSnapshot, answer: bytes | None) -> bytes:
-        """One encoding serves every client that asks about the same snapshot."""
+        """Return the encoded snapshot. It is encoded once for all clients."""
         if answer is None:
             answer = json.dumps({"ok": True, "snapshot": to_json(snapshot)}).encode()
             published = self._published
@@ -209,7 +213,10 @@ def _peer_uid(client: socket.socket) -> int:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A listening socket, 0600 from its first moment. The lock guards against a live one here."""
+    """Return a listening socket that is created with mode 0600.
+
+    An existing file is removed: the run lock guarantees that no other supervisor is listening.
+    """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,6 +1,6 @@
-"""What the keeper starts: the command line and environment of a preset's ranks, or of a command.
+"""Build the command line and environment of the engine, which the shim starts.
 
-For presets the engine is torch elastic; for ``ltui exec`` it is the user's command as it stands.
+For presets the engine is torch elastic. For ``ltui exec`` it is the user's command, unchanged.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.run_directory import RunDir
 
 DEFAULT_QUEUE_BYTES = 4 << 20
+"""Size of each rank's queue file."""
 
-# Torch elastic passes these on to its ranks, which then agree on a stop, and waits so long for
-# them. Without the first, SIGUSR1 ends it at once. Versions that know no such options pass them
-# over.
+# Torch elastic forwards these signals to its ranks, which then stop together, and waits this many
+# seconds for them. Without the first variable, SIGUSR1 would end the agent at once. Versions
+# without these options ignore the variables.
 _AGENT = {
     "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     "PET_SHUTDOWN_TIMEOUT": "60",
 }
 
-# A shell, because nothing else writes a rank's log from its very first byte: the interpreter's own
-# failure to start included. It replaces itself by the rank.
+# A shell redirects the output, so that the rank log is complete even if the interpreter fails to
+# start. The shell then replaces itself with the rank.
 _TO_RANK_LOG = 'exec "$@" >>"$LTUI_LOG_DIR/rank-$(printf %05d "$RANK").log" 2>&1'
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """How to start the engine. ``env`` is added to the environment; None takes a variable out."""
+    """How to start the engine. ``env`` is added to the environment; None removes a variable."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str | None]
@@ -50,7 +51,10 @@ def engine_start(
     environ: Mapping[str, str],
     changes: tuple[str, ...] = (),
 ) -> EngineStart:
-    """The engine of ``attempt``; ``environ`` is the environment that ``env`` will be added to."""
+    """Return how to start the engine of ``attempt``.
+
+    ``environ`` is the environment to which ``env`` of the result will be added.
+    """
     env = _environment(run_dir, spec, attempt, rank_package, resume_from, environ)
     env["LTUI_CHANGED"] = json.dumps(list(changes)) if changes else None
     argv = _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command
@@ -58,7 +62,7 @@ def engine_start(
 
 
 def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
-    """What the ranks of a preset read."""
+    """Write the configuration file that the ranks of a preset read."""
     document = {
         "config": spec.config,
         "after_fit": list(spec.after_fit),
@@ -83,8 +87,11 @@ def _preset_argv(run_dir: RunDir, spec: RunSpec, attempt: int) -> tuple[str, ...
 
 
 def _rendezvous(run_dir: RunDir, nodes: Nodes | None) -> tuple[str, ...]:
-    """One agent alone, at port 0, which leaves the choice of a free one to the kernel; or one on
-    each node, which meet at the first's address."""
+    """Return the rendezvous options of torchrun.
+
+    On a single node, port 0 lets the kernel choose a free port. With several nodes there is one
+    agent on each, and they meet at the address of the first node.
+    """
     if nodes is None:
         return (
             "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
@@ -94,8 +101,8 @@ def _rendezvous(run_dir: RunDir, nodes: Nodes | None) -> tuple[str, ...]:
         "--nnodes", str(nodes.count), "--node-rank", str(nodes.rank),
         "--master-addr", nodes.address, "--master-port", str(nodes.port),
     )  # fmt: skip
-    # By itself the agent of the first node would tell the ranks its host's full name, which the
-    # other nodes need not know.
+    # By default the agent of the first node would give the ranks its fully qualified host name,
+    # which the other nodes may not be able to resolve.
     return (*words, "--local-addr", nodes.address) if nodes.rank == 0 else words
 
 
@@ -110,7 +117,7 @@ def _environment(
     python_path = spec.env.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
     env: dict[str, str | None] = {
         "PYTHONUNBUFFERED": "1",
-        # Restarted workers would read addresses of the ones before them from the shared store.
+        # Otherwise restarted workers read the addresses of their predecessors from the store.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **{name: environ.get(name, value) for name, value in _AGENT.items()},
         **spec.env,
@@ -128,6 +135,6 @@ def _environment(
         "PYTHONPATH": os.pathsep.join(p for p in (str(rank_package), python_path) if p),
     }
     if spec.command is None and "OMP_NUM_THREADS" not in {**environ, **spec.env}:
-        # Torch elastic would say 1 whatever the machine; the ranks share what it has.
+        # Torch elastic would always set 1. Divide the processors among the ranks instead.
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(1, spec.nproc)))
     return env

@@ -1,8 +1,8 @@
-"""Waiting for free GPUs, and keeping the ones that were found from other runs that wait.
+"""Wait for free GPUs, and reserve the chosen ones against other waiting runs.
 
-Each GPU that a run was given has a lock file below the home directory, held by its supervisor until
-the run ends: between the choice and the moment at which the ranks show up on the GPU nothing else
-would tell that it is taken. Runs choose one at a time.
+Each GPU that a run was given has a lock file below the home directory, which the supervisor holds
+until the run ends. Without it, nothing would show that the GPU is taken between the choice and the
+moment when the ranks start to use it. Only one run at a time chooses GPUs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from ltui.training.store.run_directory import RunDir
 
 
 class GpuQueue:
-    """One run's wait. Used by the supervisor's loop."""
+    """The queue position of one run that waits for GPUs. Used by the supervisor's loop.
 
-    def __init__(self, run_dir: RunDir, wanted: str, gpus: RunGpus) -> None:
-        request = parse_devices(wanted)
+    ``reason`` is a sentence that tells why the run is still waiting.
+    """
+
+    def __init__(self, run_dir: RunDir, devices: str, gpus: RunGpus) -> None:
+        request = parse_devices(devices)
         assert isinstance(request, FreeDevices)
         self._request = request
         self._run_id = run_dir.id
@@ -40,9 +43,10 @@ class GpuQueue:
         self.reason = f"waiting for GPUs: {NOT_READ_YET}"
 
     def try_allocate(self) -> dict[str, str] | None:
-        """The environment that gives the run its GPUs; None while there are not enough.
+        """Reserve free GPUs. Return the environment variables that select them, or None.
 
-        Raises ``ProblemError`` for what can never be had.
+        None means that not enough GPUs are free yet. Raises ``ProblemError`` if the request can
+        never be fulfilled.
         """
         view = self._gpus.latest()
         if not view.readings:
@@ -59,84 +63,84 @@ class GpuQueue:
         if not view.complete:
             self.reason = f"waiting for GPUs: {view.note or NOT_READ_YET}"
             return None
-        return self._choose(_visible(view.readings, os.environ))
+        return self._choose(_visible_readings(view.readings, os.environ))
 
     def _choose(self, readings: tuple[GpuReading, ...]) -> dict[str, str] | None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        choosing = _lock(self._folder / "choosing.lock")
-        if choosing is None:
-            return None  # Another run chooses in this very moment: the next look sees what is left.
+        choice_lock = _lock(self._folder / "choosing.lock")
+        if choice_lock is None:
+            return None  # Another run is choosing now. Try again at the next poll.
         try:
-            found = select_gpus(self._request, [self._unless_kept(reading) for reading in readings])
-            chosen = set(found.indices) if isinstance(found, GpuSelection) else set()
+            choice = select_gpus(self._request, [self._reserve(reading) for reading in readings])
+            chosen = set(choice.indices) if isinstance(choice, GpuSelection) else set()
             for reading in readings:
                 if reading.index not in chosen:
-                    self._let_go(_key(reading))
+                    self._release_gpu(_gpu_key(reading))
         except BaseException:
             self.release()
             raise
         finally:
-            os.close(choosing)
-        if not isinstance(found, GpuSelection):
-            self.reason = f"waiting for GPUs: {found.reason}"
+            os.close(choice_lock)
+        if not isinstance(choice, GpuSelection):
+            self.reason = f"waiting for GPUs: {choice.reason}"
             return None
-        return {VISIBLE: found.visible, **({ORDER: "PCI_BUS_ID"} if found.by_index else {})}
+        return {VISIBLE: choice.visible, **({ORDER: "PCI_BUS_ID"} if choice.by_index else {})}
 
-    def _unless_kept(self, reading: GpuReading) -> GpuReading:
-        """The reading, with an error where another run keeps that GPU; else it is ours for now."""
-        path = self._folder / f"{_key(reading)}.lock"
-        if reading.mig_enabled or _key(reading) in self._held:
+    def _reserve(self, reading: GpuReading) -> GpuReading:
+        """Lock the GPU for this run. Return its reading, with an error if another run holds it."""
+        path = self._folder / f"{_gpu_key(reading)}.lock"
+        if reading.mig_enabled or _gpu_key(reading) in self._held:
             return reading
-        handle = _lock(path)
-        if handle is None:
+        descriptor = _lock(path)
+        if descriptor is None:
             holder = path.read_text(errors="replace").strip() or "another run"
-            return replace(reading, error=f"kept for {holder}")
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, self._run_id.encode(), 0)
-        self._held[_key(reading)] = handle
+            return replace(reading, error=f"reserved for {holder}")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, self._run_id.encode(), 0)
+        self._held[_gpu_key(reading)] = descriptor
         return reading
 
-    def _let_go(self, key: str) -> None:
-        handle = self._held.pop(key, None)
-        if handle is not None:
-            fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+    def _release_gpu(self, key: str) -> None:
+        descriptor = self._held.pop(key, None)
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
     def release(self) -> None:
-        """Give every GPU back."""
+        """Release all reserved GPUs."""
         for key in list(self._held):
-            self._let_go(key)
+            self._release_gpu(key)
 
 
-def _key(reading: GpuReading) -> str:
+def _gpu_key(reading: GpuReading) -> str:
     return (reading.uuid or f"gpu-{reading.index}").replace("/", "-")
 
 
 def _lock(path: os.PathLike[str]) -> int | None:
-    """The file, locked until it is closed; None where another process has it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Open and lock a file. Return None if another process holds the lock."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(handle)
+        os.close(descriptor)
         return None
-    return handle
+    return descriptor
 
 
-def _visible(
+def _visible_readings(
     readings: tuple[GpuReading, ...], environment: Mapping[str, str]
 ) -> tuple[GpuReading, ...]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` leaves to choose among."""
-    named = environment.get(VISIBLE)
-    if named is None:
+    """Return the readings of the GPUs that ``CUDA_VISIBLE_DEVICES`` allows."""
+    visible = environment.get(VISIBLE)
+    if visible is None:
         return readings
-    entries = [entry.strip().lower() for entry in named.split(",") if entry.strip()]
+    entries = [entry.strip().lower() for entry in visible.split(",") if entry.strip()]
 
-    def left(reading: GpuReading) -> bool:
+    def is_visible(reading: GpuReading) -> bool:
         uuid = (reading.uuid or "").lower()
         return any(
             entry == str(reading.index) if entry.isdecimal() else uuid.startswith(entry)
             for entry in entries
         )
 
-    return tuple(reading for reading in usable_gpus(readings) if left(reading))
+    return tuple(reading for reading in usable_gpus(readings) if is_visible(reading))

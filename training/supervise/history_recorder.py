@@ -1,7 +1,8 @@
-"""From polled records to the store, surviving a disk that is full or fails.
+"""Write polled records to the store, and survive a disk that is full or fails.
 
-While nothing can be written the rings go on holding what they can: the cursor stays where it is.
-Once the store works again whatever still stands in the rings is written, the rest becomes a gap.
+While the store cannot be written, the cursor is not advanced and the queues keep as many records
+as fit. When the store works again, the records that are still in the queues are written. Those
+that were overwritten meanwhile are recorded as a gap.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
 from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RETRY_S = 2.0
+"""Seconds between two attempts to write while the store cannot be written."""
 _LABELLED = {RecordKind.EVENT: None, RecordKind.HELLO: "hello", RecordKind.PLAN: "plan"}
-"""Kinds kept as events; the name where the label names none."""
+"""Record kinds that are stored as events. The value is the event kind; None: see the label."""
 
 
 class HistoryRecorder:
@@ -46,7 +48,7 @@ class HistoryRecorder:
     def record(
         self, polls: Mapping[int, Poll], extra: Batch, snapshot: RunSnapshot | None, now_s: float
     ) -> None:
-        """Write what ``polls`` gave, and ``extra`` and ``snapshot``, in one transaction."""
+        """Write the polled records, ``extra`` and ``snapshot`` in one transaction."""
         for rank, poll in polls.items():
             if poll.records:
                 self._seen[rank] = poll.records[-1].seq + 1
@@ -67,7 +69,7 @@ class HistoryRecorder:
             self._take(batch, lost)
 
     def write(self, write: Callable[[], None], now_s: float) -> bool:
-        """Do one write of another kind; whether the disk took it."""
+        """Call ``write``, which writes to the store. Return True if it succeeded."""
         try:
             write()
         except sqlite3.Error as error:
@@ -77,7 +79,7 @@ class HistoryRecorder:
 
     @property
     def note(self) -> str | None:
-        """What is missing from the history, in a few words."""
+        """Return a short text about what is missing from the history, or None."""
         if self._failing_since is not None:
             clock = time.strftime("%H:%M", time.localtime(self._failing_since))
             return f"{self._failure} since {clock}, {self._rows_waiting} step records not written"
@@ -98,8 +100,9 @@ class HistoryRecorder:
         self._retry_at = time.monotonic() + RETRY_S
 
     def _recover(self, now_s: float) -> None:
-        """Write what the rings still hold since the store stopped taking records."""
-        if time.monotonic() < self._retry_at:  # a clock that is set back must not put it off
+        """Write the records that the queues still hold since the first failure."""
+        # Monotonic time: a wall clock that is set back must not delay the retry.
+        if time.monotonic() < self._retry_at:
             return
         try:
             for rank, seen in sorted(self._seen.items()):
@@ -138,7 +141,7 @@ class HistoryRecorder:
     def _batch(
         self, polled: Mapping[int, Iterable[Record]], now_s: float, extra: Batch
     ) -> tuple[Batch, int]:
-        """The rows of records that no earlier batch held, and how many are lost before them."""
+        """Add rows for new records to ``extra``. Return it and the number of lost records."""
         lost = 0
         for rank, records in polled.items():
             expected = self._next.get(rank, 0)
@@ -188,7 +191,7 @@ def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
 
 
 def _values(record: Record) -> list[float]:
-    """The payload as plain floats; nothing where a rank of another version put something else."""
+    """Return the payload as floats, or nothing if a rank of another version wrote another type."""
     if not isinstance(record.array, np.ndarray):
         return []
     return [float(value) for value in record.array.reshape(-1).tolist()]

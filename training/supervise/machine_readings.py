@@ -1,6 +1,6 @@
-"""What the machine says of a run, once a second: its ranks' processes and its GPUs.
+"""Sample the processes and GPUs of a run once a second.
 
-Used by the supervisor's loop alone; nothing here waits, a driver call that hangs is itself a
+Used by the supervisor's loop only. Nothing here blocks: a driver call that hangs is reported as a
 reading.
 """
 
@@ -20,33 +20,34 @@ from ltui.training.supervise.untracked_program import Program, ProgramReader
 from ltui.training.tensor_queue.record_types import PulseState
 
 READINGS_S = 1.0
+"""Seconds between two samples."""
 
 
 class MachineMonitor:
-    """Readings of one attempt."""
+    """Samples the processes and GPUs of one attempt."""
 
     def __init__(self, run_id: str, *, user_command: bool) -> None:
         """``user_command``: the run is a command of the user, which may itself count as a rank."""
         self.gpus = RunGpus(run_id)
         self.gpu_view = RunGpusView()
         self.gpu_verdicts: tuple[Verdict, ...] = ()
-        """In force, of the GPUs."""
+        """Verdicts about GPUs that are currently active."""
         self.unreported_processes: dict[int, ProcessIdentity] = {}
-        """Processes of ranks that have no pulse, or none yet."""
+        """rank -> process, for ranks that have not sent a pulse."""
         self.program = Program()
-        """What those processes show; of use while no rank has sent telemetry."""
+        """State of the user's command. Updated until a rank sends telemetry."""
         self.readings: dict[int, RankUsage] = {}
-        """By rank."""
+        """rank -> the newest CPU and memory reading."""
         self.rank_processes: dict[int, ProcessIdentity] = {}
         self.table: ProcessTable | None = None
-        """Of the newest reading."""
+        """The process table of the newest sample."""
         self._user_command = user_command
         self._readings = UsageMeter()
         self._finder = RankFinder()
         self._program_reader = ProgramReader()
         self._read_at = 0.0
         self._gpus_at: float | None = None
-        self._over: list[Verdict] = []
+        self._ended_verdicts: list[Verdict] = []
 
     def sample(
         self,
@@ -55,55 +56,55 @@ class MachineMonitor:
         engine: ProcessIdentity | None,
         now_s: float,
     ) -> Batch | None:
-        """New readings for the store; None while the last ones are young."""
+        """Return new readings for the store, or None if the last sample is recent enough."""
         now = time.monotonic()
         if now - self._read_at < READINGS_S:
             return None
         self._read_at = now
         batch = Batch()
         self.table = table = ProcessTable()
-        heard_of = {
+        reported = {
             rank: ProcessIdentity(p.pid, p.start_ticks)
             for rank, p in pulses.items()
             if p is not None and p.pid > 0
         }
         self.unreported_processes = self._without_telemetry(
-            table, engine, heard_of, snapshot.world_size
+            table, engine, reported, snapshot.world_size
         )
-        if self._user_command and engine is not None and not heard_of:
+        if self._user_command and engine is not None and not reported:
             self.program = self._program_reader.read(table, engine, self.unreported_processes)
-        self.rank_processes = {**self.unreported_processes, **heard_of}
+        self.rank_processes = {**self.unreported_processes, **reported}
         self.readings = self._readings.sample(table, self.rank_processes, now)
         batch.processes = [
             (rank, now_s, r.cpu_percent, r.rss_bytes) for rank, r in self.readings.items()
         ]
-        self._look_at_gpus(snapshot, batch, now_s)
+        self._sample_gpus(snapshot, batch, now_s)
         return batch
 
     def _without_telemetry(
         self,
         table: ProcessTable,
         engine: ProcessIdentity | None,
-        heard_of: Mapping[int, ProcessIdentity],
+        reported: Mapping[int, ProcessIdentity],
         size: int | None,
     ) -> dict[int, ProcessIdentity]:
-        if engine is None or (heard_of and (size is None or len(heard_of) >= size)):
+        if engine is None or (reported and (size is None or len(reported) >= size)):
             return {}
-        found = self._finder.find(table, engine)
+        processes = self._finder.find(table, engine)
         return {
             rank: mark
-            for rank, mark in found.items()
-            # Until a rank has named itself, the command stands for it; of a preset it never does.
-            if rank not in heard_of and (mark != engine or (not heard_of and self._user_command))
+            for rank, mark in processes.items()
+            # The user's command counts as a rank until a rank reports. A preset's agent never does.
+            if rank not in reported and (mark != engine or (not reported and self._user_command))
         }
 
-    def _look_at_gpus(self, snapshot: RunSnapshot, batch: Batch, now_s: float) -> None:
+    def _sample_gpus(self, snapshot: RunSnapshot, batch: Batch, now_s: float) -> None:
         view = self.gpu_view = self.gpus.sample(snapshot.ranks, now_s)
         known = {(v.kind, v.began): v for v in self.gpu_verdicts}
         self.gpu_verdicts = gpu_verdicts(view.findings)
         for verdict in self.gpu_verdicts:
             known.pop((verdict.kind, verdict.began), None)
-        self._over += [replace(v, ended=now_s) for v in known.values()]
+        self._ended_verdicts += [replace(v, ended=now_s) for v in known.values()]
         for event in view.events:
             fields = {"gpu": event.gpu, "ranks": list(event.ranks), "xid": event.code}
             batch.events.append((None, None, event.at, "gpu_error", event.text, fields))
@@ -115,17 +116,17 @@ class MachineMonitor:
             batch.gpus = [g for g in view.gpus if g.error is None]
 
     def cpu_delays(self) -> dict[int, float]:
-        """rank -> share of the last seconds in which it waited for a processor."""
-        found = {rank: reading.delay_share for rank, reading in self.readings.items()}
-        return {rank: share for rank, share in found.items() if share is not None}
+        """Return rank -> fraction of the last seconds in which it waited for a processor."""
+        delays = {rank: reading.delay_share for rank, reading in self.readings.items()}
+        return {rank: share for rank, share in delays.items() if share is not None}
 
     def take_ended_verdicts(self) -> list[Verdict]:
-        """The GPUs' verdicts that are over since this was last asked."""
-        over, self._over = self._over, []
-        return over
+        """Return the verdicts about GPUs that have ended since the last call."""
+        ended, self._ended_verdicts = self._ended_verdicts, []
+        return ended
 
     def end_verdicts(self, ended_at: float) -> list[Verdict]:
-        """End what is in force: the run has ended."""
-        over = [replace(v, ended=ended_at) for v in self.gpu_verdicts]
+        """End all active verdicts about GPUs, because the run has ended. Return them."""
+        ended = [replace(v, ended=ended_at) for v in self.gpu_verdicts]
         self.gpu_verdicts = ()
-        return over
+        return ended

@@ -1,7 +1,8 @@
-"""The supervisor's process: detaches, takes the run's lock, reports that it stands, supervises.
+"""Entry point of the supervisor process.
 
-``python -m ltui.training.supervise.main RUN_DIR [--attempt N | --resume-from PATH | --adopt]``.
-Heavier imports come after the fork, so that the starter is gone within milliseconds.
+``python -m ltui.training.supervise.main RUN_DIR [--attempt N | --resume-from PATH | --adopt]``
+detaches, acquires the run lock, reports that it has started, and supervises the run. Heavier
+imports come after the fork, so that the parent process exits within milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run as a supervisor until the attempt's end is recorded."""
+    """Supervise the run until its end is recorded. Return the exit status."""
     arguments = _arguments(argv)
     if arguments.report_to is not None:
         os.set_inheritable(arguments.report_to, False)
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _supervise(arguments: argparse.Namespace) -> int:
-    # Local: imported in the detached process only.
+    # Imported here, so that only the detached process loads them.
     from ltui.training.lifecycle.attempt_plan import AttemptPlan
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.run_directory import RunDir
@@ -73,7 +74,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
 
 
 class _StopSignals:
-    """SIGTERM, SIGINT and SIGUSR1 to this process ask the run to stop, as ``ltui stop`` does."""
+    """Translates SIGTERM, SIGINT and SIGUSR1 into a stop request, as ``ltui stop`` sends it."""
 
     def __init__(self) -> None:
         self._early: list[int] = []
@@ -82,7 +83,7 @@ class _StopSignals:
             signal.signal(number, self._handle)
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Whom to tell; also of what came before."""
+        """Send requests to ``supervisor``, including those that arrived before it existed."""
         self._supervisor = supervisor
         while self._early:
             supervisor.ask_to_stop(self._early.pop())
@@ -95,7 +96,7 @@ class _StopSignals:
 
 
 class _Report:
-    """The pipe to whoever started this process, used once."""
+    """Reports success or failure once, through the pipe to the process that started this one."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
@@ -111,7 +112,7 @@ class _Report:
     def _send(self, document: dict[str, Any]) -> None:
         if self._handle is None:
             return
-        with contextlib.suppress(OSError):  # the launcher was killed meanwhile; the run goes on
+        with contextlib.suppress(OSError):  # the launcher was killed; the run continues
             os.write(self._handle, json.dumps(document).encode() + b"\n")
         os.close(self._handle)
         self._handle = None

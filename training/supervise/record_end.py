@@ -1,6 +1,6 @@
-"""The end of an attempt: found out from what it left behind, drawn once more, written down.
+"""Determine how an attempt ended, build its final snapshot, and record both.
 
-Used by the supervisor's loop alone, after the last process of the attempt is gone.
+Used by the supervisor only, after the last process of the attempt has exited.
 """
 
 from __future__ import annotations
@@ -26,19 +26,24 @@ from ltui.training.supervise.snapshot_builder import with_exit_codes
 from ltui.training.tensor_queue.record_types import Outcome
 
 END_PATIENCE_S = 60.0
-"""So long a full disk is waited for after the end; then front ends tell how the run
-ended from what the keeper and the ranks left, and no process stays behind."""
+"""Seconds to retry writing the end to a full disk.
+
+After that the supervisor exits. Clients then derive the end from the files of shim and ranks.
+"""
 
 
 def determine_end(
     run_dir: RunDir, attempt: int, facts: EndFacts
 ) -> tuple[AttemptEnd, list[WorkerFailure]]:
-    """How the attempt ended; ``facts`` but for what its logs tell, which is added here."""
+    """Return how the attempt ended, and the failed ranks.
+
+    ``facts`` are completed with what the logs of the engine and the ranks contain.
+    """
     log = log_tail(run_dir.engine_log_path(attempt))
     failures = worker_failures(log)
-    stopped = [p for p in facts.pulses.values() if p is not None]
-    all_stopped = bool(stopped) and all(p.outcome is Outcome.STOPPED for p in stopped)
-    found = classify_end(
+    pulses = [p for p in facts.pulses.values() if p is not None]
+    all_stopped = bool(pulses) and all(p.outcome is Outcome.STOPPED for p in pulses)
+    end = classify_end(
         replace(
             facts,
             failures=tuple(failures),
@@ -46,13 +51,13 @@ def determine_end(
             forced_reason=None if all_stopped else facts.forced_reason,
         )
     )
-    return found, failures
+    return end, failures
 
 
 def _last_line(
     run_dir: RunDir, attempt: int, engine_log: str, failures: list[WorkerFailure]
 ) -> str | None:
-    """What was said last, where no exception was reported: by the first rank that failed."""
+    """Return the error line from the log of the first failed rank, or from the engine's log."""
     first = next((f.rank for f in failures if f.first), 0)
     rank_log = log_tail(run_dir.rank_log_path(attempt, first))
     return last_error_line(rank_log) or last_error_line(engine_log)
@@ -60,32 +65,35 @@ def _last_line(
 
 def final_snapshot(
     now: RunSnapshot,
-    found: AttemptEnd,
+    end: AttemptEnd,
     failures: list[WorkerFailure],
     *,
     ended_at: float,
     waiting: ScheduledRestart | None,
 ) -> RunSnapshot:
-    """``now``, the last look, as that of an attempt that has ended; ``waiting`` for another."""
-    over = replace(
+    """Return ``now``, the last snapshot of the live attempt, as the snapshot of its end.
+
+    ``waiting`` is the scheduled restart, if another attempt follows.
+    """
+    ended = replace(
         now,
-        state=found.state,
-        detail=found.detail,
-        exit_code=found.exit_code,
+        state=end.state,
+        detail=end.detail,
+        exit_code=end.exit_code,
         ended_at=ended_at,
         elapsed_s=max(0.0, ended_at - (now.started_at or ended_at)),
         eta_s=None,
         throughput=replace(now.throughput, samples_per_s=None, steps_per_s=None),
     )
     if waiting is None:
-        over = replace(over, stops=())
+        ended = replace(ended, stops=())
     else:
-        over = replace(over, state=RunState.QUEUED, detail=waiting.describe())
-    return with_exit_codes(over, found, failures)
+        ended = replace(ended, state=RunState.QUEUED, detail=waiting.describe())
+    return with_exit_codes(ended, end, failures)
 
 
 class EndRecorder:
-    """Writes down that an attempt has ended, on a disk that may be full."""
+    """Records the end of an attempt, on a disk that may be full."""
 
     def __init__(
         self, run_dir: RunDir, attempt: int, store: StoreWriter, recorder: HistoryRecorder
@@ -95,24 +103,27 @@ class EndRecorder:
         self._store = store
         self._recorder = recorder
 
-    def write_with_retry(self, snapshot: RunSnapshot, found: AttemptEnd) -> RunSnapshot:
-        """Write until the disk takes it, or patience ends; ``snapshot`` with what is missing."""
-        patience_ends = time.monotonic() + END_PATIENCE_S
+    def write_with_retry(self, snapshot: RunSnapshot, end: AttemptEnd) -> RunSnapshot:
+        """Retry ``write`` for at most ``END_PATIENCE_S``. Return the snapshot with its note."""
+        deadline = time.monotonic() + END_PATIENCE_S
         while True:
-            snapshot, written = self.write(snapshot, found)
-            if written or time.monotonic() >= patience_ends:
+            snapshot, written = self.write(snapshot, end)
+            if written or time.monotonic() >= deadline:
                 return snapshot
             time.sleep(1.0)
 
-    def write(self, snapshot: RunSnapshot, found: AttemptEnd) -> tuple[RunSnapshot, bool]:
-        """Try once: ``snapshot`` with what is missing, and whether the disk took it."""
+    def write(self, snapshot: RunSnapshot, end: AttemptEnd) -> tuple[RunSnapshot, bool]:
+        """Try once to write the end. Return the snapshot, and True if it was written.
+
+        The returned snapshot has a note about what is missing from the history.
+        """
         now_s = time.time()
         if self._recorder.failing:
             self._recorder.record({}, Batch(), None, now_s)
             if self._recorder.failing:
                 return snapshot, False
         snapshot = replace(snapshot, history_note=self._recorder.note)
-        state, detail, code = found.state, found.detail, found.exit_code
+        state, detail, code = end.state, end.detail, end.exit_code
         try:
             self._store.write_snapshot(snapshot)
             self._store.set_state(self._attempt, now_s, state, detail, code)
@@ -122,8 +133,8 @@ class EndRecorder:
         return snapshot, True
 
     def release_shim(self) -> None:
-        """It has stayed until all is recorded."""
+        """Tell the shim that the end is recorded, so that it exits."""
         try:
             self._run_dir.engine_final_path(self._attempt).touch()
-        except OSError as error:  # a disk that takes nothing any more; the keeper gives up in time
-            print(f"the keeper cannot be told that all is recorded: {error}", file=sys.stderr)
+        except OSError as error:  # the disk cannot be written; the shim exits after its retries
+            print(f"cannot tell the shim that the end is recorded: {error}", file=sys.stderr)
