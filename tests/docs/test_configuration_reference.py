@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ltui.training.config.ltui_section import Knob, Section, read_section
+from ltui.training.config.ltui_section import Knob, LtuiSection, read_section
 from ltui.training.config.run_spec import CheckpointPolicy, StallPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,9 +41,7 @@ def table_rows(text: str, heading: str) -> Iterator[list[str]]:
 
 def names_below(text: str, heading: str) -> list[str]:
     """Return the names in code quotes in the first column of the tables below ``heading``."""
-    return [
-        name for row in table_rows(text, heading) for name in re.findall(r"`([^`]+)`", row[0])
-    ]
+    return [name for row in table_rows(text, heading) for name in re.findall(r"`([^`]+)`", row[0])]
 
 
 def variables_in_code() -> set[str]:
@@ -68,14 +66,15 @@ def strings_of(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in docstrings:
-                yield node.value
+        if not isinstance(node, ast.Constant) or id(node) in docstrings:
+            continue
+        if isinstance(node.value, str):
+            yield node.value
 
 
 def keys_in_code() -> dict[str, Any]:
     """Return each key of the ``ltui:`` section with its default (``...`` where it has none)."""
-    keys = {field.name: default_of(field) for field in fields(Section)}
+    keys = {field.name: default_of(field) for field in fields(LtuiSection)}
     for name, policy in (("stall", StallPolicy), ("checkpoint", CheckpointPolicy)):
         keys[name] = {}
         keys |= {f"{name}.{field.name}": default_of(field) for field in fields(policy)}
