@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
+from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 from ltui.training.problem import ProblemError
 
 if TYPE_CHECKING:
@@ -29,14 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except ProblemError as error:
-        from ltui.app.commands.arguments import EXIT_BAD_INPUT
-
         for problem in error.problems:
             _say(str(problem))
         return EXIT_BAD_INPUT
     except BrokenPipeError:
-        from ltui.app.commands.arguments import EXIT_FAILED
-
         # The reader of our output has gone; keep the interpreter's exit from complaining about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_FAILED

@@ -14,13 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ltui.app.commands.data_arguments import add_bench, add_data
+from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.whole_numbers import strip_digit_grouping
-
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_STOPPED = 3
 
 RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
 EXIT_CODES = """\

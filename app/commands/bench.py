@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.interpreter_program import run_program
 from ltui.app.presentation.run_summary import columns

@@ -7,7 +7,8 @@ from argparse import Namespace
 
 import shtab
 
-from ltui.app.commands.arguments import EXIT_DONE, build_parser
+from ltui.app.commands.arguments import build_parser
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.preset_names import preset_names
 
 # Runs change, so the shell lists their directories itself: no Python starts at a press of Tab.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.app.launch.interpreter_program import run_program
 from ltui.app.launch.training_interpreter import (
     choose_python,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from argparse import Namespace
 
-from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.gpu import nvml_stand_in
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import ltui_home

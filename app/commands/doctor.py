@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.local_machine import DRIVER_TIMEOUT_S, call_with_timeout, usable_cores
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,

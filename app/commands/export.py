@@ -8,8 +8,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from ltui.app.commands.arguments import EXIT_DONE
 from ltui.app.commands.output_file import output
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_names import TRAIN_LOSS
 from ltui.training.store.export_file import WindowedPart, write_csv, write_json

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
 from ltui.training.problem import Problem, ProblemError

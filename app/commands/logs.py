@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.live.log_tail import rank_of_log
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import Problem, ProblemError

@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from ltui.app.commands.arguments import EXIT_DONE
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
 from ltui.app.launch.real_class_check import check_with_classes

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 
-from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED
+from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.live.run_requests import require_live, send_request, wait_until
-from ltui.app.presentation.run_summary import checkpoint_text, last_checkpoint, state_line
-from ltui.app.presentation.state_words import state_word
+from ltui.app.presentation.run_summary import state_line
+from ltui.app.presentation.snapshot_text import checkpoint_text
+from ltui.app.state_words import state_word
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
@@ -103,12 +105,12 @@ def _stopped(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
         print(f"  To kill it: ltui stop --kill {snapshot.id}")
         return EXIT_FAILED
     print(f"{snapshot.id}: {state_line(snapshot)}")
-    checkpoint = last_checkpoint(snapshot)
+    checkpoint = last_good_checkpoint(snapshot.checkpoints)
     if checkpoint is None:
         if snapshot.state is not RunState.FINISHED:
             print("  No checkpoint was saved, so it cannot be resumed.")
     elif snapshot.state is not RunState.FINISHED:
-        print(f"  Checkpoint: {checkpoint_text(checkpoint)}")
+        print(f"  Checkpoint: {checkpoint_text(checkpoint, with_path=True)}")
         print(f"  To resume: ltui resume {snapshot.id}")
     as_asked = killed or snapshot.state in (RunState.STOPPED, RunState.FINISHED)
     return EXIT_DONE if as_asked else EXIT_FAILED

@@ -12,9 +12,11 @@ from typing import Any
 from ltui.app.diagnosis import collective_rows
 from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
 from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
+from ltui.app.presentation.snapshot_text import program_text
 from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
-from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunSnapshot, Verdict
+from ltui.training.state.good_checkpoints import last_good_checkpoint
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import is_superseded, most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
@@ -130,7 +132,7 @@ def _headline(diagnosis: Diagnosis, standing: Sequence[Verdict], context: Diagno
 
 def _about(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     run = context.snapshot
-    what = clean_name(run.preset or " ".join(run.command or ()))
+    what = clean_name(program_text(run))
     what = what if len(what) <= MAX_PROGRAM_CHARS else f"{what[: MAX_PROGRAM_CHARS - 1]}…"
     old_s = context.now - diagnosis.taken_at
     looked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
@@ -172,10 +174,9 @@ def certainty(confidence: float) -> str:
 
 
 def _kill_and_resume(run: RunSnapshot) -> str:
-    good = [c for c in run.checkpoints if c.ok is not False]
-    if not good:
+    last = last_good_checkpoint(run.checkpoints)
+    if last is None:
         return "Press k to kill; there is no checkpoint to resume from"
-    last: CheckpointInfo = max(good, key=lambda c: (c.global_step, c.saved_at or 0.0))
     text = f"Press k to kill, then r to resume from step {formats.step(last.global_step)}"
     lost = (run.global_step or last.global_step) - last.global_step
     return f"{text} (repeats {formats.count(lost)} steps)" if lost > 0 else text

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ltui.app.live.run_requests import send_request
-from ltui.app.presentation.state_words import state_sentence
+from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError

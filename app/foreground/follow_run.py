@@ -13,15 +13,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ltui.app.commands.arguments import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
-from ltui.app.foreground.progress_lines import Display, caution_line, terminal_display
+from ltui.app.foreground.progress_lines import Display, terminal_display
 from ltui.app.live.run_requests import send_request
-from ltui.app.presentation.run_summary import ending_lines, resumable
-from ltui.app.presentation.state_words import FAILED
+from ltui.app.presentation.run_summary import end_report
+from ltui.app.presentation.verdict_text import warning_line
+from ltui.app.state_words import FAILED
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import (
     LIVE,
     FreezeWarning,
@@ -99,7 +101,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
     if snapshot.state in LIVE:
         _print_still_running(run_dir)
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
-    lines = [*failure_lines(run_dir, snapshot), *ending_lines(snapshot)]
+    lines = [*failure_lines(run_dir, snapshot), *end_report(snapshot)]
     sys.stdout.write("\n".join(lines) + "\n")
     return exit_code(snapshot)
 
@@ -184,11 +186,11 @@ class RunFollower:
         for caution in snapshot.cautions:
             if (snapshot.attempt, caution) not in self._printed_warnings:
                 self._printed_warnings.add((snapshot.attempt, caution))
-                self._display.print_line(caution_line(caution))
+                self._display.print_line(warning_line(caution))
 
     def _ended(self, snapshot: RunSnapshot) -> int:
         self._display.close()
-        for line in [*failure_lines(self._run_dir, snapshot), *ending_lines(snapshot)]:
+        for line in [*failure_lines(self._run_dir, snapshot), *end_report(snapshot)]:
             self._display.print_line(line)
         return exit_code(snapshot)
 
@@ -197,7 +199,7 @@ def exit_code(snapshot: RunSnapshot) -> int:
     """0 finished, 3 stopped and resumable, 1 anything else."""
     if snapshot.state is RunState.FINISHED:
         return EXIT_DONE
-    if snapshot.state is RunState.STOPPED and resumable(snapshot):
+    if snapshot.state is RunState.STOPPED and is_resumable(snapshot):
         return EXIT_STOPPED
     return EXIT_FAILED
 

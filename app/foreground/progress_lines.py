@@ -13,27 +13,21 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from ltui.app.presentation.state_words import (
-    RANK_DEAD,
-    STALLED,
-    needs_help,
-    open_verdicts,
-    rank_note,
-    state_word,
+from ltui.app.presentation.snapshot_text import (
+    done_fraction,
+    is_evaluation_metric,
+    metrics_text,
+    position,
+    rank_line,
+    ranks_text,
+    speed_text,
+    title,
 )
-from ltui.training.state.metric_names import EVALUATION_PREFIXES, TRAIN_LOSS_NAMES
-from ltui.training.state.run_snapshot import (
-    LIVE,
-    FreezeWarning,
-    MetricValue,
-    RankSnapshot,
-    RankState,
-    RunSnapshot,
-    RunState,
-    Verdict,
-)
-from ltui.widgets.formats import NA, age, duration, metric, percent, quantity
-from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.app.presentation.verdict_text import verdict_line
+from ltui.app.state_words import RANK_DEAD, STALLED, needs_help, open_verdicts, state_word
+from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
+from ltui.widgets.formats import duration, percent
+from ltui.widgets.sanitise import clean_line
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -42,7 +36,6 @@ PLAIN_EVERY_S = 60.0
 """Seconds between two plain lines while nothing changes but the step."""
 PLAIN_EPOCH_S = 10.0
 """Least seconds between two plain lines for new epochs and validation metrics."""
-METRICS_SHOWN = 5
 RANKS_SHOWN = 8
 
 
@@ -66,140 +59,6 @@ def display_for(stream: TextIO, environment: Mapping[str, str]) -> Display:
     return PlainLines(stream)
 
 
-# What is said, as text -------------------------------------------------------------------------
-
-
-def title(snapshot: RunSnapshot) -> str:
-    """``brave-owl · quickstart``."""
-    what = snapshot.preset or " ".join(snapshot.command or ())
-    name = clean_name(snapshot.name)
-    return f"{name} · {clean_name(what)[:60]}" if what else name
-
-
-def position(snapshot: RunSnapshot) -> str:
-    """``epoch 3/30  step 1204/2930``; empty before the first step.
-
-    Steps are plain digits, so that they can be pasted into ``--at-step``.
-    """
-    parts = []
-    if snapshot.epoch is not None:
-        parts.append(f"epoch {_of(shown_epoch(snapshot), snapshot.max_epochs or None)}")
-    if snapshot.global_step is not None:
-        parts.append(f"step {_of(snapshot.global_step, total_steps(snapshot))}")
-    return "  ".join(parts)
-
-
-def _of(done: int | None, total: int | None) -> str:
-    return f"{done}" if total is None else f"{done}/{total}"
-
-
-def shown_epoch(snapshot: RunSnapshot) -> int | None:
-    """The epoch counted from 1, and never past the last."""
-    if snapshot.epoch is None:
-        return None
-    shown = snapshot.epoch + 1
-    return min(shown, snapshot.max_epochs) if snapshot.max_epochs else shown
-
-
-def total_steps(snapshot: RunSnapshot) -> int | None:
-    return snapshot.max_steps if snapshot.max_steps and snapshot.max_steps > 0 else None
-
-
-def share_done(snapshot: RunSnapshot) -> float | None:
-    """0 to 1; None where the end is not known."""
-    total = total_steps(snapshot)
-    if total and snapshot.global_step is not None:
-        return min(1.0, snapshot.global_step / total)
-    return None
-
-
-def loss_of(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
-    """The training loss under whichever name the run has."""
-    for name in TRAIN_LOSS_NAMES:
-        if name in snapshot.metrics:
-            return name, snapshot.metrics[name]
-    for name, value in snapshot.metrics.items():
-        if "loss" in name and not is_validation(name):
-            return name, value
-    return None
-
-
-def is_validation(name: str) -> bool:
-    return name.startswith(EVALUATION_PREFIXES)
-
-
-def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
-    """``train/loss 0.8412  val/acc 0.9510``: the loss and the validation metrics.
-
-    A run that logs no loss shows the other metrics that it logs.
-    """
-    loss = loss_of(snapshot)
-    chosen = [loss] if loss else []
-    by_name = sorted(snapshot.metrics.items())
-    chosen += [(n, v) for n, v in by_name if is_validation(n)]
-    if loss is None:
-        chosen += [(n, v) for n, v in by_name if not is_validation(n) and not n.startswith("lr")]
-    return "  ".join(f"{clean_name(n, 40)} {value_text(v.last)}" for n, v in chosen[:limit])
-
-
-def value_text(value: float) -> str:
-    """Four significant digits; ``not finite`` for NaN and infinities."""
-    return metric(value) if math.isfinite(value) else "not finite"
-
-
-def speed_text(snapshot: RunSnapshot) -> str:
-    """``2.1 k samples/s  4 % waiting for data``."""
-    speed = snapshot.throughput
-    parts = []
-    if speed.samples_per_s is not None:
-        parts.append(quantity(speed.samples_per_s, "samples/s"))
-    if speed.data_wait_share is not None:
-        parts.append(f"{percent(speed.data_wait_share)} waiting for data")
-    return "  ".join(parts)
-
-
-def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
-    """One rank, in columns."""
-    step = "" if rank.global_step is None else f"step {rank.global_step}"
-    note = rank_note(snapshot, rank)
-    return (
-        f"r{rank.rank:<3} {rank.device or '':<7} {step:<12} {rank.phase or NA:<11} "
-        f"{age(rank.age_s):>7}  {rank_word(rank.state)}{f'  {note}' if note else ''}"
-    )
-
-
-def rank_word(state: RankState) -> str:
-    """The state of a rank, in capitals if it needs help, as on the dashboard."""
-    word: str = state.value
-    return word.upper() if state in (RankState.STALLED, RankState.DEAD) else word
-
-
-def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
-    """``2 ranks ok`` or ``3 ok, 1 STALLED``."""
-    if not ranks:
-        return ""
-    if all(rank.state is RankState.UNKNOWN and rank.phase is None for rank in ranks):
-        return "no telemetry from the script yet"
-    states: dict[str, int] = {}
-    for rank in ranks:
-        states[rank_word(rank.state)] = states.get(rank_word(rank.state), 0) + 1
-    if len(states) == 1:
-        return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {next(iter(states))}"
-    return ", ".join(f"{number} {state}" for state, number in states.items())
-
-
-def caution_line(caution: FreezeWarning) -> str:
-    """``WARNING: ranks have different batch counts ... Give every rank as many.``"""
-    remedy = f" {clean_line(caution.remedy, 300)}" if caution.remedy else ""
-    return f"WARNING: {clean_line(caution.what, 500)}{remedy}"
-
-
-def verdict_line(verdict: Verdict) -> str:
-    """``STALLED: rank 2 waits for its DataLoader``."""
-    remedy = f"  {clean_line(verdict.remedy, 200)}" if verdict.remedy else ""
-    return f"{verdict.level.upper()}: {clean_line(verdict.cause, 300)}{remedy}"
-
-
 # Plain lines -----------------------------------------------------------------------------------
 
 
@@ -217,7 +76,7 @@ class PlainLines:
         # Numbers in the detail and in verdicts count seconds: they alone are no change.
         detail = re.sub(r"\d+", "", snapshot.detail or "")
         state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail)
-        validated = {n: v.step for n, v in snapshot.metrics.items() if is_validation(n)}
+        validated = {n: v.step for n, v in snapshot.metrics.items() if is_evaluation_metric(n)}
         progress = (snapshot.epoch, tuple(validated.items()))
         waited_s = now - self._last_at
         due = (
@@ -323,7 +182,7 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
     """Text and style of each line."""
     style = "bold red" if needs_help(snapshot) else _STATE_STYLES.get(snapshot.state, "")
     lines = [(f"{title(snapshot)}  {state_word(snapshot)}", style)]
-    share = share_done(snapshot)
+    share = done_fraction(snapshot)
     done = "" if share is None else f"{bar(share, max(10, min(40, width - 60)))} {percent(share)}"
     times = [f"{duration(snapshot.elapsed_s)}"] if snapshot.elapsed_s is not None else []
     times += [f"{duration(snapshot.eta_s)} left"] if snapshot.eta_s is not None else []

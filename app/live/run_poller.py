@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
 from ltui.app.live.gpu_history import HISTORY_S, GpuHistory, GpuSample
 from ltui.app.live.log_tail import LogTail
@@ -25,7 +26,6 @@ from ltui.app.live.metric_history import (
     ThroughputHistory,
 )
 from ltui.app.live.stored_curves import stored_curve, stored_rates, stored_segment
-from ltui.app.presentation.metric_selection import default_choice
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ltui.app.presentation.run_summary import resumable
-from ltui.app.presentation.state_words import ended_sentence
+from ltui.app.state_words import ended_sentence
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 
@@ -42,7 +42,7 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
     snapshot = current_snapshot(run_dir)
     if snapshot.state not in LIVE:
         remedy = None
-        if snapshot.state is not RunState.FINISHED and resumable(snapshot):
+        if snapshot.state is not RunState.FINISHED and is_resumable(snapshot):
             remedy = f"To resume: ltui resume {run_dir.id}"
         elif snapshot.state is not RunState.FINISHED:
             remedy = "It left no good checkpoint, so it cannot be resumed."

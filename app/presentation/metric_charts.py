@@ -9,14 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ltui.app.live.curve_arithmetic import epoch_positions, select_points, smooth
+from ltui.app.live.default_metrics import default_choice, is_validation
 from ltui.app.live.frame import CurveData, FloatArray, Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES
-from ltui.app.presentation.metric_selection import (
-    chart_groups,
-    default_choice,
-    is_validation,
-    metric_quantity,
-)
+from ltui.app.presentation.metric_selection import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
 from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.state.metric_names import LEARNING_RATE

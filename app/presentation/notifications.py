@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ltui.app.presentation.state_words import (
+from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
     ended_detail,
     ended_sentence,
 )
+from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -90,7 +91,7 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if action == "resume":
         if live:
             return f"{name} is {snapshot.state.value}: there is nothing to resume"
-        if all(checkpoint.ok is False for checkpoint in snapshot.checkpoints):
+        if not is_resumable(snapshot):
             return f"{name} has no good checkpoint. Press R to run it again from the beginning."
         return None
     if not live:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ltui.app.live.run_list import RunListEntry
 from ltui.app.presentation.headline_metric import headline_metric
-from ltui.app.presentation.run_view import program_text
+from ltui.app.presentation.snapshot_text import program_text
 
 ORDERS = ("newest first", "name", "preset", "state", "metric")
 """The first is the order in which runs are listed: running ones first, then the newest."""

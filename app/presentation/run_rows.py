@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ltui.app.live.run_list import RunListEntry, rank_problem
 from ltui.app.presentation.headline_metric import headline_metric
-from ltui.app.presentation.run_view import done_share, program_text, state_sign
-from ltui.app.presentation.state_words import FAILED, bad_loss_sentence, ended_detail
+from ltui.app.presentation.run_view import state_sign
+from ltui.app.presentation.snapshot_text import done_fraction, program_text
+from ltui.app.state_words import FAILED, bad_loss_sentence, ended_detail
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -57,7 +58,7 @@ def run_row(line: RunListEntry, now: float) -> RunRow:
         name=clean_name(run.name),
         preset=clean_name(_program(run)),
         state=Cell(text=word, tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
-        share=done_share(run),
+        share=done_fraction(run),
         progress=_progress(run),
         metric=formats.metric(shown.value) if shown is not None else "",
         metric_name=clean_name(shown.name) if shown is not None else "",

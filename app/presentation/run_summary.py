@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ltui.app.foreground.progress_lines import (
-    caution_line,
+from ltui.app.presentation.snapshot_text import (
+    checkpoint_text,
+    metric_value_text,
     position,
+    program_text,
     rank_line,
     ranks_text,
     title,
-    value_text,
-    verdict_line,
 )
-from ltui.app.presentation.state_words import (
+from ltui.app.presentation.verdict_text import verdict_line, warning_line
+from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
     ended_detail,
@@ -23,9 +24,9 @@ from ltui.app.presentation.state_words import (
     state_word,
     state_words,
 )
+from ltui.training.state.good_checkpoints import is_resumable, last_good_checkpoint
 from ltui.training.state.run_snapshot import (
     LIVE,
-    CheckpointInfo,
     GpuSnapshot,
     MetricValue,
     RunSnapshot,
@@ -40,7 +41,6 @@ from ltui.widgets.formats import (
     percent,
     power,
     quantity,
-    size,
     size_of,
     temperature,
 )
@@ -80,27 +80,7 @@ def state_line(snapshot: RunSnapshot) -> str:
     return f"{word}: {detail}" if detail and not detail.lower().startswith(word) else detail or word
 
 
-def resumable(snapshot: RunSnapshot) -> bool:
-    """Whether there is a checkpoint that a resume would start from."""
-    return any(checkpoint.ok is not False for checkpoint in snapshot.checkpoints)
-
-
-def last_checkpoint(snapshot: RunSnapshot) -> CheckpointInfo | None:
-    """The one with the highest step of those that are not known to be bad."""
-    good = [c for c in snapshot.checkpoints if c.ok is not False]
-    return max(good, key=lambda c: (c.global_step, c.saved_at or 0.0)) if good else None
-
-
-def checkpoint_text(checkpoint: CheckpointInfo) -> str:
-    """``step 1204, verified, 2.1 MiB: /path``."""
-    sound = {True: "verified", False: "DAMAGED", None: "not verified"}[checkpoint.ok]
-    parts = [f"step {checkpoint.global_step}", sound]
-    parts += [checkpoint.reason] if checkpoint.reason else []
-    parts += [size(checkpoint.size_bytes)] if checkpoint.size_bytes is not None else []
-    return f"{', '.join(parts)}: {clean_line(checkpoint.path)}"
-
-
-def ending_lines(snapshot: RunSnapshot) -> list[str]:
+def end_report(snapshot: RunSnapshot) -> list[str]:
     """What is left on the screen when a run in the foreground has ended."""
     rows = [("", f"{title(snapshot)}: {state_line(snapshot)}")]
     rows.append(("progress", position(snapshot)))
@@ -108,15 +88,17 @@ def ending_lines(snapshot: RunSnapshot) -> list[str]:
         attempt = f", attempt {snapshot.attempt}" if snapshot.attempt > 1 else ""
         rows.append(("time", f"{duration(snapshot.elapsed_s)}{attempt}"))
     rows += [
-        (f"{clean_name(name, 60)}", f"{value_text(value.last)}  at step {value.step}")
+        (f"{clean_name(name, 60)}", f"{metric_value_text(value.last)}  at step {value.step}")
         for name, value in ordered_metrics(snapshot)[:METRICS_SHOWN]
     ]
     if snapshot.throughput.best_samples_per_s is not None:
         best = snapshot.throughput.best_samples_per_s
         rows.append(("throughput", f"{quantity(best, 'samples/s')} at its best"))
-    checkpoint = last_checkpoint(snapshot)
+    checkpoint = last_good_checkpoint(snapshot.checkpoints)
     if checkpoint is not None or snapshot.state is not RunState.FINISHED:
-        rows.append(("checkpoint", checkpoint_text(checkpoint) if checkpoint else "none"))
+        rows.append(
+            ("checkpoint", checkpoint_text(checkpoint, with_path=True) if checkpoint else "none")
+        )
     if snapshot.history_note:
         rows.append(("history", clean_line(snapshot.history_note)))
     if snapshot.log_dir:
@@ -135,7 +117,7 @@ def _next_steps(snapshot: RunSnapshot) -> list[str]:
     if snapshot.state in LIVE:
         return [f"  To watch it: ltui attach {name}"]
     lines = []
-    if snapshot.state is not RunState.FINISHED and resumable(snapshot):
+    if snapshot.state is not RunState.FINISHED and is_resumable(snapshot):
         lines.append(f"  To resume: ltui resume {name}")
     if snapshot.state not in (RunState.STOPPED, RunState.FINISHED):
         lines.append(f"  Logs: ltui logs {name}")
@@ -152,10 +134,10 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     told = state_line(snapshot)
     verdicts = [v for v in open_verdicts(snapshot) if clean_line(v.cause, 300) not in told]
     lines += [f"  {verdict_line(verdict)}" for verdict in verdicts]
-    lines += [f"  {caution_line(caution)}" for caution in snapshot.cautions]
+    lines += [f"  {warning_line(caution)}" for caution in snapshot.cautions]
     if snapshot.metrics:
         rows = [
-            (clean_name(name, 60), value_text(value.last), f"step {value.step}")
+            (clean_name(name, 60), metric_value_text(value.last), f"step {value.step}")
             for name, value in ordered_metrics(snapshot)
         ]
         lines += ["", "metrics", *(f"  {line}" for line in columns(rows, frozenset({1, 2})))]
@@ -168,10 +150,13 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
         lines += ["", "GPUs", *(f"  {line}" for line in columns([_gpu(g) for g in snapshot.gpus]))]
     if snapshot.checkpoints:
         lines += ["", "checkpoints"]
-        lines += [f"  {checkpoint_text(checkpoint)}" for checkpoint in snapshot.checkpoints]
+        lines += [
+            f"  {checkpoint_text(checkpoint, with_path=True)}"
+            for checkpoint in snapshot.checkpoints
+        ]
     if snapshot.script_checkpoints:
         lines += ["", "checkpoints of the script's own callbacks"]
-        lines += [f"  {checkpoint_text(c)}" for c in snapshot.script_checkpoints]
+        lines += [f"  {checkpoint_text(c, with_path=True)}" for c in snapshot.script_checkpoints]
     return lines
 
 
@@ -258,11 +243,10 @@ def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
     head = "REASON" if any(reasons) else ""
     rows = [("ID", "WHAT", "STATE", "PROGRESS", "STARTED", head)]
     for snapshot, reason in zip(snapshots, reasons, strict=True):
-        what = snapshot.preset or " ".join(snapshot.command or ())
         rows.append(
             (
                 clean_name(snapshot.id),
-                short(clean_name(what), 30) or NA,
+                short(clean_name(program_text(snapshot)), 30) or NA,
                 state_words(snapshot),
                 position(snapshot) or NA,
                 _started(snapshot, now),

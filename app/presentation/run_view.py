@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.text import Text
 
-from ltui.app.foreground.progress_lines import caution_line
-from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
-from ltui.app.presentation.state_words import (
+from ltui.app.live.frame import Frame, RankException
+from ltui.app.presentation.snapshot_text import (
+    LOUD_RANK_STATES,
+    checkpoint_text,
+    done_fraction,
+    program_text,
+    rank_word,
+    shown_epoch,
+    total_epochs,
+)
+from ltui.app.presentation.verdict_text import recovery_text, verdict_banner_text, warning_line
+from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
     ended_detail,
@@ -18,16 +26,15 @@ from ltui.app.presentation.state_words import (
     state_word,
 )
 from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import (
     LIVE,
-    CheckpointInfo,
     RankSnapshot,
     RankState,
     RunSnapshot,
     RunState,
     Verdict,
 )
-from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -65,7 +72,6 @@ RANK_TONES: dict[RankState, Tone] = {
     RankState.ENDED: Tone.DIM,
     RankState.UNKNOWN: Tone.DIM,
 }
-LOUD = frozenset({RankState.STALLED, RankState.DEAD})
 
 
 def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
@@ -79,15 +85,6 @@ def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
         return "!", word, Tone.BAD
     sign, tone = STATE_SIGNS[snapshot.state]
     return sign, word, tone
-
-
-def done_share(snapshot: RunSnapshot) -> float | None:
-    """How much of the run is done, 0 to 1; None where its end is not known."""
-    if snapshot.state is RunState.FINISHED:
-        return 1.0
-    if snapshot.global_step is not None and snapshot.max_steps:
-        return min(1.0, snapshot.global_step / snapshot.max_steps)
-    return None
 
 
 def header(frame: Frame) -> HeaderViewModel:
@@ -104,7 +101,7 @@ def header(frame: Frame) -> HeaderViewModel:
         tone=tone,
         epoch=f"epoch {_epoch(run)}",
         step=f"step {formats.step(run.global_step, run.max_steps)}",
-        share=done_share(run),
+        share=done_fraction(run),
         eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
         elapsed=formats.duration(run.elapsed_s),
         attempt=f"attempt {run.attempt}",
@@ -117,23 +114,16 @@ def header(frame: Frame) -> HeaderViewModel:
 def _held_up(run: RunSnapshot) -> bool:
     """Whether a rank is stalled or dead, so that no end can be foreseen."""
     return any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts) or any(
-        rank.state in LOUD for rank in run.ranks
+        rank.state in LOUD_RANK_STATES for rank in run.ranks
     )
 
 
-def program_text(run: RunSnapshot) -> str:
-    if run.preset:
-        return run.preset
-    return " ".join(run.command) if run.command else ""
-
-
 def _epoch(run: RunSnapshot) -> str:
-    if run.epoch is None:
+    shown = shown_epoch(run)
+    if shown is None:
         return formats.NA
-    shown = run.epoch + 1
-    if run.max_epochs and run.max_epochs > 0:
-        return formats.count_of(min(shown, run.max_epochs), run.max_epochs)
-    return formats.count(shown)
+    total = total_epochs(run)
+    return formats.count(shown) if total is None else formats.count_of(shown, total)
 
 
 def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
@@ -141,52 +131,15 @@ def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
     standing = [v for v in frame.snapshot.verdicts if v.ended is None]
     if standing and frame.snapshot.state in LIVE:
         worst, *others = most_severe_first(standing)
-        return _verdict_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
+        return verdict_banner_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
     recent = [c for c in frame.resolved_verdicts if frame.now - c.at < RECOVERY_SHOWN_S]
     if recent:
-        return _recovery_text(recent[-1]), Tone.GOOD
+        return recovery_text(recent[-1]), Tone.GOOD
     return None, Tone.BAD
 
 
 def _verdict_tone(verdict: Verdict) -> Tone:
-    return Tone.BAD if verdict.level in ("dead", "stalled") else Tone.WARN
-
-
-def _verdict_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
-    cause = clean_line(verdict.cause)
-    # A finding about GPUs says how old it is, and so do some causes.
-    aged = verdict.began is not None and not is_gpu_kind(verdict.kind)
-    lasting = ""
-    if aged and verdict.began is not None and not _DURATION.search(cause):
-        lasting = f" for {formats.age(now - verdict.began)}"
-    # Capitals are for what stops a run.
-    word = verdict.level.upper() if verdict.level in BLOCKING_LEVELS else verdict.level.capitalize()
-    others = f" (+{more} more, d)" if more else ""
-    text = f"{word}{lasting}{others}: "
-    if not verdict.remedy:
-        return text + cause
-    return f"{text}{_sentence(cause)} {clean_line(verdict.remedy)}"
-
-
-_DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
-"""A duration in a sentence: ``is stopped (SIGSTOP) in backward for 9 s``."""
-
-
-def _sentence(text: str) -> str:
-    """``text`` with a full stop, unless it ends with a sign already."""
-    return text if not text or text[-1] in ".!?…" else f"{text}."
-
-
-def _recovery_text(resolved: ResolvedVerdict) -> str:
-    verdict = resolved.verdict
-    lasted = formats.age(resolved.lasted_s)
-    if is_gpu_kind(verdict.kind):
-        return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
-    if not verdict.culprits:
-        return f"Recovered after {lasted}: the run was {verdict.level}"
-    who = formats.rank_words(verdict.culprits)
-    were = "was" if len(verdict.culprits) == 1 else "were"
-    return f"Recovered after {lasted}: {who} {were} {verdict.level}"
+    return Tone.BAD if verdict.level in BLOCKING_LEVELS else Tone.WARN
 
 
 def note_lines(frame: Frame) -> tuple[str, ...]:
@@ -207,7 +160,7 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
         lines.append(f"the run can't be read, for {since}: {clean_line(frame.error)}")
     if run.cautions and run.state in LIVE:
         more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""
-        lines.append(f"{caution_line(run.cautions[0])}{more}")
+        lines.append(f"{warning_line(run.cautions[0])}{more}")
     return tuple(lines)
 
 
@@ -276,8 +229,7 @@ def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
             state = RankState.WAITING
         elif verdict is not None and verdict.level == "slow":
             return _cell("slow", Tone.WARN)
-    word = state.value.upper() if state in LOUD else state.value
-    return _cell(word, RANK_TONES[state])
+    return _cell(rank_word(state), RANK_TONES[state])
 
 
 def _device(device: str | None) -> str:
@@ -291,9 +243,8 @@ def ranks_title(frame: Frame) -> str:
     counts: dict[RankState, int] = {}
     for rank in frame.snapshot.ranks:
         counts[rank.state] = counts.get(rank.state, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: item[0] not in LOUD)
-    words = ((s.value.upper() if s in LOUD else s.value, n) for s, n in ordered)
-    return ", ".join(f"{n} {word}" for word, n in words)
+    ordered = sorted(counts.items(), key=lambda item: item[0] not in LOUD_RANK_STATES)
+    return ", ".join(f"{count} {rank_word(state)}" for state, count in ordered)
 
 
 # -- without GPUs ----------------------------------------------------------------------------------
@@ -329,13 +280,7 @@ def cells_text(cells: Sequence[Cell], hint: str = "") -> Text:
 # -- how it ended ----------------------------------------------------------------------------------
 
 
-def good_checkpoint(checkpoints: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
-    """The furthest checkpoint that is not known to be broken."""
-    usable = [c for c in checkpoints if c.ok is not False]
-    return max(usable, key=lambda c: (c.global_step, c.saved_at or 0.0), default=None)
-
-
-def ending_lines(frame: Frame) -> tuple[Cell, ...]:
+def end_cells(frame: Frame) -> tuple[Cell, ...]:
     """How the run ended, the root cause first; empty while it lives."""
     run = frame.snapshot
     if run.state in LIVE:
@@ -356,7 +301,7 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
             for r in run.ranks
             if r.note and (r.state is RankState.DEAD or r.exit_code)
         ][:2]
-    checkpoint = good_checkpoint(run.checkpoints)
+    checkpoint = last_good_checkpoint(run.checkpoints)
     if checkpoint is None:
         own = " by ltui; details list those of the script" if run.script_checkpoints else ""
         lines.append(_cell(f"no checkpoint was saved{own}", Tone.DIM))
@@ -368,12 +313,3 @@ def ending_lines(frame: Frame) -> tuple[Cell, ...]:
 def _exception_text(ending: RankException) -> str:
     message = clean_line(ending.message.strip().split("\n", 1)[0])
     return f"rank {ending.rank} raised {clean_name(ending.type)}: {message}"
-
-
-def checkpoint_text(checkpoint: CheckpointInfo) -> str:
-    """``step 1204, verified, 1.2 MiB``."""
-    words = [f"step {formats.step(checkpoint.global_step)}"]
-    words.append({True: "verified", False: "damaged", None: "not verified"}[checkpoint.ok])
-    if checkpoint.size_bytes is not None:
-        words.append(formats.size(checkpoint.size_bytes))
-    return ", ".join(words)

@@ -46,6 +46,7 @@ from ltui.app.screens.schedule_stop import StopWhenScreen
 from ltui.app.screens.stop_question import StopScreen, stop_question
 from ltui.training.config.verdict_levels import BLOCKING_LEVELS
 from ltui.training.problem import ProblemError
+from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
@@ -350,7 +351,7 @@ class RunScreen(Screen[None]):
             self._draw_log(self.frame)
 
     def _draw_ending(self, frame: Frame) -> None:
-        lines = run_view.ending_lines(frame)
+        lines = run_view.end_cells(frame)
         self.query_one("#ending").display = bool(lines)
         if lines:
             hint = resume_hint(frame.snapshot, readonly=self.readonly)
@@ -606,7 +607,7 @@ def of_rank(line: LogLine, whose: int) -> bool:
 def kill_question(snapshot: RunSnapshot) -> str:
     """Names what a kill loses."""
     name = clean_name(snapshot.name)
-    saved = run_view.good_checkpoint(snapshot.checkpoints)
+    saved = last_good_checkpoint(snapshot.checkpoints)
     if saved is None:
         lost = "It has no checkpoint. All its progress will be lost."
     else:

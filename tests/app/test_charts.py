@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from frames import NOW, curve, frame, rank, snapshot
 
+from ltui.app.live.default_metrics import default_choice
 from ltui.app.presentation.metric_charts import (
     AXES,
     Axis,
@@ -16,7 +17,7 @@ from ltui.app.presentation.metric_charts import (
     step_phases_text,
     throughput_chart,
 )
-from ltui.app.presentation.metric_selection import default_choice, matching, preference_key
+from ltui.app.presentation.metric_selection import matching, preference_key
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
 
 

@@ -24,8 +24,8 @@ from ltui.app.diagnosis.request_diagnosis import (
 )
 from ltui.app.diagnosis.stack_folding import frame_location, in_library, stack_lines
 from ltui.app.diagnosis.text_report import report
-from ltui.app.presentation.state_words import state_sentence
 from ltui.app.screens.diagnosis import DiagnoseScreen
+from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
 from ltui.training.diagnosis.rules.collective_positions import collective_positions
 from ltui.training.problem import Problem, ProblemError

@@ -9,6 +9,7 @@ from frames import NOW, frame, gpu, rank, snapshot
 
 from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.presentation import gpu_view, run_details, run_view
+from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     RankState,
@@ -209,9 +210,7 @@ def test_an_ending_names_the_first_rank_that_failed() -> None:
         RankException(rank=0, type="RuntimeError", message="peer gone", traceback=None, at=NOW + 1),
     )
     run = snapshot(state=RunState.FAILED, detail="rank 1 failed at step 1204")
-    texts = [
-        cell.text for cell in run_view.ending_lines(frame(snapshot=run, rank_exceptions=endings))
-    ]
+    texts = [cell.text for cell in run_view.end_cells(frame(snapshot=run, rank_exceptions=endings))]
     assert texts[0] == "rank 1 failed at step 1204"
     assert texts[1] == "rank 1 raised RuntimeError: size"
     assert texts[2] == "after it, rank 0 failed too"
@@ -221,14 +220,14 @@ def test_an_ending_names_the_first_rank_that_failed() -> None:
 def test_a_damaged_checkpoint_is_not_a_good_one() -> None:
     bad = CheckpointInfo(path="/c/2", global_step=2000, ok=False)
     good = CheckpointInfo(path="/c/1", global_step=1000, ok=True)
-    assert run_view.good_checkpoint((bad, good)) is good
-    assert run_view.good_checkpoint((bad,)) is None
+    assert last_good_checkpoint((bad, good)) is good
+    assert last_good_checkpoint((bad,)) is None
     run = snapshot(state=RunState.STOPPED, checkpoints=())
-    assert run_view.ending_lines(frame(snapshot=run))[-1].text == "no checkpoint was saved"
+    assert run_view.end_cells(frame(snapshot=run))[-1].text == "no checkpoint was saved"
 
 
 def test_a_live_run_has_no_ending() -> None:
-    assert run_view.ending_lines(frame()) == ()
+    assert run_view.end_cells(frame()) == ()
 
 
 @pytest.mark.parametrize("evil", ["\x1b]0;pwned\x07name", "name\x1b[2J", "na\u202eme"])

@@ -17,9 +17,9 @@ from ltui.app.foreground.progress_lines import (
     panel_lines,
     plain_line,
 )
-from ltui.app.presentation.run_summary import columns, ending_lines, runs_lines, show_lines
+from ltui.app.presentation.run_summary import columns, end_report, runs_lines, show_lines
 from ltui.app.presentation.run_view import state_sign
-from ltui.app.presentation.state_words import state_sentence, state_word
+from ltui.app.state_words import state_sentence, state_word
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     MetricValue,
@@ -135,7 +135,7 @@ def test_a_run_that_ended_with_a_nan_loss_says_so_everywhere() -> None:
     (line,) = runs_lines([run], 0.0)[1:]
     assert "finished, loss NaN" in line
     assert said in line
-    assert ending_lines(run)[0].endswith(f"finished at step 300; {said}")
+    assert end_report(run)[0].endswith(f"finished at step 300; {said}")
     assert said in "\n".join(show_lines(run, 0.0))
 
 
@@ -159,7 +159,7 @@ def test_the_headline_of_a_dead_rank_is_what_the_diagnosis_found(detail: str) ->
     run = replace(WELL, state=RunState.CRASHED, detail=detail, verdicts=(DEAD,))
     said = f"at step 1204: {DEAD.cause}"
     assert state_sentence(run) == f"crashed {said}"
-    assert ending_lines(run)[0].endswith(f"crashed {said}")
+    assert end_report(run)[0].endswith(f"crashed {said}")
     assert said in "\n".join(show_lines(run, 0.0))
     assert said.removeprefix("at ") in runs_lines([run], 0.0)[1]
     assert "r1   cpu                  fetch data" in "\n".join(show_lines(run, 0.0))
@@ -225,7 +225,7 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command() -> None:
     )
     lines = [
         *show_lines(run, 0.0),
-        *ending_lines(run),
+        *end_report(run),
         *runs_lines([run], 0.0),
         plain_line(run),
         *(line for line, _ in panel_lines(run, "", 100)),
@@ -255,12 +255,12 @@ def test_exit_codes(state: RunState, checkpoints: tuple[CheckpointInfo, ...], co
 
 def test_an_ending_says_what_to_do_next() -> None:
     stopped = replace(BUSY, state=RunState.STOPPED, checkpoints=(SOUND,), log_dir="/r/logs/1")
-    text = "\n".join(ending_lines(stopped)).replace("\u2009", " ")
+    text = "\n".join(end_report(stopped)).replace("\u2009", " ")
     assert "step 1204, verified, stop: /c/a.ckpt" in text
     assert "ltui resume brave-owl-3f2a" in text
     assert "/r/logs/1" in text
     damaged = replace(stopped, checkpoints=(replace(SOUND, ok=False),))
-    assert "ltui resume" not in "\n".join(ending_lines(damaged))
+    assert "ltui resume" not in "\n".join(end_report(damaged))
 
 
 def test_plain_lines_come_with_epochs_and_once_a_minute() -> None:

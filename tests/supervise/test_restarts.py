@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ltui.app.cli import main
-from ltui.app.commands.arguments import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.restart_rules import (
     BEFORE_TRAINING,

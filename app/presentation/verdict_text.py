@@ -1,0 +1,63 @@
+"""Sentences about verdicts and freeze warnings. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.state.run_snapshot import FreezeWarning, Verdict
+from ltui.training.state.verdict_kinds import is_gpu_kind
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line
+
+if TYPE_CHECKING:
+    from ltui.app.live.frame import ResolvedVerdict
+
+_DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
+"""A duration in a sentence: ``is stopped (SIGSTOP) in backward for 9 s``."""
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """``STALLED: rank 2 waits for its DataLoader``."""
+    remedy = f"  {clean_line(verdict.remedy, 200)}" if verdict.remedy else ""
+    return f"{verdict.level.upper()}: {clean_line(verdict.cause, 300)}{remedy}"
+
+
+def verdict_banner_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
+    cause = clean_line(verdict.cause)
+    # A finding about GPUs says how old it is, and so do some causes.
+    aged = verdict.began is not None and not is_gpu_kind(verdict.kind)
+    lasting = ""
+    if aged and verdict.began is not None and not _DURATION.search(cause):
+        lasting = f" for {formats.age(now - verdict.began)}"
+    # Capitals are for what stops a run.
+    word = verdict.level.upper() if verdict.level in BLOCKING_LEVELS else verdict.level.capitalize()
+    others = f" (+{more} more, d)" if more else ""
+    text = f"{word}{lasting}{others}: "
+    if not verdict.remedy:
+        return text + cause
+    return f"{text}{_with_full_stop(cause)} {clean_line(verdict.remedy)}"
+
+
+def recovery_text(resolved: ResolvedVerdict) -> str:
+    verdict = resolved.verdict
+    lasted = formats.age(resolved.lasted_s)
+    if is_gpu_kind(verdict.kind):
+        return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
+    if not verdict.culprits:
+        return f"Recovered after {lasted}: the run was {verdict.level}"
+    who = formats.rank_words(verdict.culprits)
+    were = "was" if len(verdict.culprits) == 1 else "were"
+    return f"Recovered after {lasted}: {who} {were} {verdict.level}"
+
+
+def warning_line(warning: FreezeWarning) -> str:
+    """``WARNING: ranks have different batch counts ... Give every rank as many.``"""
+    remedy = f" {clean_line(warning.remedy, 300)}" if warning.remedy else ""
+    return f"WARNING: {clean_line(warning.what, 500)}{remedy}"
+
+
+def _with_full_stop(text: str) -> str:
+    """``text`` with a full stop, unless it ends with a sign already."""
+    return text if not text or text[-1] in ".!?…" else f"{text}."
