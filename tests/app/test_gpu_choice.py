@@ -41,5 +41,5 @@ def test_of_many_those_in_use_come_first() -> None:
 
 def test_none_and_a_hung_driver() -> None:
     assert NO_DRIVER in free_gpus_text(GpuView(note=NO_DRIVER)).plain
-    hung = GpuView(readings=(reading(0),), note="driver not answering since 4 s")
-    assert "driver not answering since 4 s" in free_gpus_text(hung).plain
+    hung = GpuView(readings=(reading(0),), note="driver has not answered for 4 s")
+    assert "driver has not answered for 4 s" in free_gpus_text(hung).plain

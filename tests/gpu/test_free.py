@@ -49,10 +49,11 @@ def test_forms_of_devices(text, expected):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (0, "at least one"), ("-2", "at least one"), ("free:0", "no GPU at all"),
-        ("free:x", "no choice of free"), ("free:", "no choice of free"), ("freely", "no choice"),
+        (0, "at least 1"), ("-2", "at least 1"), ("free:0", "requests no GPU"),
+        ("free:x", "valid number of free"), ("free:", "valid number of free"),
+        ("freely", "valid number of free"),
         ("1,x", "'x' is neither"), ("", "empty"), (",", "empty"), ("1,1", "1 is listed twice"),
-        ("3-1", "neither"), (True, "no choice"), (None, "no choice"), ("cuda:1", "neither"),
+        ("3-1", "neither"), (True, "not a valid"), (None, "not a valid"), ("cuda:1", "neither"),
         ("0-2,1", "listed twice"), ([0, "GPU"], "neither"), (1.5, "neither"),
     ],
 )  # fmt: skip
@@ -70,12 +71,12 @@ def test_mistakes_are_named(text, what):
     [
         (gpu(0), None), (gpu(0, pids=[7]), "used by pid 7 (user eve)"),
         (gpu(0, pids=[7, 8]), "used by pid 7 (user eve) and 1 more"),
-        (gpu(0, used=30), "30.0 GiB of its memory are in use by processes that can't be seen"),
+        (gpu(0, used=30), "30.0 GiB of its memory are used by processes that are not visible"),
         (gpu(0, error="fell off the bus"), "fell off the bus"),
-        (gpu(0, memory_used_bytes=None), "the driver doesn't tell its memory"),
+        (gpu(0, memory_used_bytes=None), "the driver does not report its memory"),
         (gpu(0, processes=(GpuProcess(pid=1, graphics=True),)), None),
         (gpu(0, processes=None), None), (gpu(0, used=0.9, total=8, processes=None),
-         "0.9 GiB of its memory are in use by processes that can't be seen"),
+         "0.9 GiB of its memory are used by processes that are not visible"),
     ],
 )  # fmt: skip
 def test_what_is_occupied(reading, reason):
@@ -97,7 +98,7 @@ def test_waiting_for_busy_ones():
 
 
 def test_what_can_never_be_had():
-    with pytest.raises(ProblemError, match="3 GPUs are asked for, and there are 2"):
+    with pytest.raises(ProblemError, match="3 GPUs are requested, but there are 2"):
         select_gpus(FreeDevices(3), (gpu(0), gpu(1)))
     with pytest.raises(ProblemError, match="no GPU on this machine"):
         select_gpus(FreeDevices(1), ())
@@ -127,5 +128,5 @@ def test_slices_stand_for_their_gpu():
     assert select_gpus(FreeDevices(1), (whole, part)) == GpuSelection(
         indices=(101,), visible="MIG-x"
     )
-    with pytest.raises(ProblemError, match="cut into MIG slices"):
+    with pytest.raises(ProblemError, match="partitioned into MIG devices"):
         select_gpus(NamedDevices((0,)), (whole, part))

@@ -73,9 +73,9 @@ def test_by_visible_devices(visible, device, expected):
         ("3,1", "cuda:2", "isn't among CUDA_VISIBLE_DEVICES"),
         ("GPU-", "cuda:0", "which the driver doesn't show"),
         ("", "cuda:0", "which the driver doesn't show"),
-        ("7", "cuda:0", "shows no GPU 7"),
+        ("7", "cuda:0", "lists no GPU 7"),
         ("-1", "cuda:0", "which the driver doesn't show"),
-        (None, None, "has not told its device"),
+        (None, None, "has not reported its device"),
     ],
 )
 def test_what_visible_devices_leave_open(visible, device, reason):
@@ -122,7 +122,7 @@ def test_slices():
     named = place(0, gpu_uuid="0aaa-bbb", visible_devices="MIG-00cc-ddd")
     assert map_ranks(readings, [named]).gpu_of == {0: 100}
     for open_ in (place(0, gpu_uuid="GPU-0aaa-bbb"), place(0), place(0, visible_devices="0")):
-        assert "in which MIG slice isn't known" in map_ranks(readings, [open_]).unknown[0]
+        assert "its MIG device is unknown" in map_ranks(readings, [open_]).unknown[0]
 
 
 def test_ranks_elsewhere_and_on_the_processor_are_not_unknown():

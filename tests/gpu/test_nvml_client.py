@@ -32,25 +32,25 @@ class Driver:
 )  # fmt: skip
 def test_lasting_refusals_are_not_asked_again(code, times):
     client, unsupported, driver = NvmlClient(), UnsupportedCalls(), Driver(code)
-    assert [client.ask(unsupported, "0", "power", driver) for _ in range(3)] == [None] * 3
+    assert [client.query(unsupported, "0", "power", driver) for _ in range(3)] == [None] * 3
     assert driver.asked == times
     # Another GPU, and another question, are asked all the same.
-    client.ask(UnsupportedCalls(), "1", "power", driver)
-    client.ask(unsupported, "0", "fan", driver)
+    client.query(UnsupportedCalls(), "1", "power", driver)
+    client.query(unsupported, "0", "fan", driver)
     assert driver.asked == times + 2
 
 
 def test_losses():
     client = NvmlClient()
     with pytest.raises(GpuLostError, match="fell off the bus"):
-        client.ask(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_GPU_IS_LOST))
+        client.query(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_GPU_IS_LOST))
     with pytest.raises(DriverGoneError):
-        client.ask(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_UNINITIALIZED))
+        client.query(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_UNINITIALIZED))
     assert client.pending_call is None
 
 
 def test_a_call_is_noted_while_it_runs():
     client = NvmlClient()
-    noted = client.ask(UnsupportedCalls(), "3", "power", lambda: client.pending_call)
+    noted = client.query(UnsupportedCalls(), "3", "power", lambda: client.pending_call)
     assert (noted.call, noted.gpu) == ("power", "3")
     assert client.pending_call is None

@@ -115,7 +115,7 @@ def test_a_hang_is_told_in_note_gpu_and_finding(under, two_ranks):
     run.steer("gpus 2 h100\nhang 0 DeviceGetTemperature forever\n")
     view = look_when(run, lambda v: v.note is not None)
     hanging = view.note.partition(" (")[0]
-    assert re.fullmatch(r"driver not answering since \d+ s", hanging)
+    assert re.fullmatch(r"driver has not answered for \d+ s", hanging)
     assert view.gpus[0].error == hanging
     assert view.gpus[0].power_w == 540
     assert [f.sentence for f in view.findings] == [f"GPU 0: {hanging}"]

@@ -191,9 +191,12 @@ def test_a_call_that_hangs_is_itself_a_reading(under):
     gpus.view_when(complete(4))
     gpus.steer("gpus 4 h100\nhang 2 DeviceGetPowerUsage forever\n")
     view = gpus.view_when(lambda v: v.not_answering_s is not None)
-    age = f"since {view.not_answering_s:.0f} s"
-    assert view.note.startswith(f"driver not answering {age} (DeviceGetPowerUsage, GPU 2)")
-    held_up, hanging = f"not read {age}: driver hangs at GPU 2", f"driver not answering {age}"
+    age = f"for {view.not_answering_s:.0f} s"
+    assert view.note.startswith(f"driver has not answered {age} (DeviceGetPowerUsage, GPU 2)")
+    held_up, hanging = (
+        f"not read {age}: driver call for GPU 2 hangs",
+        f"driver has not answered {age}",
+    )
     assert [r.error for r in view.readings] == [held_up, held_up, hanging, held_up]
     # What was last known stays, with its time.
     assert view.readings[2].power_w == 540
@@ -225,7 +228,7 @@ def test_a_process_ends_while_the_driver_hangs(under):
 def test_opening_the_driver_hangs(under):
     gpus = under("gpus 1 h100\nhang - Init forever\n", sampling=True)
     view = gpus.view_when(lambda v: v.not_answering_s is not None)
-    assert view.note == f"driver not answering since {view.not_answering_s:.0f} s (Init)"
+    assert view.note == f"driver has not answered for {view.not_answering_s:.0f} s (Init)"
     assert view.readings == ()
     gpus.steer("gpus 1 h100\n")
     gpus.view_when(complete(1))

@@ -17,7 +17,7 @@ from ltui.training.gpu.peak_flops import PEAK_RATES, peak_flops, peak_rates
     ],
 )  # fmt: skip
 def test_throttle_reasons(mask, words):
-    assert throttle_reasons.reasons(mask) == words
+    assert throttle_reasons.reason_names(mask) == words
 
 
 def test_xid_codes():

@@ -108,7 +108,7 @@ def test_a_hung_driver_holds_nobody_up(runs: Runs, steer: Callable[[str], None])
     runs.until(run, lambda s: len(s.gpus) == 2)
     steer("gpus 2 h100\nhang 0 DeviceGetTemperature forever\n")
     hung = runs.until(run, lambda s: s.gpu_note is not None)
-    assert "driver not answering since" in (hung.gpu_note or "")
+    assert "driver has not answered for" in (hung.gpu_note or "")
     assert any(v.kind == "gpu_unreadable" for v in hung.verdicts)
     step = hung.global_step or 0
     assert ControlClient(run).request({"cmd": "pause"})["ok"]
@@ -156,7 +156,7 @@ def test_gpus_that_are_not_read_yet_are_waited_for(
 ) -> None:
     steer("gpus 2 h100\nset * mem_used 0\nhang 1 DeviceGetPowerUsage forever\n")
     run = waiting_for(runs, "free:2")
-    runs.until(run, lambda s: s.state is RunState.QUEUED and "not answering" in (s.detail or ""))
+    runs.until(run, lambda s: s.state is RunState.QUEUED and "not answered" in (s.detail or ""))
     steer("gpus 2 h100\nset * mem_used 0\n")
     assert set(given(runs, run).split(",")) == {uuid(0), uuid(1)}
     runs.order(run, "kill")

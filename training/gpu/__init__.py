@@ -1,1 +1,1 @@
-"""What the GPUs of this machine do: readings, whose they are, what is wrong with them. No torch."""
+"""GPUs of this machine: readings, the ranks and processes on them, and findings. No torch."""

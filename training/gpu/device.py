@@ -1,7 +1,8 @@
-"""One GPU as the driver offers it: its handle, kept between samples, and each reading's question.
+"""Driver access to one GPU: its handle, kept between samples, and the queries of a reading.
 
-Cheap readings are taken at every sample. Counters and states that change slowly, and PCIe
-throughput, for which the driver measures 20 ms a direction, are taken at ``slow`` samples and held.
+Cheap values are read at every sample. Counters and states that change slowly are read at ``slow``
+samples and reused in between. The same holds for PCIe throughput, for which the driver measures
+20 ms per direction.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 NO_INSTANCE = 0xFFFFFFFF
 ALL_LINKS = 0xFFFFFFFF
 MAX_NVLINKS = 18
-"""Of any GPU so far; asking for a link that isn't there is refused."""
+"""Largest number of NVLinks of any GPU so far. The driver refuses queries for absent links."""
 KIB = 1024.0
 
 _FIELD_VALUE = {
@@ -34,7 +35,7 @@ _FIELD_VALUE = {
     5: "siVal",
 }
 _SLOWDOWN_MARGIN_FIELD = 194
-# Named by number, and asked for by getattr below, because early releases of the bindings lack them.
+# Early releases of the bindings do not have this constant, nor the function read by getattr below.
 _NVLINK_ERRORS = (
     pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
@@ -64,7 +65,7 @@ _ECC = {
 
 
 class Device:
-    """A whole GPU. Methods that ask may raise ``GpuLostError`` and ``DriverGoneError``."""
+    """A complete GPU. Methods that query it may raise ``GpuLostError`` and ``DriverGoneError``."""
 
     def __init__(
         self, client: NvmlClient, process_cache: ProcessInfoCache, handle: Any, index: int
@@ -73,24 +74,24 @@ class Device:
         self._client, self._process_cache = client, process_cache
         self._unsupported = UnsupportedCalls()
         self.fixed: dict[str, Any] = {}
-        self._held: dict[str, Any] = {}
+        self._slow_values: dict[str, Any] = {}
         self._counters: tuple[float, dict[str, float]] | None = None
         self._gpm: gpm_metrics.GpmSampler | None = None
         self.mig_enabled = False
 
     def open(self) -> None:
-        """What does not change while the driver runs."""
-        ask = self._ask
+        """Read the values that do not change while the driver is loaded."""
+        query = self._query
         self.fixed = {
-            "uuid": _text(ask("DeviceGetUUID", pynvml.nvmlDeviceGetUUID)),
-            "name": _text(ask("DeviceGetName", pynvml.nvmlDeviceGetName)),
-            "sm_clock_max_mhz": ask(
+            "uuid": _decode_text(query("DeviceGetUUID", pynvml.nvmlDeviceGetUUID)),
+            "name": _decode_text(query("DeviceGetName", pynvml.nvmlDeviceGetName)),
+            "sm_clock_max_mhz": query(
                 "DeviceGetMaxClockInfo", pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM
             ),
-            "pcie_generation_max": ask(
+            "pcie_generation_max": query(
                 "MaxPcieLinkGeneration", pynvml.nvmlDeviceGetMaxPcieLinkGeneration
             ),
-            "pcie_width_max": ask("MaxPcieLinkWidth", pynvml.nvmlDeviceGetMaxPcieLinkWidth),
+            "pcie_width_max": query("MaxPcieLinkWidth", pynvml.nvmlDeviceGetMaxPcieLinkWidth),
             "slowdown_temperature_c": self._slowdown_temperature(),
         }
         self.refresh_mig_mode()
@@ -100,99 +101,107 @@ class Device:
             )
 
     def refresh_mig_mode(self) -> None:
-        mode = self._ask("DeviceGetMigMode", pynvml.nvmlDeviceGetMigMode)
+        """Read whether MIG is enabled."""
+        mode = self._query("DeviceGetMigMode", pynvml.nvmlDeviceGetMigMode)
         self.mig_enabled = mode is not None and mode[0] == 1
 
     def close(self) -> None:
+        """Free the GPM samples."""
         if self._gpm is not None:
             self._gpm.close()
             self._gpm = None
 
     def read(self, *, slow: bool, throughput: bool) -> GpuReading:
-        """A reading now. ``slow`` renews the held values; ``throughput`` asks for PCIe's too."""
-        values = {**self.fixed, **self._fast()}
+        """Return a new reading.
+
+        ``slow`` refreshes the values that are otherwise reused; ``throughput`` includes the PCIe
+        throughput in them.
+        """
+        values = {**self.fixed, **self._read_fast()}
         if slow:
-            self._held.update(self._slow())
-        values.update(self._held)
+            self._slow_values.update(self._read_slow())
+        values.update(self._slow_values)
         if self._gpm is not None:
             values.update(self._gpm.read())
         if slow and throughput and "pcie_tx_bytes_per_s" not in values:
-            self._held.update(self._pcie_throughput())
-            values.update(self._held)
+            self._slow_values.update(self._pcie_throughput())
+            values.update(self._slow_values)
         return GpuReading(
             index=self.index,
             label=self.label,
             mig_enabled=self.mig_enabled,
             sampled_at=time.time(),
-            processes=running(self._ask, self._process_cache),
+            processes=running_processes(self._query, self._process_cache),
             **values,
         )
 
-    def lost(self, error: str) -> GpuReading:
-        """The reading of a GPU that answers nothing: what it is, and why."""
+    def error_reading(self, error: str) -> GpuReading:
+        """Return the reading of a GPU that does not answer: its fixed values and the reason."""
         return GpuReading(
             index=self.index, label=self.label, error=error, sampled_at=time.time(), **self.fixed
         )
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
-    def _ask(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        return self._client.ask(
+    def _query(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
+        return self._client.query(
             self._unsupported, self.label, name, function, self.handle, *arguments
         )
 
     def _fields(self, name: str, fields: tuple[int | tuple[int, int], ...]) -> dict[Any, float]:
-        """Those of the field values that the driver gives."""
-        answers = self._ask(name, pynvml.nvmlDeviceGetFieldValues, list(fields))
+        """Return the field values that the driver provides."""
+        answers = self._query(name, pynvml.nvmlDeviceGetFieldValues, list(fields))
         return {
             field: getattr(answer.value, _FIELD_VALUE[answer.valueType])
             for field, answer in zip(fields, answers or (), strict=False)
             if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.valueType in _FIELD_VALUE
         }
 
-    def _fast(self) -> dict[str, Any]:
-        ask = self._ask
-        use = ask("DeviceGetUtilizationRates", pynvml.nvmlDeviceGetUtilizationRates)
-        power = ask("DeviceGetPowerUsage", pynvml.nvmlDeviceGetPowerUsage)
-        mask = ask("ClocksEventReasons", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        state = ask("DeviceGetPerformanceState", pynvml.nvmlDeviceGetPerformanceState)
-        heat = self._fields("MemoryTemperature", (pynvml.NVML_FI_DEV_MEMORY_TEMP,))
+    def _read_fast(self) -> dict[str, Any]:
+        query = self._query
+        utilisation = query("DeviceGetUtilizationRates", pynvml.nvmlDeviceGetUtilizationRates)
+        power = query("DeviceGetPowerUsage", pynvml.nvmlDeviceGetPowerUsage)
+        mask = query("ClocksEventReasons", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        state = query("DeviceGetPerformanceState", pynvml.nvmlDeviceGetPerformanceState)
+        fields = self._fields("MemoryTemperature", (pynvml.NVML_FI_DEV_MEMORY_TEMP,))
         return {
-            "utilisation_percent": None if use is None else float(use.gpu),
-            "memory_utilisation_percent": None if use is None else float(use.memory),
-            **memory(ask),
-            "power_w": _thousandth(power),
-            "temperature_c": ask(
+            "utilisation_percent": None if utilisation is None else float(utilisation.gpu),
+            "memory_utilisation_percent": None
+            if utilisation is None
+            else float(utilisation.memory),
+            **memory(query),
+            "power_w": _from_milli(power),
+            "temperature_c": query(
                 "DeviceGetTemperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
             ),
-            # Boards without the sensor may say 0 instead of refusing.
-            "memory_temperature_c": heat.get(pynvml.NVML_FI_DEV_MEMORY_TEMP) or None,
-            "sm_clock_mhz": ask("ClockSm", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": ask(
+            # Boards without the sensor may return 0 instead of refusing the query.
+            "memory_temperature_c": fields.get(pynvml.NVML_FI_DEV_MEMORY_TEMP) or None,
+            "sm_clock_mhz": query("ClockSm", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": query(
                 "ClockMem", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM
             ),
-            "throttle_reasons": None if mask is None else throttle_reasons.reasons(mask),
+            "throttle_reasons": None if mask is None else throttle_reasons.reason_names(mask),
             "performance_state": state if state is not None and 0 <= state <= 15 else None,
         }
 
-    def _slow(self) -> dict[str, Any]:
-        ask = self._ask
-        limit = ask("EnforcedPowerLimit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
+    def _read_slow(self) -> dict[str, Any]:
+        query = self._query
+        limit = query("EnforcedPowerLimit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
         return {
-            "power_limit_w": _thousandth(limit),
-            "fan_percent": ask("DeviceGetFanSpeed", pynvml.nvmlDeviceGetFanSpeed),
-            "pcie_generation": ask("PcieGeneration", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
-            "pcie_width": ask("PcieWidth", pynvml.nvmlDeviceGetCurrPcieLinkWidth),
+            "power_limit_w": _from_milli(limit),
+            "fan_percent": query("DeviceGetFanSpeed", pynvml.nvmlDeviceGetFanSpeed),
+            "pcie_generation": query("PcieGeneration", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
+            "pcie_width": query("PcieWidth", pynvml.nvmlDeviceGetCurrPcieLinkWidth),
             **{
-                field: ask(field, pynvml.nvmlDeviceGetTotalEccErrors, *which)
+                field: query(field, pynvml.nvmlDeviceGetTotalEccErrors, *which)
                 for field, which in _ECC.items()
             },
-            **self._counted(),
-            **self._links(),
+            **self._read_counters(),
+            **self._read_nvlinks(),
         }
 
-    def _counted(self) -> dict[str, Any]:
-        """NVLink's counters and the memory's repairs, which the driver gives in one call."""
+    def _read_counters(self) -> dict[str, Any]:
+        """Return the NVLink counters and the memory repairs, which one driver call provides."""
         values = self._fields("SlowFields", _SLOW_FIELDS)
         now_s = time.monotonic()
         errors = [values[field] for field in _NVLINK_ERRORS if field in values]
@@ -203,7 +212,7 @@ class Device:
         )
         failed = values.get(pynvml.NVML_FI_DEV_REMAPPED_FAILURE)
         counters = {
-            place: values[field] * KIB for field, place in _NVLINK_BYTES.items() if field in values
+            name: values[field] * KIB for field, name in _NVLINK_BYTES.items() if field in values
         }
         rates = _rates(self._counters, now_s, counters)
         self._counters = (now_s, counters)
@@ -216,106 +225,113 @@ class Device:
             **rates,
         }
 
-    def _links(self) -> dict[str, int | None]:
-        """How many NVLinks there are and how many are up. One refusal ends the count."""
+    def _read_nvlinks(self) -> dict[str, int | None]:
+        """Return the number of NVLinks and of active ones, up to the first refused query."""
         states: list[int] = []
         for link in range(MAX_NVLINKS):
-            up = self._ask(f"NvLinkState{link}", pynvml.nvmlDeviceGetNvLinkState, link)
+            up = self._query(f"NvLinkState{link}", pynvml.nvmlDeviceGetNvLinkState, link)
             if up is None:
                 break
             states.append(up)
         return {"nvlinks": len(states) or None, "nvlinks_up": sum(states) if states else None}
 
     def _pcie_throughput(self) -> dict[str, float | None]:
-        ask, throughput = self._ask, pynvml.nvmlDeviceGetPcieThroughput
-        sent = ask("PcieThroughputTx", throughput, pynvml.NVML_PCIE_UTIL_TX_BYTES)
-        received = ask("PcieThroughputRx", throughput, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+        query, throughput = self._query, pynvml.nvmlDeviceGetPcieThroughput
+        sent = query("PcieThroughputTx", throughput, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+        received = query("PcieThroughputRx", throughput, pynvml.NVML_PCIE_UTIL_RX_BYTES)
         return {
             "pcie_tx_bytes_per_s": None if sent is None else sent * 1000.0,
             "pcie_rx_bytes_per_s": None if received is None else received * 1000.0,
         }
 
     def _slowdown_temperature(self) -> float | None:
-        """Where the driver slows the GPU down for heat.
+        """Return the temperature at which the driver slows the GPU down, in °C.
 
-        Older boards name the temperature; newer ones tell how many degrees are left, and at how
-        many the slowdown begins.
+        Older boards report this temperature. Newer ones report the remaining margin in degrees and
+        the margin at which the slowdown begins.
         """
-        ask = self._ask
-        direct = ask(
+        query = self._query
+        threshold = query(
             "SlowdownThreshold",
             pynvml.nvmlDeviceGetTemperatureThreshold,
             pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
         )
-        if direct:
-            return float(direct)
-        now = ask("Temperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
-        left = getattr(pynvml, "nvmlDeviceGetMarginTemperature", None)
-        margin = left and ask("MarginTemperature", left)
-        at = self._fields("SlowdownMargin", (_SLOWDOWN_MARGIN_FIELD,))
-        limit = at.get(_SLOWDOWN_MARGIN_FIELD)
-        if now is None or margin is None or limit is None:
+        if threshold:
+            return float(threshold)
+        temperature = query(
+            "Temperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
+        )
+        function = getattr(pynvml, "nvmlDeviceGetMarginTemperature", None)
+        margin = function and query("MarginTemperature", function)
+        fields = self._fields("SlowdownMargin", (_SLOWDOWN_MARGIN_FIELD,))
+        slowdown_margin = fields.get(_SLOWDOWN_MARGIN_FIELD)
+        if temperature is None or margin is None or slowdown_margin is None:
             return None
-        return float(now + margin - limit)
+        return float(temperature + margin - slowdown_margin)
 
 
-# -- what whole GPUs and slices are asked alike ----------------------------------------------------
+# -- queries of both GPUs and MIG devices ----------------------------------------------------------
 
-Ask = Callable[..., Any]
+Query = Callable[..., Any]
 
 
-def memory(ask: Ask) -> dict[str, Any]:
-    """Used and total bytes. The newer call leaves out what the driver keeps for itself."""
-    answer = ask("MemoryInfo2", pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+def memory(query: Query) -> dict[str, Any]:
+    """Return used and total bytes. The newer call excludes memory that the driver reserves."""
+    answer = query("MemoryInfo2", pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
     if answer is None:
-        answer = ask("MemoryInfo", pynvml.nvmlDeviceGetMemoryInfo)
+        answer = query("MemoryInfo", pynvml.nvmlDeviceGetMemoryInfo)
     if answer is None:
         return {}
     return {"memory_used_bytes": int(answer.used), "memory_total_bytes": int(answer.total)}
 
 
-def running(ask: Ask, process_cache: ProcessInfoCache) -> tuple[GpuProcess, ...] | None:
-    """The processes on a GPU or slice; None where the driver does not tell."""
-    found: dict[int, GpuProcess] = {}
-    compute = ask("ComputeProcesses", pynvml.nvmlDeviceGetComputeRunningProcesses)
-    graphics = ask("GraphicsProcesses", pynvml.nvmlDeviceGetGraphicsRunningProcesses)
+def running_processes(
+    query: Query, process_cache: ProcessInfoCache
+) -> tuple[GpuProcess, ...] | None:
+    """Return the processes on a GPU or MIG device; None if the driver does not report them."""
+    processes: dict[int, GpuProcess] = {}
+    compute = query("ComputeProcesses", pynvml.nvmlDeviceGetComputeRunningProcesses)
+    graphics = query("GraphicsProcesses", pynvml.nvmlDeviceGetGraphicsRunningProcesses)
     if compute is None and graphics is None:
         return None
-    for drawing, listed in ((True, graphics), (False, compute)):
+    for is_graphics, listed in ((True, graphics), (False, compute)):
         for process in listed or ():
             instance = process.gpuInstanceId
-            found[process.pid] = process_cache.describe(
+            processes[process.pid] = process_cache.describe(
                 process.pid,
                 process.usedGpuMemory,
-                graphics=drawing,
+                graphics=is_graphics,
                 gpu_instance=None if instance == NO_INSTANCE else instance,
             )
-    return tuple(found[pid] for pid in sorted(found))
+    return tuple(processes[pid] for pid in sorted(processes))
 
 
-def _text(value: Any) -> str | None:
+def _decode_text(value: Any) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _thousandth(value: int | None) -> float | None:
+def _from_milli(value: int | None) -> float | None:
     return None if value is None else value / 1000.0
 
 
 def _sum(values: dict[Any, float], *fields: int) -> int | None:
-    """Of those given; None where none is."""
-    given = [values[field] for field in fields if field in values]
-    return int(sum(given)) if given else None
+    """Return the sum of the fields that are present; None if there are none."""
+    present = [values[field] for field in fields if field in values]
+    return int(sum(present)) if present else None
 
 
 def _rates(
-    before: tuple[float, dict[str, float]] | None, now_s: float, counters: dict[str, float]
+    previous: tuple[float, dict[str, float]] | None, now_s: float, counters: dict[str, float]
 ) -> dict[str, float]:
-    """Growth per second; nothing at first, and nothing where a counter began anew."""
-    if before is None or now_s <= before[0]:
+    """Return the growth of each counter per second.
+
+    The first sample has no rates, and a counter that was reset has none.
+    """
+    if previous is None or now_s <= previous[0]:
         return {}
-    then_s, earlier = before
+    previous_s, earlier = previous
     return {
-        place: (count - earlier[place]) / (now_s - then_s)
-        for place, count in counters.items()
-        if place in earlier and count >= earlier[place]
+        name: (count - earlier[name]) / (now_s - previous_s)
+        for name, count in counters.items()
+        if name in earlier and count >= earlier[name]
     }

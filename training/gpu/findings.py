@@ -1,8 +1,8 @@
-"""Plain-words findings about the GPUs of a run: what is wrong, since when, and whom it hits. Pure.
+"""Findings about the GPUs of a run: the problem, its beginning and the affected ranks. Pure.
 
 A fold: ``watch(state, gpus, ranks, now)`` takes one sample after the other; time is an argument.
-A symptom becomes a finding once it has lasted as long as its kind asks, and stays one until it has
-been gone for a while, so that nothing flickers on the screen.
+A symptom becomes a finding after the delay of its kind, and stays one until it has been absent for
+a while, so that nothing flickers on the screen.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ SHOW_DELAY_S = {
     "pcie_generation": 20.0,
     "unseen": 10.0,
 }
-"""By kind; the others are shown at once."""
+"""Seconds that a symptom must last before it is shown, by kind. Other kinds are shown at once."""
 CLEAR_DELAY_S = 5.0
+"""Seconds without its symptom after which a finding ends."""
 CLEARED_AT_ONCE = frozenset({"unreadable", "xid"})
-"""Kinds whose end is as certain as their beginning."""
+"""Kinds that end immediately, because their end is as certain as their beginning."""
 GAP_S = 2.5
-"""A symptom that isn't shown yet begins anew after this long without it."""
+"""Seconds without a symptom, not shown yet, after which its delay restarts."""
 STALE_S = 5.0
-"""An older reading is no evidence of now."""
+"""Age in seconds from which a reading is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
+    """A problem of one GPU to show to the user."""
+
     kind: str
     gpu: int
-    """Index of the GPU or slice."""
+    """Index of the GPU or MIG device."""
     place: str
-    """``GPU 3``."""
+    """Displayed name, such as ``GPU 3``."""
     text: str
     level: str
     """``warning`` or ``error``."""
@@ -53,12 +56,13 @@ class Finding:
 
     @property
     def sentence(self) -> str:
+        """Place and text."""
         return f"{self.place}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedSymptom:
-    """A symptom and its times, unix seconds."""
+    """A symptom with its times in unix seconds."""
 
     symptom: Symptom
     label: str
@@ -69,39 +73,41 @@ class TrackedSymptom:
 
 @dataclass(frozen=True, slots=True)
 class FindingsState:
-    seen: Mapping[tuple[str, int], TrackedSymptom] = field(default_factory=dict)
+    """State of the fold after a sample."""
+
+    tracked: Mapping[tuple[str, int], TrackedSymptom] = field(default_factory=dict)
     baselines: Mapping[int, Baseline] = field(default_factory=dict)
     now: float = 0.0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Those to show now: errors first, then the oldest."""
-        shown = [_finding(seen, self.now) for seen in self.seen.values() if seen.shown]
+        """Findings to show now: errors first, then by age."""
+        shown = [_finding(symptom, self.now) for symptom in self.tracked.values() if symptom.shown]
         return tuple(sorted(shown, key=lambda f: (f.level != ERROR, f.since, f.gpu, f.kind)))
 
 
 def update_findings(
     state: FindingsState, gpus: Sequence[GpuSnapshot], ranks: Iterable[RankSnapshot], now: float
 ) -> FindingsState:
-    """The state after one more look at the GPUs."""
+    """Return the state after another sample of the GPUs."""
     current = [g for g in gpus if g.error or g.sampled_at is None or now - g.sampled_at <= STALE_S]
     baselines = {**state.baselines, **_baselines(state.baselines, current)}
     by_rank = {rank.rank: rank for rank in ranks}
     labels = {gpu.index: gpu.label or str(gpu.index) for gpu in gpus}
-    seen = {key: old for key, old in state.seen.items() if now - old.last < _kept_s(old)}
+    tracked = {key: old for key, old in state.tracked.items() if now - old.last < _expiry_s(old)}
     for symptom in symptoms(current, by_rank, baselines, now):
         key = (symptom.kind, symptom.gpu)
-        before = state.seen.get(key) if symptom.kind in CLEARED_AT_ONCE else seen.get(key)
+        before = (state.tracked if symptom.kind in CLEARED_AT_ONCE else tracked).get(key)
         if before is None and not symptom.starts_finding:
             continue
         since = _since(symptom, before, now)
         shown = (before is not None and before.shown) or now - since >= SHOW_DELAY_S.get(
             symptom.kind, 0.0
         )
-        seen[key] = TrackedSymptom(
+        tracked[key] = TrackedSymptom(
             symptom, labels.get(symptom.gpu, str(symptom.gpu)), since, now, shown
         )
-    return replace(state, seen=seen, baselines=baselines, now=now)
+    return replace(state, tracked=tracked, baselines=baselines, now=now)
 
 
 def findings(
@@ -109,7 +115,7 @@ def findings(
     ranks: Iterable[RankSnapshot],
     now: float,
 ) -> tuple[Finding, ...]:
-    """The findings after a history of ``(unix time, GPUs)``, with the ranks as they are now."""
+    """Return the findings after a history of ``(unix time, GPUs)``, with the current ranks."""
     state, ranks = FindingsState(), tuple(ranks)
     for at, gpus in history:
         state = update_findings(state, gpus, ranks, at)
@@ -119,7 +125,7 @@ def findings(
 
 
 def verdict(finding: Finding) -> Verdict:
-    """The finding as a run's picture carries it."""
+    """Convert a finding to a verdict of the run's snapshot."""
     return Verdict(
         kind=f"{GPU_KIND_PREFIX}{finding.kind}",
         level="warning",
@@ -132,29 +138,33 @@ def verdict(finding: Finding) -> Verdict:
 
 
 def verdicts(findings: Iterable[Finding]) -> tuple[Verdict, ...]:
-    """The findings as a run's picture carries them; alike on several GPUs they are one."""
-    alike: dict[tuple[str, str], list[Finding]] = {}
+    """Convert findings to verdicts; similar findings of several GPUs become one verdict."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        alike.setdefault((finding.kind, _wording(finding.text)), []).append(finding)
-    return tuple(_joint(group) for group in alike.values())
+        groups.setdefault((finding.kind, _text_pattern(finding.text)), []).append(finding)
+    return tuple(_merge(group) for group in groups.values())
 
 
-def _wording(text: str) -> str:
-    """The text without its figures, and without who uses the GPU."""
+def _text_pattern(text: str) -> str:
+    """Return the text without its numbers and without the user of the GPU."""
     return re.sub(r"\d+(\.\d+)?", "#", text.partition(" (")[0])
 
 
-def _joint(group: Sequence[Finding]) -> Verdict:
+def _merge(group: Sequence[Finding]) -> Verdict:
     first = min(group, key=lambda f: f.gpu)
     place = _places([f.place.removeprefix("GPU ") for f in sorted(group, key=lambda f: f.gpu)])
-    same = all(f.text == first.text for f in group)
-    text = first.text if same else f"{first.text} (figures of {first.place}; similar on the others)"
+    all_equal = all(f.text == first.text for f in group)
+    text = (
+        first.text
+        if all_equal
+        else f"{first.text} (figures of {first.place}; similar on the others)"
+    )
     return replace(
         verdict(first),
         culprits=tuple(sorted({rank for f in group for rank in f.ranks})),
         place=place,
         cause=f"{place}: {text}",
-        # The history tells verdicts of one kind apart by their beginning.
+        # The history distinguishes verdicts of one kind by their beginning.
         began=min(f.since for f in group) + first.gpu * 1e-6,
         evidence={
             **first.evidence,
@@ -165,7 +175,7 @@ def _joint(group: Sequence[Finding]) -> Verdict:
 
 
 def _places(labels: Sequence[str]) -> str:
-    """``GPU 3``, ``GPUs 0-3, 5``; slices are named one by one."""
+    """Return a text such as ``GPU 3`` or ``GPUs 0-3, 5``; MIG devices are listed one by one."""
     if len(labels) == 1:
         return f"GPU {labels[0]}"
     parts: list[str] = []
@@ -188,11 +198,11 @@ def _places(labels: Sequence[str]) -> str:
     return f"GPUs {', '.join(parts)}"
 
 
-def _kept_s(seen: TrackedSymptom) -> float:
-    """How long a symptom outlives the last sample that showed it."""
-    if seen.symptom.kind in CLEARED_AT_ONCE:
+def _expiry_s(tracked: TrackedSymptom) -> float:
+    """Return the seconds that a symptom is kept after the last sample that showed it."""
+    if tracked.symptom.kind in CLEARED_AT_ONCE:
         return 0.0
-    return CLEAR_DELAY_S if seen.shown else GAP_S
+    return CLEAR_DELAY_S if tracked.shown else GAP_S
 
 
 def _since(symptom: Symptom, before: TrackedSymptom | None, now: float) -> float:
@@ -201,36 +211,38 @@ def _since(symptom: Symptom, before: TrackedSymptom | None, now: float) -> float
     return now if before is None else before.since
 
 
-def _finding(seen: TrackedSymptom, now: float) -> Finding:
-    symptom = seen.symptom
+def _finding(tracked: TrackedSymptom, now: float) -> Finding:
+    symptom = tracked.symptom
     return Finding(
         kind=symptom.kind,
         gpu=symptom.gpu,
-        place=f"GPU {seen.label}",
-        text=symptom.text.replace("{age}", _age(now - seen.since)),
+        place=f"GPU {tracked.label}",
+        text=symptom.text.replace("{age}", _age(now - tracked.since)),
         level=symptom.level,
         ranks=symptom.ranks,
-        since=seen.since,
+        since=tracked.since,
         evidence=symptom.evidence,
     )
 
 
 def _age(seconds: float) -> str:
-    """``40 s``, ``3 min``, ``2 h``."""
+    """Return a duration such as ``40 s``, ``3 min`` or ``2 h``."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _baselines(known: Mapping[int, Baseline], gpus: Sequence[GpuSnapshot]) -> dict[int, Baseline]:
-    """First values of the counters; a counter that fell was begun anew by the driver."""
-    fresh = {}
+def _baselines(
+    previous: Mapping[int, Baseline], gpus: Sequence[GpuSnapshot]
+) -> dict[int, Baseline]:
+    """Return the first values of the counters. A counter that decreased was reset by the driver."""
+    updated = {}
     for gpu in gpus:
-        before = known.get(gpu.index, Baseline())
-        ecc, up = before.ecc_uncorrected, before.nvlinks_up
+        before = previous.get(gpu.index, Baseline())
+        ecc, links_up = before.ecc_uncorrected, before.nvlinks_up
         if gpu.ecc_uncorrected is not None and (ecc is None or gpu.ecc_uncorrected < ecc):
             ecc = gpu.ecc_uncorrected
-        if gpu.nvlinks_up is not None and (up is None or gpu.nvlinks_up > up):
-            up = gpu.nvlinks_up
-        fresh[gpu.index] = Baseline(ecc, up)
-    return fresh
+        if gpu.nvlinks_up is not None and (links_up is None or gpu.nvlinks_up > links_up):
+            links_up = gpu.nvlinks_up
+        updated[gpu.index] = Baseline(ecc, links_up)
+    return updated

@@ -1,4 +1,4 @@
-"""Model FLOP utilisation: what a model's own arithmetic takes of what its GPUs could do. Pure."""
+"""Model FLOP utilisation: the model's arithmetic as a fraction of its GPUs' peak. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ltui.training.state.run_snapshot import RankSnapshot
 
 @dataclass(frozen=True, slots=True)
 class BatchFlops:
-    """Of one batch of one rank, forward and backward, as counted once."""
+    """Floating point operations of one batch of one rank, forward and backward, counted once."""
 
     flops: float
     tf32: bool = False
-    """float32 matrix products may use TF32."""
+    """True if float32 matrix products may use TF32."""
 
     @classmethod
     def from_event(cls, fields: Mapping[str, Any]) -> BatchFlops | None:
+        """Return the count in an event's fields; None if there is none."""
         flops = fields.get("flops")
         if not isinstance(flops, (int, float)) or not flops > 0:
             return None
@@ -31,13 +32,15 @@ def model_flop_utilisation(
     ranks: Iterable[RankSnapshot],
     hello_labels: Mapping[int, Mapping[str, Any] | None],
 ) -> float | None:
-    """Mean over the ranks, 0 to 1; None where the count, a device's peak or the pace is unknown.
+    """Return the mean model FLOP utilisation of the ranks, 0 to 1.
+
+    Return None if the count, the peak of a device or the duration of a step is unknown.
 
     ``hello_and_plan`` are the ranks' HELLO labels.
     """
     if counted is None:
         return None
-    shares = []
+    fractions = []
     for rank in ranks:
         hello = hello_labels.get(rank.rank) or {}
         name = hello.get("device_name")
@@ -48,5 +51,5 @@ def model_flop_utilisation(
         )
         if peak is None or not rank.step_s:
             return None
-        shares.append(counted.flops / rank.step_s / peak)
-    return sum(shares) / len(shares) if shares else None
+        fractions.append(counted.flops / rank.step_s / peak)
+    return sum(fractions) / len(fractions) if fractions else None

@@ -1,4 +1,4 @@
-"""GPM, performance monitoring of Hopper and newer: what a GPU really did between two samples."""
+"""GPM, the GPU performance monitoring of Hopper and newer: activity between two samples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pynvml
 from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
 
 MIB = float(1 << 20)
-SHORTEST_S = 0.1
-"""The driver gives nothing useful between samples that are closer."""
+MIN_INTERVAL_S = 0.1
+"""Minimum seconds between two samples. The driver returns nothing useful for less."""
 
 METRICS = {
     pynvml.NVML_GPM_METRIC_SM_UTIL: ("sm_activity", 0.01),
@@ -23,22 +23,22 @@ METRICS = {
     pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: ("nvlink_tx_bytes_per_s", MIB),
     pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: ("nvlink_rx_bytes_per_s", MIB),
 }
-"""Metric to the field of a reading, and what its unit is multiplied by."""
+"""Metric to the field of a reading, and the factor from the metric's unit to the field's."""
 MIG_FIELDS = ("sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
 
 
 def gpm_supported(
     client: NvmlClient, unsupported: UnsupportedCalls, label: str, handle: Any
 ) -> bool:
-    """Whether the driver offers GPM for this GPU."""
-    answer = client.ask(
+    """Return True if the driver supports GPM for this GPU."""
+    answer = client.query(
         unsupported, label, "GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, handle
     )
     return bool(answer is not None and answer.isSupportedDevice)
 
 
 class GpmSampler:
-    """Metrics of one GPU or slice between this read and the one before."""
+    """GPM metrics of one GPU or MIG device between two successive reads."""
 
     def __init__(
         self,
@@ -49,58 +49,61 @@ class GpmSampler:
         *,
         mig_instance: int | None = None,
     ) -> None:
-        """``handle`` is the whole GPU's, also for the slice with GPU instance ``slice_id``."""
+        """``handle`` belongs to the GPU, also for its MIG device with GPU instance
+        ``mig_instance``."""
         self._client, self._unsupported, self._label = client, unsupported, label
         self._handle, self._mig_instance = handle, mig_instance
         self._samples = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc())
-        self._taken_s: float | None = None
-        """When the first of the two samples was taken."""
+        self._sampled_s: float | None = None
+        """``time.monotonic()`` of the previous sample."""
         self._metrics = {
-            metric: place
-            for metric, place in METRICS.items()
-            if mig_instance is None or place[0] in MIG_FIELDS
+            metric: entry
+            for metric, entry in METRICS.items()
+            if mig_instance is None or entry[0] in MIG_FIELDS
         }
 
     def read(self) -> dict[str, float]:
-        """The fields that the driver gave; empty on the first read."""
+        """Return the fields that the driver provides; empty on the first read."""
         before, after = self._samples
         now_s = time.monotonic()
-        if self._taken_s is not None and now_s - self._taken_s < SHORTEST_S:
+        if self._sampled_s is not None and now_s - self._sampled_s < MIN_INTERVAL_S:
             return {}
-        first = self._taken_s is None
-        if not self._take(after):
-            self._taken_s = None
+        first = self._sampled_s is None
+        if not self._take_sample(after):
+            self._sampled_s = None
             return {}
-        self._samples, self._taken_s = (after, before), now_s
-        return {} if first else self._between(before, after)
+        self._samples, self._sampled_s = (after, before), now_s
+        return {} if first else self._metrics_between(before, after)
 
     def close(self) -> None:
+        """Free the driver's samples."""
         for sample in self._samples:
             pynvml.nvmlGpmSampleFree(sample)
 
-    def _take(self, sample: Any) -> bool:
+    def _take_sample(self, sample: Any) -> bool:
         name, function, arguments = "GpmSampleGet", pynvml.nvmlGpmSampleGet, [self._handle, sample]
         if self._mig_instance is not None:
             name, function = "GpmMigSampleGet", pynvml.nvmlGpmMigSampleGet
             arguments.insert(1, self._mig_instance)
         return (
-            self._client.ask(self._unsupported, self._label, name, function, *arguments) is not None
+            self._client.query(self._unsupported, self._label, name, function, *arguments)
+            is not None
         )
 
-    def _between(self, before: Any, after: Any) -> dict[str, float]:
+    def _metrics_between(self, before: Any, after: Any) -> dict[str, float]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
         request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(self._metrics)
         request.sample1, request.sample2 = before, after
-        for place, metric in zip(request.metrics, self._metrics, strict=False):
-            place.metricId = metric
-        answer = self._client.ask(
+        for entry, metric in zip(request.metrics, self._metrics, strict=False):
+            entry.metricId = metric
+        answer = self._client.query(
             self._unsupported, self._label, "GpmMetricsGet", pynvml.nvmlGpmMetricsGet, request
         )
         if answer is None:
             return {}
         return {
-            field: place.value * unit
-            for place, (field, unit) in zip(request.metrics, self._metrics.values(), strict=False)
-            if place.nvmlReturn == pynvml.NVML_SUCCESS and place.value >= 0
+            field: entry.value * unit
+            for entry, (field, unit) in zip(request.metrics, self._metrics.values(), strict=False)
+            if entry.nvmlReturn == pynvml.NVML_SUCCESS and entry.value >= 0
         }

@@ -1,4 +1,4 @@
-"""Who the processes on a GPU are, from /proc: user, name, and the run they say they belong to."""
+"""Identity of the processes on a GPU, read from /proc: user, name and run id."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ RUN_ID = b"LTUI_RUN_ID="
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
+    """Properties of a process, read from /proc."""
+
     start_ticks: int
     user: str | None
     name: str | None
@@ -22,18 +24,19 @@ class ProcessInfo:
 
 
 class ProcessInfoCache:
-    """Looks processes up, and remembers those that are still the same."""
+    """Reads the properties of processes and caches them while the process is the same."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        self._known: dict[int, ProcessInfo] = {}
+        self._cache: dict[int, ProcessInfo] = {}
         self._users: dict[int, str] = {}
 
     def describe(
         self, pid: int, memory_bytes: int | None, *, graphics: bool, gpu_instance: int | None
     ) -> GpuProcess:
-        identity = self._identity(pid)
-        if identity is None:
+        """Return the process ``pid`` of a GPU with its properties."""
+        info = self._read_info(pid)
+        if info is None:
             return GpuProcess(
                 pid=pid,
                 memory_bytes=memory_bytes,
@@ -45,31 +48,32 @@ class ProcessInfoCache:
             pid=pid,
             memory_bytes=memory_bytes,
             graphics=graphics,
-            start_ticks=identity.start_ticks,
-            user=identity.user,
-            name=identity.name,
-            run_id=identity.run_id,
+            start_ticks=info.start_ticks,
+            user=info.user,
+            name=info.name,
+            run_id=info.run_id,
             gpu_instance=gpu_instance,
         )
 
     def retain_only(self, pids: set[int]) -> None:
-        for pid in self._known.keys() - pids:
-            del self._known[pid]
+        """Remove all processes from the cache except ``pids``."""
+        for pid in self._cache.keys() - pids:
+            del self._cache[pid]
 
-    def _identity(self, pid: int) -> ProcessInfo | None:
+    def _read_info(self, pid: int) -> ProcessInfo | None:
         folder = self._proc / str(pid)
         try:
             stat = (folder / "stat").read_text(errors="replace")
         except OSError:
             return None
-        # The name stands in brackets and may hold anything; the fields after it are fixed.
-        name, _, rest = stat.partition("(")[2].rpartition(")")
-        start_ticks = int(rest.split()[19])
-        known = self._known.get(pid)
-        if known is None or known.start_ticks != start_ticks:
-            known = ProcessInfo(start_ticks, self._user(folder), name or None, _run_id(folder))
-            self._known[pid] = known
-        return known
+        # The name is in parentheses and may contain anything; the fields after it are fixed.
+        name, _, fields = stat.partition("(")[2].rpartition(")")
+        start_ticks = int(fields.split()[19])
+        info = self._cache.get(pid)
+        if info is None or info.start_ticks != start_ticks:
+            info = ProcessInfo(start_ticks, self._user(folder), name or None, _run_id(folder))
+            self._cache[pid] = info
+        return info
 
     def _user(self, folder: Path) -> str | None:
         try:

@@ -1,4 +1,4 @@
-"""A MIG slice of a GPU: the few readings that the driver gives of it."""
+"""A MIG device of a GPU, for which the driver provides only a few readings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from ltui.training.gpu import gpm_metrics
-from ltui.training.gpu.device import Device, memory, running
+from ltui.training.gpu.device import Device, memory, running_processes
 from ltui.training.gpu.gpu_processes import ProcessInfoCache
 from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
 from ltui.training.gpu.reading import GpuReading, mig_index
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class MigDevice:
-    """Power, heat and clocks are the whole GPU's; memory, processes and GPM are the slice's own."""
+    """A MIG device. It has its own memory, processes and GPM metrics.
+
+    Power, temperature and clocks exist only for the complete GPU.
+    """
 
     def __init__(
         self,
@@ -37,50 +40,54 @@ class MigDevice:
 
     @property
     def key(self) -> tuple[int, str | None]:
-        """Tells whether a slice that is found again is the same one."""
+        """Identity of the MIG device, to recognise it in a later listing."""
         return self.index, self.fixed.get("uuid")
 
     def open(self) -> None:
-        ask = self._ask
-        instance = ask("GpuInstanceId", pynvml.nvmlDeviceGetGpuInstanceId)
+        """Read the values that do not change while the MIG device exists."""
+        query = self._query
+        instance = query("GpuInstanceId", pynvml.nvmlDeviceGetGpuInstanceId)
         self.fixed = {
-            "uuid": ask("DeviceGetUUID", pynvml.nvmlDeviceGetUUID),
-            "name": ask("DeviceGetName", pynvml.nvmlDeviceGetName),
+            "uuid": query("DeviceGetUUID", pynvml.nvmlDeviceGetUUID),
+            "name": query("DeviceGetName", pynvml.nvmlDeviceGetName),
             "gpu_instance": instance,
             "parent": self.parent.index,
         }
-        whole = self.parent.handle
+        parent_handle = self.parent.handle
         if instance is not None and gpm_metrics.gpm_supported(
-            self._client, self._unsupported, self.label, whole
+            self._client, self._unsupported, self.label, parent_handle
         ):
             self._gpm = gpm_metrics.GpmSampler(
-                self._client, self._unsupported, self.label, whole, mig_instance=instance
+                self._client, self._unsupported, self.label, parent_handle, mig_instance=instance
             )
 
     def close(self) -> None:
+        """Free the GPM samples."""
         if self._gpm is not None:
             self._gpm.close()
             self._gpm = None
 
     def read(self) -> GpuReading:
-        values = {**self.fixed, **memory(self._ask)}
+        """Return a new reading."""
+        values = {**self.fixed, **memory(self._query)}
         if self._gpm is not None:
             values.update(self._gpm.read())
         return GpuReading(
             index=self.index,
             label=self.label,
             sampled_at=time.time(),
-            processes=running(self._ask, self._process_cache),
+            processes=running_processes(self._query, self._process_cache),
             **values,
         )
 
-    def lost(self, error: str) -> GpuReading:
+    def error_reading(self, error: str) -> GpuReading:
+        """Return the reading of a MIG device that does not answer."""
         return GpuReading(
             index=self.index, label=self.label, error=error, sampled_at=time.time(), **self.fixed
         )
 
-    def _ask(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        return self._client.ask(
+    def _query(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
+        return self._client.query(
             self._unsupported, self.label, name, function, self.handle, *arguments
         )
 
@@ -88,18 +95,18 @@ class MigDevice:
 def open_mig_devices(
     client: NvmlClient, process_cache: ProcessInfoCache, parent: Device
 ) -> list[MigDevice]:
-    """The slices that the GPU has now, opened."""
+    """Open and return the current MIG devices of a GPU."""
     unsupported = UnsupportedCalls()
-    most = client.ask(
+    max_devices = client.query(
         unsupported,
         parent.label,
         "MaxMigDeviceCount",
         pynvml.nvmlDeviceGetMaxMigDeviceCount,
         parent.handle,
     )
-    found = []
-    for number in range(most or 0):
-        handle = client.ask(
+    devices = []
+    for number in range(max_devices or 0):
+        handle = client.query(
             unsupported,
             parent.label,
             f"MigDevice{number}",
@@ -110,5 +117,5 @@ def open_mig_devices(
         if handle is not None:
             mig_device = MigDevice(client, process_cache, parent, handle, number)
             mig_device.open()
-            found.append(mig_device)
-    return found
+            devices.append(mig_device)
+    return devices

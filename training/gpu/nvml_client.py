@@ -1,7 +1,7 @@
-"""The one door to the driver: remembers refusals, and tells which call has not come back.
+"""The client for all NVML calls: remembers unsupported calls and exposes the call in progress.
 
-A call into a sick driver may hang for ever, and nothing can interrupt it. So the thread that calls
-leaves a note before each call, and another thread can read how old the note is.
+A call into a faulty driver may hang forever, and nothing can interrupt it. The calling thread
+therefore publishes each call before it makes it, and another thread can read the age of the call.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ RETRY_AFTER_S = {
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: 3600.0,
     pynvml.NVML_ERROR_NO_PERMISSION: 60.0,
 }
-"""How long a refused question is not put again. Some refusals pass: MIG is turned off, say."""
+"""Seconds until a refused query is tried again, by NVML error code.
 
-_LOST = {
+Some refusals are temporary, for example while MIG is enabled.
+"""
+
+_LOST_REASONS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "fell off the bus",
     pynvml.NVML_ERROR_RESET_REQUIRED: "needs a reset",
 }
-_GONE = {
+_DRIVER_GONE_CODES = {
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
@@ -36,40 +39,41 @@ _GONE = {
 
 
 class GpuLostError(Exception):
-    """This GPU answers nothing any more; the text says why."""
+    """The driver no longer answers for this GPU. The text gives the reason."""
 
 
 class DriverGoneError(Exception):
-    """The driver must be opened anew."""
+    """The connection to the driver is lost; it must be opened again."""
 
 
 @dataclass(slots=True)
 class UnsupportedCalls:
-    """Until when which question to one GPU is not worth asking."""
+    """Queries that the driver refused for one GPU."""
 
-    until: dict[str, float] = field(default_factory=dict)
+    retry_at: dict[str, float] = field(default_factory=dict)
+    """Name of the query to the ``time.monotonic()`` of the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that has been made and has not come back."""
+    """A call that has not returned yet."""
 
     call: str
     gpu: str | None
-    """Label of the GPU that it asks about."""
+    """Label of the GPU that the call is about; None for the driver."""
     began: float
-    """``time.monotonic()``."""
+    """``time.monotonic()`` at the start of the call."""
 
 
 class NvmlClient:
-    """Used by one thread; ``in_flight`` may be read by any."""
+    """Used by one thread. Any thread may read ``pending_call``."""
 
     def __init__(self) -> None:
         self.pending_call: PendingCall | None = None
         self.calls = 0
 
     def call(self, name: str, gpu: str | None, function: Callable[..., T], *args: Any) -> T:
-        """The call itself; raises what the driver says."""
+        """Call the driver. Raises ``pynvml.NVMLError``."""
         self.calls += 1
         self.pending_call = PendingCall(name, gpu, time.monotonic())
         try:
@@ -77,7 +81,7 @@ class NvmlClient:
         finally:
             self.pending_call = None
 
-    def ask(
+    def query(
         self,
         unsupported: UnsupportedCalls,
         gpu: str,
@@ -85,17 +89,20 @@ class NvmlClient:
         function: Callable[..., T],
         *args: Any,
     ) -> T | None:
-        """The answer, or None where the driver refuses it. ``name`` tells questions apart."""
-        if unsupported.until and unsupported.until.get(name, 0.0) > time.monotonic():
+        """Return the driver's answer, or None if the driver refuses the query.
+
+        ``name`` identifies the query. Raises ``GpuLostError`` and ``DriverGoneError``.
+        """
+        if unsupported.retry_at and unsupported.retry_at.get(name, 0.0) > time.monotonic():
             return None
         try:
             return self.call(name, gpu, function, *args)
         except pynvml.NVMLError as error:
-            if error.value in _LOST:
-                raise GpuLostError(_LOST[error.value]) from error
-            if error.value in _GONE:
+            if error.value in _LOST_REASONS:
+                raise GpuLostError(_LOST_REASONS[error.value]) from error
+            if error.value in _DRIVER_GONE_CODES:
                 raise DriverGoneError(str(error)) from error
-            pause = RETRY_AFTER_S.get(error.value)
-            if pause is not None:
-                unsupported.until[name] = time.monotonic() + pause
+            delay_s = RETRY_AFTER_S.get(error.value)
+            if delay_s is not None:
+                unsupported.retry_at[name] = time.monotonic() + delay_s
             return None

@@ -1,10 +1,11 @@
-"""What devices can do at most, for model FLOP utilisation. Pure.
+"""Peak floating point rates of GPUs, for model FLOP utilisation. Pure.
 
-Dense figures (no structured sparsity) at boost clock, in 10^12 floating point operations a second,
-from NVIDIA's data sheets and architecture white papers, named below. Half precision means tensor
-cores with float32 accumulation, which is what training uses; GeForce boards do that at half the
-rate of their headline figure. ``float32`` is the plain rate without TF32, ``tf32`` that of float32
-matrix products where TF32 is allowed (``torch.set_float32_matmul_precision("high")``).
+The rates are dense (no structured sparsity) at boost clock, in 10^12 floating point operations per
+second, from the NVIDIA data sheets and architecture white papers that are named below. Half
+precision means tensor cores with float32 accumulation, as used in training. GeForce boards do that
+at half the rate of their headline figure. ``float32`` is the rate without TF32. ``tf32`` is the
+rate of float32 matrix products if TF32 is allowed
+(``torch.set_float32_matmul_precision("high")``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TERA = 1e12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """Of one board. None: the board has no such unit, or the sources do not say."""
+    """Peak rates of one board. None: the board has no such unit, or its sources do not state it."""
 
     source: str
     half: float | None = None
@@ -71,7 +72,7 @@ PEAK_RATES: tuple[tuple[str, Peak], ...] = (
     ("RTX 5080", Peak(source=_BLACKWELL, half=112.6, tf32=56.3, float32=56.3, float8=225.1)),
     ("RTX 2080 Ti", Peak(source=_TURING, half=53.8, float32=13.4, bfloat16=False)),
 )  # fmt: skip
-"""By a part of the driver's name for the board; the first that matches counts."""
+"""Part of the driver's name for the board, and its rates. The first match counts."""
 
 _PRECISIONS = {
     "16-mixed": "half",
@@ -86,20 +87,20 @@ _PRECISIONS = {
     "64": "float64",
     "transformer-engine": "float8",
 }
-"""Lightning's names."""
+"""Lightning's names of precisions to fields of ``Peak``."""
 
-_DIFFERENT = (["Ti"], ["SUPER"], ["Laptop"], ["Max-Q"], ["Mobile"], ["D"])
-"""Words after a GeForce's number that make it another board."""
+_VARIANT_SUFFIXES = (["Ti"], ["SUPER"], ["Laptop"], ["Max-Q"], ["Mobile"], ["D"])
+"""Words after the model number of a GeForce that denote a different board."""
 
 
 def peak_rates(device_name: str | None) -> Peak | None:
-    """The board's figures; None for one that isn't in the table, or in a MIG slice."""
+    """Return the rates of a board; None if it is not in the table or is a MIG device."""
     if device_name is None or " MIG " in device_name:
         return None
-    name = _plain(device_name)
-    for part, peak in PEAK_RATES:
-        match = re.search(rf"(?<!\w){re.escape(part)}(?!\w)(.*)", name)
-        if match and not ("RTX" in part and match[1].split(maxsplit=1)[:1] in _DIFFERENT):
+    name = _normalize_name(device_name)
+    for board, peak in PEAK_RATES:
+        match = re.search(rf"(?<!\w){re.escape(board)}(?!\w)(.*)", name)
+        if match and not ("RTX" in board and match[1].split(maxsplit=1)[:1] in _VARIANT_SUFFIXES):
             return peak
     return None
 
@@ -107,9 +108,9 @@ def peak_rates(device_name: str | None) -> Peak | None:
 def peak_flops(
     device_name: str | None, precision: str | int, *, tf32: bool = False
 ) -> float | None:
-    """Floating point operations a second at most; None where that isn't known.
+    """Return the peak floating point operations per second; None if unknown.
 
-    ``precision`` as Lightning names it; ``tf32``: float32 matrix products may use TF32.
+    ``precision`` is Lightning's name. ``tf32``: float32 matrix products may use TF32.
     """
     peak = peak_rates(device_name)
     unit = _PRECISIONS.get(str(precision))
@@ -123,6 +124,6 @@ def peak_flops(
     return None if teraflops is None else teraflops * TERA
 
 
-def _plain(name: str) -> str:
-    """``Tesla V100-SXM2-16GB`` and ``NVIDIA A100-SXM4-80GB`` with the parts told apart."""
+def _normalize_name(name: str) -> str:
+    """Separate the parts of a name such as ``Tesla V100-SXM2-16GB`` by spaces."""
     return re.sub(r"-(SXM)\d", r"-\1 ", name).replace("A100-", "A100 ")

@@ -1,9 +1,10 @@
-"""Which rank works on which GPU, and whose the processes on a GPU are. Pure.
+"""Mapping of ranks to GPUs, and the owners of the processes on a GPU. Pure.
 
-A rank's GPU is told, in this order, by the UUID that the rank reported, by the driver's list of
-processes, and by ``CUDA_VISIBLE_DEVICES`` with the rank's ``cuda:N``. Where these leave a doubt the
-answer is "unknown", with the reason: CUDA numbers GPUs by speed unless ``CUDA_DEVICE_ORDER`` says
-otherwise, the driver by bus; on a machine with mixed models the two differ.
+A rank's GPU is determined, in this order, by the UUID that the rank reported, by the driver's list
+of processes, and by ``CUDA_VISIBLE_DEVICES`` with the rank's ``cuda:N``. If the result is
+ambiguous, the GPU is unknown and a reason is given. For example, CUDA numbers GPUs by speed unless
+``CUDA_DEVICE_ORDER`` is set, and the driver numbers them by bus. On a machine with different models
+the two numberings differ.
 """
 
 from __future__ import annotations
@@ -15,124 +16,134 @@ from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, GpuSnapshot
 
 RANK, RUN, FOREIGN, UNSEEN, DISPLAY = "rank", "run", "foreign", "unseen", "display"
+"""Owners of a process: a rank, the run, another program, a process that is not visible, a display
+server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLocation:
-    """What is known of where a rank runs."""
+    """Reported location of a rank."""
 
     rank: int
     pid: int | None = None
     start_ticks: int | None = None
     device: str | None = None
-    """``cpu``, ``cuda``, ``cuda:N``."""
+    """``cpu``, ``cuda`` or ``cuda:N``."""
     gpu_uuid: str | None = None
-    """As torch gives it: with or without ``GPU-`` before it."""
+    """UUID as reported by torch, with or without the prefix ``GPU-``."""
     visible_devices: str | None = None
-    """``CUDA_VISIBLE_DEVICES`` of the rank; None where it is not set."""
+    """``CUDA_VISIBLE_DEVICES`` of the rank; None if it is not set."""
     device_order: str | None = None
     """``CUDA_DEVICE_ORDER`` of the rank."""
     on_this_host: bool = True
-    """False: on another machine, whose GPUs are not among the readings."""
+    """False if the rank runs on another machine. Its GPU is then not among the readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
+    """Result of ``map_ranks``."""
+
     gpu_of: Mapping[int, int] = field(default_factory=dict)
     """Rank to the index of its GPU or slice."""
     unknown: Mapping[int, str] = field(default_factory=dict)
-    """Rank to the reason why its GPU isn't known."""
+    """Rank to the reason why its GPU is unknown."""
 
     def ranks_of(self, index: int) -> tuple[int, ...]:
+        """Return the ranks on the GPU or MIG device ``index``."""
         return tuple(sorted(rank for rank, gpu in self.gpu_of.items() if gpu == index))
 
 
-def map_ranks(readings: Sequence[GpuReading], places: Sequence[RankLocation]) -> RankMap:
-    """Every rank here that uses a GPU, either with its GPU or with the reason why not."""
+def map_ranks(readings: Sequence[GpuReading], locations: Sequence[RankLocation]) -> RankMap:
+    """Return the GPU, or the reason why it is unknown, of each rank on this host that uses one."""
     gpu_of: dict[int, int] = {}
     unknown: dict[int, str] = {}
-    for place in places:
-        if not place.on_this_host or place.device == "cpu":
+    for location in locations:
+        if not location.on_this_host or location.device == "cpu":
             continue
-        found = _find(readings, place)
-        if isinstance(found, int):
-            gpu_of[place.rank] = found
+        result = _find_gpu(readings, location)
+        if isinstance(result, int):
+            gpu_of[location.rank] = result
         else:
-            unknown[place.rank] = found
+            unknown[location.rank] = result
     return RankMap(gpu_of, unknown)
 
 
 # -- one rank --------------------------------------------------------------------------------------
 
 
-def _find(readings: Sequence[GpuReading], place: RankLocation) -> int | str:
+def _find_gpu(readings: Sequence[GpuReading], location: RankLocation) -> int | str:
     if not readings:
         return "there are no GPU readings"
-    told = None
-    if place.gpu_uuid is not None:
-        told = _by_uuid(readings, place.gpu_uuid)
-        if told is None:
-            return f"the driver shows no GPU with the UUID {place.gpu_uuid}"
-        if not told.mig_enabled:
-            return told.index
-    holding = _by_process(readings, place)
-    if told is not None:
-        holding = [reading for reading in holding if reading.parent == told.index]
+    reported = None
+    if location.gpu_uuid is not None:
+        reported = _by_uuid(readings, location.gpu_uuid)
+        if reported is None:
+            return f"the driver lists no GPU with the UUID {location.gpu_uuid}"
+        if not reported.mig_enabled:
+            return reported.index
+    holding = _by_process(readings, location)
+    if reported is not None:
+        holding = [reading for reading in holding if reading.parent == reported.index]
     if len(holding) == 1:
         return holding[0].index
-    listed = _by_variable(readings, place)
-    if isinstance(listed, GpuReading) and (told is None or listed.parent == told.index):
+    listed = _by_variable(readings, location)
+    if isinstance(listed, GpuReading) and (reported is None or listed.parent == reported.index):
         return listed.index
-    if told is not None:
-        return f"on GPU {told.label}, in which MIG slice isn't known"
+    if reported is not None:
+        return f"it is on GPU {reported.label}, but its MIG device is unknown"
     if holding and isinstance(listed, str):
         labels = ", ".join(reading.label for reading in holding)
         return f"its process holds memory on several GPUs ({labels})"
-    return listed if isinstance(listed, str) else "the GPU it names isn't the one it uses"
+    return (
+        listed if isinstance(listed, str) else "the GPU that it reports is not the one that it uses"
+    )
 
 
 def normalize_uuid(uuid: str) -> str:
-    """A UUID for comparing: without ``GPU-`` or ``MIG-``, in lower case."""
+    """Return a UUID in lower case without the prefix ``GPU-`` or ``MIG-``, for comparison."""
     text = uuid.strip().lower()
     return text[4:] if text.startswith(("gpu-", "mig-")) else text
 
 
 def _by_uuid(readings: Sequence[GpuReading], uuid: str) -> GpuReading | None:
-    wanted = normalize_uuid(uuid)
-    matching = [r for r in readings if r.uuid is not None and normalize_uuid(r.uuid) == wanted]
+    normalized = normalize_uuid(uuid)
+    matching = [r for r in readings if r.uuid is not None and normalize_uuid(r.uuid) == normalized]
     return matching[0] if len(matching) == 1 else None
 
 
-def _by_process(readings: Sequence[GpuReading], place: RankLocation) -> list[GpuReading]:
-    """GPUs and slices that list the rank's process; a GPU with slices speaks through them."""
+def _by_process(readings: Sequence[GpuReading], location: RankLocation) -> list[GpuReading]:
+    """Return the GPUs and MIG devices that list the rank's process.
+
+    GPUs with MIG enabled are represented by their MIG devices.
+    """
     return [
         reading
         for reading in readings
-        if not reading.mig_enabled and any(_is_rank(p, place) for p in reading.processes or ())
+        if not reading.mig_enabled and any(_is_rank(p, location) for p in reading.processes or ())
     ]
 
 
-def _is_rank(process: GpuProcess, place: RankLocation) -> bool:
-    if place.pid is None or process.pid != place.pid or not process.visible:
+def _is_rank(process: GpuProcess, location: RankLocation) -> bool:
+    if location.pid is None or process.pid != location.pid or not process.visible:
         return False
-    ticks = (process.start_ticks, place.start_ticks)
+    ticks = (process.start_ticks, location.start_ticks)
     return None in ticks or ticks[0] == ticks[1]
 
 
-def _by_variable(readings: Sequence[GpuReading], place: RankLocation) -> GpuReading | str:
-    """By ``cuda:N`` among the visible devices; else the reason why that tells nothing."""
-    ordinal = _ordinal(place.device)
+def _by_variable(readings: Sequence[GpuReading], location: RankLocation) -> GpuReading | str:
+    """Return the GPU of ``cuda:N`` among the visible devices, or the reason why it is unknown."""
+    ordinal = _ordinal(location.device)
     if ordinal is None:
-        return "the rank has not told its device yet"
-    whole = [reading for reading in readings if reading.parent is None]
-    if place.visible_devices is None:
-        return _by_number(whole, ordinal, place)
-    entries = [entry.strip() for entry in place.visible_devices.split(",")]
+        return "the rank has not reported its device yet"
+    gpus = [reading for reading in readings if reading.parent is None]
+    if location.visible_devices is None:
+        return _by_number(gpus, ordinal, location)
+    entries = [entry.strip() for entry in location.visible_devices.split(",")]
     if ordinal >= len(entries):
-        return f"cuda:{ordinal} isn't among CUDA_VISIBLE_DEVICES={place.visible_devices}"
+        return f"cuda:{ordinal} isn't among CUDA_VISIBLE_DEVICES={location.visible_devices}"
     entry = entries[ordinal]
     if entry.isdigit():
-        return _by_number(whole, int(entry), place)
+        return _by_number(gpus, int(entry), location)
     return _by_prefix(readings, entry)
 
 
@@ -143,44 +154,44 @@ def _ordinal(device: str | None) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def _by_number(whole: Sequence[GpuReading], number: int, place: RankLocation) -> GpuReading | str:
-    models = {reading.name for reading in whole}
-    if place.device_order != "PCI_BUS_ID" and (len(models) > 1 or None in models):
+def _by_number(gpus: Sequence[GpuReading], number: int, location: RankLocation) -> GpuReading | str:
+    models = {reading.name for reading in gpus}
+    if location.device_order != "PCI_BUS_ID" and (len(models) > 1 or None in models):
         return "CUDA and the driver may number these different GPUs differently"
-    matching = [reading for reading in whole if reading.index == number]
+    matching = [reading for reading in gpus if reading.index == number]
     if not matching:
-        return f"the driver shows no GPU {number}"
+        return f"the driver lists no GPU {number}"
     if matching[0].mig_enabled:
-        return f"on GPU {number}, in which MIG slice isn't known"
+        return f"it is on GPU {number}, but its MIG device is unknown"
     return matching[0]
 
 
 def _by_prefix(readings: Sequence[GpuReading], entry: str) -> GpuReading | str:
-    """CUDA takes the beginning of a UUID where it is unambiguous."""
+    """Return the GPU with a UUID that begins with ``entry``. CUDA accepts unambiguous prefixes."""
     start = entry.lower()
     matching = [r for r in readings if start and (r.uuid or "").lower().startswith(start)]
     if len(matching) != 1:
-        return f"CUDA_VISIBLE_DEVICES names {entry}, which the driver doesn't show"
+        return f"CUDA_VISIBLE_DEVICES contains {entry}, which the driver does not list"
     return matching[0]
 
 
-# -- whose processes, and the picture that front ends get -----------------------------------------
+# -- owners of processes, and snapshots for front ends --------------------------------------------
 
 
 def gpu_snapshots(
     readings: Sequence[GpuReading],
     ranks: RankMap,
-    places: Sequence[RankLocation],
+    locations: Sequence[RankLocation],
     run_id: str | None,
 ) -> tuple[GpuSnapshot, ...]:
-    """The readings as front ends get them, each with its ranks and with whose its processes are."""
-    return tuple(_snapshot(reading, ranks, places, run_id) for reading in readings)
+    """Convert readings to snapshots for front ends, with the ranks and the owners of processes."""
+    return tuple(_gpu_snapshot(reading, ranks, locations, run_id) for reading in readings)
 
 
-def _snapshot(
-    reading: GpuReading, ranks: RankMap, places: Sequence[RankLocation], run_id: str | None
+def _gpu_snapshot(
+    reading: GpuReading, ranks: RankMap, locations: Sequence[RankLocation], run_id: str | None
 ) -> GpuSnapshot:
-    same = {name: getattr(reading, name) for name in _SAME}
+    copied = {name: getattr(reading, name) for name in _COPIED_FIELDS}
     processes = reading.processes
     xid = reading.last_xid
     return GpuSnapshot(
@@ -188,25 +199,30 @@ def _snapshot(
         mig_parent=reading.parent,
         processes=None
         if processes is None
-        else tuple(process_snapshot(p, places, run_id) for p in processes),
+        else tuple(process_snapshot(p, locations, run_id) for p in processes),
         xid_code=None if xid is None else xid.code,
         xid_at=None if xid is None else xid.at,
-        **same,
+        **copied,
     )
 
 
-_SAME = tuple(
+_COPIED_FIELDS = tuple(
     ({f.name for f in fields(GpuReading)} & {f.name for f in fields(GpuSnapshot)}) - {"processes"}
 )
-"""Readings that go into the picture as they are."""
+"""Fields that are copied unchanged from a reading to a snapshot."""
 
 
 def process_snapshot(
-    process: GpuProcess, places: Sequence[RankLocation], run_id: str | None
+    process: GpuProcess, locations: Sequence[RankLocation], run_id: str | None
 ) -> GpuProcessSnapshot:
-    """The process with its owner, seen from the run ``run_id``."""
+    """Return a process with its owner from the point of view of the run ``run_id``."""
     rank = next(
-        (place.rank for place in places if place.on_this_host and _is_rank(process, place)), None
+        (
+            location.rank
+            for location in locations
+            if location.on_this_host and _is_rank(process, location)
+        ),
+        None,
     )
     return GpuProcessSnapshot(
         pid=process.pid,

@@ -1,79 +1,85 @@
-"""One GPU (or MIG slice) at one moment, as the driver told it. Pure values.
+"""Reading of one GPU or MIG device at one point in time, as the driver reports it. Pure values.
 
-A reading that the driver refuses, or that has not been taken yet, is ``None``: never zero. Shares
-are 0 to 1, percentages keep the driver's 0 to 100. Whose a process is, ``mapping.py`` says.
+A value that the driver refuses, or that has not been read yet, is ``None``, never zero. Fractions
+are 0 to 1, percentages 0 to 100 as in the driver. ``rank_mapping.py`` determines the owners of the
+processes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-BLOCKED_PREFIX = "not read since"
-"""How the error of a GPU begins that can't be read because the driver hangs at another one."""
+BLOCKED_PREFIX = "not read for"
+"""Beginning of the error of a GPU that can't be read because a call for another GPU hangs."""
 
 MIG_INDEX_STRIDE = 100
-"""A MIG slice ``n`` of GPU ``g`` has the index ``(g + 1) * MIG_INDEX_STRIDE + n``."""
+"""MIG device ``n`` of GPU ``g`` has the index ``(g + 1) * MIG_INDEX_STRIDE + n``."""
 
 
 def mig_index(gpu: int, number: int) -> int:
-    """The index that stands for a MIG slice, apart from those of whole GPUs."""
+    """Return the index of a MIG device, which differs from those of all GPUs."""
     return (gpu + 1) * MIG_INDEX_STRIDE + number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuProcess:
-    """A process that holds memory of a GPU."""
+    """A process that uses memory of a GPU."""
 
     pid: int
     memory_bytes: int | None = None
     graphics: bool = False
-    """A display server or the like, not a computation."""
+    """True for a display server or similar process that does no computation."""
     visible: bool = True
-    """False: this machine's /proc doesn't show it; it runs in another container."""
+    """False if this machine's /proc does not show it, because it runs in another container."""
     start_ticks: int | None = None
     user: str | None = None
     name: str | None = None
     run_id: str | None = None
-    """``LTUI_RUN_ID`` in its environment, where that may be read."""
+    """``LTUI_RUN_ID`` of its environment, if this is readable."""
     gpu_instance: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xid:
-    """An error that the driver reported about a GPU."""
+    """An XID error that the driver reported for a GPU."""
 
     at: float
-    """Unix seconds when it was read."""
+    """Unix seconds when the error was read."""
     code: int
     index: int
-    """Of the GPU, or of the MIG slice where the driver names one."""
+    """Index of the GPU, or of the MIG device if the driver names one."""
     uuid: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuReading:
+    """All values of one GPU or MIG device."""
+
     index: int
-    """NVML's index (PCI order); for a MIG slice see ``mig_index``."""
+    """NVML's index (PCI order); for a MIG device see ``mig_index``."""
     label: str
-    """For people: ``3``, or ``3/1`` for slice 1 of GPU 3."""
+    """Displayed name: ``3``, or ``3/1`` for MIG device 1 of GPU 3."""
     uuid: str | None = None
     name: str | None = None
     parent: int | None = None
-    """Of a MIG slice: the index of its GPU."""
+    """Index of the GPU of a MIG device."""
     gpu_instance: int | None = None
     mig_enabled: bool = False
-    """MIG is on: work runs in slices, which have readings of their own."""
+    """True if MIG is enabled. Work then runs in MIG devices, which have their own readings."""
     sampled_at: float | None = None
     """Unix seconds."""
     error: str | None = None
-    """Why nothing is known: ``fell off the bus``; the rest is then what was last known, or None."""
+    """Reason why the GPU can't be read, such as ``fell off the bus``.
+
+    The other fields are then the last values read, or None.
+    """
 
     utilisation_percent: float | None = None
-    """Share of the time in which some kernel ran, however small."""
+    """Percent of the time in which any kernel ran, even a small one."""
     memory_utilisation_percent: float | None = None
-    """Share of the time in which the memory was read or written."""
+    """Percent of the time in which the memory was read or written."""
     memory_used_bytes: int | None = None
-    """Without what the driver keeps for itself."""
+    """Memory in use, without the memory that the driver reserves."""
     memory_total_bytes: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -84,7 +90,7 @@ class GpuReading:
     sm_clock_max_mhz: float | None = None
     memory_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    """In words (``throttle.py``); empty: runs unhindered."""
+    """Names as in ``throttle_reasons.py``; empty if the clocks are not limited."""
     fan_percent: float | None = None
     performance_state: int | None = None
     """0 (fastest) to 15."""
@@ -94,7 +100,7 @@ class GpuReading:
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     pcie_tx_bytes_per_s: float | None = None
-    """From the GPU."""
+    """From the GPU to the host."""
     pcie_rx_bytes_per_s: float | None = None
     nvlinks: int | None = None
     nvlinks_up: int | None = None
@@ -104,24 +110,24 @@ class GpuReading:
     """CRC errors, replays and recoveries since the driver was loaded."""
 
     ecc_corrected: int | None = None
-    """Since the driver was loaded."""
+    """Number of errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
     ecc_corrected_ever: int | None = None
     ecc_uncorrected_ever: int | None = None
     retired_pages: int | None = None
     remapped_rows: int | None = None
     repair_pending: bool | None = None
-    """Pages or rows wait for a reset of the GPU to be taken out of use."""
+    """True if faulty pages or rows are retired only after a reset of the GPU."""
     repair_failed: bool | None = None
 
     sm_activity: float | None = None
-    """GPM: share of SM cycles with a warp resident, 0 to 1."""
+    """GPM: fraction of SM cycles with a resident warp, 0 to 1."""
     sm_occupancy: float | None = None
-    """GPM: warps resident over those possible, 0 to 1."""
+    """GPM: resident warps divided by the maximum, 0 to 1."""
     tensor_activity: float | None = None
-    """GPM: share of cycles in which tensor cores worked, 0 to 1."""
+    """GPM: fraction of cycles in which tensor cores were active, 0 to 1."""
     dram_activity: float | None = None
-    """GPM: memory bandwidth used over that possible, 0 to 1."""
+    """GPM: used memory bandwidth divided by the maximum, 0 to 1."""
 
     processes: tuple[GpuProcess, ...] | None = None
     last_xid: Xid | None = None

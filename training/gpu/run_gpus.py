@@ -1,6 +1,6 @@
-"""The GPUs as one run sees them: its ranks on them, whose processes are there, what is wrong.
+"""GPUs of one run: readings with the run's ranks, the owners of the processes, and findings.
 
-For the supervisor: one ``look`` a second, which never waits for the driver.
+The supervisor calls ``sample`` once a second. The call never waits for the driver.
 """
 
 from __future__ import annotations
@@ -23,45 +23,47 @@ VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuEvent:
-    """Something that happened to a GPU, for the run's list of events."""
+    """An XID error of a GPU, for the run's list of events."""
 
     at: float
     """Unix seconds."""
     gpu: int
     ranks: tuple[int, ...]
     code: int
-    """Of the XID error."""
+    """XID code."""
     text: str
     """``GPU 3 (rank 3): XID 79: the GPU fell off the bus``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunGpusView:
+    """Result of one ``RunGpus.sample``."""
+
     gpus: tuple[GpuSnapshot, ...] = ()
     note: str | None = NOT_READ_YET
-    """Why there are no readings, or old ones."""
+    """Reason why there are no readings, or only old ones."""
     findings: tuple[Finding, ...] = ()
     unknown: Mapping[int, str] = field(default_factory=dict)
-    """Ranks whose GPU isn't known, with the reason."""
+    """Ranks with an unknown GPU, and the reason."""
     events: tuple[GpuEvent, ...] = ()
-    """New since the look before."""
+    """Events since the previous sample."""
 
 
 class RunGpus:
-    """Samples from construction until ``stop``."""
+    """Samples the GPUs for one run, from construction until ``stop``."""
 
     def __init__(self, run_id: str | None, *, period_s: float = 1.0) -> None:
         self._run_id = run_id
         self._sampler = GpuSampler(period_s=period_s)
         self._state = FindingsState()
         self._host = socket.gethostname()
-        self._variables: dict[int, tuple[str | None, str | None]] = {}
+        self._environments: dict[int, tuple[str | None, str | None]] = {}
 
     def sample(self, ranks: Sequence[RankSnapshot], now: float | None = None) -> RunGpusView:
-        """The newest readings with these ranks on them; ``now`` is unix time."""
+        """Return the latest readings with the GPUs of ``ranks``. ``now`` is in unix seconds."""
         now = time.time() if now is None else now
         view = self._sampler.latest()
-        places = [self._place(rank) for rank in ranks]
+        places = [self._locate_rank(rank) for rank in ranks]
         mapped = map_ranks(view.readings, places)
         gpus = gpu_snapshots(view.readings, mapped, places, self._run_id)
         self._state = update_findings(self._state, gpus, ranks, now)
@@ -77,14 +79,14 @@ class RunGpus:
         )
 
     def latest(self) -> GpuView:
-        """The readings as they are, for choosing among them."""
+        """Return the latest readings without ranks, for the selection of GPUs."""
         return self._sampler.latest()
 
     def stop(self, wait_s: float = 0.0) -> bool:
-        """Ends the sampling; true if its thread has ended within ``wait_s``."""
+        """Stop sampling. Return True if the thread has ended within ``wait_s`` seconds."""
         return self._sampler.stop(wait_s)
 
-    def _place(self, rank: RankSnapshot) -> RankLocation:
+    def _locate_rank(self, rank: RankSnapshot) -> RankLocation:
         on_this_host = rank.host in (None, self._host)
         visible, order = self._environment(rank.pid) if on_this_host else (None, None)
         return RankLocation(
@@ -98,15 +100,15 @@ class RunGpus:
         )
 
     def _environment(self, pid: int | None) -> tuple[str | None, str | None]:
-        """What the process was started with; read once a process."""
+        """Return the GPU variables of a process's environment, which is read once per process."""
         if pid is None:
             return None, None
-        if pid not in self._variables:
-            self._variables[pid] = _variables(pid)
-        return self._variables[pid]
+        if pid not in self._environments:
+            self._environments[pid] = _read_variables(pid)
+        return self._environments[pid]
 
 
-def _variables(pid: int) -> tuple[str | None, str | None]:
+def _read_variables(pid: int) -> tuple[str | None, str | None]:
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -117,8 +119,8 @@ def _variables(pid: int) -> tuple[str | None, str | None]:
 
 def _event(xid: Xid, readings: Sequence[GpuReading], ranks: tuple[int, ...]) -> GpuEvent:
     label = next((r.label for r in readings if r.index == xid.index), str(xid.index))
-    whose = f" ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))})"
-    place = f"GPU {label}{whose if ranks else ''}"
+    rank_text = f" ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))})"
+    place = f"GPU {label}{rank_text if ranks else ''}"
     return GpuEvent(
         at=xid.at,
         gpu=xid.index,

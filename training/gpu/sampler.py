@@ -1,8 +1,8 @@
-"""Reads every GPU once a second in a thread of its own; whoever asks for the newest never waits.
+"""Sampler that reads every GPU once a second in its own thread. Its readers never wait.
 
-A driver call that hangs holds up that thread alone. The asker sees from the age of the call in
-flight that the driver does not answer, and says so. The thread is a daemon: a process can end while
-its driver hangs.
+A driver call that hangs blocks only that thread. Readers detect this by the age of the pending call
+and report that the driver does not answer. The thread is a daemon, so that the process can exit
+while the driver hangs.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlCli
 from ltui.training.gpu.reading import BLOCKED_PREFIX, GpuReading, Xid
 
 CALL_TIMEOUT_S = 2.0
-"""A driver call older than this is said to hang."""
+"""Age in seconds from which a driver call is reported as hanging."""
 OPEN_TIMEOUT_S = 10.0
-"""The same for opening the driver, which takes seconds on machines with many GPUs."""
+"""Age in seconds for the call that opens the driver. With many GPUs it takes seconds."""
 REOPEN_DELAY_S = 15.0
-"""Pause before a driver that could not be opened, or has gone, is opened again."""
+"""Seconds to wait before a driver that failed is opened again."""
 RESCAN_PERIOD_S = 30.0
-"""From one look for new MIG slices, and for GPUs that were refused, to the next."""
+"""Seconds between two searches for new MIG devices and for GPUs that could not be opened."""
 MAX_QUEUED_XIDS = 256
+"""Maximum number of XID errors kept until ``take_xids``."""
 OPENING = "Init"
 NOT_READ_YET = "GPUs not read yet"
 NO_DRIVER = "no NVIDIA driver on this machine"
-NO_GPU = "the NVIDIA driver shows no GPU"
+NO_GPU = "the NVIDIA driver reports no GPU"
 _NO_EVENTS = frozenset({pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_GPU_IS_LOST})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuView:
-    """What is known of the GPUs at the moment of asking."""
+    """The latest readings of all GPUs and the state of the driver."""
 
     readings: tuple[GpuReading, ...] = ()
-    """By index; MIG slices after whole GPUs. Those of a driver that hangs carry it as ``error``."""
+    """Sorted by index, MIG devices after GPUs. ``error`` is set while the driver hangs."""
     note: str | None = None
-    """Why there are no readings, or why they are old."""
+    """Reason why there are no readings, or why they are old."""
     not_answering_s: float | None = None
-    """How long the driver has not come back from a call."""
+    """Age of the hanging driver call in seconds; None if no call hangs."""
     complete: bool = True
-    """False while the first round is under way: GPUs not read yet are missing from ``readings``."""
+    """False during the first round, while GPUs that are not read yet are missing."""
 
 
 class GpuSampler:
-    """Samples from construction until ``stop``."""
+    """Samples all GPUs from construction until ``stop``."""
 
     def __init__(self, *, period_s: float = 1.0, slow_every: int = 5) -> None:
-        """``slow_every``: samples from one reading of what changes slowly to the next."""
+        """``slow_every``: number of samples between two readings of slowly changing values."""
         assert period_s > 0
         assert slow_every > 0
         self._period_s, self._slow_every = period_s, slow_every
@@ -76,32 +77,32 @@ class GpuSampler:
         self._thread = threading.Thread(target=self._run, name="gpu sampler", daemon=True)
         self._thread.start()
 
-    # -- for the owner -----------------------------------------------------------------------------
+    # -- for readers ------------------------------------------------------------------------------
 
     def latest(self) -> GpuView:
-        """The newest readings, at once."""
-        complete = self._complete  # Before the readings: a round may end in between.
+        """Return the latest readings without waiting."""
+        complete = self._complete  # Read it before the readings: a round may end in between.
         readings = tuple(sorted(self._latest.copy().values(), key=lambda r: r.index))
         call = self._client.pending_call
         age_s = 0.0 if call is None else time.monotonic() - call.began
         if call is None or age_s < (OPEN_TIMEOUT_S if call.call == OPENING else CALL_TIMEOUT_S):
             return GpuView(readings=readings, note=self._note, complete=complete)
         return GpuView(
-            readings=tuple(_not_answering(reading, call, age_s) for reading in readings),
-            note=f"driver not answering since {age_s:.0f} s ({_place(call)})",
+            readings=tuple(_mark_unanswered(reading, call, age_s) for reading in readings),
+            note=f"driver has not answered for {age_s:.0f} s ({_call_text(call)})",
             not_answering_s=age_s,
             complete=complete,
         )
 
     def take_xids(self) -> tuple[Xid, ...]:
-        """The XID errors since this was last asked, oldest first."""
+        """Return the XID errors since the last call, oldest first."""
         taken = []
         while self._xids:
             taken.append(self._xids.popleft())
         return tuple(taken)
 
     def stop(self, wait_s: float = 0.0) -> bool:
-        """Ends the sampling; true if the thread has ended within ``wait_s``."""
+        """Stop sampling. Return True if the thread has ended within ``wait_s`` seconds."""
         self._stopping.set()
         if wait_s > 0:
             self._thread.join(wait_s)
@@ -113,17 +114,17 @@ class GpuSampler:
         while not self._stopping.is_set():
             try:
                 self._open()
-                self._sample_on()
+                self._sample_until_stopped()
             except DriverGoneError as error:
-                self._note = f"the NVIDIA driver has gone: {error}"
+                self._note = f"the NVIDIA driver is no longer available: {error}"
             except pynvml.NVMLError as error:
                 self._note = _cannot_open(error)
                 if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                     return
-            except Exception as error:  # noqa: BLE001 - top of a thread; becomes the note
+            except Exception as error:  # noqa: BLE001 - top of a thread; the error becomes the note
                 self._note = f"GPU readings failed: {type(error).__name__}: {error}"
             finally:
-                self._close()
+                self._release()
             self._stopping.wait(REOPEN_DELAY_S)
 
     def _open(self) -> None:
@@ -136,29 +137,33 @@ class GpuSampler:
         self._note = None if count else NO_GPU
 
     def _add_devices(self) -> None:
-        """Those that the driver has not given a handle of yet."""
+        """Open the GPUs for which the driver has not returned a handle yet."""
         for index in sorted(self._without_handle):
             self._add_device(index)
 
     def _add_device(self, index: int) -> None:
-        find = pynvml.nvmlDeviceGetHandleByIndex
+        get_handle = pynvml.nvmlDeviceGetHandleByIndex
         try:
-            handle = self._client.call("DeviceGetHandleByIndex", str(index), find, index)
+            handle = self._client.call("DeviceGetHandleByIndex", str(index), get_handle, index)
         except pynvml.NVMLError as error:
-            lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
-            why = "the driver lost this GPU" if lost else f"the driver can't open this GPU: {error}"
-            self._publish([GpuReading(index=index, label=str(index), error=why)])
+            is_lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+            reason = (
+                "the driver lost this GPU"
+                if is_lost
+                else f"the driver can't open this GPU: {error}"
+            )
+            self._publish([GpuReading(index=index, label=str(index), error=reason)])
             return
         device = Device(self._client, self._process_cache, handle, index)
         self._without_handle.remove(index)
         self._devices.append(device)
-        self._listen(device)
+        self._register_events(device)
 
-    def _close(self) -> None:
-        """Gives back what the driver holds for us. Every call may fail: the driver may be gone."""
-        parts: list[Device | MigDevice] = [*self._devices, *chain(*self._mig_devices.values())]
+    def _release(self) -> None:
+        """Free all resources of the driver. Every call may fail, because the driver may be gone."""
+        devices: list[Device | MigDevice] = [*self._devices, *chain(*self._mig_devices.values())]
         self._devices, self._mig_devices = [], {}
-        closers: list[Any] = [part.close for part in parts]
+        closers: list[Any] = [device.close for device in devices]
         if self._events is not None:
             events, self._events = self._events, None
             closers.append(lambda: pynvml.nvmlEventSetFree(events))
@@ -168,64 +173,70 @@ class GpuSampler:
             except pynvml.NVMLError:
                 continue
 
-    def _sample_on(self) -> None:
+    def _sample_until_stopped(self) -> None:
         opened: set[int] = set()
-        tick, next_s, look_s = 0, time.monotonic(), 0.0
+        tick, next_s, next_rescan_s = 0, time.monotonic(), 0.0
         while not self._stopping.is_set():
             self._take_events()
-            look = time.monotonic() >= look_s
-            if look:
-                look_s = time.monotonic() + RESCAN_PERIOD_S
+            rescan = time.monotonic() >= next_rescan_s
+            if rescan:
+                next_rescan_s = time.monotonic() + RESCAN_PERIOD_S
                 self._add_devices()
             for device in self._devices:
                 if self._stopping.is_set():
                     return
-                self._publish(self._read(device, tick, opened, look))
+                self._publish(self._read(device, tick, opened, rescan))
             self._complete = True
             self._process_cache.retain_only(
                 {p.pid for r in self._latest.copy().values() for p in r.processes or ()}
             )
             tick += 1
-            # A sample that took long is not made up for: the next comes a period later.
+            # After a slow sample the schedule is not caught up: the next sample is a period later.
             next_s = max(next_s + self._period_s, time.monotonic())
             self._stopping.wait(next_s - time.monotonic())
 
     def _read(
-        self, device: Device, tick: int, opened: set[int], look: bool
+        self, device: Device, tick: int, opened: set[int], rescan: bool
     ) -> Iterable[GpuReading]:
-        """Readings of a GPU and its slices. The slow ones take turns among the GPUs."""
-        slices = self._mig_devices.get(device.index, [])
+        """Return the readings of a GPU and its MIG devices.
+
+        The GPUs take turns in reading their slowly changing values.
+        """
+        mig_devices = self._mig_devices.get(device.index, [])
         slow = tick == 0 or tick % self._slow_every == device.index % self._slow_every
         try:
             if device.index not in opened:
                 device.open()
                 opened.add(device.index)
                 slow = True
-            if look:
-                slices = self._refresh_mig_devices(device)
-            whole = device.read(slow=slow, throughput=tick > 0)
-            return [whole, *(part.read() for part in slices)]
+            if rescan:
+                mig_devices = self._refresh_mig_devices(device)
+            reading = device.read(slow=slow, throughput=tick > 0)
+            return [reading, *(part.read() for part in mig_devices)]
         except GpuLostError as error:
-            return [device.lost(str(error)), *(part.lost(str(error)) for part in slices)]
+            return [
+                device.error_reading(str(error)),
+                *(part.error_reading(str(error)) for part in mig_devices),
+            ]
 
     def _refresh_mig_devices(self, device: Device) -> list[MigDevice]:
         device.refresh_mig_mode()
         before = self._mig_devices.get(device.index, [])
         if not device.mig_enabled and not before:
             return before
-        found = (
+        current = (
             open_mig_devices(self._client, self._process_cache, device)
             if device.mig_enabled
             else []
         )
-        if [part.key for part in found] == [part.key for part in before]:
-            found, before = before, found
-        for part in before:
-            part.close()
-            if part.index not in {kept.index for kept in found}:
-                self._latest.pop(part.index, None)
-        self._mig_devices[device.index] = found
-        return found
+        if [part.key for part in current] == [part.key for part in before]:
+            current, before = before, current
+        for mig_device in before:
+            mig_device.close()
+            if mig_device.index not in {part.index for part in current}:
+                self._latest.pop(mig_device.index, None)
+        self._mig_devices[device.index] = current
+        return current
 
     def _publish(self, readings: Iterable[GpuReading]) -> None:
         for reading in readings:
@@ -240,7 +251,7 @@ class GpuSampler:
         except pynvml.NVMLError:
             return None
 
-    def _listen(self, device: Device) -> None:
+    def _register_events(self, device: Device) -> None:
         if self._events is None:
             return
         try:
@@ -253,7 +264,7 @@ class GpuSampler:
                 self._events,
             )
         except pynvml.NVMLError:
-            return  # Refused, for instance in a virtual machine: there are no XIDs to tell of then.
+            return  # Refused, for example in a virtual machine. XID errors are then not reported.
 
     def _take_events(self) -> None:
         for _ in range(MAX_QUEUED_XIDS):
@@ -268,27 +279,27 @@ class GpuSampler:
                     self._events = None
                 return
             if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                self._tell(event)
+                self._record_xid(event)
 
-    def _tell(self, event: Any) -> None:
+    def _record_xid(self, event: Any) -> None:
         device = self._device_of(event.device)
         if device is None:
             return
-        place: Device | MigDevice = device
-        for part in self._mig_devices.get(device.index, []):
-            if part.fixed.get("gpu_instance") == event.gpuInstanceId:
-                place = part
+        target: Device | MigDevice = device
+        for mig_device in self._mig_devices.get(device.index, []):
+            if mig_device.fixed.get("gpu_instance") == event.gpuInstanceId:
+                target = mig_device
         xid = Xid(
             at=time.time(),
             code=int(event.eventData),
-            index=place.index,
-            uuid=place.fixed.get("uuid"),
+            index=target.index,
+            uuid=target.fixed.get("uuid"),
         )
         self._xids.append(xid)
-        self._last_xid[place.index] = xid
+        self._last_xid[target.index] = xid
 
     def _device_of(self, handle: Any) -> Device | None:
-        """By address: the driver hands out one handle a GPU."""
+        """Return the GPU with the address of ``handle``: the driver has one handle per GPU."""
         address = _address(handle)
         return next((d for d in self._devices if _address(d.handle) == address), None)
 
@@ -297,15 +308,17 @@ def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def _place(call: PendingCall) -> str:
+def _call_text(call: PendingCall) -> str:
     return f"{call.call}, GPU {call.gpu}" if call.gpu is not None else call.call
 
 
-def _not_answering(reading: GpuReading, call: PendingCall, age_s: float) -> GpuReading:
-    """The last reading, marked as one that the hanging call keeps from being renewed."""
+def _mark_unanswered(reading: GpuReading, call: PendingCall, age_s: float) -> GpuReading:
+    """Return the last reading with an error, because the pending call blocks new readings."""
     if call.gpu in (None, reading.label):
-        return replace(reading, error=f"driver not answering since {age_s:.0f} s")
-    return replace(reading, error=f"{BLOCKED_PREFIX} {age_s:.0f} s: driver hangs at GPU {call.gpu}")
+        return replace(reading, error=f"driver has not answered for {age_s:.0f} s")
+    return replace(
+        reading, error=f"{BLOCKED_PREFIX} {age_s:.0f} s: driver call for GPU {call.gpu} hangs"
+    )
 
 
 def _cannot_open(error: pynvml.NVMLError) -> str:

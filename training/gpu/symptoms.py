@@ -1,7 +1,7 @@
-"""What one sample of the GPUs shows to be wrong, before asking for how long. Pure.
+"""Symptoms of problems in one sample of the GPUs, regardless of their duration. Pure.
 
-Each kind has a threshold at which it is noticed and a looser one down to which it is still held, so
-that a value on the edge does not flicker. ``findings.py`` adds the time.
+Each kind has a threshold at which it starts and a looser one at which it ends, so that a value near
+the threshold does not flicker. ``findings.py`` adds the time.
 """
 
 from __future__ import annotations
@@ -23,29 +23,38 @@ from ltui.training.state.run_snapshot import (
 )
 
 BUSY_PERCENT = 95.0
+"""Utilisation from which a GPU with low power draw counts as waiting."""
 STILL_BUSY_PERCENT = 90.0
 LOW_POWER, STILL_LOW_POWER = 0.25, 0.32
-"""Of the power limit. A kernel that spins on a flag leaves a GPU near its idle draw, about a tenth
-of the limit on data-centre boards; training draws half and more. The edge between is a choice."""
+"""Low power draw as a fraction of the power limit.
+
+A kernel that spins on a flag leaves a GPU near its idle draw, which is about a tenth of the limit
+on data-centre boards. Training draws half of the limit or more. The threshold between is a choice.
+"""
 WORKING_SM_ACTIVITY = 0.5
-"""GPM: above this the multiprocessors are plainly at work, whatever the power says."""
+"""GPM: SM activity above which a GPU is working, regardless of its power draw."""
 FULL, STILL_FULL = 0.97, 0.95
+"""Fraction of the memory in use from which it is reported as full."""
 SLOW_CLOCK, STILL_SLOW_CLOCK = 0.85, 0.92
+"""Clock as a fraction of the median of the other GPUs."""
 LOADED_PERCENT = 50.0
-"""Clocks and links rest when a GPU does; they are compared above this utilisation only."""
+"""Utilisation from which clocks and links are compared. An idle GPU reduces them."""
 XID_SHOWN_S = 600.0
+"""Seconds to show an XID error after it was read."""
 
 WARNING, ERROR = "warning", "error"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Symptom:
+    """A sign of a problem in one sample."""
+
     kind: str
     gpu: int
     text: str
     """One line; ``{age}`` stands for how long it has been so."""
     starts_finding: bool = True
-    """False: between the two thresholds; keeps a finding, begins none."""
+    """False between the two thresholds: the symptom keeps a finding but does not start one."""
     level: str = WARNING
     ranks: tuple[int, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +62,7 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Counters of a GPU when the run first saw it."""
+    """Counters of a GPU at its first sample in the run."""
 
     ecc_uncorrected: int | None = None
     nvlinks_up: int | None = None
@@ -65,19 +74,19 @@ def symptoms(
     baselines: Mapping[int, Baseline],
     now: float,
 ) -> Iterator[Symptom]:
-    """Everything that this sample shows. ``now`` is unix time."""
+    """Yield all symptoms in a sample. ``now`` is in unix seconds."""
     for gpu in gpus:
         if gpu.error is not None:
-            if not _explained(gpu, now):
+            if not _explained_by_xid(gpu, now):
                 yield from _unreadable(gpu)
             continue
-        yield from _damaged(gpu, baselines.get(gpu.index, Baseline()))
+        yield from _hardware_errors(gpu, baselines.get(gpu.index, Baseline()))
         if gpu.ranks:
-            yield from _waiting(gpu, ranks)
-            yield from _held_down(gpu)
-            yield from _full(gpu)
+            yield from _low_power(gpu, ranks)
+            yield from _throttled(gpu)
+            yield from _memory_full(gpu)
             yield from _shared(gpu)
-            yield from _narrow(gpu)
+            yield from _slow_link(gpu)
     yield from _slow_clocks(gpus)
     for gpu in gpus:
         yield from _xid(gpu, now)
@@ -87,20 +96,20 @@ def symptoms(
 
 
 def _unreadable(gpu: GpuSnapshot) -> Iterator[Symptom]:
-    # Those that a hanging call elsewhere holds up are not the trouble themselves.
+    # GPUs that are only blocked by a call for another GPU are not the cause.
     if gpu.error is not None and not gpu.error.startswith(BLOCKED_PREFIX):
         yield Symptom(
             kind="unreadable", gpu=gpu.index, text=gpu.error, level=ERROR, ranks=gpu.ranks
         )
 
 
-def _explained(gpu: GpuSnapshot, now: float) -> bool:
-    """Whether an XID that is shown says already why the GPU can't be read."""
+def _explained_by_xid(gpu: GpuSnapshot, now: float) -> bool:
+    """Return True if a shown XID error already explains why the GPU can't be read."""
     recent = gpu.xid_at is not None and now - gpu.xid_at <= XID_SHOWN_S
     return recent and gpu.xid_code is not None and xid_meaning(gpu.xid_code).unusable
 
 
-def _waiting(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[Symptom]:
+def _low_power(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[Symptom]:
     use, power, limit = gpu.utilisation_percent, gpu.power_w, gpu.power_limit_w
     if use is None or power is None or not limit:
         return
@@ -109,18 +118,23 @@ def _waiting(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[Sy
     share = power / limit
     if use < STILL_BUSY_PERCENT or share > STILL_LOW_POWER:
         return
+    cause = _low_power_cause(gpu, ranks)
     yield Symptom(
         kind="waiting",
         gpu=gpu.index,
-        text=f"power {power:.0f} W at {use:.0f} % utilisation for {{age}}: {_why(gpu, ranks)}",
+        text=f"power {power:.0f} W at {use:.0f} % utilisation for {{age}}: {cause}",
         starts_finding=use >= BUSY_PERCENT and share <= LOW_POWER,
         ranks=gpu.ranks,
         evidence={"power_w": power, "power_limit_w": limit, "utilisation_percent": use},
     )
 
 
-def _why(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> str:
-    """A collective that waits and a stream of tiny kernels look alike here; the ranks tell."""
+def _low_power_cause(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> str:
+    """Return the cause of a low power draw.
+
+    A waiting collective and a stream of tiny kernels give the same readings. The states of the
+    ranks distinguish them.
+    """
     states = {ranks[rank].state for rank in gpu.ranks if rank in ranks}
     if not states & {RankState.STALLED, RankState.WAITING}:
         if RankState.OK in states:
@@ -131,13 +145,13 @@ def _why(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> str:
     return "a kernel runs that does next to nothing"
 
 
-def _held_down(gpu: GpuSnapshot) -> Iterator[Symptom]:
+def _throttled(gpu: GpuSnapshot) -> Iterator[Symptom]:
     reasons = set(gpu.throttle_reasons or ())
     if reasons & throttle_reasons.THERMAL_REASONS:
         yield Symptom(
             kind="thermal",
             gpu=gpu.index,
-            text=f"thermal slowdown for {{age}}{_heat(gpu)}",
+            text=f"thermal slowdown for {{age}}{_temperature_text(gpu)}",
             ranks=gpu.ranks,
             evidence={"temperature_c": gpu.temperature_c, "sm_clock_mhz": gpu.sm_clock_mhz},
         )
@@ -150,14 +164,14 @@ def _held_down(gpu: GpuSnapshot) -> Iterator[Symptom]:
         )
 
 
-def _heat(gpu: GpuSnapshot) -> str:
+def _temperature_text(gpu: GpuSnapshot) -> str:
     if gpu.temperature_c is None:
         return ""
     limit = gpu.slowdown_temperature_c
     return f" ({gpu.temperature_c:.0f} °C" + (f", limit {limit:.0f} °C)" if limit else ")")
 
 
-def _full(gpu: GpuSnapshot) -> Iterator[Symptom]:
+def _memory_full(gpu: GpuSnapshot) -> Iterator[Symptom]:
     used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
     if used is None or not total or used / total < STILL_FULL:
         return
@@ -178,11 +192,11 @@ def _shared(gpu: GpuSnapshot) -> Iterator[Symptom]:
         yield Symptom(
             kind="foreign",
             gpu=gpu.index,
-            text=f"used by {_several(foreign)}",
+            text=f"used by {_process_text(foreign)}",
             ranks=gpu.ranks,
             evidence={"pids": [p.pid for p in foreign]},
         )
-    # Seen from within a container our own ranks may be among those that can't be seen.
+    # Inside a container, the run's own ranks may be among the processes that are not visible.
     unseen = [p for p in processes if p.owner == UNSEEN]
     if unseen and any(p.owner == RANK for p in processes):
         yield Symptom(
@@ -194,16 +208,16 @@ def _shared(gpu: GpuSnapshot) -> Iterator[Symptom]:
         )
 
 
-def _several(processes: Sequence[GpuProcessSnapshot]) -> str:
+def _process_text(processes: Sequence[GpuProcessSnapshot]) -> str:
     first = processes[0]
-    who = [first.name, f"pid {first.pid}", f"user {first.user}" if first.user else None]
-    described = ", ".join(part for part in who if part)
+    parts = [first.name, f"pid {first.pid}", f"user {first.user}" if first.user else None]
+    described = ", ".join(part for part in parts if part)
     if len(processes) == 1:
         return f"another process ({described})"
     return f"{len(processes)} other processes ({described}, ...)"
 
 
-def _narrow(gpu: GpuSnapshot) -> Iterator[Symptom]:
+def _slow_link(gpu: GpuSnapshot) -> Iterator[Symptom]:
     if (gpu.utilisation_percent or 0.0) < LOADED_PERCENT:
         return
     width, widest = gpu.pcie_width, gpu.pcie_width_max
@@ -225,7 +239,7 @@ def _narrow(gpu: GpuSnapshot) -> Iterator[Symptom]:
 
 
 def _slow_clocks(gpus: Sequence[GpuSnapshot]) -> Iterator[Symptom]:
-    """Of GPUs of one model under load: who runs well below the others."""
+    """Yield the GPUs under load with a much lower clock than the others of the same model."""
     loaded = [
         gpu
         for gpu in gpus
@@ -243,11 +257,11 @@ def _slow_clocks(gpus: Sequence[GpuSnapshot]) -> Iterator[Symptom]:
             continue
         ratio = gpu.sm_clock_mhz / usual
         cause = f": {', '.join(gpu.throttle_reasons)}" if gpu.throttle_reasons else ""
-        who = ", ".join(str(rank) for rank in gpu.ranks)
+        rank_text = ", ".join(str(rank) for rank in gpu.ranks)
         yield Symptom(
             kind="slow_clock",
             gpu=gpu.index,
-            text=f"the GPU clock of rank {who} is {100 * (1 - ratio):.0f} % lower than the"
+            text=f"the GPU clock of rank {rank_text} is {100 * (1 - ratio):.0f} % lower than the"
             f" others' ({gpu.sm_clock_mhz:.0f} of {usual:.0f} MHz){cause}",
             starts_finding=ratio <= SLOW_CLOCK,
             ranks=gpu.ranks,
@@ -255,7 +269,7 @@ def _slow_clocks(gpus: Sequence[GpuSnapshot]) -> Iterator[Symptom]:
         )
 
 
-def _damaged(gpu: GpuSnapshot, before: Baseline) -> Iterator[Symptom]:
+def _hardware_errors(gpu: GpuSnapshot, before: Baseline) -> Iterator[Symptom]:
     errors, then = gpu.ecc_uncorrected, before.ecc_uncorrected
     if errors is not None and then is not None and errors > then:
         new = errors - then
@@ -281,12 +295,12 @@ def _damaged(gpu: GpuSnapshot, before: Baseline) -> Iterator[Symptom]:
             text="faulty memory is retired only after a reset of the GPU",
             ranks=gpu.ranks,
         )
-    up, usual = gpu.nvlinks_up, before.nvlinks_up
-    if up is not None and usual is not None and up < usual:
+    links_up, usual = gpu.nvlinks_up, before.nvlinks_up
+    if links_up is not None and usual is not None and links_up < usual:
         yield Symptom(
             kind="nvlink",
             gpu=gpu.index,
-            text=f"{usual - up} of {usual} NVLinks went down",
+            text=f"{usual - links_up} of {usual} NVLinks went down",
             level=ERROR,
             ranks=gpu.ranks,
         )

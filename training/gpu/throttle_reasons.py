@@ -1,6 +1,7 @@
-"""Why a GPU's clocks are held down: NVML's mask in words.
+"""Names of the reasons for which a GPU's clocks are reduced, from NVML's bit mask.
 
-Bits as in NVML's ``nvmlClocksEventReasons``. That a GPU is idle is no hindrance and gives no word.
+The bits are those of NVML's ``nvmlClocksEventReasons``. The bit of an idle GPU has no name here,
+because idleness does not slow a run down.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ HARDWARE = "hardware slowdown"
 
 THERMAL_REASONS = frozenset({THERMAL, HARDWARE_THERMAL})
 
-_WORDS = (
+_NAMES = (
     (0x002, "clocks set by a user"),
     (0x004, POWER_CAP),
     (0x008, HARDWARE),
-    (0x010, "in step with slower GPUs"),
+    (0x010, "synchronised with slower GPUs"),
     (0x020, THERMAL),
     (0x040, HARDWARE_THERMAL),
     (0x080, POWER_BRAKE),
     (0x100, "display clock setting"),
 )
 _CAUSES_OF_HARDWARE = 0x040 | 0x080
-"""Bits that say which kind of hardware slowdown it is; the general one is then left out."""
+"""Bits of specific hardware slowdowns. If one is set, the general bit is ignored."""
 
 
-def reasons(mask: int) -> tuple[str, ...]:
-    """The words of a mask, in NVML's order; unknown bits are named by their number."""
+def reason_names(mask: int) -> tuple[str, ...]:
+    """Return the names of a mask's bits in NVML's order; unknown bits are given as a number."""
     if mask & _CAUSES_OF_HARDWARE:
         mask &= ~0x008
-    known = tuple(word for bit, word in _WORDS if mask & bit)
-    rest = mask & ~sum(bit for bit, _ in _WORDS) & ~0x001
-    return (*known, f"reason 0x{rest:x}") if rest else known
+    names = tuple(name for bit, name in _NAMES if mask & bit)
+    unknown = mask & ~sum(bit for bit, _ in _NAMES) & ~0x001
+    return (*names, f"reason 0x{unknown:x}") if unknown else names

@@ -1,6 +1,6 @@
-"""What the driver's XID codes mean, in our own words, and how bad they are. Pure.
+"""Meaning and severity of the driver's XID error codes. Pure.
 
-Codes and their causes after NVIDIA's "XID Errors" catalogue (docs.nvidia.com/deploy/xid-errors).
+The codes and causes follow NVIDIA's "XID Errors" catalogue (docs.nvidia.com/deploy/xid-errors).
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class XidMeaning:
+    """Description and severity of one XID code."""
+
     text: str
     from_program: bool = False
-    """Usually the fault of the program that ran, not of the GPU."""
+    """True if the program is usually at fault, not the GPU."""
     unusable: bool = False
-    """Work on the GPU can't go on: it needs a reset, a reboot or a hand."""
+    """True if the GPU can't be used until a reset, a reboot or a repair."""
 
 
 XID_MEANINGS = {
@@ -55,9 +57,10 @@ XID_MEANINGS = {
 
 
 def xid_meaning(code: int) -> XidMeaning:
+    """Return the meaning of an XID code, with a generic text for an unknown code."""
     return XID_MEANINGS.get(code, XidMeaning("not in ltui's table; see NVIDIA's XID catalogue"))
 
 
 def xid_sentence(code: int) -> str:
-    """``XID 79: the GPU fell off the bus``."""
+    """Return a text such as ``XID 79: the GPU fell off the bus``."""
     return f"XID {code}: {xid_meaning(code).text}"
