@@ -24,12 +24,8 @@ from ltui.training.state.run_snapshot import (
     Verdict,
 )
 from ltui.training.store.history_writer import StoreWriter
-from ltui.training.supervise.snapshot_builder import (
-    SnapshotInputs,
-    build_snapshot,
-    restore_fold,
-    starting_progress,
-)
+from ltui.training.supervise.previous_attempt import restore_fold, starting_progress
+from ltui.training.supervise.snapshot_builder import SnapshotInputs, build_snapshot
 from ltui.training.supervise.untracked_program import Program
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, labelled, pulse, steps

@@ -182,7 +182,7 @@ def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: AttemptP
 
 def record_failed_restart(run_dir: RunDir, error: ProblemError | OSError) -> None:
     """Record that a run stays as it ended, since its next attempt could not be started."""
-    from ltui.training.supervise.snapshot_builder import stored_snapshot
+    from ltui.training.supervise.previous_attempt import stored_snapshot
 
     print(error, file=sys.stderr, flush=True)
     snapshot = stored_snapshot(run_dir)

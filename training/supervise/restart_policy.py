@@ -1,6 +1,7 @@
-"""Whether another attempt follows the one that runs, and from where: the ledger's keeper.
+"""Decide whether another attempt follows the current one, and from which checkpoint.
 
-Used by the supervisor's loop alone. Knows the disk's ledger and checkpoints, no process or socket.
+Used by the supervisor's loop only. This module reads and writes the restart history and reads the
+checkpoints. It must not use processes or sockets.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DISK = "the restart could not be written to disk"
 
 
 class RestartPolicy:
-    """The restarts of one attempt. Steps are global; None where no rank has told one."""
+    """The restarts of one attempt. Steps are global steps; None if no rank has reported one."""
 
     def __init__(self, run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
         self._run_dir = run_dir
@@ -38,56 +39,67 @@ class RestartPolicy:
 
     @property
     def scheduled(self) -> ScheduledRestart | None:
-        """The restart that is to come, where the attempt has ended and another follows."""
+        """The scheduled restart, if the attempt has ended and another one follows."""
         waiting = self._history.waiting
         return waiting if waiting is not None and waiting.attempt == self._attempt else None
 
     @property
     def requested(self) -> RequestedRestart | None:
-        """The restart for which what is left of the attempt is being ended."""
+        """The requested restart, for which the current attempt is being ended."""
         wanted = self._history.wanted
         return wanted if wanted is not None and wanted.attempt == self._attempt else None
 
     def request(self, reason: str, *, of: int, step: int | None) -> str | None:
-        """Write down that a restart is wanted. Why there is none; None where it is on disk."""
+        """Store the request for a restart. Return why there is no restart, or None.
+
+        ``of`` is the maximum number of restarts since a person last started the run.
+        """
         why = self._history.refusal(of, self._failed_at(step))
         if why is not None:
             return why
-        wanted = RequestedRestart(attempt=self._attempt, reason=reason, of=of)
-        return None if self._write(replace(self._history, wanted=wanted)) else _DISK
+        request = RequestedRestart(attempt=self._attempt, reason=reason, of=of)
+        return None if self._write(replace(self._history, wanted=request)) else _DISK
 
     def cancel_request(self) -> None:
-        """A person's stop or kill ends it all."""
+        """Cancel the requested restart, because a person stopped or killed the run."""
         if self._history.wanted is not None:
             self._write(replace(self._history, wanted=None))
 
     def schedule_if_due(
-        self, found: AttemptEnd, end: EngineExit | None, step: int | None, *, end_requested: bool
+        self,
+        end: AttemptEnd,
+        engine_exit: EngineExit | None,
+        step: int | None,
+        *,
+        end_requested: bool,
     ) -> AttemptEnd:
-        """Have another attempt follow where one is due; the end, with why not where none is."""
-        wanted = self.requested
-        crashed = found.state in (RunState.FAILED, RunState.CRASHED)
-        if wanted is not None and found.state is not RunState.FINISHED:
-            of, found = wanted.of, replace(found, detail=wanted.reason)
+        """Schedule another attempt if one is due.
+
+        Return the end of this attempt. If a restart is refused, its detail contains the reason.
+        """
+        request = self.requested
+        crashed = end.state in (RunState.FAILED, RunState.CRASHED)
+        if request is not None and end.state is not RunState.FINISHED:
+            of, end = request.of, replace(end, detail=request.reason)
         elif crashed and self._spec.restarts and not end_requested:
-            if end is not None and end.error is not None:
-                return found  # It could not even be started.
+            if engine_exit is not None and engine_exit.error is not None:
+                return end  # The engine could not be started at all.
             of = self._spec.restarts
         else:
-            return found
+            return end
         failed_at = self._failed_at(step)
         why = self._history.refusal(of, failed_at)
         if why is None:
             history = self._history.with_scheduled(
-                attempt=self._attempt, of=of, step=failed_at, state=found.state, detail=found.detail
+                attempt=self._attempt, of=of, step=failed_at, state=end.state, detail=end.detail
             )
             if self._write(history):
-                return found
+                return end
             why = _DISK
-        return replace(found, detail=f"{found.detail}; not restarted: {why}")
+        return replace(end, detail=f"{end.detail}; not restarted: {why}")
 
     def start_next(self, waiting: ScheduledRestart, changes: tuple[str, ...]) -> AttemptPlan | str:
-        """The next attempt, now that its time has come; why there is none, otherwise."""
+        """Return the plan of the next attempt, or the reason why there is none."""
         choice = choose_checkpoint(self._run_dir.checkpoints_dir)
         taken = choice.taken
         if taken is None and choice.skipped:
@@ -104,7 +116,7 @@ class RestartPolicy:
         )
 
     def cancel_scheduled(self) -> None:
-        """There is no restart after all."""
+        """Remove the scheduled restart."""
         self._write(replace(self._history, waiting=None))
 
     def _failed_at(self, step: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The checkpoints that a script's own callbacks saved, as its rank 0 reported them."""
+"""Track the checkpoints that callbacks of the user's script save, as rank 0 reports them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot
 
 MAX_KEPT = 100
+"""Maximum number of reported checkpoints that are kept."""
 CHECK_S = 5.0
 """Seconds between two checks of which files are still there."""
 BEST = "best by "
@@ -24,7 +25,7 @@ class ScriptCheckpoints:
         self._checked_at: float | None = None
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Take one report: the fields of a ``script_checkpoint`` event."""
+        """Add one checkpoint, given the fields of its ``script_checkpoint`` event."""
         path = fields.get("path")
         if not isinstance(path, str):
             return
@@ -47,14 +48,14 @@ class ScriptCheckpoints:
             del self._known[next(iter(self._known))]
 
     def existing(self, now_s: float) -> tuple[CheckpointInfo, ...]:
-        """Those that were still there at the last check, the oldest first.
+        """Return the checkpoints that still existed at the last check, the oldest first.
 
-        Only files of this machine can be checked; others stay as reported.
+        Only files on this machine can be checked. Others are kept as reported.
         """
         if self._checked_at is None or abs(now_s - self._checked_at) >= CHECK_S:
             self._checked_at = now_s
-            gone = [p for p in self._known if "://" not in p and not Path(p).exists()]
-            for path in gone:
+            deleted = [p for p in self._known if "://" not in p and not Path(p).exists()]
+            for path in deleted:
                 del self._known[path]
         return tuple(self._known.values())
 
@@ -71,5 +72,5 @@ def _size(path: str) -> int | None:
         status = Path(path).stat()
     except OSError:
         return None
-    # A sharded checkpoint is a folder, whose own size says nothing.
+    # A sharded checkpoint is a folder, whose own size is meaningless.
     return None if Path(path).is_dir() else status.st_size

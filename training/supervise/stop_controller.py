@@ -1,7 +1,7 @@
-"""What people asked for, and how far it is: requests to the ranks, and the stop ladder's signals.
+"""Carry out stop, pause and checkpoint requests: write them for the ranks, and escalate a stop.
 
-Called by the supervisor's loop alone. Talks to ranks through the control file; signals only where
-the ladder says so.
+Called by the supervisor's loop only. Requests reach the ranks through the control file. Signals
+are sent only in the stages of the stop escalation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from ltui.training.tensor_queue.control_block import Command, ControlFile, Contr
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 NOT_STOPPED = "not stopped: "
-"""How the detail of a run begins whose ranks could not save, and so train on."""
+"""Prefix of the detail of a run whose ranks could not save and therefore continue to train."""
 
 
 class StopController:
-    """The run's standing orders."""
+    """The pending requests of one attempt, and the stop that is in progress (``escalation``).
+
+    ``error`` is the reason why the last request could not be carried out. ``forced_reason`` is set
+    once force is used to stop the run.
+    """
 
     def __init__(self, control_path: Path) -> None:
         self._control_path = control_path
@@ -37,30 +41,36 @@ class StopController:
         self.forced_reason: str | None = None
         self.error: str | None = None
 
-    # -- orders --------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def stop(self, now_s: float, timeout_s: float, telemetry: bool) -> None:
-        """Ask for the agreed stop; a later order may only shorten the time given."""
+        """Begin a stop. If one is in progress, only shorten its time limit.
+
+        ``telemetry``: there are ranks that can save a checkpoint and stop at the same step.
+        """
         if self.escalation is None:
             self.escalation = StopEscalation(now_s, timeout_s, telemetry)
             self.error = None
             if telemetry:
-                self._ask(Command.STOP)
+                self._send_request(Command.STOP)
         else:
             until_s = now_s + timeout_s - self.escalation.began_s
             self.escalation = replace(
                 self.escalation, timeout_s=min(self.escalation.timeout_s, until_s)
             )
 
-    def stop_failed(self, why: str) -> None:
-        """The ranks could not save and train on: force would lose what they refused to lose."""
+    def stop_failed(self, reason: str) -> None:
+        """End the stop, because the ranks could not save a checkpoint and continue to train.
+
+        Using force would lose the progress that the ranks refused to lose.
+        """
         if (
             self.escalation is not None
             and not self.escalation.kill_at_once
             and self.forced_reason is None
         ):
             self.escalation = None
-            self.error = f"{NOT_STOPPED}{why} A kill would still end it."
+            self.error = f"{NOT_STOPPED}{reason} A kill would still end it."
 
     def kill(self, now_s: float) -> None:
         began = self.escalation or StopEscalation(now_s, 0.0, telemetry=False)
@@ -68,17 +78,17 @@ class StopController:
 
     def pause(self) -> None:
         self.pausing = True
-        self._ask(Command.PAUSE)
+        self._send_request(Command.PAUSE)
 
-    def continue_training(self) -> None:
+    def resume(self) -> None:
         self.pausing = False
-        self._ask(Command.CONTINUE)
+        self._send_request(Command.CONTINUE)
 
     def checkpoint(self) -> None:
-        self._ask(Command.CHECKPOINT)
+        self._send_request(Command.CHECKPOINT)
 
     def plan_stop(self, step: int | None, epochs: int | None) -> None:
-        """Have the ranks stop there by themselves; nowhere where both are None."""
+        """Set the step or the number of epochs at which the ranks stop; None removes it."""
         try:
             if self._control is None and step is None and epochs is None:
                 return
@@ -87,20 +97,22 @@ class StopController:
             self.error = f"the ranks cannot be reached: {error}"
 
     def detect_rank_stop(self, now_s: float, pulses: Mapping[int, PulseState | None]) -> bool:
-        """Ranks that stop without an order, because a signal told one of them or because they came
-        to a planned step, get the ladder behind them too. Whether that begins now."""
+        """Begin the escalation if ranks stop without a request. Return True if it begins now.
+
+        This happens when a rank received a signal, or when the ranks reached a planned step.
+        """
         live = [p for p in pulses.values() if p is not None and p.telemetry_ok]
         if self.escalation is not None or not live:
             return False
-        leave = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
-        if not leave and not self._signalled():
+        stopping = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
+        if not stopping and not self._stop_signal_received():
             return False
         self.escalation = StopEscalation(now_s, STOP_TIMEOUT_S, telemetry=True)
         self.error = None
         return True
 
-    def _signalled(self) -> bool:
-        """Whether a rank has been told to stop by a signal, and not all have agreed on it yet."""
+    def _stop_signal_received(self) -> bool:
+        """Return True if a rank received a stop signal and the ranks have not yet agreed on it."""
         try:
             if self._control is None and not self._control_path.exists():
                 return False
@@ -114,7 +126,7 @@ class StopController:
             self._control = ControlFile.open(self._control_path)
         return self._control
 
-    def _ask(self, command: Command) -> None:
+    def _send_request(self, command: Command) -> None:
         try:
             control = self._open()
             last = control.read().request
@@ -146,30 +158,33 @@ class StopController:
         engine: ProcessIdentity | None,
         others: Mapping[int, ProcessIdentity],
     ) -> None:
-        """Do what the ladder's rung asks, once for every process."""
+        """Send the signals of the current stage, each once to every process.
+
+        ``others`` are processes of ranks without a pulse.
+        """
         if self.escalation is None:
             return
         stage = self.escalation.stage(now_s)
         ranks = {ProcessIdentity(p.pid, p.start_ticks) for p in pulses.values() if p and p.pid > 0}
         ranks |= set(others.values())
         if stage is StopStage.TERMINATE and engine is not None:
-            self._once(stage, engine, signal.SIGTERM, group=True)
-            # A process that is stopped (SIGSTOP) would not see a SIGTERM that reaches it.
+            self._signal_once(stage, engine, signal.SIGTERM, group=True)
+            # A process that is stopped (SIGSTOP) does not handle SIGTERM until it continues.
             for mark in {engine, *ranks}:
-                self._once(stage, mark, signal.SIGCONT, turn=2)
+                self._signal_once(stage, mark, signal.SIGCONT, turn=2)
         elif stage is StopStage.INTERRUPT:
-            # The first raises the rank's flag, the second interrupts it as Ctrl-C would.
+            # The first SIGINT sets a flag in the rank. The second interrupts it, as Ctrl-C does.
             self._interrupts = min(2, self._interrupts + 1)
             for mark in ranks:
-                self._once(stage, mark, signal.SIGINT, turn=self._interrupts)
+                self._signal_once(stage, mark, signal.SIGINT, turn=self._interrupts)
         elif stage is StopStage.KILL:
             for mark in ranks:
-                self._once(stage, mark, signal.SIGKILL)
+                self._signal_once(stage, mark, signal.SIGKILL)
             if engine is not None:
-                self._once(stage, engine, signal.SIGKILL, group=True)
+                self._signal_once(stage, engine, signal.SIGKILL, group=True)
         self.forced_reason = self.escalation.forced_reason(now_s)
 
-    def _once(
+    def _signal_once(
         self,
         stage: StopStage,
         mark: ProcessIdentity,
@@ -185,12 +200,11 @@ class StopController:
             signal_group(mark, number)
         send_signal(mark, number)
 
-    # -- what it means for the state -----------------------------------------------------------
+    # -- the state of the run ------------------------------------------------------------------
 
     def state(self, pulses: Mapping[int, PulseState | None], state: RunState) -> RunState:
-        """``state`` of a live run as orders and pulses change it."""
-        known = [p for p in pulses.values() if p is not None]
-        live = [p for p in known if p.outcome is Outcome.RUNNING]
+        """Return the state of a live run, given ``state`` without the effect of requests."""
+        live = [p for p in pulses.values() if p is not None and p.outcome is Outcome.RUNNING]
         if self.escalation is not None or any(p.phase is Phase.STOPPING for p in live):
             return RunState.STOPPING
         if live and all(p.phase is Phase.PAUSED for p in live):

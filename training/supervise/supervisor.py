@@ -48,22 +48,21 @@ from ltui.training.state.verdict_tracker import headline
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise import command_checks
+from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.gpu_wait import GpuQueue
 from ltui.training.supervise.history_recorder import HistoryRecorder
 from ltui.training.supervise.machine_readings import READINGS_S, MachineMonitor
-from ltui.training.supervise.record_end import EndRecorder, determine_end, final_snapshot
-from ltui.training.supervise.restart_policy import RestartPolicy
-from ltui.training.supervise.script_checkpoints import ScriptCheckpoints
-from ltui.training.supervise.snapshot_builder import (
-    CheckpointCatalog,
-    SnapshotInputs,
-    build_snapshot,
+from ltui.training.supervise.previous_attempt import (
     restore_fold,
     starting_progress,
     stored_snapshot,
     stored_state,
 )
+from ltui.training.supervise.record_end import EndRecorder, determine_end, final_snapshot
+from ltui.training.supervise.restart_policy import RestartPolicy
+from ltui.training.supervise.script_checkpoints import ScriptCheckpoints
+from ltui.training.supervise.snapshot_builder import SnapshotInputs, build_snapshot
 from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 from ltui.training.supervise.watchdog.health_monitor import HealthMonitor
@@ -386,7 +385,7 @@ class Supervisor:
             elif command == "pause":
                 self._stops.pause()
             elif command == "continue":
-                self._stops.continue_training()
+                self._stops.resume()
             else:
                 self._stops.checkpoint()
 

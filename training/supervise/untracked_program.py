@@ -1,8 +1,8 @@
-"""What is known of a command whose ranks send no telemetry, from its processes alone.
+"""Inspect the processes of a user command whose ranks send no telemetry.
 
-Reads ``/proc`` only. A program that uses PyTorch without Lightning's Trainer never sends telemetry;
-one that uses the Trainer sends none until it has started it. From outside the two look alike, so
-the words say only what was seen.
+Reads ``/proc`` only. A program that uses PyTorch without Lightning's Trainer never sends telemetry.
+A program that uses the Trainer sends none before the Trainer starts. From outside the two cannot
+be distinguished, so the description states only what was observed.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ from dataclasses import dataclass
 from ltui.training.process.identity import ProcessIdentity, environment
 from ltui.training.process.rank_usage import ProcessTable
 
-_MOST_PROCESSES = 64
-"""Processes of one command that are looked into."""
+_MAX_PROCESSES = 64
+"""Maximum number of processes of one command that are inspected."""
 _COMMAND_S = 6.0
 """Seconds after which a command without a Python process counts as running."""
 _PYTHON_S = 20.0
-"""The same for a Python program: importing PyTorch and Lightning takes that long on a busy disk."""
+"""Seconds after which a Python program counts as running.
+
+Importing PyTorch and Lightning can take this long on a busy disk.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What the processes of a command show."""
+    """What was observed about the processes of a command."""
 
     python: bool = False
     torch: bool = False
-    """Whether one of them has loaded PyTorch's library."""
+    """True if one of the processes has loaded the PyTorch library."""
     ranks: int = 0
-    """Processes that have a rank of their own in their environment."""
+    """Number of processes with a rank in their environment variables."""
     world_size: int | None = None
 
     def runs_after_s(self) -> float:
-        """Seconds after the start from which the command counts as running, not as starting."""
+        """Return the seconds after its start at which the command counts as running."""
         return _PYTHON_S if self.python else _COMMAND_S
 
     def describe(self) -> str:
-        """Why there are no steps and no rates, in one line."""
+        """Return one line that tells why there are no steps and no rates."""
         if not self.torch:
             who = "the program has" if self.python else "the command has"
             return f"no telemetry: {who} not loaded PyTorch"
@@ -51,23 +54,26 @@ class Program:
 
 
 class ProgramReader:
-    """Reads the processes of one command, each until it is known to have loaded PyTorch."""
+    """Inspects the processes of one command. Processes that have loaded PyTorch are cached."""
 
     def __init__(self) -> None:
         self._torch: set[ProcessIdentity] = set()
 
     def read(
-        self, table: ProcessTable, engine: ProcessIdentity, found: Mapping[int, ProcessIdentity]
+        self,
+        table: ProcessTable,
+        engine: ProcessIdentity,
+        rank_processes: Mapping[int, ProcessIdentity],
     ) -> Program:
-        """``found``: the processes that stand for ranks."""
-        marks = [table.identity(pid) for pid in table.tree(engine.pid)[:_MOST_PROCESSES]]
-        living = {mark for mark in marks if mark is not None}
-        self._torch &= living
-        self._torch |= {mark for mark in living - self._torch if _has_torch(mark.pid)}
-        environments = [environment(mark.pid) for mark in found.values() if mark != engine]
+        """Return what the processes show. ``rank_processes`` are those that count as ranks."""
+        processes = [table.identity(pid) for pid in table.tree(engine.pid)[:_MAX_PROCESSES]]
+        live = {mark for mark in processes if mark is not None}
+        self._torch &= live
+        self._torch |= {mark for mark in live - self._torch if _has_torch(mark.pid)}
+        environments = [environment(mark.pid) for mark in rank_processes.values() if mark != engine]
         sizes = [e["WORLD_SIZE"] for e in environments if e.get("WORLD_SIZE", "").isdigit()]
         return Program(
-            python=any(_is_python(mark.pid) for mark in living),
+            python=any(_is_python(mark.pid) for mark in live),
             torch=bool(self._torch),
             ranks=len(environments),
             world_size=max(map(int, sizes), default=None),
