@@ -1,4 +1,7 @@
-"""The one error that a person can cause and every front end shows: what, where, what to do."""
+"""Errors that a user can cause and correct: where they are, what is wrong, and what to do.
+
+Every front end shows them; internal errors of ltui are not ``ProblemError``.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One mistake. ``str()`` gives one line fit for standard error."""
+    """One error of the user. ``str()`` gives one line for standard error."""
 
     where: str
-    """The place: ``--set trainer.devices``, ``my.yaml:12 trainer.max_epoch``, a path."""
+    """Place of the error: ``--set trainer.devices``, ``my.yaml:12 trainer.max_epoch``, a path."""
     what: str
-    """One sentence, what is wrong."""
+    """One sentence that says what is wrong."""
     remedy: str | None = None
-    """One sentence, what to do."""
+    """One sentence that says what to do."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" + (f" {self.remedy}" if self.remedy else "")
 
 
 class ProblemError(ValueError):
-    """Raised at a door with every problem found at once; the CLI prints them and exits with 2."""
+    """Raised with all problems of the input at once; the CLI prints them and exits with 2."""
 
     def __init__(self, *problems: Problem) -> None:
         assert problems

@@ -1,7 +1,8 @@
-"""Warnings with a remedy: what a configuration or the ranks' own words say before a run freezes.
+"""Warnings with a remedy about setups that often freeze a run, given before the run freezes.
 
-Ranks tell what only they can see as events of the kind ``warning``; what takes the words of several
-ranks is found here. Pure: what the machine has is an argument.
+A rank reports what only it can see as events of the kind ``warning``. This module collects these
+events and adds the checks that compare several ranks or need only the configuration. Pure: the
+resources of the machine are arguments.
 """
 
 from __future__ import annotations
@@ -15,35 +16,42 @@ if TYPE_CHECKING:
     from ltui.training.state.record_fold import FoldedEvent, FoldState
 
 MAX_WARNINGS = 20
+"""Maximum number of warnings that ranks may add to a run."""
 WORKERS_PER_CORE = 2
-"""More loader workers than this for each core slow each other down."""
+"""Number of DataLoader workers per processor core above which they slow each other down."""
 SHARED_BYTES_PER_WORKER = 64 << 20
-"""What a worker may hold ready of batches of images; a container has 64 MiB for all by default."""
+"""Shared memory that one worker may need for prefetched batches of images.
+
+A container has 64 MiB for all its processes by default.
+"""
 _WORKER_KEYS = ("num_workers", "workers")
 
 
 def add_warnings(
-    known: tuple[FreezeWarning, ...], events: Sequence[FoldedEvent]
+    warnings: tuple[FreezeWarning, ...], events: Sequence[FoldedEvent]
 ) -> tuple[FreezeWarning, ...]:
-    """``known`` and what ``events`` warn of, each once, at most ``MAX_WARNINGS``."""
+    """Return ``warnings`` and those of ``events``, each once, at most ``MAX_WARNINGS``."""
     for event in events:
         if event.kind != "warning":
             continue
         remedy = event.fields.get("remedy")
-        caution = FreezeWarning(what=event.text, remedy=str(remedy) if remedy else None)
-        if caution not in known and len(known) < MAX_WARNINGS:
-            known = (*known, caution)
-    return known
+        warning = FreezeWarning(what=event.text, remedy=str(remedy) if remedy else None)
+        if warning not in warnings and len(warnings) < MAX_WARNINGS:
+            warnings = (*warnings, warning)
+    return warnings
 
 
 def all_warnings(fold: FoldState) -> tuple[FreezeWarning, ...]:
-    """All that is to be told of an attempt so far."""
+    """Return all warnings about an attempt so far."""
     uneven = uneven_batches({r: rank.plan for r, rank in fold.ranks.items() if rank.plan})
     return fold.warnings if uneven is None else (uneven, *fold.warnings)
 
 
 def uneven_batches(plans: Mapping[int, Mapping[str, Any]]) -> FreezeWarning | None:
-    """Ranks that will train on different numbers of batches: the one with more waits for ever."""
+    """Return a warning if ranks have different numbers of batches; None otherwise.
+
+    A rank with more batches waits forever for the others.
+    """
     counts = {
         rank: plan["batches_per_epoch"]
         for rank, plan in plans.items()
@@ -71,36 +79,37 @@ def precheck(
     cores: int | None,
     shared_memory_bytes: int | None,
 ) -> list[tuple[str, FreezeWarning]]:
-    """(dotted path, caution) of a resolved configuration, before anything is started.
+    """Check a resolved configuration before a run starts; return (dotted path, warning) pairs.
 
-    ``ranks``: of this machine. None where it is not known what there is.
+    ``ranks`` counts the ranks on this machine. ``cores`` and ``shared_memory_bytes`` are None if
+    they are unknown; then nothing is checked against them.
     """
-    found = []
+    warnings = []
     for path, workers in _worker_counts(document):
         all_workers = workers * ranks
         if cores is not None and all_workers > WORKERS_PER_CORE * cores:
-            what = (
+            text = (
                 f"{ranks} ranks with {workers} loader workers each start {all_workers} processes "
                 f"on {cores} cores, which slow each other down."
             )
             remedy = f"Set it to about {max(1, cores // ranks)}."
-            found.append((path, FreezeWarning(what=what, remedy=remedy)))
+            warnings.append((path, FreezeWarning(what=text, remedy=remedy)))
         needed = all_workers * SHARED_BYTES_PER_WORKER
         if shared_memory_bytes is not None and workers and shared_memory_bytes < needed:
-            what = (
+            text = (
                 f"{all_workers} loader workers pass batches through /dev/shm, which has "
                 f"{shared_memory_bytes >> 20} MiB: with large batches, workers die of a bus error."
             )
             remedy = "Make it larger (docker run --shm-size or --ipc=host), or use fewer workers."
-            found.append((path, FreezeWarning(what=what, remedy=remedy)))
-    return found
+            warnings.append((path, FreezeWarning(what=text, remedy=remedy)))
+    return warnings
 
 
 def _worker_counts(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     data = document.get("data")
     arguments = data.get("init_args") if isinstance(data, Mapping) else None
     if not isinstance(arguments, Mapping) or arguments.get("loader") == "ffcv":
-        return []  # FFCV's workers are threads, and share nothing
+        return []  # FFCV's workers are threads and need no shared memory.
     return [
         (f"data.init_args.{key}", arguments[key])
         for key in _WORKER_KEYS

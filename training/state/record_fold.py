@@ -1,4 +1,4 @@
-"""The pure fold: what the ranks' queues said, record after record, as one frozen value.
+"""Reduction (fold) of the records in the ranks' queues to one frozen value. Pure.
 
 ``fold_many(state, polls)`` returns a new ``FoldState`` and does not change the old one. The
 supervisor and the dashboard both fold; the modules beside this one and the judge read the result.
@@ -24,23 +24,36 @@ from ltui.training.state.run_snapshot import FreezeWarning, MetricValue
 from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RECENT_STEPS = 32
-"""Step times and losses kept of each rank."""
+"""Number of step times and losses kept for each rank."""
 EVENTS_KEPT = 256
+"""Number of events kept for all ranks together."""
 EPOCHS_KEPT = 8
+"""Number of epochs whose batch counts are kept for each rank."""
 TOTALS_SPACING_NS = 250_000_000
-_MARKS_KEPT = 48
-_MARKS_MOST = 96
+"""Least nanoseconds between two running totals that are kept."""
+_TOTALS_KEPT, _TOTALS_MAX = 48, 96
+"""Running totals that are kept when there are more than the maximum."""
 METRIC_RANKS = 8
-"""Metrics are folded for ranks below this one; the store keeps those of every rank."""
+"""Metrics are folded for ranks below this number; the store keeps those of every rank."""
 WINDOW_S = 10.0
 """Seconds of training steps that a throughput figure covers (see ``throughput.py``)."""
 MIN_WINDOW_S = 1.0
-"""Shorter windows give no figure."""
+"""Seconds below which a window gives no throughput figure."""
 _STEP_WIDTH = len(StepField)
+_GLOBAL_STEP, _EPOCH, _SAMPLES, _STEP_S = (
+    int(field)
+    for field in (StepField.GLOBAL_STEP, StepField.EPOCH, StepField.SAMPLES, StepField.STEP_S)
+)
+_FETCH_S, _FORWARD_S, _BACKWARD_S, _OPTIMIZER_S = (
+    int(field)
+    for field in (
+        StepField.FETCH_S, StepField.FORWARD_S, StepField.BACKWARD_S, StepField.OPTIMIZER_S,
+    )
+)  # fmt: skip
 
 
 class RecordLike(Protocol):
-    """What the fold needs of ``queue/reader.py``'s ``Record``."""
+    """The part of ``tensor_queue/queue_reader.py``'s ``Record`` that the fold needs."""
 
     @property
     def kind(self) -> int: ...
@@ -53,27 +66,30 @@ class RecordLike(Protocol):
 
 
 class PollLike(Protocol):
+    """The new records of one rank's queue."""
+
     @property
     def records(self) -> Sequence[RecordLike]: ...
     @property
-    def missed(self) -> int: ...
+    def missed(self) -> int:
+        """Number of records that were overwritten before they were read."""
 
 
 class RunningTotals(NamedTuple):
-    """A rank's running totals when a batch ended. Times but ``t_ns`` are in seconds."""
+    """Totals of a rank at the end of a batch. All times except ``t_ns`` are in seconds."""
 
     t_ns: int
     global_step: float
     batches: float
     samples: float
     timed_s: float
-    """Sum of the step times of batches whose step time is known."""
+    """Sum of the step times that are known."""
     fetch_s: float
     forward_s: float
     backward_s: float
     optimizer_s: float
     pauses_s: float
-    """Time between epochs: validation, checkpoints, starting workers."""
+    """Time between epochs: validation, checkpoints, start of DataLoader workers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,72 +105,77 @@ class FoldedEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFold:
-    """What one rank's queue said so far. Never changed in place."""
+    """Result of the fold for one rank. It is never changed in place."""
 
     rank: int
     hello: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
     totals: RunningTotals | None = None
-    """Totals after the last batch; None before the first."""
+    """Totals after the last batch; None before the first batch."""
     recent_totals: tuple[RunningTotals, ...] = ()
+    """Earlier totals, oldest first, from which windows are computed."""
     epoch: int | None = None
     batch: int | None = None
     global_step: int | None = None
     wall_s: float | None = None
-    """Unix time of the last batch's end."""
+    """Unix time at which the last batch ended."""
     lr: float | None = None
     memory_bytes: int | None = None
     memory_peak_bytes: int | None = None
     recent_step_s: tuple[float, ...] = ()
     recent_loss: tuple[float, ...] = ()
-    """Oldest first; NaN where a batch had none."""
+    """Losses, oldest first; NaN for a batch without a loss."""
     loss: MetricValue | None = None
-    """Of the STEP rows; None until a batch carried one."""
+    """Loss in the step records; None until a batch has one."""
     bad_loss: int = 0
-    """Batches in a row, up to the last, whose loss is not finite though an earlier one was."""
+    """Number of consecutive batches, up to the last one, whose loss is not finite."""
     bad_loss_step: int | None = None
     bad_loss_wall_s: float | None = None
     epoch_batches: Mapping[int, int] = field(default_factory=dict)
-    """Epoch -> batches done in it, of the last epochs."""
+    """Epoch -> completed batches, for the last epochs."""
     between_epochs_s: float | None = None
-    """How much longer than a step the last change of epoch took."""
+    """Seconds that the last change of epoch took beyond the time of a usual step."""
     samples_per_s: float | None = None
-    """Over the window that ends with the last batch; None while the window is too short."""
+    """Rate over the window that ends with the last batch; None while the window is too short."""
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     missed: int = 0
+    """Number of records that were lost."""
     telemetry_error: str | None = None
+    """Reason why the rank sends no telemetry any more."""
     steering_error: str | None = None
-    """Why the rank can't stop with a checkpoint, pause or save."""
+    """Reason why the rank cannot stop with a checkpoint, pause or save."""
     exception: FoldedEvent | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldState:
-    """All ranks of one attempt."""
+    """State of the fold: all ranks of one attempt."""
 
     ranks: Mapping[int, RankFold] = field(default_factory=dict)
     events: tuple[FoldedEvent, ...] = ()
-    """The last ``EVENTS_KEPT``, in the order folded."""
+    """The last ``EVENTS_KEPT`` events, in the order in which they were folded."""
     events_seen: int = 0
+    """Number of events so far, including those that are no longer kept."""
     warnings: tuple[FreezeWarning, ...] = ()
-    """Events of the kind ``warning``, each text once."""
+    """Warnings that ranks reported, each text once."""
     best_samples_per_s: float | None = None
+    """Highest rate of all ranks together so far."""
 
     @property
     def lowest_active_rank(self) -> RankFold | None:
-        """The lowest rank that completed a batch, else the lowest one heard of."""
-        stepped = [r for r, f in self.ranks.items() if f.totals is not None]
-        chosen = min(stepped or self.ranks, default=None)
-        return None if chosen is None else self.ranks[chosen]
+        """The lowest rank that completed a batch, or else the lowest rank that sent a record."""
+        active = [r for r, f in self.ranks.items() if f.totals is not None]
+        lowest = min(active or self.ranks, default=None)
+        return None if lowest is None else self.ranks[lowest]
 
 
 def fold(state: FoldState, rank: int, records: Sequence[RecordLike], missed: int = 0) -> FoldState:
-    """``state`` with one rank's new records. For many ranks at once use ``fold_many``."""
+    """Return ``state`` extended by new records of one rank; see ``fold_many`` for several ranks."""
     return _fold(state, ((rank, records, missed),))
 
 
 def fold_many(state: FoldState, polls: Mapping[int, PollLike]) -> FoldState:
-    """``state`` with what each rank's queue gave since the last tick."""
+    """Return ``state`` extended by the records that each rank's queue delivered."""
     return _fold(state, ((rank, poll.records, poll.missed) for rank, poll in polls.items()))
 
 
@@ -174,12 +195,15 @@ def _fold(state: FoldState, batches: Iterable[tuple[int, Sequence[RecordLike], i
         events=(*state.events, *events)[-EVENTS_KEPT:],
         events_seen=state.events_seen + len(events),
         warnings=add_warnings(state.warnings, events),
-        best_samples_per_s=_best(state.best_samples_per_s, ranks),
+        best_samples_per_s=_highest_rate(state.best_samples_per_s, ranks),
     )
 
 
-def _best(best: float | None, ranks: Mapping[int, RankFold]) -> float | None:
-    """The best total so far. A total counts once every rank that steps has a full window."""
+def _highest_rate(best: float | None, ranks: Mapping[int, RankFold]) -> float | None:
+    """Return the highest total rate so far.
+
+    A total counts only if every rank that has completed a batch has a full window.
+    """
     total = 0.0
     for rank in ranks.values():
         if rank.totals is None:
@@ -206,9 +230,9 @@ def _fold_rank(
 
 
 def step_rows(records: Iterable[RecordLike]) -> tuple[list[int], np.ndarray[Any, Any]]:
-    """Times and float64 rows ``(n, len(StepField))`` of the STEP records among ``records``.
+    """Return the times and float64 rows ``(n, len(StepField))`` of the STEP records.
 
-    Rows of an older or newer layout are padded with NaN or cut.
+    Rows of an older layout are padded with NaN, rows of a newer layout are cut.
     """
     steps = [(r.t_ns, r.array) for r in records if r.kind == RecordKind.STEP]
     times = [t for t, _ in steps]
@@ -227,24 +251,25 @@ def step_rows(records: Iterable[RecordLike]) -> tuple[list[int], np.ndarray[Any,
 def _fold_steps(
     rank: RankFold, times: list[int], rows: np.ndarray[Any, Any], changes: dict[str, Any]
 ) -> None:
-    total = rank.totals
-    marks = list(rank.recent_totals)
+    totals = rank.totals
+    recent_totals = list(rank.recent_totals)
     step_times = list(rank.recent_step_s)
-    epoch, gap_s = rank.epoch, rank.between_epochs_s
-    # One pass over plain floats: for the handful of rows of a tick that is cheaper than a NumPy
-    # call for each column, and a backlog of 20,000 rows still takes some tens of milliseconds.
+    epoch, between_epochs_s = rank.epoch, rank.between_epochs_s
+    # One pass over plain floats is cheaper than one NumPy call per column, because a poll usually
+    # has only a few rows. A backlog of 20,000 rows still takes only some tens of milliseconds.
+    # ``x == x`` is False for NaN and faster than a call of ``math.isnan``.
     for t_ns, row in zip(times, rows.tolist(), strict=True):
-        step_s, row_epoch = row[6], _whole(row[1])
-        elapsed = (t_ns - total.t_ns) / 1e9 if total else None
-        new_epoch = total is not None and row_epoch is not None and row_epoch != epoch
+        step_s, row_epoch = row[_STEP_S], _int_or_none(row[_EPOCH])
+        elapsed = (t_ns - totals.t_ns) / 1e9 if totals else None
+        new_epoch = totals is not None and row_epoch is not None and row_epoch != epoch
         pause = 0.0
         if new_epoch and elapsed is not None:
-            usual = _usual(step_times)
-            pause = max(0.0, elapsed - (usual or 0.0))
-            gap_s = pause
-        total = _add(total, t_ns, row, pause)
-        if not marks or t_ns - marks[-1].t_ns >= TOTALS_SPACING_NS:
-            marks.append(total)
+            usual_s = _usual_step_s(step_times)
+            pause = max(0.0, elapsed - (usual_s or 0.0))
+            between_epochs_s = pause
+        totals = _add_batch(totals, t_ns, row, pause)
+        if not recent_totals or t_ns - recent_totals[-1].t_ns >= TOTALS_SPACING_NS:
+            recent_totals.append(totals)
         if row_epoch is not None:
             epoch = row_epoch
         if not new_epoch:
@@ -252,79 +277,86 @@ def _fold_steps(
                 step_times.append(step_s)
             elif elapsed is not None:
                 step_times.append(elapsed)
-    if len(marks) > _MARKS_MOST:
-        marks = marks[-_MARKS_KEPT:]
+    if len(recent_totals) > _TOTALS_MAX:
+        recent_totals = recent_totals[-_TOTALS_KEPT:]
     last = rows[-1].tolist()
     _fold_epochs(rank, rows, changes)
     changes.update(
-        totals=total,
-        recent_totals=tuple(marks),
+        totals=totals,
+        recent_totals=tuple(recent_totals),
         epoch=epoch,
-        batch=_latest(last[StepField.BATCH], rank.batch),
-        global_step=_latest(last[StepField.GLOBAL_STEP], rank.global_step),
-        wall_s=_finite(last[StepField.WALL_S]) or rank.wall_s,
-        lr=_finite(last[StepField.LR]),
-        memory_bytes=_whole(last[StepField.MEMORY_BYTES]),
-        memory_peak_bytes=_whole(last[StepField.MEMORY_PEAK_BYTES]),
+        batch=_int_or_previous(last[StepField.BATCH], rank.batch),
+        global_step=_int_or_previous(last[StepField.GLOBAL_STEP], rank.global_step),
+        wall_s=_finite_or_none(last[StepField.WALL_S]) or rank.wall_s,
+        lr=_finite_or_none(last[StepField.LR]),
+        memory_bytes=_int_or_none(last[StepField.MEMORY_BYTES]),
+        memory_peak_bytes=_int_or_none(last[StepField.MEMORY_PEAK_BYTES]),
         recent_step_s=tuple(step_times[-RECENT_STEPS:]),
-        between_epochs_s=gap_s,
-        samples_per_s=_rate(marks, total),
+        between_epochs_s=between_epochs_s,
+        samples_per_s=_rate(recent_totals, totals),
     )
     _fold_losses(rank, rows, changes)
 
 
 def _fold_epochs(rank: RankFold, rows: np.ndarray[Any, Any], changes: dict[str, Any]) -> None:
-    """How many batches each epoch had: the last batch seen of it, and one."""
+    """Update the number of completed batches of each epoch, which is its last batch index + 1."""
     epochs = dict(rank.epoch_batches)
-    for row in (rows[i] for i in _last_of_epochs(rows[:, StepField.EPOCH])):
-        epoch, batch = _whole(float(row[StepField.EPOCH])), _whole(float(row[StepField.BATCH]))
+    for row in (rows[i] for i in _last_rows_of_epochs(rows[:, StepField.EPOCH])):
+        epoch, batch = (
+            _int_or_none(float(row[StepField.EPOCH])),
+            _int_or_none(float(row[StepField.BATCH])),
+        )
         if epoch is not None and batch is not None:
             epochs[epoch] = batch + 1
     changes["epoch_batches"] = dict(sorted(epochs.items())[-EPOCHS_KEPT:])
 
 
-def _last_of_epochs(epochs: np.ndarray[Any, Any]) -> list[int]:
-    """Where the epoch changes after a row, and the last row."""
+def _last_rows_of_epochs(epochs: np.ndarray[Any, Any]) -> list[int]:
+    """Return the index of each epoch's last row."""
     return [*np.flatnonzero(epochs[1:] != epochs[:-1]).tolist(), len(epochs) - 1]
 
 
-def _add(total: RunningTotals | None, t_ns: int, row: list[float], pause_s: float) -> RunningTotals:
-    """Running totals with one more batch. What is not known (NaN) adds nothing."""
+def _add_batch(
+    previous: RunningTotals | None, t_ns: int, row: list[float], pause_s: float
+) -> RunningTotals:
+    """Return the totals after one more batch. Values that are not known (NaN) add nothing."""
     step, batches, samples, timed, fetch, forward, backward, optimizer, pauses = (
-        total[1:] if total else (0.0,) * 9
+        previous[1:] if previous else (0.0,) * 9
     )
-    if row[0] == row[0]:
-        step = row[0]
-    step_s = row[6]
+    if row[_GLOBAL_STEP] == row[_GLOBAL_STEP]:
+        step = row[_GLOBAL_STEP]
+    step_s = row[_STEP_S]
     if step_s == step_s:
         timed += step_s
-        # Samples too: a rate is of the steps whose length is known.
-        samples += row[3] if row[3] == row[3] else 0.0
-        # Shares are of the steps whose length is known, so parts count only beside a whole.
-        fetch += row[7] if row[7] == row[7] else 0.0
-        forward += row[8] if row[8] == row[8] else 0.0
-        backward += row[9] if row[9] == row[9] else 0.0
-        optimizer += row[10] if row[10] == row[10] else 0.0
+        # Samples are counted only for steps whose time is known, as are the parts of a step:
+        # a rate and a fraction divide by these times.
+        samples += value if (value := row[_SAMPLES]) == value else 0.0
+        fetch += value if (value := row[_FETCH_S]) == value else 0.0
+        forward += value if (value := row[_FORWARD_S]) == value else 0.0
+        backward += value if (value := row[_BACKWARD_S]) == value else 0.0
+        optimizer += value if (value := row[_OPTIMIZER_S]) == value else 0.0
     pauses += pause_s
     return RunningTotals(
         t_ns, step, batches + 1, samples, timed, fetch, forward, backward, optimizer, pauses
     )
 
 
-def window_start(marks: Sequence[RunningTotals], total: RunningTotals) -> RunningTotals | None:
-    """Where the window of throughput begins that ends at ``totals``; None while it is too short."""
-    begin = next((m for m in marks if total.timed_s - m.timed_s <= WINDOW_S), None)
-    if begin is None or begin.batches == total.batches:
-        begin = marks[-4] if len(marks) >= 4 else marks[0]
-    return begin if total.timed_s - begin.timed_s >= MIN_WINDOW_S else None
+def window_start(
+    recent_totals: Sequence[RunningTotals], end: RunningTotals
+) -> RunningTotals | None:
+    """Return where the throughput window begins that ends at ``end``; None if it is too short."""
+    begin = next((m for m in recent_totals if end.timed_s - m.timed_s <= WINDOW_S), None)
+    if begin is None or begin.batches == end.batches:
+        begin = recent_totals[-4] if len(recent_totals) >= 4 else recent_totals[0]
+    return begin if end.timed_s - begin.timed_s >= MIN_WINDOW_S else None
 
 
-def _rate(marks: Sequence[RunningTotals], total: RunningTotals | None) -> float | None:
-    """Samples a second of the window that ends with the last batch."""
-    begin = window_start(marks, total) if total is not None and marks else None
-    if total is None or begin is None or total.samples <= begin.samples:
+def _rate(recent_totals: Sequence[RunningTotals], end: RunningTotals | None) -> float | None:
+    """Return the samples per second of the window that ends with the last batch."""
+    begin = window_start(recent_totals, end) if end is not None and recent_totals else None
+    if end is None or begin is None or end.samples <= begin.samples:
         return None
-    return (total.samples - begin.samples) / (total.timed_s - begin.timed_s)
+    return (end.samples - begin.samples) / (end.timed_s - begin.timed_s)
 
 
 def _fold_losses(rank: RankFold, rows: np.ndarray[Any, Any], changes: dict[str, Any]) -> None:
@@ -332,30 +364,30 @@ def _fold_losses(rank: RankFold, rows: np.ndarray[Any, Any], changes: dict[str, 
     tail = losses[-RECENT_STEPS:].tolist()
     changes["recent_loss"] = (*rank.recent_loss, *tail)[-RECENT_STEPS:]
     finite = np.isfinite(losses)
-    ok = int(finite.sum())
-    if not ok and rank.loss is None and not np.isinf(losses).any():
-        return  # the script's training_step returns no loss
-    bad = _trailing(finite)
-    changes["bad_loss"] = rank.bad_loss + bad if bad == len(losses) else bad
-    if bad and not (rank.bad_loss and bad == len(losses)):
-        first = rows[len(losses) - bad].tolist()
-        changes["bad_loss_step"] = _whole(first[StepField.GLOBAL_STEP])
-        changes["bad_loss_wall_s"] = _finite(first[StepField.WALL_S])
-    elif not bad:
+    finite_count = int(finite.sum())
+    if not finite_count and rank.loss is None and not np.isinf(losses).any():
+        return  # The script's training_step returns no loss.
+    bad_at_end = _count_not_finite_at_end(finite)
+    changes["bad_loss"] = rank.bad_loss + bad_at_end if bad_at_end == len(losses) else bad_at_end
+    if bad_at_end and not (rank.bad_loss and bad_at_end == len(losses)):
+        first = rows[len(losses) - bad_at_end].tolist()
+        changes["bad_loss_step"] = _int_or_none(first[StepField.GLOBAL_STEP])
+        changes["bad_loss_wall_s"] = _finite_or_none(first[StepField.WALL_S])
+    elif not bad_at_end:
         changes["bad_loss_step"] = changes["bad_loss_wall_s"] = None
-    step = _latest(float(rows[-1, StepField.GLOBAL_STEP]), rank.global_step) or 0
-    low = float(losses[finite].min()) if ok else None
-    high = float(losses[finite].max()) if ok else None
-    changes["loss"] = _extend(rank.loss, float(losses[-1]), step, low, high)
+    step = _int_or_previous(float(rows[-1, StepField.GLOBAL_STEP]), rank.global_step) or 0
+    low = float(losses[finite].min()) if finite_count else None
+    high = float(losses[finite].max()) if finite_count else None
+    changes["loss"] = _updated_metric(rank.loss, float(losses[-1]), step, low, high)
 
 
-def _trailing(finite: np.ndarray[Any, Any]) -> int:
-    """How many values at the end are not finite."""
+def _count_not_finite_at_end(finite: np.ndarray[Any, Any]) -> int:
+    """Return how many values at the end are not finite."""
     good = np.flatnonzero(finite)
     return len(finite) - (int(good[-1]) + 1 if len(good) else 0)
 
 
-def _extend(
+def _updated_metric(
     old: MetricValue | None, last: float, step: int, low: float | None, high: float | None
 ) -> MetricValue:
     lows = [v for v in (low, old.best_min if old else None) if v is not None]
@@ -381,7 +413,7 @@ def _fold_labels(
                 metrics = dict(rank.metrics) if metrics is None else metrics
                 _fold_metrics(metrics, record)
             continue
-        label = _label(record)
+        label = _json_label(record)
         if label is None:
             continue
         if record.kind == RecordKind.HELLO:
@@ -407,19 +439,19 @@ def _event(rank: int, t_ns: int, label: Mapping[str, Any]) -> FoldedEvent:
 
 
 def _fold_metrics(metrics: dict[str, MetricValue], record: RecordLike) -> None:
-    label = _label(record)
+    label = _json_label(record)
     names = label.get("names") if label else None
     if label is None or not isinstance(names, list):
         return
-    step = _whole(label.get("step")) or 0
+    step = _int_or_none(label.get("step")) or 0
     values = np.asarray(record.array, dtype=np.float64).reshape(-1).tolist()
     for name, value in zip(names, values, strict=False):
         bound = value if math.isfinite(value) else None
-        metrics[str(name)] = _extend(metrics.get(str(name)), value, step, bound, bound)
+        metrics[str(name)] = _updated_metric(metrics.get(str(name)), value, step, bound, bound)
 
 
-def _label(record: RecordLike) -> Mapping[str, Any] | None:
-    """The label's JSON object; None where it is something else (a writer of another version)."""
+def _json_label(record: RecordLike) -> Mapping[str, Any] | None:
+    """Return the label's JSON object; None if it is not one (a writer of another version)."""
     try:
         value = json.loads(record.label)
     except ValueError:
@@ -427,20 +459,20 @@ def _label(record: RecordLike) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _usual(step_times: Sequence[float]) -> float | None:
+def _usual_step_s(step_times: Sequence[float]) -> float | None:
     return median(step_times[-8:]) if step_times else None
 
 
-def _latest(value: float, old: int | None) -> int | None:
-    return old if (whole := _whole(value)) is None else whole
+def _int_or_previous(value: float, previous: int | None) -> int | None:
+    return previous if (number := _int_or_none(value)) is None else number
 
 
-def _whole(value: Any) -> int | None:
-    finite = _finite(value)
-    return None if finite is None else int(finite)
+def _int_or_none(value: Any) -> int | None:
+    number = _finite_or_none(value)
+    return None if number is None else int(number)
 
 
-def _finite(value: Any) -> float | None:
+def _finite_or_none(value: Any) -> float | None:
     if isinstance(value, (int, float)) and math.isfinite(value):
         return float(value)
     return None

@@ -1,6 +1,7 @@
-"""The one frozen picture of a run: what ``ltui show --json`` and the dashboard both show.
+"""Snapshot of a run: the one frozen value that ``ltui show --json`` and the dashboard both show.
 
-Pure. Missing is ``None``, never zero. Times ending in ``_at`` are unix seconds.
+Pure. A value that is unknown is ``None``, never zero. Fields that end in ``_at`` are unix times in
+seconds. Field names and enum values are stored in runs and must not change.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ltui.training.state.json_decoder import from_json
 
 
 class RunState(str, Enum):
-    """A run's state. ``LIVE`` and ``RESUMABLE`` below group them."""
+    """State of a run. ``LIVE`` below groups the states in which it has not ended."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -25,11 +26,11 @@ class RunState(str, Enum):
     STOPPED = "stopped"
     FINISHED = "finished"
     FAILED = "failed"
-    """Ended by itself with an error."""
+    """The run ended by itself with an error."""
     CRASHED = "crashed"
-    """Killed from outside: a rank or the engine died by a signal."""
+    """The run was killed from outside: a signal ended a rank or the engine."""
     LOST = "lost"
-    """Nothing of the run is alive and nobody saw how it ended."""
+    """No process of the run is alive, and how it ended was not recorded."""
 
 
 LIVE = frozenset(
@@ -42,17 +43,18 @@ LIVE = frozenset(
         RunState.STOPPING,
     }
 )
+"""States of a run that has not ended."""
 
 
 class RankState(str, Enum):
-    """How one rank is doing."""
+    """State of one rank."""
 
     STARTING = "starting"
     OK = "ok"
     RUNNING = "running"
-    """Its process runs. It sends no telemetry, so nothing more is known."""
+    """The process runs but sends no telemetry, so nothing more is known."""
     WAITING = "waiting"
-    """Still for longer than the budget, but behind another rank that holds it up."""
+    """The rank makes no progress for longer than allowed because it waits for another rank."""
     STALLED = "stalled"
     PAUSED = "paused"
     DEAD = "dead"
@@ -62,6 +64,8 @@ class RankState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricValue:
+    """Last and best values of a metric. ``last`` may be NaN."""
+
     last: float
     step: int
     best_min: float | None = None
@@ -70,12 +74,14 @@ class MetricValue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
+    """Current speed of a run; fractions are between 0 and 1."""
+
     samples_per_s: float | None = None
-    """All ranks together, over the last seconds."""
+    """Samples per second of all ranks together over the last seconds."""
     best_samples_per_s: float | None = None
     steps_per_s: float | None = None
     data_wait_share: float | None = None
-    """Share of the step spent waiting for data, 0 to 1, mean over ranks."""
+    """Fraction of the step spent waiting for data; a mean over the ranks."""
     fetch_share: float | None = None
     forward_share: float | None = None
     backward_share: float | None = None
@@ -84,6 +90,8 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSnapshot:
+    """One rank of a run."""
+
     rank: int
     local_rank: int | None = None
     pid: int | None = None
@@ -97,29 +105,32 @@ class RankSnapshot:
     batch: int | None = None
     global_step: int | None = None
     age_s: float | None = None
-    """Seconds since the pulse last changed."""
+    """Seconds since the rank's pulse last changed."""
     samples_per_s: float | None = None
     step_s: float | None = None
-    """Median seconds of the recent steps."""
+    """Median duration of the recent steps in seconds."""
     data_wait_share: float | None = None
     recent_step_s: tuple[float, ...] = ()
-    """Step times, oldest first, at most 32."""
+    """Durations of up to 32 recent steps in seconds, oldest first."""
     cpu_percent: float | None = None
     rss_bytes: int | None = None
     exit_code: int | None = None
     note: str | None = None
-    """Why, in a few words: ``killed by SIGKILL``, ``telemetry off: ...``."""
+    """Reason for the state in a few words: ``killed by SIGKILL``, ``telemetry off: ...``."""
     missed_records: int = 0
+    """Number of records that were lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuProcessSnapshot:
-    """A process that holds memory of a GPU."""
+    """A process that uses memory of a GPU."""
 
     pid: int
     owner: str
-    """``rank``, ``run`` (another process of this run), ``foreign``, ``display``, or ``unseen``: the
-    driver names it, this machine does not show it, so whose it is is unknown."""
+    """``rank``, ``run`` (another process of this run), ``foreign``, ``display`` or ``unseen``.
+
+    An ``unseen`` process is reported by the driver but not visible here, so its owner is unknown.
+    """
     rank: int | None = None
     memory_bytes: int | None = None
     user: str | None = None
@@ -128,6 +139,8 @@ class GpuProcessSnapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSnapshot:
+    """One GPU or MIG slice. Most readings are None if the GPU does not provide them."""
+
     index: int
     uuid: str | None = None
     name: str | None = None
@@ -145,21 +158,21 @@ class GpuSnapshot:
     error: str | None = None
     sampled_at: float | None = None
     label: str | None = None
-    """For people where it isn't ``index``: ``3/1`` is MIG slice 1 of GPU 3."""
+    """Label for display if it is not ``index``: ``3/1`` is MIG slice 1 of GPU 3."""
     mig_parent: int | None = None
-    """Of a MIG slice: the index of its GPU."""
+    """Index of the GPU that a MIG slice belongs to."""
     memory_temperature_c: float | None = None
     slowdown_temperature_c: float | None = None
     sm_clock_max_mhz: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    """In words; empty: nothing holds the clocks down."""
+    """Reasons for reduced clocks, in words; empty if there is none."""
     performance_state: int | None = None
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     pcie_tx_bytes_per_s: float | None = None
-    """From the GPU."""
+    """Bytes per second that the GPU sends over PCIe."""
     pcie_rx_bytes_per_s: float | None = None
     nvlinks: int | None = None
     nvlinks_up: int | None = None
@@ -167,47 +180,61 @@ class GpuSnapshot:
     nvlink_rx_bytes_per_s: float | None = None
     nvlink_errors: int | None = None
     ecc_corrected: int | None = None
-    """Since the driver was loaded."""
+    """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
     retired_pages: int | None = None
     remapped_rows: int | None = None
     repair_pending: bool | None = None
-    """Faulty memory waits for a reset to be taken out of use."""
+    """True if a reset is needed to take faulty memory out of use."""
     repair_failed: bool | None = None
     sm_activity: float | None = None
-    """GPM, 0 to 1, like the three below; None where the GPU doesn't offer it."""
+    """Fraction from GPM, as are the next three; None if the GPU does not support GPM."""
     sm_occupancy: float | None = None
     tensor_activity: float | None = None
     dram_activity: float | None = None
     processes: tuple[GpuProcessSnapshot, ...] | None = None
     xid_code: int | None = None
-    """The last XID error, and when it was read."""
+    """Code of the last XID error; ``xid_at`` is when it was read."""
     xid_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
+    """One thing that is wrong with a run: who causes it, why, and what to do.
+
+    ``kind`` is usually a ``VerdictKind`` and ``level`` a ``VerdictLevel``; both are plain strings so
+    that verdicts of other versions can be read.
+    """
+
     kind: str
     level: str
     """``dead``, ``stalled``, ``slow`` or ``warning``."""
     culprits: tuple[int, ...] = ()
+    """Ranks at fault; empty if no rank is."""
     waiting: tuple[int, ...] = ()
+    """Ranks that wait for the culprits."""
     place: str | None = None
+    """Place in the code or phase of training."""
     cause: str
     remedy: str | None = None
     confidence: float = 1.0
+    """Certainty of the cause, from 0 to 1."""
     began: float | None = None
+    """Unix time in seconds."""
     ended: float | None = None
+    """Unix time in seconds; None while the verdict is active."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointInfo:
+    """One checkpoint, as its manifest describes it."""
+
     path: str
     global_step: int
     epoch: int | None = None
     ok: bool | None = None
-    """Size and checksum as its manifest says; None where that was not looked at."""
+    """True if size and checksum match the manifest; None if that was not checked."""
     reason: str | None = None
     """``stop``, ``request``, ``periodic``, ``end``."""
     saved_at: float | None = None
@@ -216,7 +243,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FreezeWarning:
-    """Something about how the run is set up that freezes runs or makes their figures wrong."""
+    """A property of the setup that may freeze the run or make its figures wrong."""
 
     what: str
     remedy: str | None = None
@@ -224,14 +251,16 @@ class FreezeWarning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSnapshot:
+    """A run at one moment."""
+
     id: str
     name: str
     state: RunState
     detail: str | None = None
-    """The state in a sentence: ``stopped at step 1204, checkpoint verified``."""
+    """Description of the state: ``stopped at step 1204, checkpoint verified``."""
     preset: str | None = None
     command: tuple[str, ...] | None = None
-    """For ``ltui exec``: the user's command."""
+    """The user's command in a run started by ``ltui exec``."""
     attempt: int = 1
     created_at: float | None = None
     started_at: float | None = None
@@ -245,34 +274,36 @@ class RunSnapshot:
     max_epochs: int | None = None
     batches_per_epoch: int | None = None
     elapsed_s: float | None = None
-    """Of this attempt."""
+    """Seconds since this attempt started."""
     eta_s: float | None = None
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     throughput: Throughput = Throughput()
     ranks: tuple[RankSnapshot, ...] = ()
     gpus: tuple[GpuSnapshot, ...] = ()
     gpu_note: str | None = None
-    """Why there are no GPU readings: ``no NVIDIA driver on this machine``."""
+    """Reason why there are no GPU readings: ``no NVIDIA driver on this machine``."""
     verdicts: tuple[Verdict, ...] = ()
     checkpoints: tuple[CheckpointInfo, ...] = ()
     script_checkpoints: tuple[CheckpointInfo, ...] = ()
-    """Saved by the script's own callbacks (ModelCheckpoint) and still there. A resume does not use
-    them: ``reason`` says by which metric they were kept."""
+    """Existing checkpoints of the script's own callbacks (ModelCheckpoint).
+
+    A resume does not use them. ``reason`` says by which metric they were kept.
+    """
     history_note: str | None = None
-    """Set while the history is incomplete: ``disk full since 14:03``, ``records lost: 120``."""
+    """Reason why the history is incomplete: ``disk full since 14:03``, ``records lost: 120``."""
     log_dir: str | None = None
     run_dir: str | None = None
     taken_at: float | None = None
     flops_per_batch: float | None = None
-    """Of one rank, counted once where that was asked for (LTUI_COUNT_FLOPS)."""
+    """Floating-point operations of one rank per batch; counted only if LTUI_COUNT_FLOPS is set."""
     model_flop_utilisation: float | None = None
-    """0 to 1; None unless the count and every device's peak are known."""
+    """Fraction from 0 to 1; None unless the count and the peak of every device are known."""
     changes: tuple[str, ...] = ()
-    """What ``--set`` changed for this attempt: ``trainer.max_epochs=60``."""
+    """Settings that ``--set`` changed for this attempt: ``trainer.max_epochs=60``."""
     restarted_because: str | None = None
-    """Why nobody had to ask for this attempt; None where a person did."""
+    """Reason for an automatic restart; None if a user started this attempt."""
     stops: tuple[str, ...] = ()
-    """When the run stops by itself: ``at step 500``, ``when val/loss < 0.2``."""
+    """Pending stop conditions: ``at step 500``, ``when val/loss < 0.2``."""
     cautions: tuple[FreezeWarning, ...] = ()
 
 
@@ -281,11 +312,14 @@ HEAD_FIELDS = (
     "ended_at", "exit_code", "supervisor_pid", "world_size", "epoch", "global_step", "max_steps",
     "max_epochs", "elapsed_s", "eta_s", "metrics", "throughput", "run_dir",
 )  # fmt: skip
-"""What ``ltui runs --json`` gives of each run."""
+"""Fields of each run in ``ltui runs --json``."""
 
 
 def to_json(value: Any) -> Any:
-    """A snapshot (or any value in one) as plain JSON values; NaN and infinities become ``None``."""
+    """Return a snapshot, or any value in one, as plain JSON values.
+
+    NaN and infinities become ``None``.
+    """
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -300,7 +334,7 @@ def to_json(value: Any) -> Any:
 
 
 def head_json(snapshot: RunSnapshot) -> dict[str, Any]:
-    """The head of a run: ``HEAD_FIELDS`` of ``to_json``."""
+    """Return the ``HEAD_FIELDS`` of a snapshot as plain JSON values."""
     return {name: to_json(getattr(snapshot, name)) for name in HEAD_FIELDS}
 
 

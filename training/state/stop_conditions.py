@@ -1,7 +1,7 @@
-"""When a run stops by itself: at a step, at an epoch's end, at a metric's value, at a time. Pure.
+"""Conditions at which a run stops by itself: a step, an epoch, a metric's value, a time. Pure.
 
-The ranks check steps and epochs (``training/rank/coordination/step_consensus.py``), so that they
-stop exactly there; the supervisor checks metrics and times.
+Ranks check steps and epochs themselves (``training/rank/coordination/step_consensus.py``), so
+that they stop exactly there. The supervisor checks metrics and times.
 """
 
 from __future__ import annotations
@@ -28,26 +28,33 @@ _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopCondition:
-    """One of ``CONDITION_KINDS``. What a supervisor has taken is settled: ``taken_at`` is set."""
+    """One condition, of one of the ``CONDITION_KINDS``.
+
+    A condition may refer to the present ("this epoch"). ``resolve_condition`` replaces such a
+    reference when the supervisor accepts the condition. Field names are stored in ``orders.json``.
+    """
 
     kind: str
     step: int | None = None
     epochs: int | None = None
-    """Epochs completed at its end; None until settled: of the epoch that runs."""
+    """``epoch``: number of completed epochs at which the run stops.
+
+    None stands for the end of the current epoch, until the condition is resolved.
+    """
     metric: str | None = None
     compare: str = "<"
     value: float = math.nan
     after_step: int | None = None
-    """A metric's step when the condition was taken: only later values count."""
+    """``metric``: step of the metric when the condition was resolved; only later values count."""
     at_s: float | None = None
-    """``clock``: unix time. A clock that is set moves it, as it moves what people call 18:30."""
+    """``clock``: unix time. If the system clock is set, the stop moves with it."""
     wait_s: float | None = None
-    """``wait``: seconds from when it was taken."""
+    """``wait``: seconds to wait after the condition is resolved."""
     until_s: float | None = None
-    """``wait``, settled: on the machine's steady clock, which nobody sets."""
+    """``wait``, resolved: time on the monotonic clock, which is never set."""
 
     def describe(self) -> str:
-        """``at step 500``"""
+        """Return words for the condition, such as ``at step 500``."""
         if self.kind == "step":
             return f"at step {self.step}"
         if self.kind == "epoch":
@@ -61,22 +68,23 @@ class StopCondition:
         return f"{_wait_words(self.wait_s or 0.0)} after the request"
 
     def subject(self) -> tuple[str, str]:
-        """A condition replaces the one about the same."""
+        """Return what the condition is about; a new condition replaces one on the same subject."""
         kind = "clock" if self.kind == "wait" else self.kind
         return kind, self.metric or ""
 
     def to_document(self) -> dict[str, Any]:
+        """Return plain JSON values; see ``from_document``."""
         given = {k: v for k, v in asdict(self).items() if v is not None}
         return given if self.kind == "metric" else {k: given[k] for k in given if k != "value"}
 
 
 def from_document(document: Mapping[str, Any]) -> StopCondition:
-    """The inverse of ``to_document``. ``ValueError`` with a sentence where it is none."""
+    """Return the condition that ``to_document`` wrote. Raise ``ValueError`` if it is not one."""
     try:
         condition = StopCondition(**document)
     except TypeError as error:
         raise ValueError("this is not a stop condition.") from error
-    needed = {
+    is_valid = {
         "step": type(condition.step) is int,
         "epoch": condition.epochs is None or type(condition.epochs) is int,
         "metric": isinstance(condition.metric, str)
@@ -86,30 +94,33 @@ def from_document(document: Mapping[str, Any]) -> StopCondition:
         "clock": isinstance(condition.at_s, (int, float)),
         "wait": isinstance(condition.wait_s, (int, float)),
     }
-    if not needed.get(condition.kind, False):
+    if not is_valid.get(condition.kind, False):
         raise ValueError("this is not a stop condition.")
     return condition
 
 
-# -- from a person's words -------------------------------------------------------------------------
+# -- parsing a user's input ------------------------------------------------------------------------
 
 
 def parse_metric_condition(text: str) -> StopCondition:
-    """``val/loss<0.2``. ``ProblemError`` where it can't be read."""
-    found = _METRIC.fullmatch(text)
+    """Parse a condition such as ``val/loss<0.2``. Raise ``ProblemError`` if it is invalid."""
+    match = _METRIC.fullmatch(text)
     value = math.nan
-    if found is not None:
+    if match is not None:
         try:
-            value = float(found["value"])
+            value = float(match["value"])
         except ValueError:
             value = math.nan
-    if found is None or not math.isfinite(value):
+    if match is None or not math.isfinite(value):
         raise _problem("--when", text, "Compare a metric with a number, such as 'val/loss<0.2'.")
-    return StopCondition(kind="metric", metric=found["name"], compare=found["op"], value=value)
+    return StopCondition(kind="metric", metric=match["name"], compare=match["op"], value=value)
 
 
 def parse_time_condition(text: str, now_s: float) -> StopCondition:
-    """``18:30`` (the next one, in local time) or ``+2h``. ``ProblemError`` where it is neither."""
+    """Parse ``18:30`` (the next one, in local time) or ``+2h``.
+
+    Raise ``ProblemError`` if the text is neither.
+    """
     text = text.strip()
     if wait := _WAIT.fullmatch(text):
         wait_s = float(wait["number"]) * _UNIT_S[wait["unit"]]
@@ -129,7 +140,10 @@ def parse_time_condition(text: str, now_s: float) -> StopCondition:
 
 
 def parse_condition(text: str, now_s: float) -> StopCondition:
-    """``500``, ``epoch``, ``val/loss<0.2``, ``18:30``, ``+2h``. ``ProblemError``: none of them."""
+    """Parse ``500``, ``epoch``, ``val/loss<0.2``, ``18:30`` or ``+2h``.
+
+    Raise ``ProblemError`` if the text is none of them.
+    """
     text = strip_digit_grouping(text)
     if text.isdecimal():
         return StopCondition(kind="step", step=int(text))
@@ -152,7 +166,7 @@ def _problem(where: str, text: str, remedy: str) -> ProblemError:
 
 
 def refusal_reason(condition: StopCondition, snapshot: RunSnapshot) -> str | None:
-    """Why the run can't stop there, in a sentence; None where it can."""
+    """Return a sentence that says why the run cannot stop there; None if it can."""
     if condition.kind != "step" or condition.step is None:
         return None
     now, end = snapshot.global_step or 0, snapshot.max_steps
@@ -166,38 +180,43 @@ def refusal_reason(condition: StopCondition, snapshot: RunSnapshot) -> str | Non
 def resolve_condition(
     condition: StopCondition, metrics: Mapping[str, MetricValue], epoch: int | None, steady_s: float
 ) -> StopCondition:
-    """The condition with what "now" means in it."""
+    """Return the condition with its references to the present replaced.
+
+    ``epoch`` is the current epoch and ``steady_s`` the time on the monotonic clock.
+    """
     if condition.kind == "epoch" and condition.epochs is None:
         return replace(condition, epochs=(epoch or 0) + 1)
-    if condition.kind == "metric" and (found := metrics.get(condition.metric or "")):
-        return replace(condition, after_step=found.step)
+    if condition.kind == "metric" and (current := metrics.get(condition.metric or "")):
+        return replace(condition, after_step=current.step)
     if condition.kind == "wait":
         return replace(condition, until_s=steady_s + (condition.wait_s or 0.0))
     return condition
 
 
 def add_condition(
-    standing: Sequence[StopCondition], condition: StopCondition
+    conditions: Sequence[StopCondition], condition: StopCondition
 ) -> tuple[StopCondition, ...]:
-    return (*(c for c in standing if c.subject() != condition.subject()), condition)
+    """Return the conditions with a new one, which replaces a condition on the same subject."""
+    return (*(c for c in conditions if c.subject() != condition.subject()), condition)
 
 
 def met_reason(
     condition: StopCondition, metrics: Mapping[str, MetricValue], now_s: float, steady_s: float
 ) -> str | None:
-    """What has come true of a settled condition that is not the ranks' to keep; None if it has
-    not."""
+    """Return why a resolved condition on a metric or a time is met; None if it is not met."""
     if condition.kind == "clock" and condition.at_s is not None:
         return condition.describe() if now_s >= condition.at_s else None
     if condition.kind == "wait" and condition.until_s is not None:
         return condition.describe() if steady_s >= condition.until_s else None
-    found = metrics.get(condition.metric or "") if condition.kind == "metric" else None
-    if found is None or (condition.after_step is not None and found.step <= condition.after_step):
+    current = metrics.get(condition.metric or "") if condition.kind == "metric" else None
+    if current is None or (
+        condition.after_step is not None and current.step <= condition.after_step
+    ):
         return None
-    if not _COMPARE[condition.compare](found.last, condition.value):
+    if not _COMPARE[condition.compare](current.last, condition.value):
         return None
     limit = f"{condition.compare} {condition.value:g}"
-    return f"because {condition.metric} is {found.last:g} ({limit}) at step {found.step}"
+    return f"because {condition.metric} is {current.last:g} ({limit}) at step {current.step}"
 
 
 def _clock_words(at_s: float) -> str:
