@@ -1,6 +1,6 @@
 """Errors that a user can cause and correct: where they are, what is wrong, and what to do.
 
-Every front end shows them; internal errors of ltui are not ``ProblemError``.
+Every user interface shows them; internal errors of ltui are not ``ProblemError``.
 """
 
 from __future__ import annotations

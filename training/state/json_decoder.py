@@ -52,8 +52,8 @@ def _decode_dataclass(cls: Any, document: Any, tolerant: bool) -> Any:
 def _field_decoders(cls: type, tolerant: bool) -> tuple[tuple[str, Decoder | None, Any], ...]:
     """Return the name, decoder and replacement for null of each field.
 
-    The replacement is None if null is decoded like other values, and ``MISSING`` if null stands
-    for the field's default.
+    The replacement is None if null is decoded like other values, and ``MISSING`` if null means
+    the field's default.
     """
     hints = typing.get_type_hints(cls)
     table = []

@@ -1,7 +1,7 @@
 """Names of metrics, and the patterns by which a logged name is recognised. Pure.
 
 Metrics have the names that a script logs, so what they mean is a guess from common habits. All such
-guesses are in this module; the front ends and the store decide what to do with them.
+guesses are in this module; the user interfaces and the store decide what to do with them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TRAIN_LOSS_ALIASES = frozenset({*TRAIN_LOSS_NAMES, "train/loss_epoch", "train_lo
 """All names, in lower case, that a run list shows as ``loss``."""
 
 EVALUATION_PREFIXES = ("val", "test")
-"""First letters of metrics that are measured outside training."""
+"""Beginnings of the names of metrics that are measured outside training."""
 
 VALIDATION = re.compile(r"(^|[/_.\- ])(val|valid|validation|test|eval)($|[/_.\- ])", re.IGNORECASE)
-"""A name with a part that stands for validation or test data: ``val/loss``, ``loss_test``."""
+"""A name with a part that means validation or test data: ``val/loss``, ``loss_test``."""
 
 DATA_SPLIT = re.compile(
     r"(^|[/_.\- ])(train|training|val|valid|validation|test|eval)(?=$|[/_.\- ])", re.IGNORECASE
@@ -34,8 +34,8 @@ GOALS = (
     re.compile(r"(acc|accuracy|f1|auc|auroc|iou|dice|bleu|rouge|psnr|ssim)", re.IGNORECASE),
     re.compile(r"(perplexity|ppl|error|mse|mae|rmse|elbo|entropy)", re.IGNORECASE),
 )
-"""What a script tries to improve, the most informative first. Only a script that learns from a
-reward logs one, and its loss is then of little use."""
+"""Quantities that a script tries to improve, the most informative first. Only a script that learns
+from a reward logs one, and its loss is then of little use."""
 
 SCORE = re.compile(
     r"(^|[/_ ])(reward|return|score|success|acc|accuracy|f1|auc|auroc|map|iou|bleu|psnr)", re.I

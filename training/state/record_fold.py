@@ -1,7 +1,7 @@
 """Reduction (fold) of the records in the ranks' queues to one frozen value. Pure.
 
 ``fold_many(state, polls)`` returns a new ``FoldState`` and does not change the old one. The
-supervisor and the dashboard both fold; the modules beside this one and the judge read the result.
+supervisor and the dashboard both fold; other modules of this package and the judge read the result.
 The fold reads no clock: times are those in the records (CLOCK_MONOTONIC, nanoseconds).
 
 Windows are differences of running totals: a ``RunningTotals`` is kept every quarter of a second, so
@@ -28,7 +28,7 @@ RECENT_STEPS = 32
 EVENTS_KEPT = 256
 """Number of events kept for all ranks together."""
 EPOCHS_KEPT = 8
-"""Number of epochs whose batch counts are kept for each rank."""
+"""Number of epochs for which each rank's batch counts are kept."""
 TOTALS_SPACING_NS = 250_000_000
 """Least nanoseconds between two running totals that are kept."""
 _TOTALS_KEPT, _TOTALS_MAX = 48, 96
@@ -128,7 +128,7 @@ class RankFold:
     loss: MetricValue | None = None
     """Loss in the step records; None until a batch has one."""
     bad_loss: int = 0
-    """Number of consecutive batches, up to the last one, whose loss is not finite."""
+    """Number of consecutive batches, up to the last one, with a loss that is not finite."""
     bad_loss_step: int | None = None
     bad_loss_wall_s: float | None = None
     epoch_batches: Mapping[int, int] = field(default_factory=dict)
@@ -328,8 +328,8 @@ def _add_batch(
     step_s = row[_STEP_S]
     if step_s == step_s:
         timed += step_s
-        # Samples are counted only for steps whose time is known, as are the parts of a step:
-        # a rate and a fraction divide by these times.
+        # Samples and the parts of a step are added only if the time of the step is known, because
+        # rates and fractions divide by these times.
         samples += value if (value := row[_SAMPLES]) == value else 0.0
         fetch += value if (value := row[_FETCH_S]) == value else 0.0
         forward += value if (value := row[_FORWARD_S]) == value else 0.0
@@ -345,7 +345,7 @@ def window_start(
     recent_totals: Sequence[RunningTotals], end: RunningTotals
 ) -> RunningTotals | None:
     """Return where the throughput window begins that ends at ``end``; None if it is too short."""
-    begin = next((m for m in recent_totals if end.timed_s - m.timed_s <= WINDOW_S), None)
+    begin = next((t for t in recent_totals if end.timed_s - t.timed_s <= WINDOW_S), None)
     if begin is None or begin.batches == end.batches:
         begin = recent_totals[-4] if len(recent_totals) >= 4 else recent_totals[0]
     return begin if end.timed_s - begin.timed_s >= MIN_WINDOW_S else None

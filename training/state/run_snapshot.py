@@ -202,8 +202,8 @@ class GpuSnapshot:
 class Verdict:
     """One thing that is wrong with a run: who causes it, why, and what to do.
 
-    ``kind`` is usually a ``VerdictKind`` and ``level`` a ``VerdictLevel``; both are plain strings so
-    that verdicts of other versions can be read.
+    ``kind`` is usually a ``VerdictKind`` and ``level`` a ``VerdictLevel``. Both are plain strings,
+    so that verdicts of other versions can be read.
     """
 
     kind: str
@@ -251,7 +251,7 @@ class FreezeWarning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSnapshot:
-    """A run at one moment."""
+    """A run at one point in time."""
 
     id: str
     name: str

@@ -39,7 +39,7 @@ class StopCondition:
     epochs: int | None = None
     """``epoch``: number of completed epochs at which the run stops.
 
-    None stands for the end of the current epoch, until the condition is resolved.
+    None means the end of the current epoch, until the condition is resolved.
     """
     metric: str | None = None
     compare: str = "<"

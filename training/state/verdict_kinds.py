@@ -1,4 +1,4 @@
-"""Registry of verdict kinds: what a verdict says is wrong.
+"""Registry of verdict kinds: the problems that the judge can report.
 
 The members compare equal to the plain strings that runs store and send, so a kind that was read
 from a file is used without conversion. Kinds of a later version stay plain strings. Pure.
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class VerdictKind(str, Enum):
-    """What is wrong with a run. The values are stored and must not change.
+    """Kinds of problems of a run. The values are stored and must not change.
 
     Each group names the level that its kinds usually have; a verdict's level may rise with time.
     """
