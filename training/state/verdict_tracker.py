@@ -1,6 +1,6 @@
 """Verdicts over time: which are new, which have ended, and which have lasted long enough to act on.
 
-Pure. The one-line headline of a verdict is here too, so that events, hooks and user interfaces agree.
+Pure. The one-line headline of a verdict is here too, so that all user interfaces show the same.
 """
 
 from __future__ import annotations
