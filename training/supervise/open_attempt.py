@@ -1,8 +1,8 @@
-"""Taking a run in hand: its lock, its store, its socket, and a keeper for a new attempt.
+"""Open an attempt: acquire the run lock, open the store, and start the shim of a new attempt.
 
-``open_attempt`` returns a supervisor that stands, or raises ``ProblemError`` and leaves the run as
-it was. A new attempt's engine is started before the supervisor's own modules are imported, because
-people wait for the first training step. So nothing that this module imports is heavy.
+``open_attempt`` returns a supervisor that is ready, or raises ``ProblemError`` and leaves the run
+as it was. Users wait for the first training step, so the engine of a new attempt is started before
+the modules of the supervisor are imported, and this module must not import anything heavy.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ if TYPE_CHECKING:
 
 SHIM_PATH = str(Path(__file__).with_name("shim.py"))
 _LOCK_TIMEOUT_S = 2.0
-"""The supervisor of the attempt before may need a moment to leave."""
+"""Seconds to wait for the lock, because the previous supervisor may still be exiting."""
 _SHIM_START_S = 15.0
+"""Seconds within which a shim must report that it has started."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What an attempt needs before its supervisor exists. All of it is on disk."""
+    """The resources of an attempt before its supervisor exists. All of its data is on disk."""
 
     run_dir: RunDir
     spec: RunSpec
@@ -61,16 +62,16 @@ class _Opened:
 
 
 def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) -> Supervisor:
-    """Everything up to the point where the run lives and is watched.
+    """Open the attempt that ``plan`` describes. Return its supervisor when the engine is started.
 
-    ``lock`` is the run's, where this process holds it from the attempt before.
+    ``lock`` is the run lock, if this process already holds it from the previous attempt.
     """
-    opened = _open(run_dir, plan, _take_lock(run_dir) if lock is None else lock)
+    opened = _open(run_dir, plan, _acquire_lock(run_dir) if lock is None else lock)
     shim: subprocess.Popen[bytes] | None = None
     try:
         if not plan.recover and opened.spec.gpus is None:
             shim = _start_shim(opened, opened.spec, plan.resume_from, plan.changes)
-        # Imported here because it takes longer than all of the above; the engine starts meanwhile.
+        # This import takes longer than everything above, so the engine is started before it.
         from ltui.training.supervise.supervisor import Supervisor
 
         supervisor = Supervisor(
@@ -88,7 +89,7 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
             _wait_for_shim(opened, shim)
         else:
             _start_engine_if_due(opened, supervisor, plan)
-        # The keeper of the attempt before has waited for this.
+        # The shim of the previous attempt waits for this file.
         if opened.attempt > 1 and engine_exit(run_dir, opened.attempt - 1) is not None:
             run_dir.engine_final_path(opened.attempt - 1).touch()
     except BaseException:
@@ -98,20 +99,20 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
 
 
 def _open(run_dir: RunDir, plan: AttemptPlan, lock: int) -> _Opened:
-    """Read the specification and enter the attempt into the store."""
+    """Read the specification, open the store and record the attempt in it."""
     try:
         if not plan.recover and plan.restarted_because is None:
             delete_restart_history(run_dir)
             delete_pending_stops(run_dir)
-        spec = _take_spec(run_dir, plan)
-        run_dir.bound_socket_path()  # Raises where no socket can be made, before anything starts.
-        aside = _set_damage_aside(run_dir)
+        spec = _install_spec(run_dir, plan)
+        run_dir.bound_socket_path()  # Raises an error if a socket cannot be created.
+        damaged_copy = _move_damaged_history(run_dir)
         store = _open_store(run_dir)
     except BaseException:
         os.close(lock)
         raise
     try:
-        attempt = _enter_attempt(run_dir, plan, store, aside)
+        attempt = _record_attempt(run_dir, plan, store, damaged_copy)
         return _Opened(run_dir, spec, attempt, lock, store)
     except sqlite3.Error as error:
         store.close()
@@ -123,18 +124,18 @@ def _open(run_dir: RunDir, plan: AttemptPlan, lock: int) -> _Opened:
         raise
 
 
-def _enter_attempt(
-    run_dir: RunDir, plan: AttemptPlan, store: StoreWriter, aside: Path | None
+def _record_attempt(
+    run_dir: RunDir, plan: AttemptPlan, store: StoreWriter, damaged_copy: Path | None
 ) -> int:
-    """Make the attempt's directories and its row in the store; the attempt's number.
+    """Create the directories of the attempt and its row in the store. Return its number.
 
-    ``aside`` is where a damaged history was moved.
+    ``damaged_copy`` is the new path of a damaged history.
     """
     in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
-    known = max(in_store, in_files)
-    if plan.recover and not known:
+    last = max(in_store, in_files)
+    if plan.recover and not last:
         raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
-    attempt = known if plan.recover else known + 1
+    attempt = last if plan.recover else last + 1
     _make_attempt_dirs(run_dir, attempt)
     if not plan.recover:
         remove_unfinished(run_dir.checkpoints_dir)
@@ -147,23 +148,27 @@ def _enter_attempt(
         changes=plan.changes,
         reason=plan.restarted_because,
     )
-    if aside is not None:
-        words = f"the history until now was damaged and is kept as {aside.name}"
-        store.record_missing_part(attempt, words)
+    if damaged_copy is not None:
+        text = f"the history until now was damaged and is kept as {damaged_copy.name}"
+        store.record_missing_part(attempt, text)
     elif in_store < in_files:
         store.record_missing_part(attempt, "the history until now is missing")
-    elif attempt > 1 and (last := store.last_step()) < (plan.resume_step or 0):
-        store.record_missing_part(attempt, f"steps {last + 1} to {plan.resume_step} are missing")
+    elif attempt > 1 and (last_step := store.last_step()) < (plan.resume_step or 0):
+        text = f"steps {last_step + 1} to {plan.resume_step} are missing"
+        store.record_missing_part(attempt, text)
     return attempt
 
 
 def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: AttemptPlan) -> None:
-    """Start the engine of an adopted run where it is still to be started, and have the
-    supervisor start that of a run that waits for GPUs."""
+    """Start the engine if it has not been started yet.
+
+    This is the case for a recovered attempt whose supervisor died too early. If the run waits for
+    GPUs, the supervisor starts the engine later.
+    """
     run_dir, spec, attempt = opened.run_dir, opened.spec, opened.attempt
     started = shim_identity(run_dir, attempt) is not None or supervisor.restart_waits
-    begins = not plan.recover or (not started and _cut_off(run_dir, attempt))
-    # Told what to start, it waits for no GPUs any more, whatever became of it.
+    start_due = not plan.recover or (not started and _start_was_interrupted(run_dir, attempt))
+    # The start file is written when the GPUs are chosen, so with it the run no longer waits.
     waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
     changes, _ = opened.store.start_reason(attempt)
     resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.recover else None)
@@ -173,15 +178,15 @@ def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: AttemptP
         _wait_for_shim(opened, shim)
         return shim
 
-    if spec.gpus is not None and (begins or waits):
+    if spec.gpus is not None and (start_due or waits):
         save_environment(run_dir)
         supervisor.start_shim = start
-    elif begins:
+    elif start_due:
         supervisor.shim_process = start(spec)
 
 
 def record_failed_restart(run_dir: RunDir, error: ProblemError | OSError) -> None:
-    """Record that a run stays as it ended, since its next attempt could not be started."""
+    """Record that the run has ended, because its next attempt could not be started."""
     from ltui.training.supervise.previous_attempt import stored_snapshot
 
     print(error, file=sys.stderr, flush=True)
@@ -201,13 +206,13 @@ def record_failed_restart(run_dir: RunDir, error: ProblemError | OSError) -> Non
             run_dir.engine_final_path(number).touch()
 
 
-def _cut_off(run_dir: RunDir, attempt: int) -> bool:
-    """Whether a supervisor was killed after an attempt was entered and before its keeper stood.
+def _start_was_interrupted(run_dir: RunDir, attempt: int) -> bool:
+    """Return True if the supervisor died after recording the attempt, before its shim started.
 
-    A keeper that has not said yet that it stands dies with it.
+    A shim that has not reported that it has started exits with its supervisor.
     """
-    before = shim_identity(run_dir, attempt - 1)
-    if before is None or not before.alive():
+    previous = shim_identity(run_dir, attempt - 1)
+    if previous is None or not previous.alive():
         return False
     deadline = time.monotonic() + _SHIM_START_S
     while any_process_has(SHIM_PATH, str(run_dir.path), str(attempt)):
@@ -217,24 +222,24 @@ def _cut_off(run_dir: RunDir, attempt: int) -> bool:
     return shim_identity(run_dir, attempt) is None
 
 
-def _take_lock(run_dir: RunDir) -> int:
-    """The run's lock, held until this process ends."""
-    handle = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _acquire_lock(run_dir: RunDir) -> int:
+    """Acquire the run lock, which is held until this process ends. Return its file descriptor."""
+    descriptor = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
             if time.monotonic() > deadline:
-                os.close(handle)
-                raise _held(run_dir) from None
+                os.close(descriptor)
+                raise _already_supervised(run_dir) from None
             time.sleep(0.05)
-    write_lock_text(handle)
-    return handle
+    write_lock_text(descriptor)
+    return descriptor
 
 
-def _held(run_dir: RunDir) -> ProblemError:
+def _already_supervised(run_dir: RunDir) -> ProblemError:
     holder = lock_holder(run_dir.lock_path)
     who = f" (pid {holder.pid})" if holder else ""
     return ProblemError(
@@ -246,7 +251,8 @@ def _held(run_dir: RunDir) -> ProblemError:
     )
 
 
-def _take_spec(run_dir: RunDir, plan: AttemptPlan) -> RunSpec:
+def _install_spec(run_dir: RunDir, plan: AttemptPlan) -> RunSpec:
+    """Replace the stored specification if the plan has another one. Return the current one."""
     if plan.spec_path is not None:
         os.replace(plan.spec_path, run_dir.spec_path)
         shutil.rmtree(plan.spec_path.parent, ignore_errors=True)
@@ -262,14 +268,14 @@ def _open_store(run_dir: RunDir) -> StoreWriter:
         raise damaged_error(run_dir.db_path, error) from error
 
 
-def _set_damage_aside(run_dir: RunDir) -> Path | None:
-    """Where a damaged history went, so that the run can go on with a new one."""
+def _move_damaged_history(run_dir: RunDir) -> Path | None:
+    """Rename a damaged history, so that the run continues with a new one. Return its new path."""
     if find_damage(run_dir.db_path) is None:
         return None
     try:
         return rename_damaged(run_dir.db_path)
     except OSError:
-        return None  # Opening it says what is wrong.
+        return None  # Opening the store raises an error with the reason.
 
 
 def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
@@ -285,7 +291,7 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
 def _start_shim(
     opened: _Opened, spec: RunSpec, resume_from: Path | None, changes: tuple[str, ...]
 ) -> subprocess.Popen[bytes]:
-    """Start the keeper, which starts the engine of ``spec``."""
+    """Start the shim, which starts the engine of ``spec``."""
     run_dir, attempt = opened.run_dir, opened.attempt
     if spec.command is None:
         write_rank_config(run_dir, spec, attempt)
@@ -321,7 +327,7 @@ def _start_shim(
 
 
 def _wait_for_shim(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the keeper has said that it stands. ``ProblemError`` where it does not."""
+    """Wait until the shim reports that it has started. Raises ``ProblemError`` if it does not."""
     run_dir = opened.run_dir
     deadline = time.monotonic() + _SHIM_START_S
     while shim_identity(run_dir, opened.attempt) is None:
@@ -330,14 +336,14 @@ def _wait_for_shim(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
             raise ProblemError(
                 Problem(
                     where=run_dir.id,
-                    what=f"its keeper could not be started (see {run_dir.path / 'logs'}).",
+                    what=f"its shim process could not be started (see {run_dir.path / 'logs'}).",
                 )
             )
         time.sleep(0.01)
 
 
 def _kill_shim(run_dir: RunDir, process: subprocess.Popen[bytes] | None) -> None:
-    """Kill the keeper of an attempt that has no supervisor, and what it has started."""
+    """Kill the shim of an attempt that has no supervisor, and all processes of the run."""
     if process is not None:
         process.kill()
         process.wait()

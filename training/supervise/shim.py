@@ -1,11 +1,12 @@
-"""The keeper: starts the engine, waits for it, cleans up after it, revives a dead supervisor.
+"""The shim: starts the engine, waits for it, kills its remaining processes, restarts a supervisor.
 
-Run as a script by its path, with the standard library only, so that it stays small and outlives
-whatever happens to the rest: ``shim.py RUN_DIR ATTEMPT STARTER``. What to start stands in
-``engine/<attempt>.start.json``; how it ended is written to ``engine/<attempt>.json``. Until it has
-said in ``keeper.json`` that it stands, it dies with its starter: nobody else knows of it.
+It runs as a script (``shim.py RUN_DIR ATTEMPT STARTER``) and uses the standard library only, so
+that it stays small and survives failures of other processes. ``engine/<attempt>.start.json`` tells
+what to start. How the engine ended is written to ``engine/<attempt>.json``. Until the shim has
+reported in ``keeper.json`` that it has started, it exits with its starter, because no other
+process knows about it.
 
-It is a child subreaper: what a dead rank leaves behind becomes its child, and is ended here.
+It is a child subreaper: orphaned processes of a dead rank become its children, and it kills them.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-_LOOK_S = 0.4
+_POLL_S = 0.4
+"""Seconds between two checks that the supervisor is alive."""
 _GRACE_S = 1.0
-"""What the engine left behind gets this long between TERM and KILL."""
+"""Seconds between SIGTERM and SIGKILL for the processes that the engine left running."""
 _STOP_GRACE_S = 30.0
-"""So long where a signal that asks to stop ended the engine: its ranks then save and leave."""
+"""Grace period in seconds if a stop signal ended the engine: ranks then save and exit."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_GIVE_UP_S = 15.0
-"""A process that SIGKILL does not end by then sits in the kernel; nothing more can be done."""
-_REVIVALS = 5
-_STEADY_S = 60.0
-"""A supervisor that lived this long earns all its revivals back."""
+_KILL_TIMEOUT_S = 15.0
+"""Seconds to wait after SIGKILL. A process that still exists is blocked in the kernel."""
+_MAX_RESTARTS = 5
+"""Maximum number of supervisor restarts in a row."""
+_STABLE_S = 60.0
+"""Seconds after which a restarted supervisor counts as stable, so the counter is reset."""
 _RESERVED_BYTES = 4096
-"""Set aside for how the engine ended, so that a full disk can't hide it."""
+"""Bytes reserved on disk for the end of the engine, so that it can be recorded on a full disk."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -43,7 +46,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """(state, parent, start ticks) of a process, or None."""
+    """Return (state, parent pid, start ticks) of a process, or None if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -53,7 +56,7 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
 
 
 def _write(path: str, document: dict[str, Any]) -> None:
-    """Replace ``path`` at one stroke."""
+    """Replace ``path`` atomically."""
     part = f"{path}.part"
     with open(part, "w", opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
         json.dump(document, file)
@@ -61,7 +64,7 @@ def _write(path: str, document: dict[str, Any]) -> None:
 
 
 class Shim:
-    """One engine of one attempt."""
+    """The engine of one attempt, and the processes around it."""
 
     def __init__(self, run_dir: str, attempt: int) -> None:
         self.run_dir = run_dir
@@ -69,8 +72,8 @@ class Shim:
         self.engine_pid: int | None = None
         self.engine_status: int | None = None
         self.supervisor_pid: int | None = None
-        self.revivals = 0
-        self.revived_at = 0.0
+        self.restarts = 0
+        self.restarted_at = 0.0
         start_path = self._path("engine", f"{attempt}.start.json")
         with open(start_path, encoding="utf-8") as file:
             self.start: dict[str, Any] = json.load(file)
@@ -83,7 +86,7 @@ class Shim:
     # -- the engine ----------------------------------------------------------------------------
 
     def start_engine(self) -> str | None:
-        """Start it; the sentence that says why not, if it can't be."""
+        """Start the engine. Return a sentence with the reason if it cannot be started."""
         environment = dict(os.environ)
         for name, value in self.start["env"].items():
             if value is None:
@@ -119,12 +122,12 @@ class Shim:
         return None
 
     def terminate_engine(self) -> None:
-        """Ask the engine to end."""
+        """Send SIGTERM to the engine."""
         if self.engine_pid is not None and self.engine_status is None:
             _kill(self.engine_pid, signal.SIGTERM)
 
     def write_identity(self) -> None:
-        """Say who keeps the run and what its engine is."""
+        """Write the identities of the shim and the engine to ``keeper.json``."""
         me = _stat(os.getpid())
         engine = _stat(self.engine_pid) if self.engine_pid else None
         _write(
@@ -140,11 +143,11 @@ class Shim:
         )
 
     def wait_for_engine(self) -> None:
-        """Until the engine ended."""
+        """Return when the engine has ended. Restart the supervisor meanwhile if it dies."""
         while self.engine_status is None:
-            signal.sigtimedwait({signal.SIGCHLD}, _LOOK_S)
+            signal.sigtimedwait({signal.SIGCHLD}, _POLL_S)
             self._reap()
-            self._revive()
+            self._restart_supervisor()
 
     def _reap(self) -> None:
         while True:
@@ -157,46 +160,46 @@ class Shim:
             if pid == self.engine_pid:
                 self.engine_status = status
 
-    # -- what is left --------------------------------------------------------------------------
+    # -- remaining processes -------------------------------------------------------------------
 
     def kill_descendants(self) -> list[int]:
-        """Terminate, then kill, every descendant but the supervisor; the pids that had to go."""
-        met: set[int] = set()
+        """Terminate, then kill, all descendants except the supervisor. Return their pids."""
+        signalled_pids: set[int] = set()
         begun = time.monotonic()
         signalled: dict[int, int] = {}
         status = self.engine_status
-        asked = status is not None and os.WIFSIGNALED(status)
-        asked = asked and os.WTERMSIG(status or 0) in _STOP_SIGNALS
-        grace_s = _STOP_GRACE_S if asked else _GRACE_S
-        while time.monotonic() - begun < grace_s + _GIVE_UP_S:
+        stop_signal = status is not None and os.WIFSIGNALED(status)
+        stop_signal = stop_signal and os.WTERMSIG(status or 0) in _STOP_SIGNALS
+        grace_s = _STOP_GRACE_S if stop_signal else _GRACE_S
+        while time.monotonic() - begun < grace_s + _KILL_TIMEOUT_S:
             self._reap()
-            left = self._descendants()
-            if not left:
+            remaining = self._descendants()
+            if not remaining:
                 break
             number = signal.SIGTERM if time.monotonic() - begun < grace_s else signal.SIGKILL
-            for pid in left:
-                met.add(pid)
+            for pid in remaining:
+                signalled_pids.add(pid)
                 if signalled.get(pid) != number:
                     signalled[pid] = number
                     _kill(pid, number)
                     _kill(pid, signal.SIGCONT)
             time.sleep(0.05)
-        return sorted(met)
+        return sorted(signalled_pids)
 
     def _descendants(self) -> list[int]:
         children: dict[int, list[int]] = {}
         for name in os.listdir("/proc"):
-            if name.isdigit() and (found := _stat(int(name))) and found[0] not in "ZX":
-                children.setdefault(found[1], []).append(int(name))
-        spared = self._supervisor()
-        found_pids: list[int] = []
+            if name.isdigit() and (stat := _stat(int(name))) and stat[0] not in "ZX":
+                children.setdefault(stat[1], []).append(int(name))
+        supervisor = self._supervisor()
+        descendants: list[int] = []
         pending = [os.getpid()]
         while pending:
             for child in children.get(pending.pop(), []):
-                if child != spared and child != self.supervisor_pid:
-                    found_pids.append(child)
+                if child != supervisor and child != self.supervisor_pid:
+                    descendants.append(child)
                     pending.append(child)
-        return found_pids
+        return descendants
 
     # -- how it ended --------------------------------------------------------------------------
 
@@ -205,15 +208,15 @@ class Shim:
             file.write(b" " * _RESERVED_BYTES)
 
     def record_end(self, document: dict[str, Any]) -> None:
-        """Write over the reserved bytes and name them: needs no room on the disk."""
+        """Overwrite the reserved bytes and rename the file. This needs no free disk space."""
         text = json.dumps({**document, "ended_at": time.time()}).encode()
         part = f"{self.exit_path}.part"
         for _ in range(600):
             try:
-                handle = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
-                os.pwrite(handle, text.ljust(_RESERVED_BYTES), 0)
-                os.fsync(handle)
-                os.close(handle)
+                descriptor = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
+                os.pwrite(descriptor, text.ljust(_RESERVED_BYTES), 0)
+                os.fsync(descriptor)
+                os.close(descriptor)
                 os.replace(part, self.exit_path)
             except OSError:
                 time.sleep(1.0)
@@ -223,27 +226,29 @@ class Shim:
     # -- the supervisor ------------------------------------------------------------------------
 
     def _supervisor(self) -> int | None:
-        """Its pid while it lives."""
+        """Return the pid of the supervisor that holds the run lock, or None if it is dead."""
         try:
             with open(self._path("supervisor.lock"), encoding="ascii") as file:
                 pid, ticks = (int(line) for line in file.read().split("\n")[:2])
         except (OSError, ValueError):
             return None
-        found = _stat(pid)
-        return pid if found and found[0] not in "ZX" and found[2] == ticks else None
+        stat = _stat(pid)
+        return pid if stat and stat[0] not in "ZX" and stat[2] == ticks else None
 
-    def _revive(self) -> None:
+    def _restart_supervisor(self) -> None:
+        """Start another supervisor if the last one is dead. The delay doubles each time."""
         if self._supervisor() is not None or self.end_recorded():
             return
         now = time.monotonic()
         if self.supervisor_pid is not None and _alive(self.supervisor_pid):
-            return  # it has not taken the lock yet
-        if now - self.revived_at > _STEADY_S:
-            self.revivals = 0
-        if self.revivals >= _REVIVALS or now - self.revived_at < 0.5 * 2**self.revivals - 0.5:
+            return  # it has not acquired the lock yet
+        if now - self.restarted_at > _STABLE_S:
+            self.restarts = 0
+        delay_s = 0.5 * 2**self.restarts - 0.5
+        if self.restarts >= _MAX_RESTARTS or now - self.restarted_at < delay_s:
             return
-        self.revivals += 1
-        self.revived_at = now
+        self.restarts += 1
+        self.restarted_at = now
         self.supervisor_pid = self._start_supervisor()
 
     def _start_supervisor(self) -> int | None:
@@ -259,29 +264,29 @@ class Shim:
                 )
         except OSError:
             return None
-        self._revived = child
+        self._restarted_supervisor = child
         return child.pid
 
     def end_recorded(self) -> bool:
-        """Whether the attempt's final state is in the store."""
+        """Return True if the final state of the attempt is in the store."""
         return os.path.exists(self._path("engine", f"{self.attempt}.final"))
 
     def wait_until_recorded(self) -> None:
-        """Stay until a supervisor has written how the run ended, or none can be had."""
+        """Return when a supervisor has recorded the end of the run, or if none can be started."""
         while not self.end_recorded():
-            self._revive()
-            lost = self._supervisor() is None and not (
+            self._restart_supervisor()
+            no_supervisor = self._supervisor() is None and not (
                 self.supervisor_pid and _alive(self.supervisor_pid)
             )
-            if lost and self.revivals >= _REVIVALS:
+            if no_supervisor and self.restarts >= _MAX_RESTARTS:
                 return
             signal.sigtimedwait({signal.SIGCHLD}, 0.2)
             self._reap()
 
 
 def _alive(pid: int) -> bool:
-    found = _stat(pid)
-    return found is not None and found[0] not in "ZX"
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
 
 
 def _kill(pid: int, number: int) -> None:
@@ -290,7 +295,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def main(run_dir: str, attempt: int, starter: int) -> None:
-    """Keep one attempt from its start to its recorded end."""
+    """Run one attempt from the start of its engine until its end is recorded."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != starter:
         return
@@ -298,7 +303,7 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     shim = Shim(run_dir, attempt)
-    # A person's `kill KEEPER` asks the engine to end; what follows is the ordinary end.
+    # If a user sends a signal to the shim, terminate the engine. The rest is a regular end.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: shim.terminate_engine())
     error = shim.start_engine()
