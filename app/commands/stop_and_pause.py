@@ -18,7 +18,7 @@ from ltui.training.state.stop_conditions import (
     parse_metric_condition,
     parse_time_condition,
 )
-from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.training.supervise.stop_controller import NOT_STOPPED
 from ltui.widgets.formats import duration
@@ -183,7 +183,7 @@ def _last_event(run_dir: RunDir) -> int:
     return last
 
 
-def _outcome(run_dir: RunDir, after: int) -> Event | None:
+def _outcome(run_dir: RunDir, after: int) -> StoredEvent | None:
     """What came of the request: the first checkpoint event that is not a periodic one's."""
     with RunStore(run_dir) as store:
         for event in store.events(after):

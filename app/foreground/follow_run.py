@@ -32,7 +32,7 @@ from ltui.training.state.run_snapshot import (
     RunState,
 )
 from ltui.training.store.database_schema import StoreError
-from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_line
 
@@ -204,7 +204,7 @@ def exit_code(snapshot: RunSnapshot) -> int:
     return EXIT_FAILED
 
 
-def events_after(run_dir: RunDir, after: int = 0) -> list[Event]:
+def events_after(run_dir: RunDir, after: int = 0) -> list[StoredEvent]:
     """Events after that one; none while the history can't be read."""
     try:
         with RunStore(run_dir) as store:
@@ -213,7 +213,7 @@ def events_after(run_dir: RunDir, after: int = 0) -> list[Event]:
         return []
 
 
-def event_line(event: Event) -> str | None:
+def event_line(event: StoredEvent) -> str | None:
     """The line for an event of a live run; None for events that the panel shows anyway."""
     text = clean_line(event.text, 400)
     if event.kind in _EVERY_RANK:
@@ -258,9 +258,9 @@ def followed_a_death(snapshot: RunSnapshot, rank: int | None) -> bool:
     return any(str(rank) in (verdict.evidence.get("consequences") or {}) for verdict in dead)
 
 
-def all_events(run_dir: RunDir) -> list[Event]:
+def all_events(run_dir: RunDir) -> list[StoredEvent]:
     """Every event of the run."""
-    events: list[Event] = []
+    events: list[StoredEvent] = []
     while more := events_after(run_dir, events[-1].id if events else 0):
         events += more
     return events

@@ -9,8 +9,9 @@ import pytest
 
 from ltui.app.foreground.follow_run import RunFollower, event_line, failure_lines
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunState, Verdict, to_json
-from ltui.training.store.history_reader import Event
+from ltui.training.store.history_reader import StoredEvent
 from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.store.histories import begin, run_dir, snapshot
 
@@ -36,7 +37,7 @@ def write_events(folder: Path, rows: list[Row]) -> None:
     store = StoreWriter(run_dir(folder).db_path)
     begin(store)
     later = time.time() + 60
-    events = [(rank, None, later, kind, text, data) for rank, kind, text, data in rows]
+    events = [Event(later, kind, text, data, rank=rank) for rank, kind, text, data in rows]
     store.commit(1, Batch(events=events))
     store.close()
 
@@ -55,7 +56,7 @@ def test_what_several_ranks_report_is_said_once_with_the_first_rank(tmp_path: Pa
 
 def test_a_verdict_is_said_with_what_to_do() -> None:
     verdict = Verdict(kind="stopped", level="stalled", cause="c", remedy="Kill it.")
-    event = Event(1, 1, None, 1.0, "verdict", "STALLED: c", {"verdict": to_json(verdict)})
+    event = StoredEvent(1, 1, None, 1.0, "verdict", "STALLED: c", {"verdict": to_json(verdict)})
     assert event_line(event) == "STALLED: c  Kill it."
 
 

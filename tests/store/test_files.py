@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 from ltui.training.store.checkpoint_manifest import checkpoint_to_resume, list_checkpoints, verify
 from ltui.training.store.database_schema import LAYOUT, StoreError
@@ -106,7 +107,8 @@ def test_everything_else_comes_back(tmp_path: Path) -> None:
     ]
     for gpu in gpus:
         store.commit(1, Batch(gpus=[gpu]))
-    event = (1, 5, 2.0, "checkpoint_saved", "saved", {"path": "p", "value": float("nan")})
+    data = {"path": "p", "value": float("nan")}
+    event = Event(2.0, "checkpoint_saved", "saved", data, rank=1, seq=5)
     store.commit(1, Batch(events=[event, event], gaps=[(1, 9, 4, 3.0, "lapped")]))
     verdict = Verdict(kind="stall", level="stalled", cause="rank 1", culprits=(1,), began=1.0)
     store.write_verdict(1, verdict)

@@ -22,7 +22,7 @@ from ltui.training.lifecycle.restart_rules import (
 )
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
-from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
 
 from .conftest import ENGINE, Runs
@@ -38,7 +38,7 @@ def start(runs: Runs, *options: str, restarts: int) -> RunDir:
     return launch(replace(spec, restarts=restarts), runs.home)
 
 
-def events(run: RunDir, *kinds: str) -> list[Event]:
+def events(run: RunDir, *kinds: str) -> list[StoredEvent]:
     with RunStore(run) as store:
         return [event for event in store.events() if event.kind in kinds]
 

@@ -16,7 +16,7 @@ from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.store.history_reader import Event, RunStore
+from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
 
 from .conftest import ENGINE, Runs
@@ -38,7 +38,7 @@ def stop_a_rank(runs: Runs, run: RunDir) -> int:
     return pid
 
 
-def events(run: RunDir, *kinds: str) -> list[Event]:
+def events(run: RunDir, *kinds: str) -> list[StoredEvent]:
     with RunStore(run) as store:
         return [event for event in store.events() if event.kind in kinds]
 

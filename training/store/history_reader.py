@@ -74,7 +74,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StoredEvent:
     id: int
     attempt: int
     rank: int | None
@@ -241,7 +241,7 @@ class RunStore:
     # -- what else is kept ---------------------------------------------------------------------
 
     @_says_what_is_wrong
-    def events(self, after_id: int = 0, limit: int = 1000) -> list[Event]:
+    def events(self, after_id: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Events in the order of their arrival, those after ``after_id``."""
         rows = self._connection.execute(
             "SELECT id, attempt, rank, t, kind, text, data FROM events WHERE id > ? "
@@ -249,7 +249,7 @@ class RunStore:
             (after_id, limit),
         )
         return [
-            Event(number, attempt, rank, t, kind, text, json.loads(data or "{}"))
+            StoredEvent(number, attempt, rank, t, kind, text, json.loads(data or "{}"))
             for number, attempt, rank, t, kind, text, data in rows
         ]
 

@@ -10,11 +10,12 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict, to_json
 from ltui.training.store import history_windows
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
@@ -62,10 +63,7 @@ class Batch:
         default_factory=list
     )
     """(rank, seq, name, step, epoch, unix time, value)"""
-    events: list[tuple[int | None, int | None, float, str, str, Mapping[str, Any]]] = field(
-        default_factory=list
-    )
-    """(rank, seq, unix time, kind, text, everything that came with it)"""
+    events: list[Event] = field(default_factory=list)
     gaps: list[tuple[int, int, int, float, str]] = field(default_factory=list)
     """(rank, seq of the first record read after the gap, records missed, unix time, why)"""
     cursors: dict[int, Cursor] = field(default_factory=dict)
@@ -265,8 +263,8 @@ class StoreWriter:
         db.executemany(
             _INSERT_EVENT,
             [
-                (attempt, rank, seq, t, kind, text, json.dumps(to_json(dict(data))))
-                for rank, seq, t, kind, text, data in batch.events
+                (attempt, e.rank, e.seq, e.t, e.kind, e.text, json.dumps(to_json(dict(e.data))))
+                for e in batch.events
             ],
         )
         db.executemany(

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ltui.training.lifecycle.queue_poller import QueuePoller
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
@@ -187,7 +188,8 @@ def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
     elif record.kind in _LABELLED:
         kind = _LABELLED[RecordKind(record.kind)] or str(label.get("kind", "note"))
         t = _number(label.get("t")) or now_s
-        batch.events.append((rank, record.seq, t, kind, str(label.get("text", "")), label))
+        text = str(label.get("text", ""))
+        batch.events.append(Event(t, kind, text, label, rank=rank, seq=record.seq))
 
 
 def _values(record: Record) -> list[float]:

@@ -37,6 +37,7 @@ from ltui.training.lifecycle.shim_files import (
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.record_fold import FoldState, fold_many
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import (
     LIVE,
     RunSnapshot,
@@ -67,7 +68,6 @@ from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 from ltui.training.supervise.watchdog.health_monitor import HealthMonitor
 from ltui.training.supervise.watchdog.verdict_events import (
-    EventRow,
     VerdictNotifier,
     read_stored_verdicts,
 )
@@ -135,7 +135,7 @@ class Supervisor:
         self._state = RunState.STARTING
         self._stated: tuple[RunState, str | None] | None = None
         self._pulses: Mapping[int, PulseState | None] = {}
-        opening: list[EventRow] = []
+        opening: list[Event] = []
         self._rebooted = False
         self._last_seen: float | None = None
         """When an earlier supervisor wrote last, where this one found the attempt over."""
@@ -150,7 +150,7 @@ class Supervisor:
             self._notifier.restore(read_stored_verdicts(run_dir), time.time(), time.monotonic())
         else:
             text, facts = plan.event_text(attempt), plan.event_fields()
-            opening.append((None, None, time.time(), "attempt", text, facts))
+            opening.append(Event(time.time(), "attempt", text, facts))
         self._plan_stops()
         now_s = time.time()
         poll = self._look()
@@ -297,16 +297,16 @@ class Supervisor:
         self._write(poll.polls, batch, judgement, now_s)
         return poll.more_waiting
 
-    def _stop_by_itself(self, now_s: float) -> list[EventRow]:
+    def _stop_by_itself(self, now_s: float) -> list[Event]:
         """Stop where a condition has come true, or where ranks stop without having been asked."""
-        rows: list[EventRow] = []
+        rows: list[Event] = []
         if self._stops.detect_rank_stop(time.monotonic(), self._pulses):
             self._restarts.cancel_request()
         if self._stops.escalation is None:
             said = self._pending_stops.pop_due(lambda: metrics(self._fold), now_s, time.monotonic())
             if said is not None:
                 self._stops.stop(time.monotonic(), STOP_TIMEOUT_S, self._can_be_asked())
-                rows.append((None, None, now_s, "stop_when", f"Stopping {said}.", {}))
+                rows.append(Event(now_s, "stop_when", f"Stopping {said}."))
         self._pending_stops.record_escalation(self._stops.escalation)
         return rows
 
@@ -314,7 +314,7 @@ class Supervisor:
         orders = self._pending_stops.pending
         self._stops.plan_stop(orders.stop_step(), orders.stop_epochs())
 
-    def _answer(self, now_s: float) -> list[EventRow]:
+    def _answer(self, now_s: float) -> list[Event]:
         """Do what the policy wants once a stall has stood long enough."""
         if self._state not in (RunState.STARTING, RunState.RUNNING) or self._stops.escalation:
             return []
@@ -328,12 +328,12 @@ class Supervisor:
                 text = (
                     f"the stall policy restarts the run from its last good checkpoint after {said}"
                 )
-                return [(None, None, now_s, "stall_policy", text, {"then": "restart"})]
+                return [Event(now_s, "stall_policy", text, {"then": "restart"})]
             said = f"{said}; not restarted: {why_not}"
         self._stops.stop(time.monotonic(), ANSWER_STOP_S, self._can_be_asked())
         self._answered = f"stopped by its stall policy ({said})"
         text = f"the stall policy stops the run after {said}"
-        return [(None, None, now_s, "stall_policy", text, {"then": "stop"})]
+        return [Event(now_s, "stall_policy", text, {"then": "stop"})]
 
     def _look(self) -> QueuePoll:
         poll = self._queues.poll()
@@ -684,8 +684,8 @@ class Supervisor:
             delete_pending_stops(self.run_dir)
             self._end_recorder.release_shim()
         else:
-            row = (None, None, time.time(), "restart", f"{waiting.describe()}.", asdict(waiting))
-            self._recorder.record({}, Batch(events=[row]), None, time.time())
+            event = Event(time.time(), "restart", f"{waiting.describe()}.", asdict(waiting))
+            self._recorder.record({}, Batch(events=[event]), None, time.time())
 
     def _tell_last(self, judgement: Judgement, ended_at: float) -> None:
         """The events of verdicts that only the end brought, and of calls under way."""

@@ -6,12 +6,12 @@ Used by the supervisor's loop alone; the calls run in a thread of their own.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import Verdict, to_json
 from ltui.training.state.verdict_tracker import VerdictTracker, headline, triggers_hook
 from ltui.training.store.history_reader import RunStore
@@ -20,9 +20,6 @@ from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
 
 SETTLE_S = 1.5
 """A verdict that stood for less is told to nobody; its cause is often known only after it."""
-
-EventRow = tuple[int | None, int | None, float, str, str, Mapping[str, Any]]
-"""An event as ``Batch.events`` takes it."""
 
 
 class VerdictNotifier:
@@ -40,7 +37,7 @@ class VerdictNotifier:
 
     def update(
         self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float, *, ending: bool
-    ) -> list[EventRow]:
+    ) -> list[Event]:
         """Take the verdicts of this tick; the events that come of it.
 
         ``ending``: the run was asked to end, so that a rank that dies is no news.
@@ -53,7 +50,7 @@ class VerdictNotifier:
         rows += [_row(now_s, "verdict_over", _over(v), v) for v in over]
         return rows + self._told()
 
-    def _tell(self, verdict: Verdict, now_s: float) -> list[EventRow]:
+    def _tell(self, verdict: Verdict, now_s: float) -> list[Event]:
         if triggers_hook(verdict, self._policy):
             self._calls.call(verdict)
         return [_row(now_s, "verdict", headline(verdict), verdict)]
@@ -66,7 +63,7 @@ class VerdictNotifier:
         self._answered = found is not None
         return found
 
-    def end(self, now_s: float) -> list[EventRow]:
+    def end(self, now_s: float) -> list[Event]:
         """The attempt is over, and so is every verdict; one that had not settled is told of now."""
         stands, self._tracker = self._tracker.active, VerdictTracker()
         rows = [row for s in stands if not s.reported for row in self._tell(s.verdict, now_s)]
@@ -76,13 +73,13 @@ class VerdictNotifier:
             rows.append(_row(now_s, "verdict_over", text, verdict))
         return rows + self._told()
 
-    def wait_for_hooks(self, patience_s: float) -> list[EventRow]:
+    def wait_for_hooks(self, patience_s: float) -> list[Event]:
         """Wait for calls that are under way, not longer than that; what they came to."""
         self._calls.close(patience_s)
         return self._told()
 
-    def _told(self) -> list[EventRow]:
-        return [(None, None, t, "on_verdict", text, f) for t, text, f in self._calls.take_events()]
+    def _told(self) -> list[Event]:
+        return [Event(t, "on_verdict", text, data) for t, text, data in self._calls.take_events()]
 
 
 def read_stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
@@ -94,10 +91,10 @@ def read_stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
         return ()
 
 
-def _row(now_s: float, kind: str, text: str, verdict: Verdict) -> EventRow:
+def _row(now_s: float, kind: str, text: str, verdict: Verdict) -> Event:
     # Its evidence stands with the verdict itself; an event is a line.
     fields = {"verdict": to_json(replace(verdict, evidence={}))}
-    return None, None, now_s, kind, text, fields
+    return Event(now_s, kind, text, fields)
 
 
 def _over(verdict: Verdict) -> str:
