@@ -1,4 +1,4 @@
-"""What a screen shows of GPUs: the heat strip of many, a row each, what is wrong."""
+"""The GPU panel: heat strips of many GPUs, one row for each GPU, and the findings about them."""
 
 from __future__ import annotations
 
@@ -12,70 +12,122 @@ from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import HEAT_S
-from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, findings_text, gpu_rows
+from ltui.app.panels.panel import Panel
+from ltui.app.presentation import run_view
+from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, findings_text, gpu_rows, gpus_title
 from ltui.widgets.gpu_heat import GpuHeat
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.view_models import GpuRow
 
-TABLE_LINES = 9
-"""Lines of the table where it shares the screen: the rest is scrolled to."""
-HEAT_LINES = 4
-MANY = 16
-"""More GPUs than this are read from the heat strip first."""
-FINDINGS = 3
+TITLE = "GPUs"
+MAX_TABLE_LINES = 9
+"""Maximum lines of the table if other panels are visible; the user scrolls to the other rows."""
+MAX_HEAT_LINES = 4
+"""Maximum lines of heat strips if other panels are visible."""
+MANY_GPUS = 16
+"""With more GPUs than this, the heat strips get up to half of the panel's height."""
+MAX_FINDINGS = 3
+"""Maximum lines of findings if other panels are visible."""
+MAX_LINES = 17
+"""Maximum lines of the panel if other panels are visible: heat strips, rows and findings."""
+MAX_NOTE_LINES = 9
+"""Maximum lines of the text that replaces the rows if there are no GPU readings."""
+
+
+def lines_for(gpus: int) -> int:
+    """Return the lines that the panel takes for a number of GPUs if other panels are visible."""
+    heat = MAX_HEAT_LINES + 1 if gpus >= HEAT_STRIP_MIN_GPUS else 0
+    return heat + min(gpus + 1, MAX_TABLE_LINES) + MAX_FINDINGS
+
+
+class GpuPanel(Panel):
+    """The GPUs of a run, or the reason why they can't be read, with the ranks' processes."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(3, TITLE, id=id)
+        self._note: Text | None = None
+
+    def compose(self) -> ComposeResult:
+        yield GpuOverview(id="gpu-overview")
+        yield Static(id="gpu-note", markup=False)
+
+    def show(self, frame: Frame, *, alone: bool) -> int:
+        """Draw ``frame``; return the lines that the panel takes if other panels are visible.
+
+        With ``alone`` the panel has the whole height of the screen.
+        """
+        overview, note = self.query_one(GpuOverview), self.query_one("#gpu-note", Static)
+        has_gpus = bool(frame.snapshot.gpus)
+        overview.display = has_gpus
+        note.display = not has_gpus
+        self.set_titles(TITLE, gpus_title(frame))
+        if has_gpus:
+            return min(overview.show(frame, alone=alone), MAX_LINES)
+        text = run_view.processes_text(frame)
+        lines = text.plain.count("\n") + 1
+        if text != self._note:
+            # Only another number of lines changes the layout.
+            layout = self._note is None or self._note.plain.count("\n") + 1 != lines
+            self._note = text
+            note.update(text, layout=layout)
+        return min(lines, MAX_NOTE_LINES)
 
 
 class GpuOverview(Vertical):
-    """Drawn from frames; ``lines`` says how high it wants to be where it shares the screen."""
+    """Heat strips, table and findings, drawn from frames."""
 
     DEFAULT_CSS = """
     GpuOverview { height: 1fr; }
     GpuOverview #gpu-findings { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     MORE: ClassVar[str] = ": d diagnose"
-    """Where to read the findings that do not fit."""
+    """The key that shows the findings that do not fit."""
 
-    _said: Text | None = None
+    _findings: Text | None = None
 
     def compose(self) -> ComposeResult:
         yield GpuHeat(id="gpu-heat")
         yield GpuTable(id="gpu-table")
         findings = Static(id="gpu-findings", markup=False)
-        # Here, as a screen that is left while it opens is told that it is mounted without these.
+        # Hidden here and not in on_mount: if a screen is closed while it opens, on_mount is called
+        # without children.
         findings.display = False
         yield findings
 
     def show(self, frame: Frame, *, alone: bool) -> int:
-        """Draw; ``alone``: this panel has all the height. Gives the lines it would take."""
+        """Draw ``frame``; return the lines that it takes if other panels are visible.
+
+        With ``alone`` the overview has the whole height of the screen.
+        """
         rows = gpu_rows(frame)
-        most_findings = self._findings_lines(alone=alone)
+        max_findings = self._max_findings(alone=alone)
         heat_lines = self._show_heat(rows, alone=alone)
         self.query_one(GpuTable).set_rows(rows)
-        findings = findings_text(frame, most_findings, more=self.MORE)
+        findings = findings_text(frame, max_findings, more=self.MORE)
         below = self.query_one("#gpu-findings", Static)
         below.display = bool(findings)
-        below.styles.max_height = most_findings
-        if findings != self._said:
-            lines = None if self._said is None else self._said.plain.count("\n")
-            self._said = findings
-            below.update(findings, layout=lines != findings.plain.count("\n"))
-        said = findings.plain.count("\n") + 1 if findings else 0
-        return heat_lines + min(len(rows) + 1, TABLE_LINES) + said
+        below.styles.max_height = max_findings
+        if findings != self._findings:
+            before = None if self._findings is None else self._findings.plain.count("\n")
+            self._findings = findings
+            below.update(findings, layout=before != findings.plain.count("\n"))
+        finding_lines = findings.plain.count("\n") + 1 if findings else 0
+        return heat_lines + min(len(rows) + 1, MAX_TABLE_LINES) + finding_lines
 
-    def _findings_lines(self, *, alone: bool) -> int:
-        """Lines for findings: few where the rows need the room."""
-        return min(2 * FINDINGS, max(2, self.size.height // 4)) if alone else FINDINGS
+    def _max_findings(self, *, alone: bool) -> int:
+        """Return the maximum lines of findings, which leaves enough lines for the rows."""
+        return min(2 * MAX_FINDINGS, max(2, self.size.height // 4)) if alone else MAX_FINDINGS
 
     def _show_heat(self, rows: Sequence[GpuRow], *, alone: bool) -> int:
-        """Draw the heat strip of many GPUs in what rows and findings leave; return its lines."""
+        """Draw the heat strips in the lines that rows and findings leave; return their lines."""
         heat = self.query_one(GpuHeat)
-        room = HEAT_LINES
+        available = MAX_HEAT_LINES
         if alone:
-            room = self.size.height - (len(rows) + 1) - self._findings_lines(alone=True) - 1
-            # Of a hundred GPUs the table is scrolled, and the strips still show all.
-            room = max(room, self.size.height // 2 if len(rows) > MANY else 0)
-        heat.display = len(rows) >= HEAT_STRIP_MIN_GPUS and room > 0
+            available = self.size.height - (len(rows) + 1) - self._max_findings(alone=True) - 1
+            # The table of a hundred GPUs is scrolled, but the strips show all of them.
+            available = max(available, self.size.height // 2 if len(rows) > MANY_GPUS else 0)
+        heat.display = len(rows) >= HEAT_STRIP_MIN_GPUS and available > 0
         if not heat.display:
             return 0
-        heat.show(rows, min(room, len(rows)), HEAT_S)
+        heat.show(rows, min(available, len(rows)), HEAT_S)
         return heat.lines(max(1, heat.size.width or self.size.width))

@@ -56,7 +56,7 @@ class RunCharts(Horizontal):
             yield Chart(id="throughput-chart")
             yield Static(id="waiting", markup=False)
 
-    def forget_drawn(self) -> None:
+    def invalidate(self) -> None:
         """Draw everything again with the next frame: a hidden panel has missed frames."""
         self._drawn.clear()
 

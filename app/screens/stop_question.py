@@ -1,4 +1,4 @@
-"""The question before a run is stopped: ``s`` is easily pressed by mistake."""
+"""The questions before a run is stopped or killed: their keys are easily pressed by mistake."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from textual.binding import BindingType
 
 from ltui.app.keys.key_table import bindings
 from ltui.app.screens.confirm import ConfirmScreen
+from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 
 
 class StopScreen(ConfirmScreen):
-    """Returns True for ``y``, and for a second ``s``."""
+    """Return True for ``y``, and for a second ``s``."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "stop_question",
@@ -28,7 +29,7 @@ class StopScreen(ConfirmScreen):
 
 
 def stop_question(snapshot: RunSnapshot) -> str:
-    """Say what a stop does, and how to undo it."""
+    """Explain what a stop does, and how to resume the run."""
     step = snapshot.global_step
     now = f" (now at step {formats.step(step)})" if step else ""
     return (
@@ -36,3 +37,20 @@ def stop_question(snapshot: RunSnapshot) -> str:
         f"It saves a checkpoint after the current step{now}, then it ends.\n"
         "To continue it later, press r."
     )
+
+
+def kill_question(snapshot: RunSnapshot) -> str:
+    """Explain what is lost if the run is killed."""
+    name = clean_name(snapshot.name)
+    saved = last_good_checkpoint(snapshot.checkpoints)
+    if saved is None:
+        lost = "It has no checkpoint. All its progress will be lost."
+    else:
+        done = max(0, (snapshot.global_step or saved.global_step) - saved.global_step)
+        steps = "step" if done == 1 else "steps"
+        lost = (
+            f"Its last checkpoint is from step {formats.step(saved.global_step)}: "
+            f"{formats.count(done)} {steps} will be lost."
+        )
+    instead = "To stop it with a checkpoint instead, press s on the run's screen."
+    return f"Kill {name}? All its processes end at once.\n{lost}\n{instead}"

@@ -165,7 +165,7 @@ async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
         await until(pilot, lambda: any("q quits" in n.message for n in app._notifications))
         assert app.is_running
         await pilot.press("z", "escape")
-        await until(pilot, lambda: not app.run_screen.arrangement.zoomed)
+        await until(pilot, lambda: not app.run_screen.panels.zoomed)
         await pilot.press("z", "q")
         await until(pilot, lambda: not app.is_running)
 

@@ -30,7 +30,7 @@ class OneRunAt(OneRun):
         self.run_dir = RunDir(home / "runs" / "brave-owl-3f2a")
 
     def get_default_screen(self) -> RunScreen:
-        return RunScreen(self.run_dir, alone=True, make_watch=lambda: self.script)
+        return RunScreen(self.run_dir, alone=True, make_poller=lambda: self.script)
 
 
 def many(points: int = 400) -> Frame:

@@ -60,9 +60,9 @@ class OneRun(LtuiApp):
     def get_default_screen(self) -> RunScreen:
         run_dir = RunDir(Path("/nowhere/runs/brave-owl-3f2a"))
         screen = RunScreen(
-            run_dir, readonly=self.readonly, alone=True, make_watch=lambda: self.script
+            run_dir, readonly=self.readonly, alone=True, make_poller=lambda: self.script
         )
-        screen._ask = lambda request, said: self.asked.append(request["cmd"])  # type: ignore[method-assign]
+        screen._send_request = lambda request, confirmation: self.asked.append(request["cmd"])  # type: ignore[method-assign]
         screen._rerun = lambda *, new_run: self.asked.append(  # type: ignore[method-assign]
             "rerun" if new_run else "resume"
         )
@@ -141,7 +141,7 @@ async def test_resizing_switches_layouts_and_loses_nothing() -> None:
             await pilot.resize_terminal(*size)
             await pilot.pause()
         assert visible(screen) == FIVE
-        assert screen.arrangement.chosen == "ranks"
+        assert screen.panels.panel_layout.chosen == "ranks"
 
 
 async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
@@ -240,7 +240,7 @@ async def test_a_click_focuses_a_panel() -> None:
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await shown(pilot, app)
         await pilot.click("#rank-table")
-        assert screen.arrangement.chosen == "ranks"
+        assert screen.panels.panel_layout.chosen == "ranks"
         await pilot.press("z")
         assert visible(screen) == {"ranks"}
 
@@ -402,8 +402,8 @@ async def test_enter_on_a_rank_opens_its_log() -> None:
         screen = await shown(pilot, app)
         await pilot.press("4", "down", "down", "enter")
         await pilot.pause()
-        assert screen.log_of == 2
-        assert screen.arrangement.chosen == "log"
+        assert screen.panels.log_panel.source == 2
+        assert screen.panels.panel_layout.chosen == "log"
         assert len(screen.query_one(LogView).lines) == 10
         assert "log, rank 2" in str(screen.query_one("#log").border_title)
 

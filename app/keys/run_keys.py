@@ -1,0 +1,111 @@
+"""The keys of the run screen, and the hints that its footer shows for the widget in focus."""
+
+from __future__ import annotations
+
+from textual.widget import Widget
+from textual.widgets import Input
+
+from ltui.app.keys.footer import KeyHint
+from ltui.app.presentation.notifications import CONTROLS, refusal
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.widgets.charts.chart import Chart
+from ltui.widgets.log_view import LogView
+
+KEYS = """
+[Run]
+s      | stop                | stop             | Stop after the current step, with a checkpoint
+S      | stop_when           | schedule stop    | Stop at a step, epoch, metric value or time
+p      | pause               | pause            | Pause, or continue a paused run
+c      | checkpoint          | checkpoint       | Save a checkpoint and keep running
+k      | kill                | kill             | Kill every process of the run, after a question
+r      | resume              | resume           | Resume from a checkpoint, with changes if wanted
+R      | rerun               | run again        | Start a new run with the settings of this one
+d      | diagnose            | diagnose         | Show what is wrong and what each rank does
+[Charts]
+m      | choose_metrics      | choose metrics   | Choose the metrics that the first panel shows
+x      | axis                | x axis           | Show steps, epochs or time on the x axis
+y      | log_scale           | y scale          | Switch between a linear and a logarithmic y axis
+o      | outliers            | outliers         | Show all values, or cut outliers off the y axis
++,=    | smooth(1)           | more smoothing   | Smooth the curves more
+-      | smooth(-1)          | less smoothing   | Smooth the curves less
+[Log]
+v      | next_log            | choose rank      | Show all ranks, one rank, or the launcher
+/      | search              | find             | Find in the log
+[Screen]
+1      | panel('loss')       | metrics          | Go to the charts of metrics
+2      | panel('throughput') | throughput       | Go to the throughput chart
+3      | panel('gpus')       | GPUs             | Go to the GPUs
+4      | panel('ranks')      | ranks            | Go to the ranks
+5,l    | panel('log')        | log              | Go to the log
+6      | panel('details')    | details          | Go to metrics, checkpoints, events and settings
+z      | zoom                | maximise         | Maximise the panel with the focus, or restore all
+]      | details             | details column   | Show or hide the details beside the panels
+0      | reset               | reset layout     | Restore the layout, the zoom and the smoothing
+escape | cancel              | cancel           | Restore a maximised panel; close an opened run
+q      | back                | close            | Close this screen (training continues)
+"""
+
+CHART_HINTS = (
+    KeyHint("↑↓", "zoom", "focused.zoom(1)"),
+    KeyHint("←→", "crosshair", "focused.move(1)"),
+    KeyHint("shift+←→", "pan", "focused.pan(1)"),
+    KeyHint("home", "show all", "focused.show_all"),
+)
+"""Hints while a chart has the focus."""
+SCALE_HINTS = (
+    KeyHint("m", "metrics", "screen.choose_metrics"),
+    KeyHint("x", "x axis", "screen.axis"),
+    KeyHint("y", "y scale", "screen.log_scale"),
+    KeyHint("+-", "smoothing", "screen.smooth(1)"),
+)
+"""Hints for the charts, unless the log has the focus."""
+LOG_HINTS = (
+    KeyHint("/", "find", "screen.search"),
+    KeyHint("v", "choose rank", "screen.next_log"),
+    KeyHint("f", "follow", "screen.follow_log"),
+    KeyHint("L", "level", "screen.log_level"),
+    KeyHint("w", "wrap", "screen.wrap_log"),
+)
+"""Hints while the log has the focus."""
+TYPING_HINTS = (
+    KeyHint("⏎", "find", "screen.search", keep=True),
+    KeyHint("esc", "close search", "screen.search", keep=True),
+)
+"""Hints while a text field has the focus: it takes every letter, so no letter is a key then."""
+
+
+def run_hints(
+    snapshot: RunSnapshot, *, readonly: bool, focused: Widget | None = None
+) -> list[KeyHint]:
+    """Return the hints for what can be done now, with the keys of the panel that has the focus."""
+    if isinstance(focused, Input):
+        return list(TYPING_HINTS)
+    paused = snapshot.state in (RunState.PAUSED, RunState.PAUSING)
+    leave = "close (training continues)" if snapshot.state in LIVE else "close"
+    blocked = any(v.level in BLOCKING_LEVELS and v.ended is None for v in snapshot.verdicts)
+    stuck = blocked and snapshot.state in LIVE
+    diagnose = KeyHint("d", "diagnose", "screen.diagnose", keep=stuck)
+    kill = KeyHint("k", "kill", "screen.kill", keep=stuck)
+    in_log = focused is not None and any(isinstance(a, LogView) for a in focused.ancestors)
+    panel_hints = CHART_HINTS if isinstance(focused, Chart) else LOG_HINTS if in_log else ()
+    hints = [
+        # The keys that help a stuck run come first.
+        *([diagnose, kill] if stuck else []),
+        KeyHint("s", "stop", "screen.stop"),
+        KeyHint("p", "continue" if paused else "pause", "screen.pause"),
+        KeyHint("c", "checkpoint", "screen.checkpoint"),
+        *([] if stuck else [kill]),
+        KeyHint("r", "resume", "screen.resume", keep=True),
+        *([] if stuck else [diagnose]),
+        *panel_hints,
+        KeyHint("1-6", "panel", "screen.panel('loss')"),
+        KeyHint("z", "maximise", "screen.zoom"),
+        *([] if in_log else SCALE_HINTS),
+        KeyHint("t", "theme", "app.choose_theme"),
+        KeyHint("?", "help", "app.help", keep=True),
+        KeyHint("q", leave, "screen.back", keep=True),
+        KeyHint("R", "run again", "screen.rerun"),
+    ]
+    refused = {control for control in CONTROLS if refusal(snapshot, control, readonly=readonly)}
+    return [hint for hint in hints if hint.action.removeprefix("screen.") not in refused]

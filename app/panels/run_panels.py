@@ -1,0 +1,228 @@
+"""The panels of a run screen, and which of them are visible at which height.
+
+The panels draw themselves from a frame. ``PanelLayout`` decides which panels a terminal of this
+size shows; this container applies its decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.widgets import Static
+
+from ltui.app.live.frame import Frame
+from ltui.app.live.metric_history import LatestCurveRequest
+from ltui.app.panels import gpu_panel, ranks_panel
+from ltui.app.panels.details_panel import DetailsView
+from ltui.app.panels.gpu_panel import GpuPanel
+from ltui.app.panels.log_panel import LogPanel
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.ranks_panel import RanksPanel
+from ltui.app.panels.run_charts import RunCharts
+from ltui.app.panels.tab_bar import TabBar
+from ltui.app.presentation.panel_layout import (
+    DETAILS,
+    FRAME_LINES,
+    PANELS,
+    UPPER,
+    LayoutMode,
+    PanelLayout,
+    TableLines,
+)
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.widgets.rank_table import RankTable
+
+TITLES = {
+    "loss": "metrics",
+    "throughput": "throughput",
+    "gpus": gpu_panel.TITLE,
+    "ranks": ranks_panel.TITLE,
+    "log": "log",
+    "details": "details",
+}
+"""Titles of the tabs by panel name."""
+MAX_RANK_LINES = 9
+"""Maximum lines of the ranks if other panels are visible; the user scrolls to the other rows."""
+
+
+class RunPanels(Vertical):
+    """Charts, GPUs, ranks, log and details of a run, or the tabs to switch between them."""
+
+    class LaidOut(Message):
+        """Other panels are visible, or panels have another size."""
+
+    def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
+        super().__init__(id=id)
+        self.panel_layout = PanelLayout()
+        self._home, self._requests = home, requests
+        self._frame: Frame | None = None
+        self._heights: dict[str, int | str] = {}
+        """The heights that were set, by panel name."""
+
+    def compose(self) -> ComposeResult:
+        yield TabBar(id="tabs")
+        with Horizontal(id="columns"):
+            with Vertical(id="body"):
+                yield RunCharts(self._home, self._requests, id="charts")
+                yield GpuPanel(id="gpus")
+                yield RanksPanel(id="ranks")
+                yield LogPanel(id="log")
+            with Panel(6, TITLES["details"], id="details"):
+                yield DetailsView(id="details-view")
+        yield Static(
+            "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
+        )
+
+    @property
+    def charts(self) -> RunCharts:
+        return self.query_one(RunCharts)
+
+    @property
+    def log_panel(self) -> LogPanel:
+        return self.query_one(LogPanel)
+
+    @property
+    def zoomed(self) -> bool:
+        """True if one panel is maximised."""
+        return self.panel_layout.zoomed
+
+    # -- layout ------------------------------------------------------------------------------------
+
+    def fit_terminal(self, width: int, height: int) -> None:
+        """Adapt the layout to a terminal of ``width`` columns and ``height`` lines."""
+        self._use_layout(replace(self.panel_layout, width=width, height=height))
+
+    def _use_layout(self, layout: PanelLayout) -> None:
+        """Replace the layout; apply it only if it changes what is visible."""
+        before, self.panel_layout = self.panel_layout, layout
+        visible = (layout.mode, layout.visible(), layout.fits_rows())
+        if visible != (before.mode, before.visible(), before.fits_rows()):
+            self._apply_layout(layout)
+
+    def _apply_layout(self, layout: PanelLayout) -> None:
+        if not self.is_mounted:
+            return
+        self.panel_layout = layout
+        visible = layout.visible()
+        for name in PANELS:
+            self.query_one(f"#{name}").display = name in visible
+        self.query_one("#charts").display = bool(visible & UPPER)
+        self.query_one("#columns").display = bool(visible)
+        self.query_one("#body").display = bool(visible - {DETAILS})
+        self.query_one("#tiny").display = not visible
+        self.set_class(DETAILS in visible and not layout.shows_side_details(), "-details-below")
+        self.set_class(layout.fits_rows(), "-stacked")
+        self.set_class(layout.zoomed, "-zoomed")
+        for mode in LayoutMode:
+            self.set_class(mode is layout.mode, f"-{mode.value}")
+        self._show_tabs(layout)
+        # A panel that was hidden has missed frames. The log panel counts its lines itself.
+        self._heights.clear()
+        self.charts.invalidate()
+        if self._frame is not None:
+            self.show(self._frame)
+        self.post_message(self.LaidOut())
+
+    def _show_tabs(self, layout: PanelLayout) -> None:
+        tabs = [(PANELS.index(name) + 1, name, TITLES[name]) for name in layout.tabs()]
+        tab_bar = self.query_one(TabBar)
+        tab_bar.display = bool(tabs)
+        below_charts = layout.mode is LayoutMode.HALF and not layout.zoomed
+        tab_bar.show(tabs, layout.lower if below_charts else layout.chosen)
+
+    def _fit_height(self, name: str, lines: int) -> None:
+        """Make a panel as high as its rows if other panels are visible below the charts."""
+        frame_lines = 0 if self.panel_layout.mode is LayoutMode.TABS else FRAME_LINES
+        height: int | str = "1fr"
+        if self.panel_layout.fits_rows():
+            height = max(lines, 2) + frame_lines
+        if self._heights.get(name) != height:
+            self._heights[name] = height
+            self.query_one(f"#{name}").styles.height = height
+
+    # -- drawing -----------------------------------------------------------------------------------
+
+    def use_frame(self, frame: Frame) -> None:
+        """Store the newest frame, and adapt the layout if its tables have another height."""
+        self._frame = frame
+        needs = table_lines(frame.snapshot)
+        if needs != self.panel_layout.needs:
+            self._use_layout(replace(self.panel_layout, needs=needs))
+
+    def show(self, frame: Frame) -> None:
+        """Draw the visible panels."""
+        visible = self.panel_layout.visible()
+        self.charts.show(frame, visible)
+        if "gpus" in visible:
+            alone = not self.panel_layout.fits_rows()
+            self._fit_height("gpus", self.query_one(GpuPanel).show(frame, alone=alone))
+        if "ranks" in visible:
+            lines = self.query_one(RanksPanel).show(frame)
+            self._fit_height("ranks", min(lines, MAX_RANK_LINES))
+        if "log" in visible:
+            self.log_panel.show(frame)
+        if DETAILS in visible:
+            self.query_one(DetailsView).show(frame)
+
+    # -- choosing a panel --------------------------------------------------------------------------
+
+    def choose(self, name: str) -> None:
+        """Show a panel and move the focus into it."""
+        self._apply_layout(self.panel_layout.choose(name))
+        for child in self.query_one(f"#{name}").query("*"):
+            if child.focusable:
+                child.focus()
+                break
+
+    def toggle_zoom(self) -> None:
+        """Maximise the chosen panel, or restore all panels."""
+        self._apply_layout(replace(self.panel_layout, zoomed=not self.panel_layout.zoomed))
+
+    def toggle_details(self) -> None:
+        """Show or hide the details."""
+        layout = self.panel_layout.toggle_details()
+        if layout.chosen == DETAILS:
+            self.choose(DETAILS)
+        else:
+            self._apply_layout(layout)
+
+    def reset(self) -> None:
+        """Restore the default layout and the default view of the charts."""
+        self.charts.reset()
+        now = self.panel_layout
+        self._apply_layout(PanelLayout(width=now.width, height=now.height, needs=now.needs))
+
+    @on(events.DescendantFocus)
+    def _focus_moved(self, event: events.DescendantFocus) -> None:
+        panels = [a for a in event.widget.ancestors_with_self if isinstance(a, Panel)]
+        name = panels[0].id if panels else None
+        if name in PANELS and name != self.panel_layout.chosen and not self.panel_layout.zoomed:
+            self.panel_layout = self.panel_layout.choose(name)
+
+    @on(RankTable.RowSelected)
+    def _open_rank_log(self, message: RankTable.RowSelected) -> None:
+        """Show the log of the rank that was opened in the table."""
+        # Tables share one message class: the rows of GPUs are opened by the screen.
+        if isinstance(message.table, RankTable):
+            message.stop()
+            self.log_panel.source = int(message.key.removeprefix("r"))
+            self.choose("log")
+            if self._frame is not None:
+                self.log_panel.show(self._frame)
+
+
+def table_lines(snapshot: RunSnapshot) -> TableLines:
+    """Return the lines that the tables of a run need, independent of its verdicts."""
+    ranks = max(len(snapshot.ranks), snapshot.world_size or 1)
+    lines = 0
+    if snapshot.gpus:
+        lines = gpu_panel.lines_for(len(snapshot.gpus))
+    elif any((rank.device or "").startswith("cuda") for rank in snapshot.ranks):
+        # If the GPUs can't be read, the panel shows the reason and the processes of the ranks.
+        lines = ranks + 1
+    return TableLines(gpus=min(lines, gpu_panel.MAX_LINES), ranks=min(ranks + 1, MAX_RANK_LINES))

@@ -1,0 +1,114 @@
+"""The commands of a run screen: stop, schedule a stop, pause, checkpoint and kill.
+
+A command that can't be carried out is refused with its reason. Stop and kill are confirmed first.
+A request is sent to the run's supervisor in a worker thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual import work
+from textual.screen import Screen
+
+from ltui.app.panels.worker_calls import call_screen
+from ltui.app.presentation.notifications import refusal
+from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.screens.schedule_stop import StopWhenScreen
+from ltui.app.screens.stop_question import StopScreen, kill_question, stop_question
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.store.run_directory import RunDir
+
+
+class RunCommandScreen(Screen[None]):
+    """A screen whose keys send commands to one run."""
+
+    def __init__(self, run_dir: RunDir, *, readonly: bool) -> None:
+        super().__init__()
+        self.run_dir, self.readonly = run_dir, readonly
+
+    @property
+    def snapshot(self) -> RunSnapshot | None:
+        """The newest snapshot of the run; None before the first one."""
+        raise NotImplementedError
+
+    def refusal_of(self, action: str) -> str | None:
+        """Return the reason why ``action`` can't be done now; None if it can."""
+        action = "stop" if action == "stop_when" else action
+        return refusal(self.snapshot, action, readonly=self.readonly)
+
+    def is_refused(self, action: str) -> bool:
+        """Return True if ``action`` can't be done now, and show the reason."""
+        reason = self.refusal_of(action)
+        if reason is not None:
+            self.notify(reason, severity="warning", markup=False)
+        return reason is not None
+
+    def action_stop(self) -> None:
+        if self.is_refused("stop") or self.snapshot is None:
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._send_request(
+                    {"cmd": "stop"}, "stopping after the current step, with a checkpoint"
+                )
+
+        self.app.push_screen(StopScreen(stop_question(self.snapshot)), answered)
+
+    def action_stop_when(self) -> None:
+        if self.is_refused("stop") or self.snapshot is None:
+            return
+
+        def answered(request: dict[str, Any] | None) -> None:
+            if request is not None:
+                self._send_request(request, None)
+
+        self.app.push_screen(StopWhenScreen(self.snapshot.stops), answered)
+
+    def action_pause(self) -> None:
+        if self.is_refused("pause"):
+            return
+        if self.snapshot is not None and self.snapshot.state in (RunState.PAUSED, RunState.PAUSING):
+            self._send_request({"cmd": "continue"}, None)
+        else:
+            self._send_request({"cmd": "pause"}, None)
+
+    def action_checkpoint(self) -> None:
+        if not self.is_refused("checkpoint"):
+            confirmation = "saving a checkpoint after the current step"
+            self._send_request({"cmd": "checkpoint"}, confirmation)
+
+    def action_kill(self) -> None:
+        if self.is_refused("kill") or self.snapshot is None:
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._send_request({"cmd": "kill"}, "killing every process of the run")
+
+        question = kill_question(self.snapshot)
+        self.app.push_screen(ConfirmScreen(question, yes="kill it", no="keep it running"), answered)
+
+    @work(thread=True, exclusive=True, group="command", exit_on_error=False)
+    def _send_request(self, request: dict[str, Any], confirmation: str | None) -> None:
+        """Send a request to the supervisor; show ``confirmation``, or why it failed."""
+        # Imported here: what starts supervisors is not needed for the first frame.
+        from ltui.app.live.run_requests import send_request
+
+        try:
+            send_request(self.run_dir, request)
+        except ProblemError as error:
+            call_screen(self, self._show_failure, [str(p) for p in error.problems])
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            call_screen(self, self._show_failure, [f"{type(error).__name__}: {error}"])
+        else:
+            if confirmation is not None:
+                call_screen(self, self._show_confirmation, confirmation)
+
+    def _show_confirmation(self, confirmation: str) -> None:
+        self.notify(confirmation, timeout=3, markup=False)
+
+    def _show_failure(self, lines: list[str]) -> None:
+        self.app.push_screen(ProblemScreen("The request failed", lines))
