@@ -1,26 +1,27 @@
-"""Which steps of which attempt count: a resumed attempt replaces what came after its checkpoint."""
+"""Selection of the steps that count: a resumed attempt replaces the steps after its checkpoint."""
 
 from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
 
-_ENDLESS = 1 << 60
+_UNBOUNDED = 1 << 60
+"""Last step of an attempt that no later attempt cuts off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Steps of ``attempt`` up to ``last_step`` (included) belong to the run's one line."""
+    """The steps of an attempt that count: those up to and including ``last_step``."""
 
     attempt: int
     last_step: int
 
 
 def spans(connection: sqlite3.Connection) -> list[Span]:
-    """The attempts whose steps count, first to last.
+    """Return the attempts with steps that count, first to last.
 
-    An attempt supersedes the earlier ones' steps after its checkpoint once it has trained a step
-    itself; before that nothing was redone.
+    An attempt replaces the earlier steps after its checkpoint only once it has trained a step
+    itself.
     """
     rows = connection.execute(
         "SELECT a.attempt, a.resumed_step, "
@@ -28,10 +29,10 @@ def spans(connection: sqlite3.Connection) -> list[Span]:
         "OR EXISTS (SELECT 1 FROM step_windows w WHERE w.attempt = a.attempt) "
         "FROM attempts a ORDER BY a.attempt DESC"
     ).fetchall()
-    kept: list[Span] = []
-    bound = _ENDLESS
+    spans_newest_first: list[Span] = []
+    last_step_that_counts = _UNBOUNDED
     for attempt, resumed_step, trained in rows:
-        kept.append(Span(attempt, bound))
+        spans_newest_first.append(Span(attempt, last_step_that_counts))
         if trained and attempt > 1:
-            bound = min(bound, resumed_step or 0)
-    return [span for span in reversed(kept) if span.last_step > 0]
+            last_step_that_counts = min(last_step_that_counts, resumed_step or 0)
+    return [span for span in reversed(spans_newest_first) if span.last_step > 0]

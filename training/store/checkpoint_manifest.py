@@ -1,7 +1,7 @@
-"""Which checkpoints of a run are whole: read from their manifests, without torch.
+"""Checkpoints of a run: which ones exist and which are complete. Reads manifests, without torch.
 
 The manifest ``NAME.ckpt.json`` is written after the checkpoint itself, so a checkpoint without one
-was never completed. Checksums of large files take seconds; sizes are looked at for free.
+was never completed. Checksums of large files take seconds; sizes cost nothing.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from typing import Any
 from ltui.training.state.run_snapshot import CheckpointInfo
 
 _CHUNK_BYTES = 4 << 20
-_OURS = re.compile(
+_RANK_FILE = re.compile(
     r"(?P<name>step-\d{8,}-[a-z]+(-\d+)?\.ckpt)(\.rank-\d{5})?"
     r"|(?P<dot>\.)step-\d{8,}-[a-z]+(-\d+)?\.ckpt(\.json|\.rank-\d{5})?\.part"
 )
-"""Files that a rank writes before the manifest, as ``rank/coordination/checkpoint_files.py`` names
-them."""
+"""Names of the files that a rank writes before the manifest (``rank/checkpoint_files.py``)."""
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
-    """Every checkpoint with a manifest, the least trained first.
+    """Return every checkpoint that has a manifest, the one with the fewest steps first.
 
-    ``ok`` is False where the file is missing or of another size, and None where only its checksum
-    is left to be looked at (``verify``).
+    ``ok`` is False if a file is missing or has another size. Otherwise it is None, because only
+    ``verify`` reads checksums.
     """
-    found = [info for path in _manifests(folder) if (info := _read(path)) is not None]
-    return sorted(found, key=lambda info: (info.global_step, info.saved_at or 0.0))
+    infos = [info for path in _manifest_paths(folder) if (info := _read_manifest(path)) is not None]
+    return sorted(infos, key=lambda info: (info.global_step, info.saved_at or 0.0))
 
 
 def verify(info: CheckpointInfo) -> CheckpointInfo:
-    """``info`` with ``ok`` decided by size and checksum; reads the whole file."""
+    """Return ``info`` with ``ok`` set from size and checksum; this reads the whole checkpoint."""
     path = Path(info.path)
     try:
         manifest = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))
-        ok = _sizes_fit(path, manifest) and all(
-            _sha256(file) == digest for file, digest, _ in _parts(path, manifest)
+        ok = _sizes_match(path, manifest) and all(
+            _sha256(file) == digest for file, digest, _ in _file_facts(path, manifest)
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         ok = False
@@ -53,67 +52,68 @@ def verify(info: CheckpointInfo) -> CheckpointInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeChoice:
-    """Which checkpoint a resume takes, and which newer ones it passes over."""
+    """The checkpoint that a resume uses, and the newer ones that it skips."""
 
     taken: CheckpointInfo | None
     skipped: tuple[tuple[str, str], ...] = ()
-    """(file name, why), the newest first."""
+    """(file name, reason) pairs, the newest first."""
 
     def skip_reasons(self) -> list[str]:
+        """Return one text for each skipped checkpoint."""
         return [f"{name} {why}" for name, why in self.skipped]
 
 
 def choose_checkpoint(folder: Path) -> ResumeChoice:
-    """The checkpoint that the last attempt got furthest with, of those that are whole, and what was
-    found wrong with later ones.
+    """Return the undamaged checkpoint with the most progress, and reason later ones are skipped.
 
-    Of the last attempt first: after a resume from an earlier step, the later steps of the attempt
-    before are no longer part of the run. No clock is asked, as clocks are set back.
+    Checkpoints of the last attempt come first: after a resume from an earlier step, the later
+    steps of the previous attempt are no longer part of the run. Timestamps are not compared,
+    because clocks may be set back.
     """
-    found = list_checkpoints(folder)
-    unfinished = [(_changed_at(path), path.name) for path in _without_manifest(folder, found)]
+    infos = list_checkpoints(folder)
+    unfinished = [(_modified_at(path), path.name) for path in _without_manifest(folder, infos)]
     skipped: list[tuple[str, str]] = []
     taken: CheckpointInfo | None = None
-    for info in sorted(found, key=_progress, reverse=True):
-        why = damage_of(info)
-        if why is None:
+    for info in sorted(infos, key=_progress_key, reverse=True):
+        reason = damage_of(info)
+        if reason is None:
             taken = replace(info, ok=True)
             break
-        skipped.append((Path(info.path).name, why))
-    since = 0.0 if taken is None else _changed_at(Path(f"{taken.path}.json"))
-    late = [name for at, name in sorted(unfinished, reverse=True) if at > since]
-    skipped = [*((name, "was never completed") for name in late), *skipped]
+        skipped.append((Path(info.path).name, reason))
+    since = 0.0 if taken is None else _modified_at(Path(f"{taken.path}.json"))
+    unfinished_since = [name for at, name in sorted(unfinished, reverse=True) if at > since]
+    skipped = [*((name, "was never completed") for name in unfinished_since), *skipped]
     return ResumeChoice(taken=taken, skipped=tuple(skipped))
 
 
 def checkpoint_to_resume(folder: Path) -> CheckpointInfo | None:
-    """The checkpoint to resume from."""
+    """Return the checkpoint to resume from; this verifies it."""
     return choose_checkpoint(folder).taken
 
 
 def furthest_checkpoint(folder: Path) -> CheckpointInfo | None:
-    """The checkpoint to resume from, if it is whole: its checksums are not looked at."""
-    known = [info for info in list_checkpoints(folder) if info.ok is not False]
-    return max(known, key=_progress, default=None)
+    """Return the checkpoint with the most progress, without verifying its checksums."""
+    infos = [info for info in list_checkpoints(folder) if info.ok is not False]
+    return max(infos, key=_progress_key, default=None)
 
 
 def import_checkpoint(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
-    """Another run's checkpoint in ``folder``, as the one that a run begins from.
+    """Import another run's checkpoint into ``folder``, as the one that a new run starts from.
 
-    Files are linked where they can be: neither run changes them, and each may be deleted alone.
-    Raises ``OSError``, or ``ValueError`` for a manifest that can't be read.
+    Files are hard-linked if possible: no run changes them, and each run may be deleted alone.
+    Raise ``OSError``, or ``ValueError`` for a manifest that cannot be read.
     """
     source = Path(info.path)
     manifest = json.loads(Path(f"{source}.json").read_text(encoding="utf-8"))
     target = folder / f"step-{info.global_step:08d}-from.ckpt"
-    beside = {}
+    other_files = {}
     for name, facts in (manifest.get("beside") or {}).items():
-        own = name.replace(source.name, target.name, 1)
-        _link_or_copy(source.parent / name, folder / own)
-        beside[own] = facts
+        own_name = name.replace(source.name, target.name, 1)
+        _link_or_copy(source.parent / name, folder / own_name)
+        other_files[own_name] = facts
     _link_or_copy(source, target)
-    # Of no attempt of this run: whatever it saves itself is newer.
-    manifest.update(file=target.name, beside=beside, attempt=0, reason="from")
+    # Attempt 0 is older than every attempt of this run, so its own checkpoints are newer.
+    manifest.update(file=target.name, beside=other_files, attempt=0, reason="from")
     Path(f"{target}.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     return replace(info, path=str(target), reason="from")
 
@@ -130,11 +130,11 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def damage_of(info: CheckpointInfo) -> str | None:
-    """What keeps a checkpoint from being resumed from; None where it is whole. Reads all of it."""
+    """Return why a checkpoint cannot be used, None if it can; reads the whole checkpoint."""
     path = Path(info.path)
     try:
         manifest = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))
-        parts = list(_parts(path, manifest))
+        parts = list(_file_facts(path, manifest))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "has a manifest that cannot be read"
     if not parts:
@@ -153,21 +153,21 @@ def damage_of(info: CheckpointInfo) -> str | None:
     return None
 
 
-def _without_manifest(folder: Path, found: list[CheckpointInfo]) -> list[Path]:
-    """Files of checkpoints whose saving did not come to an end."""
-    known = {info.path for info in found}
+def _without_manifest(folder: Path, infos: list[CheckpointInfo]) -> list[Path]:
+    """Return the files of checkpoints that were never completed."""
+    completed = {info.path for info in infos}
     try:
         names = [*folder.glob("*.ckpt"), *folder.glob(".*.ckpt.part")]
     except OSError:
         return []
-    return [path for path in names if str(path) not in known]
+    return [path for path in names if str(path) not in completed]
 
 
 def remove_unfinished(folder: Path) -> list[str]:
-    """Remove what a killed rank left of checkpoints that were never completed; the names.
+    """Remove the files of checkpoints that were never completed; return their names.
 
-    Only files that ltui's ranks write, and only while none of them is alive. A checkpoint that has
-    a manifest stays, whole or not.
+    Call this only while no rank is alive. Only files that ltui's ranks write are removed. A
+    checkpoint that has a manifest stays, even if it is damaged.
     """
     removed = []
     try:
@@ -175,8 +175,8 @@ def remove_unfinished(folder: Path) -> list[str]:
     except OSError:
         return []
     for path in paths:
-        found = _OURS.fullmatch(path.name)
-        if found is None or (not found["dot"] and (folder / f"{found['name']}.json").exists()):
+        match = _RANK_FILE.fullmatch(path.name)
+        if match is None or (not match["dot"] and (folder / f"{match['name']}.json").exists()):
             continue
         with contextlib.suppress(OSError):
             if path.is_dir():
@@ -187,15 +187,18 @@ def remove_unfinished(folder: Path) -> list[str]:
     return removed
 
 
-def _changed_at(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _progress(info: CheckpointInfo) -> tuple[int, int, int, float]:
-    """Attempt, ``fit`` of the script, step; the clock counts only where those are not told."""
+def _progress_key(info: CheckpointInfo) -> tuple[int, int, int, float]:
+    """Return a sort key: attempt, number of the script's ``fit`` call, step, time.
+
+    The time counts only for manifests without an attempt.
+    """
     try:
         manifest = json.loads(Path(f"{info.path}.json").read_text(encoding="utf-8"))
         attempt, fit = int(manifest.get("attempt") or 0), int(manifest.get("fit") or 0)
@@ -204,14 +207,14 @@ def _progress(info: CheckpointInfo) -> tuple[int, int, int, float]:
     return (attempt, fit, info.global_step if attempt else 0, info.saved_at or 0.0)
 
 
-def _manifests(folder: Path) -> list[Path]:
+def _manifest_paths(folder: Path) -> list[Path]:
     try:
         return [path for path in folder.glob("*.ckpt.json") if not path.name.startswith(".")]
     except OSError:
         return []
 
 
-def _read(manifest_path: Path) -> CheckpointInfo | None:
+def _read_manifest(manifest_path: Path) -> CheckpointInfo | None:
     path = manifest_path.with_suffix("")
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
@@ -219,7 +222,7 @@ def _read(manifest_path: Path) -> CheckpointInfo | None:
             path=str(path),
             global_step=int(manifest["global_step"]),
             epoch=manifest.get("epoch"),
-            ok=None if _sizes_fit(path, manifest) else False,
+            ok=None if _sizes_match(path, manifest) else False,
             reason=manifest.get("reason"),
             saved_at=manifest.get("saved_at"),
             size_bytes=manifest.get("size_bytes"),
@@ -230,8 +233,8 @@ def _read(manifest_path: Path) -> CheckpointInfo | None:
         return CheckpointInfo(path=str(path), global_step=0, ok=False)
 
 
-def _parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, str, int]]:
-    """(file, checksum, size) of everything that the checkpoint consists of."""
+def _file_facts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, str, int]]:
+    """Yield (file, checksum, size) of every file of the checkpoint."""
     if "files" in manifest:
         for name, facts in manifest["files"].items():
             yield path / name, facts["sha256"], int(facts["size_bytes"])
@@ -241,8 +244,8 @@ def _parts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, str, in
         yield path.parent / name, facts["sha256"], int(facts["size_bytes"])
 
 
-def _sizes_fit(path: Path, manifest: dict[str, Any]) -> bool:
-    parts = list(_parts(path, manifest))
+def _sizes_match(path: Path, manifest: dict[str, Any]) -> bool:
+    parts = list(_file_facts(path, manifest))
     return bool(parts) and all(
         file.is_file() and file.stat().st_size == size for file, _, size in parts
     )

@@ -1,6 +1,7 @@
-"""The tables of ``run.db`` and how its layout is told: ``user_version``.
+"""Tables of ``run.db``, the version of its layout (``user_version``), and how it is opened.
 
-Layouts only grow: a newer ltui reads older files, an older one refuses newer files by name.
+Newer layouts only add to older ones: a newer ltui reads older files, and an older ltui refuses
+newer files with an error that says so.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from pathlib import Path
 from ltui.training.problem import Problem, ProblemError
 
 LAYOUT = 1
+"""Version of the layout that this ltui writes and the highest one that it reads."""
 
 APPLICATION_ID = 0x6C747569
-"""``ltui`` in ASCII, so that ``file`` and a careful reader know whose database it is."""
+"""``ltui`` in ASCII; identifies the database as ours, also for the command ``file``."""
 
 STEP_COLUMNS = (
     "step", "epoch", "batch", "samples", "loss", "lr", "step_s", "fetch_s", "forward_s",
     "backward_s", "optimizer_s", "memory_bytes", "memory_peak_bytes", "wall_s", "stepped",
     "transfer_s",
 )  # fmt: skip
-"""Columns of ``steps`` in the order of ``StepField``."""
+"""Columns of the table ``steps`` in the order of ``StepField``."""
 
 # The ordering key of `steps` is (step, seq): rows arrive in that order, so inserts append, and the
 # same record written twice is one row.
@@ -91,15 +93,18 @@ CREATE TABLE gaps (
 
 
 ADDED_COLUMNS = (("attempts", "changes", "TEXT"), ("attempts", "reason", "TEXT"))
-"""Later than layout 1 and left empty by what knows nothing of them, so no layout of their own."""
+"""(table, column, type) of columns added after layout 1.
+
+The layout has the same number, because older versions leave these columns empty.
+"""
 
 
 class StoreError(ProblemError):
-    """A run's database can't be read or written; ``str()`` says why and what to do."""
+    """A run's database cannot be read or written; ``str()`` says why and what to do."""
 
 
 class NoHistoryError(StoreError):
-    """Nothing has been written yet, or nothing is left of it."""
+    """The run has no history yet, or it is gone."""
 
 
 def no_history_error(path: Path, what: str) -> NoHistoryError:
@@ -111,22 +116,22 @@ def store_error(path: Path, what: str, remedy: str | None = None) -> StoreError:
 
 
 def damaged_error(path: Path, error: sqlite3.Error) -> StoreError:
-    """Why the file can't be used, as a person is told."""
+    """Return the error that tells the user why the database cannot be used."""
     if "locked" in str(error):
         what = "another program keeps the run's history locked."
         return store_error(path, what, "Close that program; the run itself is not touched.")
     return store_error(
         path,
         f"the run's history is damaged ({error}).",
-        "Logs and checkpoints are not touched; a resume begins a new history beside it.",
+        "Logs and checkpoints are not touched; a resume starts a new history and keeps this file.",
     )
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the supervisor's connection, making the tables where the file is new.
+    """Open the supervisor's connection; create the tables if the file is new.
 
-    Raises ``StoreError`` where the file is damaged, or of a newer layout; ``sqlite3.Error`` where
-    the disk is full.
+    Raise ``StoreError`` if the file is damaged or has a newer layout, and ``sqlite3.Error`` if the
+    disk is full.
     """
     connection = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
     try:
@@ -144,7 +149,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             )
         else:
             _add_columns(connection)
-        # Once it stands, whoever locks it holds up one tick of the supervisor, not its stops.
+        # From here on, another program that locks the database delays only one tick of the
+        # supervisor, and no stop.
         connection.execute("PRAGMA busy_timeout = 500")
     except BaseException:
         connection.close()
@@ -154,17 +160,17 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 def _add_columns(connection: sqlite3.Connection) -> None:
     for table, column, kind in ADDED_COLUMNS:
-        known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-        if column not in known:
+        existing = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        if column not in existing:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
 
 CHECKED_BYTES = 256 << 20
-"""Databases up to this size are read through before they are written to: half a second at most."""
+"""Size up to which a database is checked completely before it is written; takes at most 0.5 s."""
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with an existing database; None where nothing is, or it can't be told now."""
+    """Return what is wrong with an existing database; None if nothing is, or if it is unknown."""
     if not path.exists() or not path.stat().st_size:
         return None
     try:
@@ -173,31 +179,32 @@ def find_damage(path: Path) -> str | None:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if path.stat().st_size > CHECKED_BYTES:
                 return None
-            said = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
-            return None if said == "ok" else said.splitlines()[-1]
+            result = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            return None if result == "ok" else result.splitlines()[-1]
         finally:
             connection.close()
-    except sqlite3.OperationalError as error:  # locked, or the disk is full: no damage
+    except sqlite3.OperationalError as error:
+        # A locked database or a full disk is no damage.
         return str(error) if "malformed" in str(error) else None
     except sqlite3.DatabaseError as error:
         return str(error)
 
 
 def rename_damaged(path: Path) -> Path:
-    """Give a damaged database another name, so that a new one can be begun; nothing is deleted."""
+    """Rename a damaged database so that a new one can be created; nothing is deleted."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
-    os.rename(path, aside)
+    os.rename(path, renamed)
     for suffix in ("-wal", "-shm"):
-        beside = path.with_name(path.name + suffix)
-        if beside.exists():
-            os.rename(beside, aside.with_name(aside.name + suffix))
-    return aside
+        companion = path.with_name(path.name + suffix)
+        if companion.exists():
+            os.rename(companion, renamed.with_name(renamed.name + suffix))
+    return renamed
 
 
 def check_layout(path: Path, connection: sqlite3.Connection) -> int:
-    """The layout of an open database, 0 where it is empty. Raises ``StoreError``."""
+    """Return the layout of an open database, 0 if it is empty. Raise ``StoreError``."""
     try:
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         application = int(connection.execute("PRAGMA application_id").fetchone()[0])

@@ -1,6 +1,6 @@
 """A run's metrics as CSV or JSON: one row per metric, step and rank.
 
-A row that stands for several steps has ``first_step``, ``min``, ``max`` and ``count`` as well.
+A row of several steps also has ``first_step``, ``min``, ``max`` and ``count``.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class WindowedPart:
-    """The part of an export that is kept as windows only, gathered while rows pass through."""
+    """The part of an export that is stored only as windows, collected while rows are written."""
 
     first_step: int | None = None
     last_step: int = 0
     longest: int = 0
-    """Steps of the longest window."""
+    """Number of steps of the longest window."""
     metrics: dict[str, None] = field(default_factory=dict)
 
     def watch(self, rows: Iterable[ExportRow]) -> Iterator[ExportRow]:
-        """Pass the rows on, and note those that stand for several steps."""
+        """Yield the rows unchanged and record those that represent several steps."""
         for row in rows:
             if row.first_step is not None:
                 self._note(row, row.first_step)
             yield row
 
     def _note(self, row: ExportRow, first_step: int) -> None:
-        known = self.first_step
-        self.first_step = first_step if known is None else min(known, first_step)
+        previous = self.first_step
+        self.first_step = first_step if previous is None else min(previous, first_step)
         self.last_step = max(self.last_step, row.step)
         self.longest = max(self.longest, row.step - first_step + 1)
         self.metrics[row.metric] = None
 
     def sentence(self) -> str | None:
-        """Say which steps are not complete, and what the rows hold instead; None if all are."""
+        """Return a sentence on the steps that are stored as windows; None if there are none."""
         if self.first_step is None:
             return None
         return (
@@ -58,28 +58,31 @@ class WindowedPart:
 
 
 def chosen_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
-    """Metrics that fit any of ``globs``; all without one. ``ProblemError`` where none fits."""
+    """Return the metrics that match any of ``globs``, or all metrics without globs.
+
+    Raise ``ProblemError`` if none matches.
+    """
     names = store.metric_names()
     if not globs:
         return names
     chosen = [n for n in names if any(fnmatch.fnmatchcase(n, glob) for glob in globs)]
     if not chosen:
-        known = ", ".join(names) or "none yet"
+        available = ", ".join(names) or "none yet"
         raise ProblemError(
-            Problem(where="--metric", what=f"no metric matches; the run has: {known}.")
+            Problem(where="--metric", what=f"no metric matches; the run has: {available}.")
         )
     return chosen
 
 
 def write_csv(rows: Iterable[ExportRow], file: TextIO) -> None:
-    """Rows under a header; what is not known stays empty."""
+    """Write rows below a header; unknown values are empty."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(_values(row) for row in rows)
 
 
 def write_json(rows: Iterable[ExportRow], file: TextIO) -> None:
-    """A list of objects, written as it is read."""
+    """Write a list of objects without holding it in memory."""
     file.write("[")
     for text in _joined(json.dumps(_object(row)) for row in rows):
         file.write(text)

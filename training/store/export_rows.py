@@ -1,6 +1,6 @@
-"""The rows of an export: every recorded value once, at the best resolution that is still kept.
+"""Rows of an export: every recorded value once, at the best resolution that is still stored.
 
-A long history keeps its latest steps one by one and older ones as windows only
+A long history stores its latest steps one by one and older ones only as windows
 (``training/store/history_windows.py``). An export takes each step from the finest level that
 holds it.
 """
@@ -19,22 +19,22 @@ from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES, TablePair
 
 @dataclass(frozen=True, slots=True)
 class ExportRow:
-    """One step, or one window of several steps: then ``value`` is their mean."""
+    """One step, or one window of several steps; the ``value`` of a window is a mean."""
 
     metric: str
     step: int
-    """Of a window: its last step."""
+    """The step, or the last step of a window."""
     epoch: int | None
     time: float | None
     rank: int
     value: float | None
     """None if the value was not a finite number (NaN)."""
     first_step: int | None = None
-    """Of a window only, like ``low`` and ``high``."""
+    """First step of a window; None for a single step, as are ``low`` and ``high``."""
     low: float | None = None
     high: float | None = None
     count: int = 1
-    """Values that the row stands for."""
+    """Number of values that the row represents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ def _windows(
 def _steps(db: sqlite3.Connection, series: Series, rank: int, start: int) -> Iterator[Row]:
     where, key = _where(series, rank)
     # A metric that was logged as NaN has a row without a value; a step without a loss has none.
-    known = "" if series.family is SAMPLES else f"AND {series.column} IS NOT NULL "
+    with_value = "" if series.family is SAMPLES else f"AND {series.column} IS NOT NULL "
     for step, epoch, t, value in db.execute(
         f"SELECT step, epoch, {series.family.time}, {series.column} FROM {series.family.rows} "  # noqa: S608
-        f"WHERE {where} AND step >= ? AND step <= ? {known}ORDER BY step, seq",
+        f"WHERE {where} AND step >= ? AND step <= ? {with_value}ORDER BY step, seq",
         (*key, start, series.span.last_step),
     ):
         yield step, rank, epoch, t, value, None, None, None, 1

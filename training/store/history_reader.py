@@ -1,7 +1,7 @@
-"""Reading a run's history while it is written: curves of any length, events, readings, export rows.
+"""Reader of a run's history, also while it is written: curves, events, readings, export rows.
 
-Opens ``run.db`` read-only and never blocks its writer. ``StoreError`` where the file is damaged or
-was written by a newer ltui.
+It opens ``run.db`` read-only and never blocks the writer. It raises ``StoreError`` if the file is
+damaged or was written by a newer ltui.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEP_SERIES = {
     "step/samples": "samples",
     "step/lr": "lr",
 }
-"""Series that every step has, whatever the user logs: name -> column of ``steps``."""
+"""Series that every step has, independent of what the user logs: name -> column of ``steps``."""
 
 ROW_SERIES = {
     "step/forward_seconds": "forward_s",
@@ -49,15 +49,15 @@ ROW_SERIES = {
     "step/optimizer_seconds": "optimizer_s",
     "step/memory_bytes": "memory_bytes",
 }
-"""The same, for columns of which no windows are kept: only the newest steps have them."""
+"""Series without windows, which exist only for the newest steps: name -> column of ``steps``."""
 
-_ROWS_READ = 20_000
-"""A curve is read at the finest resolution that has at most this many points."""
+_MAX_POINTS_READ = 20_000
+"""Maximum number of points of a curve; it decides at which resolution the curve is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One series over steps; every array has the same length. Missing values are NaN."""
+    """One series over steps. All arrays have the same length; missing values are NaN."""
 
     steps: FloatArray
     epochs: FloatArray
@@ -67,7 +67,7 @@ class Curve:
     low: FloatArray
     high: FloatArray
     count: FloatArray
-    """How many logged values a point stands for."""
+    """Number of logged values that each point represents."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -75,6 +75,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
+    """One event of the run's history."""
+
     id: int
     attempt: int
     rank: int | None
@@ -86,6 +88,8 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
+    """A change of the run's state at unix time ``t``."""
+
     attempt: int
     t: float
     state: str
@@ -94,9 +98,11 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
+    """Records that are missing from the history."""
+
     attempt: int
     rank: int | None
-    """None where a part of the history of all ranks is missing."""
+    """None if a part of the history of all ranks is missing."""
     after_seq: int
     missed: int
     t: float
@@ -105,7 +111,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class StoredGpuReadings:
-    """Readings of one GPU, oldest first; missing values are NaN."""
+    """Stored readings of one GPU, oldest first; missing values are NaN."""
 
     times: FloatArray
     utilisation_percent: FloatArray
@@ -117,23 +123,25 @@ class StoredGpuReadings:
 _Result = TypeVar("_Result")
 
 
-def _says_what_is_wrong(method: Callable[..., _Result]) -> Callable[..., _Result]:
+def _raises_store_error(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Make a method raise ``StoreError`` if SQLite reports an error."""
+
     @wraps(method)
-    def checked(self: RunStore, *args: Any, **kwargs: Any) -> _Result:
+    def wrapper(self: RunStore, *args: Any, **kwargs: Any) -> _Result:
         try:
             return method(self, *args, **kwargs)
         except sqlite3.DatabaseError as error:
             raise damaged_error(self.path, error) from error
 
-    return checked
+    return wrapper
 
 
 class RunStore:
-    """One run's history, read-only."""
+    """Read-only access to one run's history."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.path = run_dir.db_path
-        self._connection = _open(self.path)
+        self._connection = _open_read_only(self.path)
 
     def close(self) -> None:
         self._connection.close()
@@ -144,9 +152,9 @@ class RunStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def snapshot(self) -> RunSnapshot:
-        """The run as the supervisor last wrote it."""
+        """Return the last snapshot that the supervisor wrote."""
         row = self._connection.execute("SELECT document FROM snapshot").fetchone()
         if row is None:
             raise no_history_error(self.path, "it holds no state of the run yet.")
@@ -157,17 +165,17 @@ class RunStore:
                 self.path, f"the run's stored state is damaged ({error}).", "Delete the run."
             ) from error
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def metric_names(self) -> list[str]:
-        """What was logged, and ``train/loss`` where steps have a loss."""
+        """Return the names of logged metrics, and ``train/loss`` if steps have a loss."""
         names = {row[0] for row in self._connection.execute("SELECT name FROM names")}
         if self._has_step_loss():
             names.add(TRAIN_LOSS)
         return sorted(names)
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def logged_names(self) -> list[str]:
-        """Names that the user logged."""
+        """Return the names of metrics that the user logged."""
         return sorted(row[0] for row in self._connection.execute("SELECT name FROM names"))
 
     def _has_step_loss(self) -> bool:
@@ -177,16 +185,16 @@ class RunStore:
                 return True
         return False
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def attempts(self) -> list[dict[str, Any]]:
-        """Every attempt with its columns, first to last."""
+        """Return every attempt with its columns, first to last."""
         cursor = self._connection.execute("SELECT * FROM attempts ORDER BY attempt")
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
     # -- curves --------------------------------------------------------------------------------
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def curve(
         self,
         metric: str,
@@ -197,23 +205,24 @@ class RunStore:
         last_step: int | None = None,
         attempt: int | None = None,
     ) -> Curve:
-        """``metric`` over steps, superseded steps left out, in at most ``max_points`` points.
+        """Return ``metric`` over steps, without superseded steps, in at most ``max_points`` points.
 
-        ``rank`` None: mean over ranks, with the lowest and highest of any rank. ``first_step`` and
-        ``last_step`` bound the part that is read, both included. ``attempt``: its steps alone.
+        If ``rank`` is None, the curve is the mean over ranks with the lowest and highest value of
+        any rank. ``first_step`` and ``last_step`` limit the steps; both are included. ``attempt``
+        limits the curve to one attempt.
         """
         source = self._source(metric)
         if source is None:
-            return _curve([])
-        lo = 0 if first_step is None else first_step
+            return _to_curve([])
+        first = 0 if first_step is None else first_step
         parts: list[tuple[float, ...]] = []
         for span in spans(self._connection):
             if attempt is not None and span.attempt != attempt:
                 continue
-            hi = span.last_step if last_step is None else min(last_step, span.last_step)
-            parts += source.read(self._connection, span, rank, lo, hi)
+            last = span.last_step if last_step is None else min(last_step, span.last_step)
+            parts += source.read(self._connection, span, rank, first, last)
         parts.sort(key=lambda row: row[0])
-        return _thin(_curve(parts), max_points)
+        return _merge_points(_to_curve(parts), max_points)
 
     def _source(self, metric: str) -> _Source | None:
         row = self._connection.execute("SELECT id FROM names WHERE name = ?", (metric,)).fetchone()
@@ -223,26 +232,25 @@ class RunStore:
             return _Source(STEPS, STEP_SERIES[metric], ())
         return _Source(STEPS, ROW_SERIES[metric], ()) if metric in ROW_SERIES else None
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def attempt_ranks(self) -> dict[int, tuple[int, ...]]:
-        """Attempt -> the ranks whose steps are stored, for each attempt whose steps count.
+        """Return the ranks with stored steps for each attempt with steps that count.
 
-        A run may be resumed on another number of ranks: what holds for one attempt is not the
-        world size of the next.
+        A run may be resumed on another number of ranks, so attempts may have different ranks.
         """
-        found: dict[int, tuple[int, ...]] = {}
+        ranks: dict[int, tuple[int, ...]] = {}
         for span in spans(self._connection):
             rows = self._connection.execute(
                 "SELECT rank FROM cursors WHERE attempt = ? ORDER BY rank", (span.attempt,)
             )
-            found[span.attempt] = tuple(row[0] for row in rows)
-        return found
+            ranks[span.attempt] = tuple(row[0] for row in rows)
+        return ranks
 
-    # -- what else is kept ---------------------------------------------------------------------
+    # -- events and readings --------------------------------------------------------------------
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def events(self, after_id: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Events in the order of their arrival, those after ``after_id``."""
+        """Return events with a larger id than ``after_id``, in the order in which they arrived."""
         rows = self._connection.execute(
             "SELECT id, attempt, rank, t, kind, text, data FROM events WHERE id > ? "
             "AND kind NOT IN ('hello', 'plan') ORDER BY id LIMIT ?",
@@ -253,41 +261,42 @@ class RunStore:
             for number, attempt, rank, t, kind, text, data in rows
         ]
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def hello_and_plan(self, attempt: int) -> dict[int, dict[str, dict[str, Any]]]:
-        """rank -> ``hello`` and ``plan`` as the rank said them last in ``attempt``."""
-        told: dict[int, dict[str, dict[str, Any]]] = {}
+        """Return the last ``hello`` and ``plan`` label of each rank in an attempt."""
+        labels: dict[int, dict[str, dict[str, Any]]] = {}
         rows = self._connection.execute(
             "SELECT rank, kind, data FROM events WHERE attempt = ? "
             "AND kind IN ('hello', 'plan') ORDER BY id",
             (attempt,),
         )
         for rank, kind, data in rows:
-            told.setdefault(rank, {})[kind] = json.loads(data)
-        return told
+            labels.setdefault(rank, {})[kind] = json.loads(data)
+        return labels
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def state_changes(self) -> list[StateChange]:
+        """Return all changes of the run's state, first to last."""
         rows = self._connection.execute("SELECT attempt, t, state, detail FROM states ORDER BY id")
         return [StateChange(*row) for row in rows]
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def gaps(self) -> list[Gap]:
-        """Where records of a rank are missing from the history."""
+        """Return the gaps in the history."""
         rows = self._connection.execute(
             "SELECT attempt, rank, after_seq, missed, t, reason FROM gaps ORDER BY id"
         )
         return [Gap(*row) for row in rows]
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def verdicts(self) -> list[Verdict]:
-        """Every verdict of the run, oldest first."""
+        """Return every verdict of the run, oldest first."""
         rows = self._connection.execute("SELECT document FROM verdicts ORDER BY began, id")
         return [from_json(Verdict, json.loads(row[0]), tolerant=True) for row in rows]
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def gpu_history(self, index: int, last_s: float) -> StoredGpuReadings:
-        """Readings of GPU ``index`` over the ``last_s`` seconds before the newest one."""
+        """Return the readings of a GPU in the ``last_s`` seconds before its newest reading."""
         rows = self._connection.execute(
             "SELECT t, utilisation_percent, memory_used_bytes, power_w, temperature_c "
             "FROM gpu_samples WHERE gpu = ?1 AND t >= "
@@ -299,11 +308,11 @@ class RunStore:
 
     # -- export --------------------------------------------------------------------------------
 
-    @_says_what_is_wrong
+    @_raises_store_error
     def export(self, metrics: Sequence[str]) -> Iterator[ExportRow]:
         """Yield one row per metric, step and rank, without superseded steps.
 
-        Steps so far back that only windows of them are kept come as one row per window.
+        Old steps that are stored only as windows give one row per window.
         """
         return self._export(metrics)
 
@@ -317,7 +326,7 @@ class RunStore:
                 yield from export_rows(self._connection, metric, series)
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open_read_only(path: Path) -> sqlite3.Connection:
     if not path.exists():
         raise no_history_error(path, "the run has no history yet.")
     connection = None
@@ -328,8 +337,8 @@ def _open(path: Path) -> sqlite3.Connection:
         try:
             version = check_layout(path, connection)
         except sqlite3.OperationalError:
-            # A read-only or full disk has no room for the shared index beside the file: read it
-            # as it stands.
+            # On a read-only or full disk SQLite cannot create its shared index file. Read the
+            # database as it is.
             connection.close()
             connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False
@@ -360,14 +369,17 @@ class _Source:
     def read(
         self, db: sqlite3.Connection, span: Span, rank: int | None, lo: int, hi: int
     ) -> list[tuple[float, ...]]:
-        """(step, epoch, time, mean, low, high, n) of ``lo`` to ``hi``, coarse where it is long."""
+        """Return (step, epoch, time, mean, low, high, n) rows from step ``lo`` to ``hi``.
+
+        A long range is read at a coarser resolution.
+        """
         key, where = self._where(span.attempt, rank)
         if self.column not in self.family.values:
             return self._binned(db, where, key, lo, hi)
         bounds = self._bounds(db, where, key, hi)
         if bounds is None:
             return []
-        level = _level(max(bounds[0], lo), min(bounds[1], hi))
+        level = _resolution(max(bounds[0], lo), min(bounds[1], hi))
         rows: list[tuple[float, ...]] = []
         start = lo
         for size in reversed([size for size in WINDOW_SIZES if size <= level]):
@@ -375,11 +387,17 @@ class _Source:
             rows += part[0]
             start = max(start, part[1])
         if level <= WINDOW_SIZES[0] and start == lo:
-            # Rows are wanted, but the oldest may be kept as windows only.
-            kept = self._first_row(db, where, key)
-            if kept is None or kept > lo:
+            # The range is short enough for rows, but the oldest may exist only as windows.
+            first_row = self._first_row(db, where, key)
+            if first_row is None or first_row > lo:
                 part = self._windows(
-                    db, where, key, WINDOW_SIZES[0], lo, min(hi, (kept or hi) - 1), rank is None
+                    db,
+                    where,
+                    key,
+                    WINDOW_SIZES[0],
+                    lo,
+                    min(hi, (first_row or hi) - 1),
+                    rank is None,
                 )
                 rows += part[0]
                 start = max(start, part[1])
@@ -388,7 +406,7 @@ class _Source:
     def _binned(
         self, db: sqlite3.Connection, where: str, key: tuple[int, ...], lo: int, hi: int
     ) -> list[tuple[float, ...]]:
-        """Rows of a column without windows, merged as windows would be."""
+        """Return rows of a column that has no windows, merged like windows."""
         c, rows = self.column, self.family.rows
         inside = f"{where} AND step >= ? AND step <= ?"
         first, last = db.execute(
@@ -400,7 +418,7 @@ class _Source:
         return db.execute(
             f"SELECT avg(step), avg(epoch), avg({self.family.time}), avg({c}), min({c}), max({c}), "  # noqa: S608
             f"count({c}) FROM {rows} WHERE {inside} GROUP BY step / ? ORDER BY step / ?",
-            (*key, lo, hi, level := _level(first, last), level),
+            (*key, lo, hi, level := _resolution(first, last), level),
         ).fetchall()
 
     def _where(self, attempt: int, rank: int | None) -> tuple[tuple[int, ...], str]:
@@ -415,7 +433,7 @@ class _Source:
     def _bounds(
         self, db: sqlite3.Connection, where: str, key: tuple[int, ...], hi: int
     ) -> tuple[int, int] | None:
-        found: list[int] = []
+        steps: list[int] = []
         for table, first, last in (
             (self.family.rows, "step", "step"),
             (self.family.windows, "first_step", "last_step"),
@@ -426,8 +444,8 @@ class _Source:
                 f"(SELECT max({last}) FROM {table} WHERE {where}{extra})",
                 (*key, *key),
             ).fetchone()
-            found += [v for v in row if v is not None]
-        return (min(found), min(max(found), hi)) if found else None
+            steps += [v for v in row if v is not None]
+        return (min(steps), min(max(steps), hi)) if steps else None
 
     def _first_row(self, db: sqlite3.Connection, where: str, key: tuple[int, ...]) -> int | None:
         row = db.execute(
@@ -446,7 +464,7 @@ class _Source:
         hi: int,
         merge: bool,
     ) -> tuple[list[tuple[float, ...]], int]:
-        """Windows of ``level`` that lie within ``lo`` to ``hi``, and the first step after them."""
+        """Return the windows within ``lo`` to ``hi``, and the first step after them."""
         c = self.column
         first, stop = -(-lo // level), (hi + 1) // level
         if merge:
@@ -493,21 +511,24 @@ class _Source:
         ).fetchall()
 
 
-def _level(lo: int, hi: int) -> int:
-    """Steps per point of the finest resolution that keeps to ``_ROWS_READ`` points; 1 for rows."""
+def _resolution(lo: int, hi: int) -> int:
+    """Return the steps per point of the finest resolution with at most ``_MAX_POINTS_READ`` points.
+
+    The result is 1 if rows are read.
+    """
     for size in (1, *WINDOW_SIZES):
-        if (hi - lo) / size <= _ROWS_READ:
+        if (hi - lo) / size <= _MAX_POINTS_READ:
             return size
     return WINDOW_SIZES[-1]
 
 
-def _curve(rows: list[tuple[float, ...]]) -> Curve:
+def _to_curve(rows: list[tuple[float, ...]]) -> Curve:
     table = np.array(rows, dtype=np.float64).reshape(-1, 7)
     return Curve(*np.ascontiguousarray(table.T))
 
 
-def _thin(curve: Curve, max_points: int) -> Curve:
-    """Merge neighbours until at most ``max_points`` remain; lows and highs are kept."""
+def _merge_points(curve: Curve, max_points: int) -> Curve:
+    """Merge neighbouring points until at most ``max_points`` remain; keep lows and highs."""
     n = len(curve)
     if n <= max_points:
         return curve
@@ -515,8 +536,10 @@ def _thin(curve: Curve, max_points: int) -> Curve:
     points = np.diff(np.append(starts, n))
     weights = np.where(np.isfinite(curve.mean), curve.count, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        known = np.add.reduceat(weights, starts)
-        mean = np.add.reduceat(np.where(weights > 0, curve.mean, 0.0) * weights, starts) / known
+        total_weight = np.add.reduceat(weights, starts)
+        mean = (
+            np.add.reduceat(np.where(weights > 0, curve.mean, 0.0) * weights, starts) / total_weight
+        )
         return Curve(
             steps=np.add.reduceat(curve.steps, starts) / points,
             epochs=np.add.reduceat(curve.epochs, starts) / points,

@@ -1,7 +1,8 @@
-"""Windows over a long history: count, mean, min and max of 64, 4,096 and 262,144 steps.
+"""Windows that summarise a long history: count, mean, min and max of 64, 4,096 and 262,144 steps.
 
-A window of one level is made from the closed ones of the level below, so that nothing needs to be
-held in memory and a new supervisor goes on where the last one ended. SQL only; no clock, no files.
+A window of one level is computed from the closed windows of the level below. So nothing needs to be
+held in memory, and a new supervisor continues where the last one ended. SQL only; no clock, no
+files.
 """
 
 from __future__ import annotations
@@ -11,27 +12,28 @@ import sqlite3
 from dataclasses import dataclass
 
 WINDOW_SIZES = (64, 4096, 262144)
-"""Steps of a window, finest first; each a multiple of the one before."""
+"""Number of steps of a window at each level, finest first; each is a multiple of the previous."""
 
 STEP_VALUES = ("loss", "step_s", "fetch_s", "samples", "lr")
-"""Columns of ``steps`` that windows are kept of."""
+"""Columns of ``steps`` that are summarised in windows."""
 
 _STEPS_UP = tuple(itertools.pairwise(WINDOW_SIZES))
 
 
 @dataclass(frozen=True, slots=True)
 class TablePair:
-    """One pair of tables: rows as they came, and their windows."""
+    """A table of rows and the table of their windows."""
 
     rows: str
     windows: str
     keys: tuple[str, ...]
-    """Columns that tell one series from another."""
+    """Columns that identify a series."""
     values: tuple[str, ...]
     time: str
-    """The rows' column of unix time."""
+    """Column of the rows that holds the unix time."""
 
     def where(self) -> str:
+        """Return an SQL condition that selects one series."""
         return " AND ".join(f"{key} = ?" for key in self.keys)
 
 
@@ -40,7 +42,7 @@ SAMPLES = TablePair("samples", "sample_windows", ("attempt", "rank", "name_id"),
 
 
 def first_open_step(connection: sqlite3.Connection, family: TablePair, key: tuple[int, ...]) -> int:
-    """The first step of ``key`` that no closed window of the finest level holds."""
+    """Return the first step of a series that is in no closed window of the finest level."""
     row = connection.execute(
         f"SELECT max(win) FROM {family.windows} WHERE {family.where()} AND level = ?",  # noqa: S608
         (*key, WINDOW_SIZES[0]),
@@ -56,7 +58,7 @@ def close_windows(
     open_step: int,
     newest_step: int,
 ) -> int:
-    """Close every window that ends before ``newest_step``; returns the first step still open."""
+    """Close every window that ends before ``newest_step``; return the first step still open."""
     start = open_step // WINDOW_SIZES[0]
     stop = newest_step // WINDOW_SIZES[0]
     if stop <= start:
@@ -116,7 +118,7 @@ def drop_old(
     open_step: int,
     keep_windows: int,
 ) -> None:
-    """Delete rows before ``keep_from_step`` and windows far back, if coarser windows hold them."""
+    """Delete rows before ``keep_from_step`` and old windows if coarser windows cover them."""
     cut = min(keep_from_step, open_step) // WINDOW_SIZES[0] * WINDOW_SIZES[0]
     connection.execute(
         f"DELETE FROM {family.rows} WHERE {family.where()} AND step < ?",  # noqa: S608

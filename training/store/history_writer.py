@@ -1,7 +1,8 @@
-"""The supervisor's side of ``run.db``: one transaction a tick, rows and queue cursors together.
+"""Writer of a run's history: one transaction per tick for new rows and queue cursors together.
 
-Because a cursor is stored with the rows that it counts, a supervisor that takes over neither loses
-nor repeats a record. Errors of the disk come out as ``sqlite3.Error``; the caller goes on without.
+Only the supervisor writes. A cursor is stored in the same transaction as the rows that it counts,
+so a supervisor that recovers the run neither loses nor repeats a record. Disk errors are raised as
+``sqlite3.Error``; the caller continues without the history.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from ltui.training.store import history_windows
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
 
 KEEP_ROWS = 200_000
-"""Newest rows of one rank (of all metrics: of one metric) kept at full resolution."""
+"""Number of newest rows kept at full resolution for each rank, and for each metric of a rank."""
 KEEP_WINDOWS = 200_000
-"""Newest windows of a level kept where a coarser level holds them too."""
+"""Number of newest windows kept at each level that a coarser level also covers."""
 KEEP_READINGS_S = 6 * 3600.0
-"""Seconds of GPU and process readings kept."""
+"""Seconds for which GPU and process readings are kept."""
 
 _INSERT_STEP = (
     f"INSERT OR IGNORE INTO steps (attempt, rank, seq, {', '.join(STEP_COLUMNS)}) "  # noqa: S608
@@ -43,19 +44,19 @@ _INSERT_EVENT = (
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far one rank's queue is in the store."""
+    """Position in one rank's queue up to which records are stored."""
 
     next_seq: int
-    """Counts on where a rank starts anew with another queue file."""
+    """Sequence number of the next record; it does not restart when a rank gets a new queue file."""
     base: int = 0
-    """What is added to the sequence numbers of the present file."""
+    """Number that is added to the sequence numbers of the current queue file."""
     inode: int = 0
-    """Of the present file."""
+    """Inode of the current queue file."""
 
 
 @dataclass
 class Batch:
-    """What one tick adds to the history."""
+    """New rows of one tick."""
 
     steps: list[tuple[int, int, Sequence[float]]] = field(default_factory=list)
     """(rank, seq, the values of ``StepField``)"""
@@ -65,7 +66,7 @@ class Batch:
     """(rank, seq, name, step, epoch, unix time, value)"""
     events: list[Event] = field(default_factory=list)
     gaps: list[tuple[int, int, int, float, str]] = field(default_factory=list)
-    """(rank, seq of the first record read after the gap, records missed, unix time, why)"""
+    """(rank, seq of the first record after the gap, records missed, unix time, reason)"""
     cursors: dict[int, Cursor] = field(default_factory=dict)
     gpus: Sequence[GpuSnapshot] = ()
     processes: list[tuple[int, float, float | None, int | None]] = field(default_factory=list)
@@ -78,10 +79,11 @@ class Batch:
 
 
 @dataclass
-class _Tail:
-    """How far the windows of one series are."""
+class _SeriesProgress:
+    """Progress of the windows of one series."""
 
     open_step: int
+    """First step that is in no closed window."""
     first_step: int
     newest_step: int = 0
     rows: int = 0
@@ -94,7 +96,7 @@ class StoreWriter:
         self._connection = open_for_writing(path)
         self._keep_rows = keep_rows
         self._names = self._read_names()
-        self._tails: dict[tuple[int, ...], _Tail] = {}
+        self._progress: dict[tuple[int, ...], _SeriesProgress] = {}
         self._pruned_at = 0.0
 
     def close(self) -> None:
@@ -103,6 +105,7 @@ class StoreWriter:
     # -- attempts and states -------------------------------------------------------------------
 
     def last_attempt(self) -> int:
+        """Return the number of the last attempt; 0 if there is none."""
         row = self._connection.execute("SELECT max(attempt) FROM attempts").fetchone()
         return int(row[0] or 0)
 
@@ -117,8 +120,11 @@ class StoreWriter:
         changes: Sequence[str] = (),
         reason: str | None = None,
     ) -> None:
-        """``changes``: what ``--set`` changed since the attempt before. ``reason``: of a restart
-        that nobody asked for."""
+        """Record the start of an attempt.
+
+        ``changes`` are the settings that ``--set`` changed since the previous attempt. ``reason``
+        is given for an automatic restart.
+        """
         self._connection.execute(
             "INSERT OR IGNORE INTO attempts (attempt, started_at, state, resumed_path, "
             "resumed_step, boot_id, changes, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -129,7 +135,7 @@ class StoreWriter:
         )  # fmt: skip
 
     def start_reason(self, attempt: int) -> tuple[tuple[str, ...], str | None]:
-        """``changes`` and ``reason`` of ``begin_attempt``."""
+        """Return ``changes`` and ``reason`` as given to ``begin_attempt``."""
         row = self._connection.execute(
             "SELECT changes, reason FROM attempts WHERE attempt = ?", (attempt,)
         ).fetchone()
@@ -142,7 +148,7 @@ class StoreWriter:
         return None if row is None else row[0]
 
     def resumed_path(self, attempt: int) -> Path | None:
-        """The checkpoint that the attempt began from."""
+        """Return the checkpoint from which the attempt resumed."""
         row = self._connection.execute(
             "SELECT resumed_path FROM attempts WHERE attempt = ?", (attempt,)
         ).fetchone()
@@ -156,7 +162,7 @@ class StoreWriter:
     def set_state(
         self, attempt: int, t: float, state: RunState, detail: str | None, exit_code: int | None
     ) -> None:
-        """Record a change of state; ``exit_code`` and the end are kept with the attempt."""
+        """Record a change of state; the attempt keeps its last state and ``exit_code``."""
         with _Transaction(self._connection):
             self._connection.execute(
                 "INSERT INTO states (attempt, t, state, detail) VALUES (?, ?, ?, ?)",
@@ -171,25 +177,26 @@ class StoreWriter:
         self._connection.execute("UPDATE attempts SET ended_at = ? WHERE attempt = ?", (t, attempt))
 
     def cursors(self, attempt: int) -> dict[int, Cursor]:
+        """Return the stored queue position of each rank."""
         rows = self._connection.execute(
             "SELECT rank, next_seq, base, inode FROM cursors WHERE attempt = ?", (attempt,)
         )
         return {rank: Cursor(*cursor) for rank, *cursor in rows}
 
     def missed(self) -> int:
-        """Records of all ranks and attempts that no history holds."""
+        """Return the number of records of all ranks and attempts that are lost."""
         row = self._connection.execute(
             "SELECT sum(missed) FROM gaps WHERE rank IS NOT NULL"
         ).fetchone()
         return int(row[0] or 0)
 
     def missing_parts(self) -> list[str]:
-        """What else is missing, in words: parts that no count of records can tell of."""
+        """Return descriptions of missing parts for which no number of records is known."""
         rows = self._connection.execute("SELECT reason FROM gaps WHERE rank IS NULL ORDER BY id")
         return [row[0] for row in rows]
 
     def record_missing_part(self, attempt: int, reason: str) -> None:
-        """Keep on record that a part of the history is missing, and which."""
+        """Record that a part of the history is missing, and which."""
         self._connection.execute(
             "INSERT INTO gaps (attempt, rank, after_seq, missed, t, reason) "
             "VALUES (?, NULL, 0, 0, ?, ?)",
@@ -197,7 +204,7 @@ class StoreWriter:
         )
 
     def last_step(self) -> int:
-        """The furthest step of any rank and attempt; 0 where there is none."""
+        """Return the highest step of any rank and attempt; 0 if there is none."""
         row = self._connection.execute(
             "SELECT max((SELECT coalesce(max(step), 0) FROM steps), "
             "(SELECT coalesce(max(last_step), 0) FROM step_windows))"
@@ -205,13 +212,14 @@ class StoreWriter:
         return int(row[0])
 
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
+        """Replace the stored snapshot."""
         self._connection.execute(
             "INSERT OR REPLACE INTO snapshot (id, taken_at, document) VALUES (1, ?, ?)",
             (snapshot.taken_at, json.dumps(to_json(snapshot), separators=(",", ":"))),
         )
 
     def write_verdict(self, attempt: int, verdict: Verdict) -> None:
-        """Add a verdict, or say how it ended where its beginning is known already."""
+        """Store a verdict, or update its end and cause if it is already stored."""
         self._connection.execute(
             "INSERT INTO verdicts (attempt, began, ended, kind, level, cause, document) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (attempt, kind, began) "
@@ -226,7 +234,7 @@ class StoreWriter:
     # -- records -------------------------------------------------------------------------------
 
     def commit(self, attempt: int, batch: Batch, snapshot: RunSnapshot | None = None) -> None:
-        """Write ``batch``, its cursors and ``snapshot`` in one transaction, or nothing of them."""
+        """Write the batch, its cursors and the snapshot in one transaction."""
         try:
             with _Transaction(self._connection):
                 self._insert(attempt, batch)
@@ -239,8 +247,8 @@ class StoreWriter:
                 if snapshot is not None:
                     self.write_snapshot(snapshot)
         except sqlite3.Error:
-            # What was learnt within the transaction went with it.
-            self._tails.clear()
+            # The rollback also removed names and windows that were added in the transaction.
+            self._progress.clear()
             self._names = self._read_names()
             raise
 
@@ -256,7 +264,7 @@ class StoreWriter:
         db.executemany(
             _INSERT_SAMPLE,
             [
-                (attempt, rank, self._name_id(name), seq, step or 0, epoch, t, _finite(value))
+                (attempt, rank, self._name_id(name), seq, step or 0, epoch, t, _none_for_nan(value))
                 for rank, seq, name, step, epoch, t, value in batch.samples
             ],
         )
@@ -282,7 +290,7 @@ class StoreWriter:
         )
 
     def drop_old_readings(self, now: float) -> None:
-        """Delete readings older than ``KEEP_READINGS_S``; does so at most once a minute."""
+        """Delete readings older than ``KEEP_READINGS_S``, at most once a minute."""
         if 0.0 <= now - self._pruned_at < 60.0:
             return
         self._pruned_at = now
@@ -308,48 +316,54 @@ class StoreWriter:
     def _close_windows(self, attempt: int, batch: Batch) -> None:
         newest: dict[tuple[int, ...], tuple[int, int]] = {}
         for rank, _, values in batch.steps:
-            _raise_newest(newest, (attempt, rank), _whole(values[0]))
+            _update_newest(newest, (attempt, rank), _int_or_zero(values[0]))
         for rank, _, name, step, _, _, _ in batch.samples:
-            _raise_newest(newest, (attempt, rank, self._name_id(name)), step or 0)
+            _update_newest(newest, (attempt, rank, self._name_id(name)), step or 0)
         for key, (step, rows) in newest.items():
             self._advance(key, step, rows)
 
     def _advance(self, key: tuple[int, ...], newest_step: int, rows: int) -> None:
         family = history_windows.STEPS if len(key) == 2 else history_windows.SAMPLES
-        tail = self._tails.get(key)
-        if tail is None:
-            tail = self._tails[key] = self._find_tail(family, key)
-        tail.newest_step = max(tail.newest_step, newest_step)
-        tail.rows += rows
+        progress = self._progress.get(key)
+        if progress is None:
+            progress = self._progress[key] = self._read_progress(family, key)
+        progress.newest_step = max(progress.newest_step, newest_step)
+        progress.rows += rows
         opened = history_windows.close_windows(
-            self._connection, family, key, open_step=tail.open_step, newest_step=tail.newest_step
+            self._connection,
+            family,
+            key,
+            open_step=progress.open_step,
+            newest_step=progress.newest_step,
         )
-        tail.open_step = opened
-        if tail.rows > self._keep_rows * 1.1:
-            self._drop_old(family, key, tail)
+        progress.open_step = opened
+        if progress.rows > self._keep_rows * 1.1:
+            self._drop_old(family, key, progress)
 
     def _drop_old(
-        self, family: history_windows.TablePair, key: tuple[int, ...], tail: _Tail
+        self, family: history_windows.TablePair, key: tuple[int, ...], progress: _SeriesProgress
     ) -> None:
-        per_step = max(1.0, tail.rows / max(1, tail.newest_step - tail.first_step))
-        keep_from = tail.newest_step - int(self._keep_rows / per_step)
+        per_step = max(1.0, progress.rows / max(1, progress.newest_step - progress.first_step))
+        keep_from = progress.newest_step - int(self._keep_rows / per_step)
         history_windows.drop_old(
             self._connection,
             family,
             key,
             keep_from_step=keep_from,
-            open_step=tail.open_step,
+            open_step=progress.open_step,
             keep_windows=KEEP_WINDOWS,
         )
-        self._tails[key] = self._find_tail(family, key)
+        self._progress[key] = self._read_progress(family, key)
 
-    def _find_tail(self, family: history_windows.TablePair, key: tuple[int, ...]) -> _Tail:
+    def _read_progress(
+        self, family: history_windows.TablePair, key: tuple[int, ...]
+    ) -> _SeriesProgress:
         first, newest, rows = self._connection.execute(
             f"SELECT min(step), max(step), count(*) FROM {family.rows} "  # noqa: S608
             f"WHERE {family.where()}",
             key,
         ).fetchone()
-        return _Tail(
+        return _SeriesProgress(
             open_step=history_windows.first_open_step(self._connection, family, key),
             first_step=first or 0,
             newest_step=newest or 0,
@@ -358,7 +372,7 @@ class StoreWriter:
 
 
 class _Transaction:
-    """``BEGIN IMMEDIATE`` to ``COMMIT``, or back to where it began."""
+    """Context manager for a transaction: commits, or rolls back if an exception is raised."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -377,33 +391,33 @@ class _Transaction:
         self._roll_back()
 
     def _roll_back(self) -> None:
-        # SQLite rolls back by itself on a full disk; then there is nothing to roll back.
+        # On a full disk SQLite has already rolled back.
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
 
-def _raise_newest(
+def _update_newest(
     newest: dict[tuple[int, ...], tuple[int, int]], key: tuple[int, ...], step: int
 ) -> None:
-    known, rows = newest.get(key, (0, 0))
-    newest[key] = (max(known, step), rows + 1)
+    previous, rows = newest.get(key, (0, 0))
+    newest[key] = (max(previous, step), rows + 1)
 
 
-def _whole(value: float) -> int:
+def _int_or_zero(value: float) -> int:
     return int(value) if math.isfinite(value) else 0
 
 
-def _finite(value: float) -> float | None:
-    """SQLite keeps infinities and turns NaN into NULL by itself; say so here."""
+def _none_for_nan(value: float) -> float | None:
+    """Return None for NaN, which SQLite stores as NULL anyway; infinities are stored."""
     return None if math.isnan(value) else value
 
 
 def _step_row(attempt: int, rank: int, seq: int, values: Sequence[float]) -> tuple[Any, ...]:
     try:
-        place = (int(values[0]), int(values[1]), int(values[2]))
-    except (ValueError, OverflowError):  # NaN: not known
-        place = (_whole(values[0]), _whole(values[1]), _whole(values[2]))
-    return (attempt, rank, seq, *place, *values[3 : len(STEP_COLUMNS)])
+        position = (int(values[0]), int(values[1]), int(values[2]))
+    except (ValueError, OverflowError):  # NaN means unknown.
+        position = (_int_or_zero(values[0]), _int_or_zero(values[1]), _int_or_zero(values[2]))
+    return (attempt, rank, seq, *position, *values[3 : len(STEP_COLUMNS)])
 
 
 def _gpu_row(gpu: GpuSnapshot) -> tuple[Any, ...]:

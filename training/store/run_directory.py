@@ -1,6 +1,6 @@
-"""Where runs live: ltui's home, the paths of one run, and how a person's words name a run.
+"""Location of runs: ltui's home directory, the paths of one run, and how users name a run.
 
-Knows nothing of processes or databases.
+This module does not know about processes or databases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ltui.training.config.run_spec import RunSpec
 
 _SOCKET_PATH_BYTES = 107
-"""``sun_path`` holds 108 bytes with its terminating zero."""
+"""Longest path of a Unix socket: ``sun_path`` has 108 bytes including a terminating zero."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
 
@@ -30,7 +30,7 @@ fresh gentle glad golden grand green happy hidden humble keen kind late light li
 mellow merry mild neat noble old patient plain polite proud quick quiet rapid rare ready rich royal
 sharp shy silent silver simple slow smooth soft solid spare steady still strong sunny swift tall
 tame tidy tiny vast vivid warm wide wild wise young
-""".split()  # noqa: SIM905 - words are read more easily than a list of strings
+""".split()  # noqa: SIM905 - easier to read than a list of strings
 _NOUNS = """
 ant badger bat bear beaver bee birch bison brook cat cedar comet crane crow deer dove duck eagle elk
 elm falcon fern finch fir fox frog goat goose hare hawk heron hill horse ibis iris jay kite lake
@@ -41,19 +41,19 @@ stoat stone stork swan swift tern thrush tiger toad trout tulip vole wasp whale 
 
 
 def ltui_home(*, to_write: bool = True) -> Path:
-    """``$LTUI_HOME`` or the platform's user data directory for ltui; made 0700 where absent.
+    """Return ``$LTUI_HOME`` or the platform's user data directory; create it (0700) if absent.
 
-    Raises ``ProblemError`` where it can't be made, or written unless it is only looked at.
+    Raise ``ProblemError`` if it cannot be created, or is not writable and ``to_write`` is set.
     """
-    given = os.environ.get("LTUI_HOME")
-    if given:
-        home = Path(given).expanduser().absolute()
+    from_environment = os.environ.get("LTUI_HOME")
+    if from_environment:
+        home = Path(from_environment).expanduser().absolute()
     else:
-        # Local: the commands that set LTUI_HOME, and ranks, need no platformdirs.
+        # Imported here because commands that set LTUI_HOME do not need platformdirs.
         import platformdirs
 
         home = Path(platformdirs.user_data_dir("ltui", appauthor=False))
-    where = "LTUI_HOME" if given else str(home)
+    where = "LTUI_HOME" if from_environment else str(home)
     if not to_write and os.access(home / "runs", os.R_OK | os.X_OK):
         return home
     try:
@@ -77,7 +77,7 @@ def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
 
 
 class RunDir:
-    """The paths of one run. Making one touches no file."""
+    """Paths of one run. Creating a ``RunDir`` touches no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -110,16 +110,17 @@ class RunDir:
 
     @property
     def socket_path(self) -> Path:
-        """Where clients look; a symbolic link where the directory is too deep for a socket."""
+        """Path that clients connect to; a symbolic link if the path is too long for a socket."""
         return self.path / "control.sock"
 
     @property
     def shim_path(self) -> Path:
+        """Identity of the shim process."""
         return self.path / "keeper.json"
 
     @property
     def restarts_path(self) -> Path:
-        """Attempts since the run was last started by hand (``lifecycle/restart_rules.py``)."""
+        """Automatic restarts since a user last started the run (``lifecycle/restart_rules.py``)."""
         return self.path / "restarts.json"
 
     @property
@@ -129,7 +130,7 @@ class RunDir:
 
     @property
     def environment_path(self) -> Path:
-        """What a run that waits for GPUs is to be started with; gone once it is."""
+        """Environment for the start of a run that waits for GPUs; removed when it has started."""
         return self.path / "engine" / "environment.json"
 
     @property
@@ -153,49 +154,50 @@ class RunDir:
         return self.logs_dir(attempt) / "engine.log"
 
     def engine_start_path(self, attempt: int) -> Path:
-        """What the keeper starts: command, environment, directory."""
+        """Command, environment and directory that the shim starts the engine with."""
         return self.path / "engine" / f"{attempt}.start.json"
 
     def engine_exit_path(self, attempt: int) -> Path:
         return self.path / "engine" / f"{attempt}.json"
 
     def engine_final_path(self, attempt: int) -> Path:
-        """Exists once the attempt's final state is in the store: the keeper may leave."""
+        """Exists once the attempt's final state is stored; the shim may then exit."""
         return self.path / "engine" / f"{attempt}.final"
 
     def config_path(self, attempt: int) -> Path:
-        """What the ranks of a preset are given."""
+        """Configuration for the ranks of a preset."""
         return self.path / "engine" / f"{attempt}.config.json"
 
     def bound_socket_path(self) -> Path:
-        """Where the supervisor binds: ``socket_path``, or a short path where that is too long."""
+        """Return the path that the supervisor binds: ``socket_path``, or a short path if needed."""
         if len(os.fsencode(self.socket_path)) <= _SOCKET_PATH_BYTES:
             return self.socket_path
         return _short_socket_dir() / f"{self.id[-40:]}.sock"
 
     def remove_stale_socket(self) -> None:
-        """Remove the socket that a killed supervisor left where ``socket_path`` points."""
-        with contextlib.suppress(OSError):  # no link, no socket, or another user's folder
-            far = self.path / os.readlink(self.socket_path)
-            if stat.S_ISSOCK(far.lstat().st_mode):
-                far.unlink()
+        """Remove the socket of a killed supervisor to which ``socket_path`` links."""
+        # An error means that there is no link or socket, or that the folder is another user's.
+        with contextlib.suppress(OSError):
+            target = self.path / os.readlink(self.socket_path)
+            if stat.S_ISSOCK(target.lstat().st_mode):
+                target.unlink()
 
     def read_spec(self) -> RunSpec:
-        """Raises ``ProblemError`` if the file is missing, damaged or from a newer ltui."""
-        # Local: the first screen of the dashboard needs the paths of runs, and no YAML.
+        """Read ``spec.yaml``. Raise ``ProblemError`` if that is not possible."""
+        # Imported here because the first screen of the dashboard needs no YAML.
         from ltui.training.store.spec_file import read_spec_file
 
         return read_spec_file(self.spec_path)
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Replace ``spec.yaml`` (0600) in one step."""
+        """Write ``spec.yaml`` atomically with mode 0600."""
         from ltui.training.store.spec_file import spec_text
 
         write_atomically(self.spec_path, spec_text(spec).encode("utf-8"))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a 0600 file beside ``path`` and rename it over ``path``."""
+    """Write a temporary file (mode 0600) and rename it to ``path``."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -209,7 +211,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def open_private_log(path: Path) -> BinaryIO:
-    """A log to append to, 0600 whatever the umask."""
+    """Open a log for appending, with mode 0600 independent of the umask."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
@@ -233,8 +235,8 @@ def _short_socket_dir() -> Path:
 
 
 def list_runs(home: Path) -> list[RunDir]:
-    """Every run below ``home``, the latest launched or resumed first."""
-    found: list[tuple[float, RunDir]] = []
+    """Return all runs in ``home``, the one that was launched or resumed last first."""
+    runs: list[tuple[float, RunDir]] = []
     try:
         entries = list(os.scandir(home / "runs"))
     except OSError:
@@ -246,14 +248,15 @@ def list_runs(home: Path) -> list[RunDir]:
             changed = os.stat(os.path.join(entry.path, "spec.yaml")).st_mtime
         except OSError:
             continue
-        found.append((changed, RunDir(Path(entry.path))))
-    return [run for _, run in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
+        runs.append((changed, RunDir(Path(entry.path))))
+    return [run for _, run in sorted(runs, key=lambda pair: (-pair[0], pair[1].id))]
 
 
 def find_run(home: Path, text: str) -> RunDir:
-    """The run that ``text`` names: an id, a name, a unique prefix, or ``last``.
+    """Return the run that ``text`` names: an id, a name, a unique prefix of an id, or ``last``.
 
-    Raises ``ProblemError`` with the nearest id where there is none, with all ids where several fit.
+    Raise ``ProblemError`` with the most similar id if there is none, or with the ids if several
+    runs match.
     """
     runs = list_runs(home)
     if text == "last":
@@ -264,15 +267,15 @@ def find_run(home: Path, text: str) -> RunDir:
                 where="RUN", what="there is no run yet.", remedy="Start one: ltui run quickstart"
             )
         )
-    for fits in (
+    for matches in (
         [run for run in runs if run.id == text],
         [run for run in runs if run.id[:-5] == text],
         [run for run in runs if text and run.id.startswith(text)],
     ):
-        if len(fits) == 1:
-            return fits[0]
-        if fits:
-            ids = ", ".join(run.id for run in fits[:6])
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            ids = ", ".join(run.id for run in matches[:6])
             raise ProblemError(
                 Problem(where=text, what=f"several runs match: {ids}.", remedy="Give the full id.")
             )
@@ -288,11 +291,11 @@ def _nearest_run(runs: list[RunDir], text: str) -> str:
 
 
 def new_run_id(home: Path, name: str | None) -> tuple[str, str]:
-    """A free id and the name in it; two words where ``name`` is None.
+    """Return an unused id and the name in it; without a name, two random words are the name.
 
-    Raises ``ProblemError`` where ``name`` can't be a directory's name.
+    Raise ``ProblemError`` if ``name`` cannot be the name of a directory.
     """
-    # Local: it brings hashing libraries that opening the dashboard does not need.
+    # Imported here because it loads hashing libraries that the dashboard does not need.
     import secrets
 
     if name is not None and (not _NAME.fullmatch(name) or name == "last"):

@@ -1,4 +1,4 @@
-"""``spec.yaml`` of a run: the specification as a file that people can read."""
+"""``spec.yaml`` of a run: the specification as a readable file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def read_spec_file(path: Path) -> RunSpec:
-    """Raises ``ProblemError`` if the file is missing, damaged or from a newer ltui."""
+    """Read a file. Raise ``ProblemError`` if it is missing, damaged or from a newer ltui."""
     where = str(path)
     try:
         text = path.read_text(encoding="utf-8")
-        document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both are safe loaders
+        document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both loaders are safe
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ProblemError(
             Problem(
@@ -34,12 +34,12 @@ def read_spec_file(path: Path) -> RunSpec:
 
 
 def spec_text(spec: RunSpec) -> str:
-    """``spec`` as YAML."""
+    """Return the specification as YAML."""
     return str(yaml.dump(_plain(spec.to_document()), Dumper=_DUMPER, sort_keys=False))
 
 
 def _plain(value: Any) -> Any:
-    """Tuples and mappings of any kind as what YAML's safe dumper knows."""
+    """Convert tuples to lists, because YAML's safe dumper does not accept them."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
