@@ -84,7 +84,7 @@ def test_an_image_that_can_not_be_read(ltui: Ltui) -> None:
         size=16,
         workers=1,
     )
-    told(shown, "stripes/2.jpg is no image that can be read")
+    told(shown, "stripes/2.jpg can't be read as an image")
     assert "ImageError" in shown["detail"]
 
 

@@ -71,10 +71,10 @@ def test_by_visible_devices(visible, device, expected):
     ("visible", "device", "reason"),
     [
         ("3,1", "cuda:2", "isn't among CUDA_VISIBLE_DEVICES"),
-        ("GPU-", "cuda:0", "which the driver doesn't show"),
-        ("", "cuda:0", "which the driver doesn't show"),
+        ("GPU-", "cuda:0", "which the driver does not list"),
+        ("", "cuda:0", "which the driver does not list"),
         ("7", "cuda:0", "lists no GPU 7"),
-        ("-1", "cuda:0", "which the driver doesn't show"),
+        ("-1", "cuda:0", "which the driver does not list"),
         (None, None, "has not reported its device"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_driver_that_goes_and_comes_back(under):
     gpus.view_when(complete(2))
     gpus.steer("gpus 2 h100\nfail * * UNINITIALIZED\n")
     view = gpus.view_when(lambda v: v.note is not None)
-    assert "driver has gone" in view.note
+    assert "driver is no longer available" in view.note
     gpus.steer("gpus 2 h100\nset * power 99\n")
     gpus.view_when(lambda v: complete(2)(v) and v.readings[1].power_w == 99)
 

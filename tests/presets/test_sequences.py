@@ -148,7 +148,7 @@ def damaged():
     restored(lambda: None)
     write(folder / "other.seq", samples)
     index.write_bytes((folder / "other.idx").read_bytes())
-    refused(lambda: SequenceDataset(path), "the index of other data")
+    refused(lambda: SequenceDataset(path), "the index of another data file")
 
     restored(lambda: None)
     dataset = SequenceDataset(path)

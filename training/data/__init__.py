@@ -1,1 +1,1 @@
-"""LightningDataModules that the presets use."""
+"""LightningDataModules of the presets."""

@@ -1,7 +1,8 @@
-"""Files that appear whole or not at all.
+"""Atomic creation of files: a file appears complete or not at all.
 
-A file grows under a temporary name beside its own. Its writer holds a lock on it, so that whoever
-writes that file next can tell what a killed writer left from what another one is still writing.
+A file is written under a temporary name in the same folder. Its writer holds a lock on it. By that
+lock, the next writer of the file distinguishes the remains of a killed writer from a temporary file
+that is still being written.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ _SUFFIX = ".part"
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """An empty file to be written, which takes the name ``path`` once the block has ended well and
-    is removed where it has not. Raises ``OSError``."""
+    """Yield an empty temporary file to write, and rename it to ``path`` at the end of the block.
+
+    If the block raises, the temporary file is removed. Raises ``OSError``.
+    """
     remove_abandoned(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_SUFFIX}")
     lock = -1
     try:
-        lock = _create(part)
+        lock = _create_locked(part)
         yield part
         os.fsync(lock)
         os.replace(part, path)
@@ -39,18 +42,18 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove what writers of ``path`` left that were killed."""
+    """Remove temporary files of ``path`` that killed writers left."""
     prefix = f".{path.name}."
-    for entry in _entries(path.parent):
+    for entry in _list_folder(path.parent):
         if entry.name.startswith(prefix) and entry.name.endswith(_SUFFIX):
-            with contextlib.suppress(OSError):  # somebody else's, or in use
+            with contextlib.suppress(OSError):  # of another user, or in use
                 _remove_unlocked(entry)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
-    except OSError:  # creating the file will say what is wrong
+    except OSError:  # creating the file will report the problem
         return []
 
 
@@ -63,12 +66,15 @@ def _remove_unlocked(part: Path) -> None:
         os.close(descriptor)
 
 
-def _create(part: Path) -> int:
-    """Its descriptor, locked. Forked processes share the lock: it lasts as long as any of them."""
+def _create_locked(part: Path) -> int:
+    """Create a temporary file and return its locked descriptor.
+
+    Forked processes share the lock, which is held until the last of them exits.
+    """
     while True:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Before it was locked, another writer may have taken it for abandoned.
+        # Before it was locked, another writer may have removed it as abandoned.
         if part.exists():
             return descriptor
         os.close(descriptor)

@@ -1,8 +1,8 @@
 """A LightningDataModule for images in ``.beton`` files, read by FFCV or by torch's DataLoader.
 
 The pipelines are built on each rank once its device is known. Every rank gets the same number of
-batches; in validation and test every sample comes once, and what fills up the last batches is
-labelled ``NO_LABEL``, which a metric has to leave out (``ignore_index=NO_LABEL``).
+batches. In validation and test every sample occurs once. The last batches are padded with samples
+that are labelled ``NO_LABEL``, which a metric must ignore (``ignore_index=NO_LABEL``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from ltui.training.data.loader_variant import Variant
 from ltui.training.data.sample_order import OpenBatches
 
 Crop = Literal["auto", "resized", "shifted", "none"]
-_USUAL_SIDE, _USUAL_CENTER = 224, 224 / 256
+_DEFAULT_SIDE, _DEFAULT_CENTER = 224, 224 / 256
 
 
 class BetonData(LightningDataModule):
-    """Batches of (images, labels): floats (n, 3, height, width) in the dtype of the trainer's
-    precision, normalised, channels last in memory; whole numbers (n,). Both on the rank's device
-    and never overwritten later."""
+    """Batches of (images, labels) on the rank's device.
+
+    Images are normalised floats (n, 3, height, width) in the dtype of the trainer's precision,
+    channels last in memory. Labels are integers (n,). A batch is never overwritten later.
+    """
 
     def __init__(
         self,
@@ -70,25 +72,25 @@ class BetonData(LightningDataModule):
         batches_ahead: int = 3,
         os_cache: bool | None = None,
     ) -> None:
-        """``train``, ``val``, ``test``: ``.beton`` files; a relative path is looked for where the
-        run starts, then in ``folder`` (by default ltui's data folder).
-        ``sources``: what ``ltui data build`` would be given for one of them, such as ``{train:
-        "torchvision:CIFAR10?train=true"}``; a missing file is built from it on first use.
-        ``fields``: which a batch has, in this order; by default all, as they are in the file.
-        ``batch_size``: of a rank; ``val_batch_size``: by default the same.
-        ``order``: ``quasi_random`` reads a rank's pages a few at a time, for files larger than
-        memory. ``drop_last``: leave out what does not fill a batch on every rank; else some
-        samples come twice in an epoch of training.
-        ``resolution``: side of the square images; by default that of the file, or 224 where sizes
-        differ. ``resolution_from_epoch``: ``{0: 160, 10: 192}`` for progressive resizing.
-        ``val_crop_ratio``: the share of the shorter side that validation looks at.
-        ``crop``: ``resized`` cuts out a random part of ``crop_scale`` of the area; ``shifted``
-        moves by up to ``shift`` pixels; ``auto`` takes ``resized`` where sizes differ.
+        """``train``, ``val``, ``test``: ``.beton`` files. A relative path is resolved against the
+        folder in which the run starts, then against ``folder`` (by default ltui's data folder).
+        ``sources``: sources of these files as for ``ltui data build``, such as ``{train:
+        "torchvision:CIFAR10?train=true"}``. A missing file is built from its source on first use.
+        ``fields``: fields of a batch in this order; by default all fields of the file.
+        ``batch_size``: samples per rank. ``val_batch_size``: by default ``batch_size``.
+        ``order``: ``quasi_random`` reads only a few pages of a rank at a time, for files larger
+        than memory. ``drop_last``: leave out samples that do not fill a batch on every rank.
+        Otherwise some samples occur twice in an epoch of training.
+        ``resolution``: side of the square images; by default that of the images in the file, or
+        224 if their sizes differ. ``resolution_from_epoch``: ``{0: 160, 10: 192}`` for progressive
+        resizing. ``val_crop_ratio``: fraction of the shorter side that validation uses.
+        ``crop``: ``resized`` crops a random part with a fraction ``crop_scale`` of the area.
+        ``shifted`` shifts by up to ``shift`` pixels. ``auto`` selects ``resized`` if sizes differ.
         ``cutout``: side of a blank square. ``mean``, ``std``: of values from 0 to 1.
-        ``loader``: ``auto`` takes FFCV where it is installed.
-        ``num_workers``: threads of FFCV, or processes of the DataLoader; by default the cores that
-        a rank has. ``os_cache``: read through the operating system's cache; by default unless the
-        order is ``quasi_random`` and the file larger than half of what memory is left.
+        ``loader``: ``auto`` selects FFCV if it is installed.
+        ``num_workers``: threads of FFCV, or processes of the DataLoader; by default the number of
+        cores per rank. ``os_cache``: read through the operating system's cache. This is the default
+        unless the order is ``quasi_random`` and the file is larger than half of the free memory.
         """
         super().__init__()
         if loader == "ffcv" and not has_ffcv():
@@ -119,22 +121,23 @@ class BetonData(LightningDataModule):
     # Files.
 
     def prepare_data(self) -> None:
-        # Lightning calls this on one rank of a machine, and the others wait for it.
+        # Lightning calls this on one rank of each machine while the other ranks wait.
         for part, source in self.sources.items():
             if self.paths.get(part) and not self.path_of(part).exists():
-                # Local: most runs build nothing.
+                # Local: most runs build no file.
                 from ltui.training.data.ffcv.build_beton import build_source
 
                 build_source(source, self.path_of(part))
 
     def path_of(self, part: str) -> Path:
-        """Of ``train``, ``val`` or ``test``, whether or not it is there."""
-        given = Path(str(self.paths[part])).expanduser()
-        if given.is_absolute() or given.exists():
-            return given
-        return data_folder(self.folder) / given
+        """Return the path of ``train``, ``val`` or ``test``. The file may not exist."""
+        path = Path(str(self.paths[part])).expanduser()
+        if path.is_absolute() or path.exists():
+            return path
+        return data_folder(self.folder) / path
 
-    # Loaders. Lightning asks for them once the process group stands and leaves them as they are.
+    # Loaders. Lightning requests them after the process group is initialised and uses them
+    # unchanged.
 
     def train_dataloader(self) -> BetonLoader:
         return self._loader("train", train=True)
@@ -147,18 +150,18 @@ class BetonData(LightningDataModule):
 
     def _loader(self, part: str, train: bool = False) -> BetonLoader:
         if not self.paths[part]:
-            raise BetonError(f"no file is named for it: set data.init_args.{part}.")
+            raise BetonError(f"no file is configured for {part}: set data.init_args.{part}.")
         file = BetonFile(self.path_of(part))
         order = self.epoch_order(file, train)
-        opened = (self.through_ffcv if self.with_ffcv else self.through_dataloader)(
+        open_batches = (self.through_ffcv if self.with_ffcv else self.through_dataloader)(
             file, order, train, self.workers
         )
-        loader = BetonLoader(order, opened)
+        loader = BetonLoader(order, open_batches)
         self._loaders.append(loader)
         return loader
 
     def epoch_order(self, file: BetonFile, train: bool) -> EpochOrder:
-        """Which samples this rank reads."""
+        """Return the order of this rank's samples."""
         trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
         order: Order = self.order if train else "sequential"
@@ -177,7 +180,10 @@ class BetonData(LightningDataModule):
     def through_ffcv(
         self, file: BetonFile, order: EpochOrder, train: bool, workers: int | None
     ) -> OpenBatches:
-        """Batches through FFCV's pipelines, compiled here (some seconds)."""
+        """Return a function that opens batches of FFCV's pipelines.
+
+        The pipelines are compiled here, which takes some seconds.
+        """
         # Local: importing FFCV takes seconds.
         from ltui.training.data.ffcv.ffcv_reader import FfcvReader
         from ltui.training.data.ffcv.field_pipelines import image_pipelines
@@ -185,7 +191,7 @@ class BetonData(LightningDataModule):
         device, dtype = self.device_and_dtype()
         key = (file.path, train, order.batch_size, workers)
         if key not in self._readers:
-            names, transform = self._names(file), self.transform(file, train)
+            names, transform = self._field_names(file), self.transform(file, train)
             self._readers[key] = FfcvReader(
                 file,
                 image_pipelines(file, device=device, dtype=dtype, transform=transform, names=names),
@@ -200,36 +206,36 @@ class BetonData(LightningDataModule):
     def through_dataloader(
         self, file: BetonFile, order: EpochOrder, train: bool, workers: int | None
     ) -> OpenBatches:
-        """The same through torch's DataLoader."""
+        """Return a function that opens batches of torch's DataLoader."""
         device, dtype = self.device_and_dtype()
-        samples = BetonSamples(file, self._names(file), self.transform(file, train), dtype)
+        samples = BetonSamples(file, self._field_names(file), self.transform(file, train), dtype)
         count = cores_per_rank() if workers is None else workers
         sides = self.sides if train else None
         return dataloader_batches(samples, order, count, sides, device.type == "cuda")
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """What ``ltui bench data`` compares: reading ``train`` by FFCV and by the DataLoader."""
+        """Return the variants that ``ltui bench data`` compares: FFCV and torch's DataLoader."""
         file = BetonFile(self.path_of("train"))
-        ways = {
+        loaders = {
             "ffcv": ("FFCV", self.through_ffcv),
             "torch": ("DataLoader", self.through_dataloader),
         }
-        found = []
-        for way, (name, through) in ways.items():
-            for workers in counts if way == "torch" or has_ffcv() else ():
+        variants = []
+        for key, (name, open_with) in loaders.items():
+            for workers in counts if key == "torch" or has_ffcv() else ():
                 order = self.epoch_order(file, train=True)
-                loader = BetonLoader(order, through(file, order, True, workers))
-                settings = {"data.init_args.loader": way, "data.init_args.num_workers": workers}
-                found.append(Variant(name, workers, partial(_same, loader), settings))
-        return found
+                loader = BetonLoader(order, open_with(file, order, True, workers))
+                settings = {"data.init_args.loader": key, "data.init_args.num_workers": workers}
+                variants.append(Variant(name, workers, partial(_identity, loader), settings))
+        return variants
 
     def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
-        """Of this rank; the CPU and float32 where there is no Trainer."""
+        """Return device and dtype of this rank; the CPU and float32 without a Trainer."""
         if self.trainer is None:
             return torch.device("cpu"), torch.float32
         return self.trainer.strategy.root_device, precision_dtype(self.trainer.precision)
 
-    def _names(self, file: BetonFile) -> list[str]:
+    def _field_names(self, file: BetonFile) -> list[str]:
         names = [field.name for field in file.fields] if self.fields is None else self.fields
         for name in names:
             file.field_index(name)
@@ -238,27 +244,27 @@ class BetonData(LightningDataModule):
     def _through_os_cache(self, file: BetonFile, order: EpochOrder) -> bool:
         if self.os_cache is not None:
             return self.os_cache
-        left = available_bytes()
-        return order.kind != "quasi_random" or left is None or file.bytes < left / 2
+        available = available_bytes()
+        return order.kind != "quasi_random" or available is None or file.bytes < available / 2
 
     def transform(self, file: BetonFile, train: bool) -> ImageTransformConfig:
-        """How images are to look; ``BetonError`` where the file has none."""
+        """Return the transform of images. Raises ``BetonError`` if the file has no images."""
         column = file.image_field()
         if column is None:
             names = ", ".join(field.name for field in file.fields)
-            raise BetonError(f"{file.path}: it has no field of images. Its fields are: {names}.")
-        even = uniform_side(file, column)
-        side = self.resolution or even or _USUAL_SIDE
+            raise BetonError(f"{file.path}: the file has no image field. Its fields are: {names}.")
+        file_side = uniform_side(file, column)
+        side = self.resolution or file_side or _DEFAULT_SIDE
         if not train:
-            whole = even == (self.val_resolution or side)
+            same_size = file_side == (self.val_resolution or side)
             return ImageTransformConfig(
                 side=self.val_resolution or side,
-                center_ratio=self.val_crop_ratio or (1.0 if whole else _USUAL_CENTER),
+                center_ratio=self.val_crop_ratio or (1.0 if same_size else _DEFAULT_CENTER),
                 mean=self.mean,
                 std=self.std,
                 channels_last=self.channels_last,
             )
-        resized = self.crop == "resized" or (self.crop == "auto" and even is None)
+        resized = self.crop == "resized" or (self.crop == "auto" and file_side is None)
         shifted = self.crop == "shifted" or (self.crop == "auto" and not resized)
         return ImageTransformConfig(
             side=side_at_epoch(self.sides, 0) or side,
@@ -272,13 +278,13 @@ class BetonData(LightningDataModule):
         )
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Close all loaders."""
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
 
 
-def _same(loader: BetonLoader) -> BetonLoader:
+def _identity(loader: BetonLoader) -> BetonLoader:
     return loader
 
 

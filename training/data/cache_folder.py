@@ -1,4 +1,4 @@
-"""Where data that presets make or download is kept: beside the runs, else in the user's cache."""
+"""Folder for data that presets generate or download: next to the runs, or in the user's cache."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 
-def data_folder(given: str | None = None) -> Path:
-    """``given``, else ``data`` in ltui's home; created where it does not exist."""
-    folder = Path(given).expanduser() if given else _default()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def data_folder(folder: str | None = None) -> Path:
+    """Return ``folder``, by default ``data`` in ltui's home. It is created if it does not exist."""
+    path = Path(folder).expanduser() if folder else _default_folder()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
-def _default() -> Path:
+def _default_folder() -> Path:
     if home := os.environ.get("LTUI_HOME"):
         return Path(home) / "data"
     if run_dir := os.environ.get("LTUI_RUN_DIR"):

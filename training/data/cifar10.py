@@ -1,6 +1,6 @@
-"""CIFAR-10 by torchvision: 50,000 images for training, 10,000 for validation and test.
+"""CIFAR-10 from torchvision: 50,000 images for training, 10,000 for validation and test.
 
-The images are held in memory as uint8 (180 MB a rank); downloaded by one rank of a machine.
+The images are held in memory as uint8 (180 MB per rank). One rank of each machine downloads them.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ NO_LABEL = -1
 
 
 class DataMissingError(RuntimeError):
-    """The data is not there and could not be fetched. The text says what to do."""
+    """The data is missing and could not be downloaded. The text says what to do."""
 
 
 class Cifar10(LightningDataModule):
     """Batches of (images as floats from -1 to 1, labels)."""
 
     def __init__(self, batch_size: int = 64, folder: str | None = None, workers: int = 0) -> None:
-        """``folder`` holds, or will hold, ``cifar-10-batches-py``."""
+        """``folder``: folder of ``cifar-10-batches-py``, which is downloaded if it is missing."""
         super().__init__()
         self.workers = workers
         self.batch_size = batch_size
         self.folder = folder
-        self._parts: dict[bool, TensorDataset] = {}
+        self._splits: dict[bool, TensorDataset] = {}
 
     def prepare_data(self) -> None:
-        # Lightning calls this on one rank of a machine, and the others wait for it.
+        # Lightning calls this on one rank of each machine while the other ranks wait.
         folder = data_folder(self.folder)
         try:
             CIFAR10(str(folder), train=True, download=True)
         except (OSError, RuntimeError) as error:
-            raise DataMissingError(_how_to_get_it(folder, error)) from error
+            raise DataMissingError(_missing_data_text(folder, error)) from error
 
     def train_dataloader(self) -> RankLoader:
         return self._loader(train=True)
@@ -57,7 +57,7 @@ class Cifar10(LightningDataModule):
         dataset = self._read(train)
         trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        # The last image is blank and counts nowhere; it evens out the ranks where all are measured.
+        # The last image is blank and not counted. It pads the ranks in validation and test.
         samples = len(dataset) - 1
         order = RankOrder(
             samples,
@@ -70,27 +70,27 @@ class Cifar10(LightningDataModule):
         return RankLoader(order, self.batch_size, batches)
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """What ``ltui bench data`` compares."""
+        """Return the variants that ``ltui bench data`` compares."""
         return worker_variants(self, counts)
 
     def _read(self, train: bool) -> TensorDataset:
-        if train not in self._parts:
-            part = CIFAR10(str(data_folder(self.folder)), train=train)
-            images = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
+        if train not in self._splits:
+            split = CIFAR10(str(data_folder(self.folder)), train=train)
+            images = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
             blank = torch.zeros(1, *images.shape[1:], dtype=torch.uint8)
-            labels = torch.tensor([*part.targets, NO_LABEL])
-            self._parts[train] = TensorDataset(torch.cat([images, blank]), labels)
-        return self._parts[train]
+            labels = torch.tensor([*split.targets, NO_LABEL])
+            self._splits[train] = TensorDataset(torch.cat([images, blank]), labels)
+        return self._splits[train]
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         images, labels = batch
         return images.float() / 127.5 - 1.0, labels
 
 
-def _how_to_get_it(folder: Path, error: Exception) -> str:
+def _missing_data_text(folder: Path, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"CIFAR-10 is not in {folder} and could not be downloaded ({reason}). "
         f"Connect to the network, or unpack cifar-10-python.tar.gz in that folder, "
-        f"or name another with data.init_args.folder."
+        f"or set data.init_args.folder to another folder."
     )

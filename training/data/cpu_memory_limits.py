@@ -1,4 +1,4 @@
-"""What of the machine a rank may count on. Linux, standard library."""
+"""Cores and memory of the machine that a rank may use. Linux, standard library only."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from pathlib import Path
 
 
 def cores_per_rank() -> int:
-    """Cores that this process may use, shared out between the ranks of the machine; at least 1."""
+    """Return the allowed cores of this process per rank of the machine; at least 1."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def available_bytes() -> int | None:
-    """Memory that could still be used, of the machine or of the control group, whichever is less;
-    None where neither says."""
-    found = [n for n in (_of_machine(), _of_group()) if n is not None]
-    return min(found) if found else None
+    """Return the available memory of the machine or the control group, whichever is less.
+
+    Return None if neither is known.
+    """
+    limits = [n for n in (_machine_available(), _cgroup_available()) if n is not None]
+    return min(limits) if limits else None
 
 
-def _of_machine() -> int | None:
+def _machine_available() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -28,14 +30,17 @@ def _of_machine() -> int | None:
     return int(sizes[0]) * 1024 if sizes else None
 
 
-def _of_group() -> int | None:
-    """By the limit of this process's own group; that of a container is at the root."""
+def _cgroup_available() -> int | None:
+    """Return the memory left in this process's control group.
+
+    In a container, the limit is set at the root.
+    """
     root = Path("/sys/fs/cgroup")
     try:
-        own = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
+        entry = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
     except (OSError, IndexError):
         return None
-    for group in (root / own.rpartition(":")[2].lstrip("/"), root):
+    for group in (root / entry.rpartition(":")[2].lstrip("/"), root):
         try:
             limit = int((group / "memory.max").read_text(encoding="ascii"))
             used = int((group / "memory.current").read_text(encoding="ascii"))

@@ -1,7 +1,7 @@
-"""Handwritten digits that scikit-learn ships: 1,797 grey images of 8x8, values 0 to 16.
+"""Handwritten digits of scikit-learn: 1,797 grey images of 8x8 pixels with values 0 to 16.
 
-A fifth is for validation. One blank image labelled ``NO_LABEL`` stands behind the data: it evens
-out the ranks in validation, so that every digit counts exactly once.
+A fifth is used for validation. The last image is blank and has the label ``NO_LABEL``. It pads the
+ranks in validation, so that every digit counts exactly once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
-VALIDATION_SHARE = 0.2
+VALIDATION_FRACTION = 0.2
 _BETON = "digits-1.beton"
-_BRIGHTEST = 16.0
+_MAX_PIXEL = 16.0
 
 
 def load_images() -> tuple[torch.Tensor, torch.Tensor]:
-    """All images (n, 1, 8, 8) as uint8 and their labels, shuffled once; the blank one last."""
+    """Return all images (n, 1, 8, 8) as uint8 and their labels, shuffled; the last is blank."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -47,8 +47,8 @@ class Digits(LightningDataModule):
         folder: str | None = None,
         workers: int = 0,
     ) -> None:
-        """``loader``: ``auto`` takes FFCV where it is installed; ``folder`` keeps its file;
-        ``workers`` are processes of torch's DataLoader."""
+        """``loader``: ``auto`` uses FFCV if it is installed. ``folder``: folder of FFCV's file.
+        ``workers``: processes of torch's DataLoader."""
         super().__init__()
         self.workers = workers
         if loader == "ffcv" and not has_ffcv():
@@ -61,7 +61,7 @@ class Digits(LightningDataModule):
         self.images, self.labels = load_images()
 
     def prepare_data(self) -> None:
-        # Lightning calls this on one rank of a machine, and the others wait for it.
+        # Lightning calls this on one rank of each machine while the other ranks wait.
         if self.with_ffcv:
             write_beton(data_folder(self.folder) / _BETON, self.images, self.labels)
 
@@ -80,24 +80,24 @@ class Digits(LightningDataModule):
         return loader
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """What ``ltui bench data`` compares: FFCV, and torch's DataLoader."""
+        """Return the variants that ``ltui bench data`` compares: FFCV and torch's DataLoader."""
 
-        def through(opened: Variant, ffcv: bool) -> Variant:
-            def make() -> Iterable[Any]:
+        def with_loader(variant: Variant, ffcv: bool) -> Variant:
+            def open_loader() -> Iterable[Any]:
                 self.with_ffcv = ffcv
                 self.prepare_data()
-                return opened.open()
+                return variant.open()
 
-            way = {"data.init_args.loader": "ffcv" if ffcv else "torch"}
-            return replace(opened, open=make, settings={**way, **opened.settings})
+            setting = {"data.init_args.loader": "ffcv" if ffcv else "torch"}
+            return replace(variant, open=open_loader, settings={**setting, **variant.settings})
 
-        found = [through(variant, ffcv=False) for variant in worker_variants(self, counts)]
+        variants = [with_loader(variant, ffcv=False) for variant in worker_variants(self, counts)]
         if has_ffcv():
-            found.insert(0, through(Variant("FFCV", 1, self.train_dataloader), ffcv=True))
-        return found
+            variants.insert(0, with_loader(Variant("FFCV", 1, self.train_dataloader), ffcv=True))
+        return variants
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Close all loaders."""
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
@@ -106,27 +106,27 @@ class Digits(LightningDataModule):
         return len(self.labels) - 1
 
     def _validation_samples(self) -> int:
-        return int(self._samples() * VALIDATION_SHARE)
+        return int(self._samples() * VALIDATION_FRACTION)
 
-    def _order(self, samples: int, **how: Any) -> RankOrder:
+    def _order(self, samples: int, **options: Any) -> RankOrder:
         trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        return RankOrder(samples, rank=rank, world_size=world_size, **how)
+        return RankOrder(samples, rank=rank, world_size=world_size, **options)
 
     def _open(self, first: int) -> OpenBatches:
-        """Batches of samples numbered from ``first``."""
+        """Return a function that opens batches of samples, numbered from ``first``."""
         if self.with_ffcv and self.trainer is not None:
             if self._batches is None:
-                # One for training and validation, because compiling it takes seconds.
+                # Training and validation share one reader, because compiling it takes seconds.
                 path = data_folder(self.folder) / _BETON
                 device = self.trainer.strategy.root_device
                 self._batches = beton_batches(path, self.batch_size, device)
             batches = self._batches
             return lambda order: batches([first + i for i in order])
         dataset = TensorDataset(self.images, self.labels)
-        opened = torch_batches(dataset, self.batch_size, self.workers)
-        return lambda order: opened([first + i for i in order])
+        open_batches = torch_batches(dataset, self.batch_size, self.workers)
+        return lambda order: open_batches([first + i for i in order])
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         images, labels = batch
-        return images.float() / _BRIGHTEST, labels.long()
+        return images.float() / _MAX_PIXEL, labels.long()

@@ -1,7 +1,7 @@
-"""Folders of images, one for each class, by torch's DataLoader.
+"""Folders of images, one folder for each class, read by torch's DataLoader.
 
-What is random in an image's augmentation is drawn from the seed, the epoch and the image's number,
-so a resumed epoch goes on with the same pictures, in workers too.
+The random augmentation of an image depends on the seed, the epoch and the number of the image. A
+resumed epoch therefore continues with the same images, also in worker processes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
 
 NO_LABEL = -1
-VALIDATION_SHARE = 0.2
+VALIDATION_FRACTION = 0.2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MARGIN = 256 / 224
-"""Validation looks at the middle of an image that is this much larger."""
+"""Factor by which an image is resized beyond the crop size, before validation crops its centre."""
 
 
 class ImageError(RuntimeError):
-    """A folder or an image that can't be used. The text names it and says what to do."""
+    """A folder or an image can't be used. The text names it and says what to do."""
 
 
 class ImageSamples(Dataset[tuple[torch.Tensor, int]]):
-    """Decoded, augmented and normalised: (3, size, size) floats and the class's number.
+    """Decoded, augmented and normalised images: (3, size, size) floats and the class index.
 
-    Number ``len(images)`` is the filler: black, labelled ``NO_LABEL``.
+    Number ``len(images)`` is the padding sample: a black image with the label ``NO_LABEL``.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ImageSamples(Dataset[tuple[torch.Tensor, int]]):
         image = _open(path)
         if not self._augment:
             return self._transform(image), label
-        with _drawing_from(f"{self.seed} {self.epoch} {number}"):
+        with _seeded(f"{self.seed} {self.epoch} {number}"):
             return self._transform(image), label
 
 
@@ -71,13 +71,13 @@ def _open(path: str) -> Any:
             return default_loader(path)
     except (OSError, SyntaxError, ValueError) as error:
         raise ImageError(
-            f"{path} is no image that can be read ({error}): restore or remove it."
+            f"{path} can't be read as an image ({error}): restore or remove it."
         ) from error
 
 
 @contextlib.contextmanager
-def _drawing_from(text: str) -> Iterator[None]:
-    """torch's random numbers of the CPU, from a seed of their own."""
+def _seeded(text: str) -> Iterator[None]:
+    """Seed torch's CPU generator from ``text`` within the block."""
     generator = torch.default_generator
     before = generator.get_state()
     generator.manual_seed(zlib.crc32(text.encode()))
@@ -108,8 +108,11 @@ def _to_floats() -> list[Any]:
 
 
 class ImageFolders(LightningDataModule):
-    """``folder/train/CLASS/...`` with ``val`` and ``test`` beside it; or ``folder/CLASS/...``, and
-    a fifth of it is for validation. Without ``test`` those are tested."""
+    """Images in ``folder/train/CLASS/...``, ``folder/val/...`` and ``folder/test/...``.
+
+    Alternatively ``folder/CLASS/...``, of which a fifth is used for validation. Without ``test``,
+    the validation images are used for the test.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class ImageFolders(LightningDataModule):
         size: int = 224,
         workers: int = 0,
     ) -> None:
-        """``size``: side of the square that the network sees. ``batch_size``: of a rank;
+        """``size``: side of the network's square input in pixels. ``batch_size``: images per rank.
         ``workers``: processes of a rank's DataLoader."""
         super().__init__()
         self.folder = folder
@@ -126,51 +129,52 @@ class ImageFolders(LightningDataModule):
         self.size = size
         self.workers = workers
         self.classes: list[str] = []
-        self._parts: dict[str, list[tuple[str, int]]] = {}
+        self._splits: dict[str, list[tuple[str, int]]] = {}
         self._loaders: list[RankLoader] = []
 
     def setup(self, stage: str) -> None:  # noqa: ARG002
-        if self._parts:
+        if self._splits:
             return
         if self.folder is None:
             raise ImageError(
-                "Which images to learn is not said: set data.init_args.folder to a folder with one "
-                "folder for each class."
+                "No image folder is configured: set data.init_args.folder to a folder with one "
+                "subfolder for each class."
             )
         base = Path(self.folder).expanduser()
         if (base / "train").is_dir():
-            self._read_parts(base)
+            self._read_splits(base)
         else:
-            whole = _find(base)
-            self.classes = whole.classes
-            self._parts["train"], self._parts["val"] = _split(whole.samples)
-        self._parts.setdefault("val", [])
-        self._parts.setdefault("test", self._parts["val"])
+            images = _list_images(base)
+            self.classes = images.classes
+            self._splits["train"], self._splits["val"] = _split_samples(images.samples)
+        self._splits.setdefault("val", [])
+        self._splits.setdefault("test", self._splits["val"])
 
-    def _read_parts(self, base: Path) -> None:
-        for part in ("train", "val", "test"):
-            if not (base / part).is_dir():
+    def _read_splits(self, base: Path) -> None:
+        for split in ("train", "val", "test"):
+            if not (base / split).is_dir():
                 continue
-            found = _find(base / part)
-            self.classes = self.classes or found.classes
-            if found.classes != self.classes:
-                odd = sorted(set(found.classes) ^ set(self.classes))
+            images = _list_images(base / split)
+            self.classes = self.classes or images.classes
+            if images.classes != self.classes:
+                differing = sorted(set(images.classes) ^ set(self.classes))
                 raise ImageError(
-                    f"{base / part} has other classes than {base / 'train'} ({', '.join(odd[:5])})."
+                    f"{base / split} has other classes than {base / 'train'} "
+                    f"({', '.join(differing[:5])})."
                 )
-            self._parts[part] = found.samples
+            self._splits[split] = images.samples
 
     def train_dataloader(self) -> RankLoader:
         return self._loader("train", augment=True)
 
     def val_dataloader(self) -> Any:
-        return self._loader("val") if self._parts["val"] else []
+        return self._loader("val") if self._splits["val"] else []
 
     def test_dataloader(self) -> Any:
-        return self._loader("test") if self._parts["test"] else []
+        return self._loader("test") if self._splits["test"] else []
 
-    def _loader(self, part: str, augment: bool = False) -> RankLoader:
-        trainer, files = self.trainer, self._parts[part]
+    def _loader(self, split: str, augment: bool = False) -> RankLoader:
+        trainer, files = self.trainer, self._splits[split]
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
         order = RankOrder(
             len(files),
@@ -199,29 +203,31 @@ class ImageFolders(LightningDataModule):
         return open_batches
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """What ``ltui bench data`` compares."""
+        """Return the variants that ``ltui bench data`` compares."""
         return worker_variants(self, counts)
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Close all loaders."""
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
 
 
-def _find(folder: Path) -> ImageFolder:
+def _list_images(folder: Path) -> ImageFolder:
     try:
         return ImageFolder(str(folder))
     except OSError as error:
         raise ImageError(
-            f"{folder} is not one folder of images for each class ({error})."
+            f"{folder} does not contain one folder of images for each class ({error})."
         ) from error
 
 
-def _split(samples: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """The same on every rank and in every run."""
-    drawn = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
-    held_out = set(drawn[: int(len(samples) * VALIDATION_SHARE)])
+def _split_samples(
+    samples: list[tuple[str, int]],
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Split samples into training and validation, equally on every rank and in every run."""
+    permutation = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = set(permutation[: int(len(samples) * VALIDATION_FRACTION)])
     return (
         [s for i, s in enumerate(samples) if i not in held_out],
         [s for i, s in enumerate(samples) if i in held_out],

@@ -1,10 +1,10 @@
-"""Measures the data loader of a configuration alone, and what could take its place, in turn:
+"""Benchmark of a configuration's data loader, without training, against alternative loaders:
 
     python -m ltui.training.data.loader_benchmark '{"config": ..., "workers": [1, 2], ...}'
 
-Prints JSON lines as ``beton_build.py`` does. A data module offers what is to be compared with
-``loader_variants(workers) -> list[Variant]``; any other that gives a DataLoader is measured with
-several worker counts.
+It prints JSON lines like ``build_beton.py``. A data module can define the variants to compare with
+``loader_variants(workers) -> list[Variant]``. Without this method, a DataLoader is measured with
+several numbers of workers.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from ltui.training.rank.config_errors import to_config_error
 from ltui.training.rank.telemetry import count_samples
 from ltui.training.rank.train_preset import build
 
-_MEMORY_EVERY_S = 0.5
+_MEMORY_PERIOD_S = 0.5
+"""Seconds between two measurements of memory."""
 
 
 @dataclass
 class VariantMeasurement:
-    """One variant, over the rounds."""
+    """Measurements of one variant in all rounds."""
 
     variant: Variant
     samples_per_s: list[float] = field(default_factory=list)
     first_batch_s: list[float] = field(default_factory=list)
     memory_bytes: int = 0
-    """The most that reading it added, with its workers; shared pages are counted once."""
+    """Maximum memory that loading added, including workers. Shared pages are counted once."""
 
     def to_document(self) -> dict[str, Any]:
         return {
@@ -55,25 +56,28 @@ class VariantMeasurement:
 
 
 def main(arguments: list[str]) -> int:
-    asked = json.loads(arguments[0])
+    """Run the benchmark that ``arguments[0]`` describes as JSON. Return the exit code."""
+    request = json.loads(arguments[0])
     reporter = Reporter()
-    sys.path[:0] = asked.get("python_path") or []
+    sys.path[:0] = request.get("python_path") or []
     try:
         reporter.tell(phase="loading the classes")
-        data = open_data_module(asked["config"])
-        chosen = variants(data, asked.get("workers") or default_worker_counts())
+        data = open_data_module(request["config"])
+        chosen = variants(data, request.get("workers") or default_worker_counts())
         measured = [VariantMeasurement(variant) for variant in chosen]
-        for number in range(asked["rounds"]):
+        for number in range(request["rounds"]):
             for one in measured:
-                reporter.tell(phase=f"round {number + 1} of {asked['rounds']}: {one.variant.name}")
-                measure(one, asked["seconds"])
+                reporter.tell(
+                    phase=f"round {number + 1} of {request['rounds']}: {one.variant.name}"
+                )
+                measure(one, request["seconds"])
     except BetonError as error:
         where, _, what = str(error).partition(": ")
         reporter.problem(where, what)
         return EXIT_BAD_INPUT
     except (Exception, SystemExit) as error:  # noqa: BLE001  (of the configuration or its classes)
-        mistake = to_config_error(error)
-        reporter.problem(mistake.where, mistake.what, mistake.remedy)
+        problem = to_config_error(error)
+        reporter.problem(problem.where, problem.what, problem.remedy)
         return EXIT_BAD_INPUT
     finally:
         with contextlib.suppress(UnboundLocalError):
@@ -83,13 +87,13 @@ def main(arguments: list[str]) -> int:
 
 
 def open_data_module(config: Mapping[str, Any]) -> Any:
-    """The configuration's data module, as the only rank there is would see it."""
+    """Return the configuration's data module, set up for a single rank."""
     trainer = {**(config.get("trainer") or {}), "devices": 1, "num_nodes": 1, "strategy": "auto"}
     trainer.pop("callbacks", None)
     cli = build({**config, "trainer": trainer}, train=False)
     data = cli.datamodule
     if data is None:
-        raise ValueError("configuration: it names no data module.")
+        raise ValueError("configuration: it has no data module.")
     cli.trainer.strategy.setup_environment()
     data.trainer = cli.trainer
     data.prepare_data()
@@ -98,20 +102,21 @@ def open_data_module(config: Mapping[str, Any]) -> Any:
 
 
 def default_worker_counts() -> list[int]:
-    """1, 2, 4 and so on, up to the cores that there are."""
+    """Return 1, 2, 4 and so on, up to the number of allowed cores."""
     cores = len(os.sched_getaffinity(0))
     return sorted({1, cores, *(n for n in (2, 4, 8, 16, 32) if n < cores)})
 
 
 def variants(data: Any, counts: Sequence[int]) -> list[Variant]:
-    own = getattr(data, "loader_variants", None)
-    if callable(own):
-        return list(own(counts))
+    """Return the variants to compare, with ``counts`` workers."""
+    get_variants = getattr(data, "loader_variants", None)
+    if callable(get_variants):
+        return list(get_variants(counts))
     loader = data.train_dataloader()
     if not isinstance(loader, DataLoader):
         return [Variant("the loader", None, lambda: loader)]
-    tried = sorted({0, loader.num_workers, *counts})
-    return [Variant("DataLoader", n, _with_workers(loader, n)) for n in tried]
+    worker_counts = sorted({0, loader.num_workers, *counts})
+    return [Variant("DataLoader", n, _with_workers(loader, n)) for n in worker_counts]
 
 
 def _with_workers(loader: DataLoader[Any], workers: int) -> Callable[[], DataLoader[Any]]:
@@ -134,10 +139,10 @@ def _with_workers(loader: DataLoader[Any], workers: int) -> Callable[[], DataLoa
 
 
 def measure(one: VariantMeasurement, seconds: float) -> None:
-    """One round. An epoch that ends is begun again, at its usual cost."""
-    before = memory_of_tree()
+    """Measure one round. When an epoch ends, the next one starts, at its usual cost."""
+    before = tree_memory_bytes()
     loader = one.variant.open()
-    with _MemoryWatch() as memory:
+    with _MemoryMonitor() as memory:
         began = time.monotonic()
         reading = _repeat_epochs(loader)
         next(reading)
@@ -153,7 +158,7 @@ def measure(one: VariantMeasurement, seconds: float) -> None:
     close = getattr(loader, "close", None)
     if callable(close):
         close()
-    one.memory_bytes = max(one.memory_bytes, memory.most - before)
+    one.memory_bytes = max(one.memory_bytes, memory.maximum - before)
 
 
 def _repeat_epochs(loader: Iterable[Any]) -> Any:
@@ -167,43 +172,46 @@ def _repeat_epochs(loader: Iterable[Any]) -> Any:
             empty = False
             yield batch
         if empty:
-            raise ValueError("data: the loader gives no batches.")
+            raise ValueError("data: the loader returns no batches.")
         epoch += 1
 
 
-class _MemoryWatch:
-    """Looks at memory now and then, in a thread."""
+class _MemoryMonitor:
+    """Measures the maximum memory of the process tree periodically in a thread."""
 
     def __init__(self) -> None:
-        self.most = 0
+        self.maximum = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(target=self._measure_periodically, daemon=True)
 
-    def __enter__(self) -> _MemoryWatch:
+    def __enter__(self) -> _MemoryMonitor:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self.most = max(self.most, memory_of_tree())
+        self.maximum = max(self.maximum, tree_memory_bytes())
 
-    def _watch(self) -> None:
-        while not self._stop.wait(_MEMORY_EVERY_S):
-            self.most = max(self.most, memory_of_tree())
-
-
-def memory_of_tree() -> int:
-    """Bytes of this process and all below it; what several share is counted once."""
-    return sum(_proportional_bytes(pid) for pid in _tree(os.getpid()))
+    def _measure_periodically(self) -> None:
+        while not self._stop.wait(_MEMORY_PERIOD_S):
+            self.maximum = max(self.maximum, tree_memory_bytes())
 
 
-def _tree(pid: int) -> Iterator[int]:
+def tree_memory_bytes() -> int:
+    """Return the memory of this process and its descendants in bytes.
+
+    Memory that several processes share is counted once.
+    """
+    return sum(_proportional_bytes(pid) for pid in _process_tree(os.getpid()))
+
+
+def _process_tree(pid: int) -> Iterator[int]:
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in task.read_text().split():
-                yield from _tree(int(child))
+                yield from _process_tree(int(child))
 
 
 def _proportional_bytes(pid: int) -> int:
@@ -215,6 +223,7 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def close_data_module(data: Any) -> None:
+    """Call the data module's ``close`` if it has one."""
     close = getattr(data, "close", None)
     if callable(close):
         close()

@@ -1,4 +1,4 @@
-"""One way to load the same data, for ``ltui bench data``."""
+"""Variants of loading the same data, which ``ltui bench data`` compares."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A loader with a number of workers."""
+    """One variant: a loader with a number of workers."""
 
     loader: str
-    """``FFCV``, ``DataLoader``."""
+    """Name of the loader, such as ``FFCV`` or ``DataLoader``."""
     workers: int | None
-    """Threads or processes that load; None where that can't be chosen."""
+    """Number of loading threads or processes; None if it can't be chosen."""
     open: Callable[[], Iterable[Any]]
-    """Gives the loader of one round."""
+    """Return a new loader for one round."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the configuration that choose this variant."""
+    """Keys and values of the configuration that select this variant."""
 
     @property
     def name(self) -> str:
+        """Displayed name."""
         if self.workers is None:
             return self.loader
         return f"{self.loader}, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
 
 
 def worker_variants(data: Any, counts: Sequence[int]) -> list[Variant]:
-    """The training loader of a data module whose ``workers`` are processes of torch's DataLoader:
-    without any, and with each of these counts."""
+    """Return variants of a data module's training loader without workers and with each count.
 
-    def opening(workers: int) -> Callable[[], Iterable[Any]]:
-        def make() -> Iterable[Any]:
+    The data module's attribute ``workers`` is the number of processes of torch's DataLoader.
+    """
+
+    def loader_factory(workers: int) -> Callable[[], Iterable[Any]]:
+        def open_loader() -> Iterable[Any]:
             data.workers = workers
             loader: Iterable[Any] = data.train_dataloader()
             return loader
 
-        return make
+        return open_loader
 
     return [
-        Variant("DataLoader", n, opening(n), {"data.init_args.workers": n})
+        Variant("DataLoader", n, loader_factory(n), {"data.init_args.workers": n})
         for n in sorted({0, *counts})
     ]

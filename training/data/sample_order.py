@@ -1,11 +1,11 @@
-"""Which samples a rank draws, in which order, and where in it an interrupted epoch goes on.
+"""Order of a rank's samples in an epoch, and the position at which an interrupted epoch resumes.
 
-Every rank gets the same number of batches. The order depends on the seed and the epoch alone, and
-is dealt to the ranks like cards, so what all ranks have used after so many batches is the beginning
-of it. A resumed run shares out the rest, among the same number of ranks or another: each sample
-that was not yet used comes exactly once.
+Every rank gets the same number of batches. The order depends only on the seed and the epoch, and
+its samples are assigned to the ranks in turn. The samples that all ranks together have used after a
+number of batches are therefore the beginning of the order. A resumed run distributes the remaining
+samples over the same or another number of ranks, and each of them occurs exactly once.
 
-What ``RankLoader`` offers is what resuming asks of any loader that keeps its own position
+``RankLoader`` has the interface that a resume requires of a loader with a stateful position
 (docs/architecture.md, "Positions in the data").
 """
 
@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 Batch = Any
 OpenBatches = Callable[[list[int]], Iterable[Batch]]
-"""Given sample numbers in order, their batches."""
+"""Function that returns the batches of the given sample numbers, in this order."""
 
 
 class RankOrder:
-    """Sample numbers of one rank, epoch by epoch. Lightning calls ``set_epoch``."""
+    """Sample numbers of one rank in each epoch. Lightning calls ``set_epoch``."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RankOrder:
         shuffle: bool = False,
         filler: int | None = None,
     ) -> None:
-        """``filler`` is the sample that evens out the ranks; None: samples are drawn twice."""
+        """``filler``: number of the sample that pads the ranks; None: samples are drawn twice."""
         self.samples = samples
         self.rank = rank
         self.world_size = world_size
@@ -54,8 +54,10 @@ class RankOrder:
         return math.ceil(self.samples / self.world_size)
 
     def draw(self, used: int = 0) -> list[int]:
-        """This rank's sample numbers of this epoch, without the first ``used`` of all ranks; as
-        many on every rank."""
+        """Return this rank's sample numbers in the current epoch, equally many on every rank.
+
+        The first ``used`` samples of all ranks together are left out.
+        """
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
@@ -64,35 +66,39 @@ class RankOrder:
         return split_among_ranks(order, used, self.rank, self.world_size, self.filler)
 
     def remaining(self, used: int) -> int:
-        """How many samples each rank draws after ``used``."""
+        """Return the number of samples that each rank draws after the first ``used``."""
         return math.ceil(max(0, self.samples - used) / self.world_size)
 
 
 def split_among_ranks(
     order: Sequence[int], used: int, rank: int, world_size: int, filler: int | None = None
 ) -> list[int]:
-    """What ``rank`` gets of ``order`` from ``used`` on. Where it does not come out even, the ranks
-    are filled up with ``filler``, or with the order's first samples as torch's
-    ``DistributedSampler`` does."""
-    rest = list(order[used:])
-    lacking = -len(rest) % world_size
+    """Return the samples of ``rank`` among ``order[used:]``, which are assigned to ranks in turn.
+
+    If their number is no multiple of ``world_size``, they are padded with ``filler``, or with the
+    first samples of the order as torch's ``DistributedSampler`` does.
+    """
+    remaining = list(order[used:])
+    missing = -len(remaining) % world_size
     source = order if filler is None else [filler]
-    rest += itertools.islice(itertools.cycle(source), lacking)
-    return rest[rank::world_size]
+    remaining += itertools.islice(itertools.cycle(source), missing)
+    return remaining[rank::world_size]
 
 
 class RankLoader:
-    """A rank's batches, from whatever opens them (torch's DataLoader, FFCV).
+    """Loader of a rank's batches, which ``open_batches`` reads (torch's DataLoader or FFCV).
 
-    Lightning saves ``state_dict`` in every checkpoint, and loads it before the first batch.
+    Lightning saves ``state_dict()`` in every checkpoint and loads it before the first batch.
     """
 
     inexact: str | None = None
-    """What of the batches to come is not as it would have been after ``load_state_dict``, as the
-    middle of a sentence; None where all is."""
+    """What differs in the remaining batches after ``load_state_dict``, as a part of a sentence.
+
+    None if nothing differs from an uninterrupted epoch.
+    """
 
     def __init__(self, order: RankOrder, batch_size: int, open_batches: OpenBatches) -> None:
-        # Lightning looks for both, as torch's DataLoader has them.
+        # Lightning reads both attributes, which torch's DataLoader has.
         self.sampler = order
         self.batch_sampler: Any = None
         self.batch_size = batch_size
@@ -100,16 +106,16 @@ class RankLoader:
         self.inexact = getattr(open_batches, "inexact", None)
         self._first = 0
         self._drawn = 0
-        self._go_on: tuple[int, int] | None = None
-        self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
+        self._resume_at: tuple[int, int] | None = None
+        self._iterator: weakref.ref[Generator[Batch, None, None]] | None = None
 
     def __len__(self) -> int:
         return math.ceil(len(self.sampler) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        reading = self._read()
-        self._reading = weakref.ref(reading)
-        return reading
+        iterator = self._read()
+        self._iterator = weakref.ref(iterator)
+        return iterator
 
     def _read(self) -> Generator[Batch, None, None]:
         self._first, self._drawn = self._take_position(), 0
@@ -123,41 +129,41 @@ class RankLoader:
                 batches.close()
 
     def close(self) -> None:
-        """Give up an epoch that was not read to its end, and the threads that read ahead."""
-        if self._reading is not None and (reading := self._reading()) is not None:
-            reading.close()
+        """Close an epoch that was not read to its end, and the threads that read ahead."""
+        if self._iterator is not None and (iterator := self._iterator()) is not None:
+            iterator.close()
 
     def _take_position(self) -> int:
-        epoch, used = self._go_on or (-1, 0)
-        self._go_on = None
+        epoch, used = self._resume_at or (-1, 0)
+        self._resume_at = None
         return used if epoch == self.sampler.epoch and self.sampler.remaining(used) else 0
 
     @property
     def used(self) -> int:
-        """Samples that all ranks together have used of this epoch."""
-        if self._go_on is not None:
-            return self._go_on[1]  # nothing was read since
+        """Number of samples of this epoch that all ranks together have used."""
+        if self._resume_at is not None:
+            return self._resume_at[1]  # nothing has been read since ``load_state_dict``
         return self._first + self._drawn * self.batch_size * self.sampler.world_size
 
     def batches_left(self) -> int:
-        """After ``load_state_dict``: how many batches each rank still gets in that epoch."""
+        """Return the number of remaining batches per rank in the epoch of ``load_state_dict``."""
         return math.ceil(self.sampler.remaining(self.used) / self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
-        """The same on every rank, and for every number of ranks."""
-        epoch = self.sampler.epoch if self._go_on is None else self._go_on[0]
+        """Return the position, which is equal on all ranks and for every number of ranks."""
+        epoch = self.sampler.epoch if self._resume_at is None else self._resume_at[0]
         return {"epoch": epoch, "samples": self.used}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self._go_on = state["epoch"], state["samples"]
+        self._resume_at = state["epoch"], state["samples"]
 
 
 def torch_batches(dataset: Dataset[Any], batch_size: int, workers: int = 0) -> OpenBatches:
-    """What ``RankLoader`` opens an epoch with: torch's DataLoader."""
+    """Return a function that opens the batches of an epoch with torch's DataLoader."""
 
     def open_batches(order: list[int]) -> Iterable[Batch]:
-        # By itself a DataLoader draws a seed from the rank's random states when it is opened, and a
-        # resumed epoch is opened once more than one that was never stopped.
+        # Without a generator, a DataLoader draws a seed from the rank's random state when it is
+        # opened, and a resumed epoch is opened once more than an uninterrupted one.
         return DataLoader(
             Subset(dataset, order),
             batch_size=batch_size,

@@ -23,9 +23,11 @@ _SEEDS = {"train": 1, "val": 2, "test": 3}
 
 
 class Sequences(LightningDataModule):
-    """Batches of ``Padded``: values as floats, a mask, labels; the same count and size on every
-    rank. In validation and test every sample comes once; what fills up a batch is labelled
-    ``NO_LABEL``."""
+    """Batches of ``Padded``: values as floats, a mask and labels.
+
+    The number and the size of the batches are equal on all ranks. In validation and test every
+    sample occurs once, and samples that only pad a batch are labelled ``NO_LABEL``.
+    """
 
     def __init__(
         self,
@@ -39,10 +41,11 @@ class Sequences(LightningDataModule):
         workers: int = 0,
         resident_mb: int = 256,
     ) -> None:
-        """``train``, ``val``, ``test``: each a ``.seq`` file, a folder, a pattern or a list; where
-        ``train`` is not given, signals are made up: ``made_up`` for training, a quarter of that for
-        validation and for test, kept in ``folder``. ``batch_size``: samples of a rank.
-        ``resident_mb``: how much of the files a process keeps mapped at once.
+        """``train``, ``val``, ``test``: each a ``.seq`` file, a folder, a pattern or a list.
+        ``made_up``: number of synthetic signals for training if ``train`` is not given, with a
+        quarter of it each for validation and test. They are stored in ``folder``.
+        ``batch_size``: samples per rank. ``resident_mb``: maximum size in MiB of the files that a
+        process keeps in memory.
         """
         super().__init__()
         self.files = {"train": train, "val": val, "test": test}
@@ -56,16 +59,16 @@ class Sequences(LightningDataModule):
         self._loaders: list[LengthLoader] = []
 
     def prepare_data(self) -> None:
-        # Lightning calls this on one rank of a machine, and the others wait for it.
+        # Lightning calls this on one rank of each machine while the other ranks wait.
         if self.files["train"] is None:
             for part, seed in _SEEDS.items():
-                write_signals(self._made_up_path(part), self._made_up_count(part), seed)
+                write_signals(self._synthetic_path(part), self._synthetic_count(part), seed)
 
-    def _made_up_count(self, part: str) -> int:
+    def _synthetic_count(self, part: str) -> int:
         return self.made_up if part == "train" else max(1, self.made_up // 4)
 
-    def _made_up_path(self, part: str) -> Any:
-        return data_folder(self.folder) / f"signals-1-{part}-{self._made_up_count(part)}.seq"
+    def _synthetic_path(self, part: str) -> Any:
+        return data_folder(self.folder) / f"signals-1-{part}-{self._synthetic_count(part)}.seq"
 
     def train_dataloader(self) -> LengthLoader:
         dataset = self._dataset("train")
@@ -87,16 +90,16 @@ class Sequences(LightningDataModule):
     def _dataset(self, part: str) -> SequenceDataset:
         if part not in self._datasets:
             made_up = self.files["train"] is None
-            files = self._made_up_path(part) if made_up else self.files[part]
+            files = self._synthetic_path(part) if made_up else self.files[part]
             assert files is not None
             self._datasets[part] = SequenceDataset(files, resident_bytes=self.resident_bytes)
         return self._datasets[part]
 
-    def _order(self, dataset: SequenceDataset, **how: Any) -> LengthOrder:
+    def _order(self, dataset: SequenceDataset, **options: Any) -> LengthOrder:
         trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
         return LengthOrder(
-            dataset.lengths(), self.batch_size, rank=rank, world_size=world_size, **how
+            dataset.lengths(), self.batch_size, rank=rank, world_size=world_size, **options
         )
 
     def _loader(self, dataset: SequenceDataset, order: LengthOrder) -> LengthLoader:
@@ -106,7 +109,7 @@ class Sequences(LightningDataModule):
         return loader
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """What ``ltui bench data`` compares."""
+        """Return the variants that ``ltui bench data`` compares."""
         return worker_variants(self, counts)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
@@ -115,7 +118,7 @@ class Sequences(LightningDataModule):
         return Padded(floats, mask, labels)
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Close all loaders and files."""
         for loader in self._loaders:
             loader.close()
         for dataset in self._datasets.values():

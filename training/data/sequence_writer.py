@@ -1,8 +1,8 @@
-"""Writes files of sequences as they come: never more than one sample is in memory.
+"""Streaming writer of sequence files, which holds at most one sample in memory.
 
-Data and index grow under temporary names beside the target. ``close`` completes them and renames
-them, the indexes last, so that an interrupted writer leaves nothing that looks whole: a data file
-without an index is none.
+Data and index are written under temporary names in the folder of the target. ``close`` completes
+and renames them, the indexes last. An interrupted writer therefore never leaves files that seem
+complete, because a data file without an index is not valid.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ltui.training.data.sequence_format.file_format import (
 )
 from ltui.training.rank.checkpoint_files import fsync_folder
 
-_MOST_COLUMNS = 65535
-_MOST_SHARDS = 65535
+_MAX_COLUMNS = 65535
+_MAX_SHARDS = 65535
 
 
 class SequenceWriter:
     """``with SequenceWriter("train.seq", columns=80) as out: out.add(array, label=3)``.
 
-    With ``shard_bytes`` the dataset becomes several files, ``train-00000.seq`` and on, each closed
-    once it holds so much. Left by an exception it removes what it wrote.
+    With ``shard_bytes`` the dataset is split into several files, ``train-00000.seq`` and so on. A
+    file is closed when it has that size. If the block raises, all written files are removed.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class SequenceWriter:
     ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}")
-        if not 1 <= columns <= _MOST_COLUMNS:
-            raise ValueError(f"columns must be 1 to {_MOST_COLUMNS}, not {columns}")
+        if not 1 <= columns <= _MAX_COLUMNS:
+            raise ValueError(f"columns must be 1 to {_MAX_COLUMNS}, not {columns}")
         self.path = Path(path).with_suffix(DATA_SUFFIX)
         self.columns = columns
         self.dtype = np.dtype(dtype)
@@ -63,7 +63,8 @@ class SequenceWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, values: Any, label: int = NO_LABEL) -> None:
-        """Append a sample (rows, columns), at least one row. ``ValueError`` names what is wrong."""
+        """Append a sample (rows, columns) with at least one row. Raises ``ValueError`` if it is
+        not valid."""
         array = np.ascontiguousarray(values)
         if array.ndim != 2 or array.shape[1] != self.columns or not array.shape[0]:
             raise ValueError(
@@ -72,7 +73,8 @@ class SequenceWriter:
         if array.dtype != self.dtype:
             if not np.can_cast(array.dtype, self.dtype, "same_kind"):
                 raise ValueError(
-                    f"sample {self.samples} holds {array.dtype}, which {self.dtype} can't"
+                    f"sample {self.samples} has dtype {array.dtype}, which can't be cast to "
+                    f"{self.dtype}"
                 )
             array = array.astype(self.dtype)
         shard = self._shards[-1] if self._shards else None
@@ -84,14 +86,14 @@ class SequenceWriter:
         self.samples += 1
 
     def _next_shard(self) -> _ShardWriter:
-        if len(self._shards) == _MOST_SHARDS:
-            raise ValueError(f"a dataset has at most {_MOST_SHARDS} files: make them larger")
+        if len(self._shards) == _MAX_SHARDS:
+            raise ValueError(f"a dataset has at most {_MAX_SHARDS} files: make them larger")
         base = self.path.with_name(f".{self.path.stem}.{os.getpid()}.{len(self._shards)}")
         self._shards.append(_ShardWriter(base))
         return self._shards[-1]
 
     def close(self) -> None:
-        """Complete the files and let them appear. ``ValueError`` where there is no sample."""
+        """Complete and rename the files. Raises ``ValueError`` if there is no sample."""
         if not self.samples:
             raise ValueError(f"{self.path}: no sample was written")
         targets = self._targets()
@@ -116,7 +118,7 @@ class SequenceWriter:
         return [self.path.with_name(f"{stem}-{i:05d}.seq") for i in range(len(self._shards))]
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove the temporary files."""
         for shard in self._shards:
             shard.remove()
         self._shards.clear()
@@ -152,9 +154,11 @@ class _ShardWriter:
         self._crc = 0
 
     def part(self, suffix: str) -> Path:
+        """Return the temporary path of the data file or the index."""
         return self._base.with_name(self._base.name + suffix + ".part")
 
     def add(self, array: np.ndarray[Any, Any], label: int) -> None:
+        """Append a sample."""
         gap = -self.size % ALIGNMENT
         self._data.write(bytes(gap))
         self._data.write(array.data)
@@ -167,13 +171,14 @@ class _ShardWriter:
         self._samples += 1
 
     def flush(self) -> None:
-        """No more samples come: one open file less."""
+        """Write all data to disk and close the data file. No more samples may follow."""
         for file in (self._data, self._entries):
             file.flush()
             os.fsync(file.fileno())
         self._data.close()
 
-    def complete(self, **facts: Any) -> None:
+    def complete(self, **header_fields: Any) -> None:
+        """Write the header of the index and close the files."""
         if not self._data.closed:
             self.flush()
         self._entries.seek(0)
@@ -183,7 +188,7 @@ class _ShardWriter:
                 samples=self._samples,
                 data_bytes=self.size,
                 crc=self._crc,
-                **facts,
+                **header_fields,
             )
         )
         self._entries.flush()
@@ -191,6 +196,7 @@ class _ShardWriter:
         self._entries.close()
 
     def remove(self) -> None:
+        """Close and remove both files."""
         for file in (self._data, self._entries):
             with contextlib.suppress(OSError):
                 file.close()

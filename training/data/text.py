@@ -1,4 +1,4 @@
-"""Text as bytes, cut into windows: files of the user's, or the manual that Python ships."""
+"""Text as bytes in windows of equal length: the user's files, or the manual included in Python."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ltui.training.data.loader_variant import Variant, worker_variants
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
-VALIDATION_SHARE = TEST_SHARE = 0.05
+VALIDATION_FRACTION = TEST_FRACTION = 0.05
 
 
 class TextMissingError(ValueError):
-    """There is no text, or less than a window. The text says what to do."""
+    """There is no text, or less than one window. The message says what to do."""
 
 
 def python_manual() -> bytes:
-    """What ``help()`` knows of Python's language: about 700 kB of English, in every Python."""
-    from pydoc_data.topics import topics  # half a megabyte that only this needs
+    """Return the topics of Python's ``help()``: about 700 kB of English, part of every Python."""
+    from pydoc_data.topics import topics  # local: half a megabyte that only this function needs
 
     return "\n\n".join(topics[name] for name in sorted(topics)).encode()
 
 
 def read_text(files: str | list[str] | None) -> npt.NDArray[np.uint8]:
-    """The bytes of all files of these names or patterns, in order; without any, Python's manual."""
+    """Return the bytes of all files with these names or patterns, by default Python's manual."""
     if files is None:
         return np.frombuffer(python_manual(), np.uint8)
     patterns = [files] if isinstance(files, str) else files
@@ -46,9 +46,9 @@ def read_text(files: str | list[str] | None) -> npt.NDArray[np.uint8]:
 
 
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """(bytes (context,), the byte after each (context,)), as int64, side by side over the text.
+    """Adjacent windows of the text: (bytes (context,), next bytes (context,)) as int64.
 
-    Number ``len(windows)`` is the filler: nothing of it counts.
+    Number ``len(windows)`` is the padding sample, which has only ``NO_LABEL`` as next bytes.
     """
 
     def __init__(self, text: npt.NDArray[np.uint8], context: int) -> None:
@@ -68,7 +68,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Text(LightningDataModule):
-    """The last twentieth of the text is for test, the one before for validation."""
+    """Batches of windows. The last 5 % of the text are for test, the 5 % before for validation."""
 
     def __init__(
         self,
@@ -78,46 +78,46 @@ class Text(LightningDataModule):
         workers: int = 0,
     ) -> None:
         """``files``: a file, a pattern or a list of them; by default Python's own manual.
-        ``context``: bytes of a window. ``batch_size``: windows of a rank."""
+        ``context``: bytes in a window. ``batch_size``: windows per rank."""
         super().__init__()
         self.files = files
         self.context = context
         self.batch_size = batch_size
         self.workers = workers
-        self._parts: dict[str, Windows] = {}
+        self._splits: dict[str, Windows] = {}
         self._loaders: list[RankLoader] = []
 
     def setup(self, stage: str) -> None:  # noqa: ARG002
-        if self._parts:
+        if self._splits:
             return
         text = read_text(self.files)
-        test = len(text) - int(len(text) * TEST_SHARE)
-        validation = test - int(len(text) * VALIDATION_SHARE)
-        parts = {"train": text[:validation], "val": text[validation:test], "test": text[test:]}
-        self._parts = {name: Windows(part, self.context) for name, part in parts.items()}
-        if not all(len(part) for part in self._parts.values()):
+        test = len(text) - int(len(text) * TEST_FRACTION)
+        validation = test - int(len(text) * VALIDATION_FRACTION)
+        splits = {"train": text[:validation], "val": text[validation:test], "test": text[test:]}
+        self._splits = {name: Windows(split, self.context) for name, split in splits.items()}
+        if not all(len(split) for split in self._splits.values()):
             raise TextMissingError(
-                f"{len(text)} bytes of text are too few for windows of {self.context}: give more "
-                "with data.init_args.files, or make data.init_args.context smaller."
+                f"{len(text)} bytes of text are too few for windows of {self.context}: add files "
+                "to data.init_args.files, or reduce data.init_args.context."
             )
 
     def train_dataloader(self) -> RankLoader:
-        return self._loader(self._parts["train"], shuffle=True)
+        return self._loader(self._splits["train"], shuffle=True)
 
     def val_dataloader(self) -> RankLoader:
-        return self._loader(self._parts["val"], filler=len(self._parts["val"]))
+        return self._loader(self._splits["val"], filler=len(self._splits["val"]))
 
     def test_dataloader(self) -> RankLoader:
-        return self._loader(self._parts["test"], filler=len(self._parts["test"]))
+        return self._loader(self._splits["test"], filler=len(self._splits["test"]))
 
-    def _loader(self, windows: Windows, **how: Any) -> RankLoader:
-        # Ranks that split layers among them (tensor parallel) get the same windows.
-        share = (self.trainer and self.trainer.distributed_sampler_kwargs) or {}
+    def _loader(self, windows: Windows, **options: Any) -> RankLoader:
+        # Ranks that split layers (tensor parallel) get the same windows.
+        sampler_options = (self.trainer and self.trainer.distributed_sampler_kwargs) or {}
         order = RankOrder(
             len(windows),
-            rank=share.get("rank", 0),
-            world_size=share.get("num_replicas", 1),
-            **how,
+            rank=sampler_options.get("rank", 0),
+            world_size=sampler_options.get("num_replicas", 1),
+            **options,
         )
         batches = torch_batches(windows, self.batch_size, self.workers)
         loader = RankLoader(order, self.batch_size, batches)
@@ -125,11 +125,11 @@ class Text(LightningDataModule):
         return loader
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """What ``ltui bench data`` compares."""
+        """Return the variants that ``ltui bench data`` compares."""
         return worker_variants(self, counts)
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Close all loaders."""
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()

@@ -1,10 +1,11 @@
-"""Batches of samples of similar length, the same number and size on every rank, and their padding.
+"""Batches of samples of similar length, equal in number and size on every rank, and their padding.
 
-An epoch's order: all samples shuffled by seed and epoch, cut into pools, each pool sorted by
-length, the pool's groups (as many samples as all ranks use in one step) shuffled. It is dealt to
-the ranks like cards, so at each step all ranks hold samples of about the same length, and what all
-have used is the beginning of the order: a resumed epoch shares out the rest, also among another
-number of ranks.
+The order of an epoch is made as follows. All samples are shuffled by seed and epoch and cut into
+pools. Each pool is sorted by length and cut into groups of as many samples as all ranks use in one
+step, and the groups are shuffled. The samples of this order are assigned to the ranks in turn, so
+that in each step all ranks have samples of about the same length. The samples that all ranks have
+used are the beginning of the order. A resumed epoch distributes the remaining samples, also over
+another number of ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch.utils.data import Dataset
 
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, split_among_ranks
 
-GROUPS_A_POOL = 64
-"""More groups pad less and shuffle less."""
+GROUPS_PER_POOL = 64
+"""Number of groups in a pool. With more groups there is less padding and less randomness."""
 
 
 class LengthOrder(RankOrder):
-    """What ``RankLoader`` draws from, for samples whose lengths are known."""
+    """Order of an epoch for ``RankLoader``, for samples of known length."""
 
     def __init__(
         self,
@@ -40,11 +41,12 @@ class LengthOrder(RankOrder):
         group: int | None = None,
         seed: int | None = None,
     ) -> None:
-        """``group``: samples that stay together; by default what all ranks use in one step.
+        """``group``: number of samples in a group; by default the samples of one step of all ranks.
 
-        ``drop_last``: leave out what does not fill a batch on every rank. Without it the ranks are
-        evened out with ``filler``, or where that is None with samples drawn twice. Not shuffled,
-        the order is by length alone. ``seed``: by default ``PL_GLOBAL_SEED``, as Lightning sets it.
+        ``drop_last``: leave out samples that do not fill a batch on every rank. Otherwise the ranks
+        are padded with ``filler``, or if it is None with samples drawn twice. Without ``shuffle``
+        the samples are sorted by length. ``seed``: by default ``PL_GLOBAL_SEED``, which Lightning
+        sets.
         """
         if batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"no batches of {batch_size} for rank {rank} of {world_size}")
@@ -58,54 +60,55 @@ class LengthOrder(RankOrder):
         self.drop_last = drop_last
         self.group_given = group is not None
         self.group = group or batch_size * world_size
-        self._as_of: tuple[int, int] | None = None
+        self._kept_group: tuple[int, int] | None = None
 
     def group_of_epoch(self, epoch: int) -> int:
-        """Samples that stay together: in an epoch that goes on, those of when it began."""
-        return self._as_of[1] if self._as_of is not None and self._as_of[0] == epoch else self.group
+        """Return the group size of an epoch. A resumed epoch keeps the size with which it began."""
+        kept_epoch, kept_group = self._kept_group or (None, self.group)
+        return kept_group if kept_epoch == epoch else self.group
 
     def keep_group(self, epoch: int, group: int) -> None:
-        """``epoch`` was begun with another ``group``: its order is drawn as it was."""
-        self._as_of = epoch, group
+        """Restore the order of ``epoch``, which began with another group size."""
+        self._kept_group = epoch, group
 
     def order(self) -> npt.NDArray[np.int64]:
-        """All samples in this epoch's order."""
+        """Return all samples in the order of the current epoch."""
         if not self.shuffle:
             return np.argsort(self.lengths, kind="stable")
         random = np.random.default_rng((self.seed, self.epoch))
         order = random.permutation(self.samples)
         group = self.group_of_epoch(self.epoch)
-        pool = group * GROUPS_A_POOL
+        pool = group * GROUPS_PER_POOL
         pools = [order[i : i + pool] for i in range(0, self.samples, pool)]
-        return np.concatenate([self._grouped(p, group, random) for p in pools] or [order])
+        return np.concatenate([self._shuffle_groups(p, group, random) for p in pools] or [order])
 
-    def _grouped(
+    def _shuffle_groups(
         self, pool: npt.NDArray[np.int64], group: int, random: np.random.Generator
     ) -> npt.NDArray[np.int64]:
         pool = pool[np.argsort(self.lengths[pool], kind="stable")]
-        whole = len(pool) // group
-        groups = pool[: whole * group].reshape(whole, group)[random.permutation(whole)]
-        # What makes no whole group comes last, so that it moves no other's borders.
-        return np.concatenate([groups.reshape(-1), pool[whole * group :]])
+        count = len(pool) // group
+        groups = pool[: count * group].reshape(count, group)[random.permutation(count)]
+        # An incomplete group comes last, so that it does not shift the others.
+        return np.concatenate([groups.reshape(-1), pool[count * group :]])
 
     def draw(self, used: int = 0) -> list[int]:
-        rest = self.order()[used:]
+        remaining = self.order()[used:]
         if self.drop_last:
-            rest = rest[: self.remaining(used) * self.world_size]
-        return split_among_ranks(rest.tolist(), 0, self.rank, self.world_size, self.filler)
+            remaining = remaining[: self.remaining(used) * self.world_size]
+        return split_among_ranks(remaining.tolist(), 0, self.rank, self.world_size, self.filler)
 
     def remaining(self, used: int) -> int:
-        rest = max(0, self.samples - used)
+        samples = max(0, self.samples - used)
         if self.drop_last:
-            return rest // (self.batch_size * self.world_size) * self.batch_size
-        return math.ceil(rest / self.world_size)
+            return samples // (self.batch_size * self.world_size) * self.batch_size
+        return math.ceil(samples / self.world_size)
 
     def __len__(self) -> int:
         return self.remaining(0)
 
 
 class LengthLoader(RankLoader):
-    """A ``RankLoader`` that remembers how the epoch that it left was grouped."""
+    """A ``RankLoader`` that saves the group size of an interrupted epoch."""
 
     sampler: LengthOrder
 
@@ -120,16 +123,17 @@ class LengthLoader(RankLoader):
 
 
 class LengthBatchSampler:
-    """``DataLoader(dataset, batch_sampler=LengthBatchSampler(order), collate_fn=pad)``.
+    """Batch sampler of a ``LengthOrder`` for torch's DataLoader.
 
-    Lightning calls ``set_epoch``, and must be told ``use_distributed_sampler=False``. Where the
-    order was given a ``group``, which then is the same for any number of ranks, an interrupted
-    epoch can be dealt to another number of them (``deal_rest``).
+    Use it as ``DataLoader(dataset, batch_sampler=LengthBatchSampler(order), collate_fn=pad)`` and
+    set ``use_distributed_sampler=False`` in Lightning, which calls ``set_epoch``. If the order has
+    an explicit ``group``, which is then independent of the number of ranks, an interrupted epoch
+    can be resumed with another number of ranks (``deal_rest``).
     """
 
     def __init__(self, order: LengthOrder) -> None:
         self.sampler = order
-        """Under the name at which Lightning looks for ``set_epoch``."""
+        """The order, under the name by which Lightning finds ``set_epoch``."""
         self.batch_size = order.batch_size
         self.drop_last = order.drop_last
         self.rank, self.world_size = order.rank, order.world_size
@@ -146,24 +150,24 @@ class LengthBatchSampler:
         return iter(self.batches_after(0))
 
     def batches_after(self, used: int) -> list[list[int]]:
-        """This rank's batches of this epoch without the first ``used`` of all ranks together."""
+        """Return this rank's batches after the first ``used`` batches of all ranks together."""
         drawn = self.sampler.draw(used * self.batch_size)
         return [drawn[i : i + self.batch_size] for i in range(0, len(drawn), self.batch_size)]
 
 
 class Padded(NamedTuple):
-    """A batch of samples of different length."""
+    """A batch of samples of different lengths."""
 
     values: torch.Tensor
-    """(samples, longest, columns); zeros where a sample has ended."""
+    """(samples, longest, columns); zeros after the end of a sample."""
     mask: torch.Tensor
-    """(samples, longest), bool: True where there is a row."""
+    """(samples, longest), bool: True for rows of the sample, False for padding."""
     labels: torch.Tensor
     """(samples,), int64."""
 
 
 def pad(samples: Sequence[Any]) -> Padded:
-    """Collate (array (rows, columns), label) pairs; copies, so nothing of the dataset is held."""
+    """Collate (array (rows, columns), label) pairs. The data is copied and the dataset released."""
     rows = [len(values) for values, _ in samples]
     first = np.asarray(samples[0][0])
     values = np.zeros((len(samples), max(rows), first.shape[1]), first.dtype)
@@ -176,7 +180,7 @@ def pad(samples: Sequence[Any]) -> Padded:
 
 
 def padded_batches(dataset: Dataset[Any], batch_size: int, workers: int = 0) -> OpenBatches:
-    """What ``RankLoader`` opens an epoch with."""
+    """Return a function that opens the padded batches of an epoch for ``RankLoader``."""
 
     def open_batches(order: list[int]) -> Any:
         batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]

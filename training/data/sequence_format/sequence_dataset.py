@@ -1,13 +1,14 @@
-"""Variable-length 2-D arrays in a file larger than memory: one data file and its index, mapped.
+"""Dataset of variable-length 2-D arrays in memory-mapped files, which may be larger than memory.
 
-A sample is an array (rows, columns): rows differ from sample to sample, columns and dtype are those
-of the file. Beside each data file ``NAME.seq`` stands its index ``NAME.idx`` (``sequence_files.py``
-has the bytes, ``sequence_writer.py`` writes them). Both are mapped read-only and shared through the
-page cache, so that any number of ranks and loader workers hold one copy; nothing is read until a
-sample is asked for. What a process keeps mapped is given back once it exceeds ``resident_bytes``.
+A sample is an array (rows, columns). The number of rows differs between samples. The number of
+columns and the dtype are equal in the complete file. Each data file ``NAME.seq`` has an index
+``NAME.idx`` in the same folder (see ``file_format.py`` for the format and ``sequence_writer.py``
+for the writer). Both are mapped read-only and shared through the page cache, so that any number of
+ranks and loader workers use one copy. Nothing is read before a sample is requested. A process
+releases its mapped pages when they exceed ``resident_bytes``.
 
-Each sample is checked against its checksum when it is read. A file that can't be right is told in
-one sentence that names the file and the first sample that is affected.
+Each sample is checked against its checksum when it is read. If a file is not valid, the error is
+one sentence that names the file and the first affected sample.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ Array = npt.NDArray[Any]
 
 
 class Sample(NamedTuple):
+    """One sample of a dataset."""
+
     values: Array
-    """(rows, columns), read-only, a view of the mapped file: copy what must outlive the dataset."""
+    """(rows, columns), a read-only view of the mapped file. Copy it to keep it after ``close``."""
     label: int
-    """``NO_LABEL`` where the writer was given none."""
+    """``NO_LABEL`` if the sample was written without a label."""
 
 
 class SequenceDataset(Dataset[Sample]):
-    """Samples of one or more files, numbered through. For torch's ``DataLoader`` and for ours.
+    """Samples of one or more files, with consecutive numbers. For torch's ``DataLoader`` and ours.
 
-    Sample number ``len(dataset)`` is the filler: one row of zeros labelled ``NO_LABEL``, with which
-    ranks are evened out where every sample must count once.
+    Sample number ``len(dataset)`` is the padding sample: one row of zeros with the label
+    ``NO_LABEL``. It pads the ranks if every sample must count once.
     """
 
     def __init__(
@@ -58,19 +61,18 @@ class SequenceDataset(Dataset[Sample]):
         check: bool = True,
         resident_bytes: int = 256 << 20,
     ) -> None:
-        """``files``: a file (also one that was written as several), a folder, a glob pattern, or a
-        list of these.
+        """``files``: a file, which may be split into shards, a folder, a glob pattern, or a list.
 
-        ``check``: whether a sample's checksum is compared when it is read. ``resident_bytes``: how
-        much of the files this process keeps mapped at once. Raises ``SequenceError``.
+        ``check``: compare the checksum of a sample when it is read. ``resident_bytes``: maximum
+        size of the files' pages that this process keeps in memory. Raises ``SequenceError``.
         """
         self._check = check
         self._resident_bytes = resident_bytes
         self._shards = [_Shard(path) for path in find_files(files)]
-        _require_whole_sets(self._shards)
+        _require_complete_sets(self._shards)
         first = self._shards[0].index
         for shard in self._shards[1:]:
-            _require_alike(first, shard.index)
+            _require_equal_format(first, shard.index)
         self.columns = first.columns
         self.dtype: np.dtype[Any] = first.dtype
         self._ends = np.cumsum([len(shard.index.rows) for shard in self._shards]).tolist()
@@ -81,14 +83,15 @@ class SequenceDataset(Dataset[Sample]):
 
     @property
     def data_bytes(self) -> int:
-        """Of all samples."""
+        """Size of all data files together."""
         return sum(shard.index.data_bytes for shard in self._shards)
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Rows of every sample: 8 bytes each, in this process's own memory."""
+        """Return the number of rows of every sample, as a copy with 8 bytes per sample."""
         return np.concatenate([shard.index.rows.astype(np.int64) for shard in self._shards])
 
     def labels(self) -> npt.NDArray[np.int64]:
+        """Return the label of every sample."""
         return np.concatenate([shard.index.labels.astype(np.int64) for shard in self._shards])
 
     def __getitem__(self, number: int) -> Sample:
@@ -100,22 +103,23 @@ class SequenceDataset(Dataset[Sample]):
         shard = self._shards[at]
         within = number - (self._ends[at - 1] if at else 0)
         values = shard.read(within, check=self._check)
-        self._keep_bounded(values.nbytes)
+        self._limit_resident_pages(values.nbytes)
         return Sample(values, int(shard.index.labels[within]))
 
-    def _keep_bounded(self, nbytes: int) -> None:
-        """Give back the pages of what was read; views stay valid, and are mapped again when read.
+    def _limit_resident_pages(self, nbytes: int) -> None:
+        """Release the pages that were read if they exceed the limit.
 
-        A sample in the middle of pages touches up to one more at either end.
+        Views stay valid; their pages are read again on access. A sample that is not aligned to
+        pages touches up to one more page at either end.
         """
         self._touched += nbytes + 2 * mmap.PAGESIZE
         if self._touched > self._resident_bytes:
             self._touched = 0
             for shard in self._shards:
-                shard.give_back()
+                shard.release_pages()
 
     def verify(self) -> Iterable[str]:
-        """Read every sample; one sentence for each that is damaged."""
+        """Read every sample and yield one sentence for each damaged one."""
         for number in range(len(self)):
             try:
                 self[number]
@@ -123,7 +127,7 @@ class SequenceDataset(Dataset[Sample]):
                 yield str(error)
 
     def close(self) -> None:
-        """Unmap the files. Views that are still held keep theirs mapped."""
+        """Unmap the files. A file with remaining views stays mapped."""
         for shard in self._shards:
             shard.close()
 
@@ -132,7 +136,7 @@ class SequenceDataset(Dataset[Sample]):
 
 
 class _Shard:
-    """One data file and its index. Mapped where it is first read: also in a spawned worker."""
+    """One data file and its index. It is mapped at the first read, also in a spawned worker."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,7 +151,7 @@ class _Shard:
         begin = int(index.offsets[within])
         rows = int(index.rows[within])
         nbytes = rows * index.columns * index.dtype.itemsize
-        # A file that shrinks while it is mapped would end the process with SIGBUS.
+        # If a mapped file shrinks, an access past its end would end the process with SIGBUS.
         if os.fstat(self._fd).st_size < begin + nbytes:
             raise SequenceError(self.path, "it became shorter while it was read", sample=within)
         assert self._map is not None
@@ -163,13 +167,13 @@ class _Shard:
         except OSError as error:
             raise SequenceError(self.path, f"it can't be mapped: {error.strerror}") from error
 
-    def give_back(self) -> None:
+    def release_pages(self) -> None:
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         if self._map is not None:
-            self._map = None  # unmapped with the last view of it
+            self._map = None  # it is unmapped when its last view is deleted
             os.close(self._fd)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,10 +186,10 @@ class _Shard:
 def find_files(
     files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> list[Path]:
-    """Data files in order of their names; those that are named one by one in the order given."""
-    named = [files] if isinstance(files, (str, os.PathLike)) else list(files)
-    found: list[Path] = []
-    for name in named:
+    """Return data files sorted by name. Files that are listed individually keep their order."""
+    entries = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    paths: list[Path] = []
+    for name in entries:
         path = Path(os.path.expanduser(os.fspath(name)))
         if path.is_dir():
             more = sorted({p.with_suffix(DATA_SUFFIX) for p in path.glob(f"*{INDEX_SUFFIX}")})
@@ -198,30 +202,30 @@ def find_files(
                 shards = path.parent.glob(f"{glob.escape(path.stem)}-[0-9]*{INDEX_SUFFIX}")
                 more = sorted(p.with_suffix(DATA_SUFFIX) for p in shards) or more
         if not more:
-            raise SequenceError(path, f"there is no {DATA_SUFFIX} file with its index there")
-        found += more
-    if not found:
-        raise ValueError("no file of sequences was named")
-    return found
+            raise SequenceError(path, f"there is no {DATA_SUFFIX} file with an index")
+        paths += more
+    if not paths:
+        raise ValueError("no sequence file was given")
+    return paths
 
 
-def _require_whole_sets(shards: Sequence[_Shard]) -> None:
-    """Of a dataset written as several files, each must be there, once."""
+def _require_complete_sets(shards: Sequence[_Shard]) -> None:
+    """Check that all files of a dataset that was split into shards are given exactly once."""
     sets: dict[bytes, list[_Shard]] = {}
     for shard in shards:
         sets.setdefault(shard.index.set_id, []).append(shard)
     for members in sets.values():
-        of = members[0].index.shards
-        there = [shard.index.shard for shard in members]
-        for number in range(of):
-            if there.count(number) != 1:
-                what = "is missing" if number not in there else "is named twice"
+        count = members[0].index.shards
+        numbers = [shard.index.shard for shard in members]
+        for number in range(count):
+            if numbers.count(number) != 1:
+                problem = "is missing" if number not in numbers else "is listed twice"
                 raise SequenceError(
-                    members[0].path, f"file {number + 1} of the {of} of its dataset {what}"
+                    members[0].path, f"file {number + 1} of the {count} of its dataset {problem}"
                 )
 
 
-def _require_alike(first: Index, other: Index) -> None:
+def _require_equal_format(first: Index, other: Index) -> None:
     if (first.columns, first.dtype) != (other.columns, other.dtype):
         raise SequenceError(
             other.path,

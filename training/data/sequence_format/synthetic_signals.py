@@ -1,7 +1,8 @@
-"""Made-up signals for trying sequences out: each class is a chord of sines, lengths differ widely.
+"""Synthetic signals to try out sequences: each class is a sum of sines, and lengths vary widely.
 
-A sample has 8 columns (sensors) and 20 to 400 rows (time); most are short. Which class it is shows
-in the frequencies that all sensors share; each sensor has a phase, a loudness and noise of its own.
+A sample has 8 columns (sensors) and 20 to 400 rows (time); most samples are short. The class
+determines the frequencies, which all sensors share. Each sensor has its own phase, amplitude and
+noise.
 """
 
 from __future__ import annotations
@@ -21,29 +22,31 @@ from ltui.training.data.sequence_writer import SequenceWriter
 CLASSES = 8
 COLUMNS = 8
 SHORTEST, LONGEST = 20, 400
-_TURNS_PER_ROW = np.linspace(0.03, 0.35, CLASSES)
+_FREQUENCIES = np.linspace(0.03, 0.35, CLASSES)
 _NOISE = 0.5
 
 
 def signals(samples: int, seed: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
-    """(values (rows, 8) float32, label 0 to 7), one after the other."""
+    """Yield samples: (values (rows, 8) float32, label 0 to 7)."""
     random = np.random.default_rng(seed)
     for number in range(samples):
         label = number % CLASSES
         rows = int(SHORTEST + (LONGEST - SHORTEST) * random.beta(1, 4))
         time = np.arange(rows)[:, None]
-        low, high = _TURNS_PER_ROW[label], _TURNS_PER_ROW[(label * 3 + 1) % CLASSES]
+        low, high = _FREQUENCIES[label], _FREQUENCIES[(label * 3 + 1) % CLASSES]
         phases = random.uniform(0, 2 * np.pi, (2, COLUMNS))
-        loudness = random.uniform(0.5, 1.5, (2, COLUMNS))
-        values = loudness[0] * np.sin(2 * np.pi * low * time + phases[0])
-        values += loudness[1] * np.sin(2 * np.pi * high * time + phases[1])
+        amplitude = random.uniform(0.5, 1.5, (2, COLUMNS))
+        values = amplitude[0] * np.sin(2 * np.pi * low * time + phases[0])
+        values += amplitude[1] * np.sin(2 * np.pi * high * time + phases[1])
         values += random.normal(0, _NOISE, values.shape)
         yield values.astype(np.float32), label
 
 
 def write_signals(path: Path, samples: int, seed: int) -> None:
-    """Write them unless they are there. Of several ranks that ask, one writes and the others
-    wait."""
+    """Write signals to ``path`` unless the file exists.
+
+    If several ranks call this, one writes and the others wait.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path.with_name(f".{path.stem}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
