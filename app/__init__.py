@@ -1,1 +1,2 @@
-"""The ``ltui`` command, the Textual app and its screens, the translation from facts to shapes."""
+"""The ``ltui`` command, the Textual app, and the code that turns the state of runs into view
+models and text."""

@@ -1,7 +1,7 @@
-"""The command ``ltui``: reads the arguments, calls what carries them out, turns errors into words.
+"""The ``ltui`` command: parse the arguments, call the function of the command, print errors.
 
-Nothing but the standard library is imported before the command is known. ``ltui`` alone, which
-opens the dashboard, does not even build the grammar of the other commands.
+Only the standard library is imported before the command is known. ``ltui`` without arguments opens
+the dashboard and does not build the argument parser at all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carries out one command line and gives its exit code."""
+    """Run one command line and return its exit code."""
     # A terminal that can't show a sign gets another in its place, not an error.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -31,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except ProblemError as error:
         for problem in error.problems:
-            _say(str(problem))
+            _print_error(str(problem))
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         # The reader of our output has gone; keep the interpreter's exit from complaining about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        _say("Interrupted.")
+        _print_error("Interrupted.")
         return 130
     return code
 
@@ -49,7 +49,7 @@ def _run(argv: list[str]) -> int:
 
         return show_dashboard()
     options = _parse(argv)
-    return _command(options.do)(options)
+    return _import_command(options.do)(options)
 
 
 def _parse(argv: list[str]) -> Namespace:
@@ -66,16 +66,15 @@ def _parse(argv: list[str]) -> Namespace:
     return options
 
 
-def _command(do: str) -> Callable[[Namespace], int]:
-    module, function = do.split(":")
-    # Imported late: each command pays for its own dependencies alone.
-    found: Callable[[Namespace], int] = getattr(
-        importlib.import_module(f"ltui.app.commands.{module}"), function
-    )
-    return found
+def _import_command(do: str) -> Callable[[Namespace], int]:
+    module_name, function_name = do.split(":")
+    # Imported late, so that each command loads only its own dependencies.
+    module = importlib.import_module(f"ltui.app.commands.{module_name}")
+    function: Callable[[Namespace], int] = getattr(module, function_name)
+    return function
 
 
-def _say(line: str) -> None:
+def _print_error(line: str) -> None:
     sys.stderr.write(" ".join(line.splitlines()) + "\n")
 
 

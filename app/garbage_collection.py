@@ -1,8 +1,8 @@
-"""The garbage collector while the dashboard starts.
+"""Pause the garbage collector while the dashboard starts.
 
-Importing Textual makes some hundred thousand objects that live until the end. The collector would
-walk through all of them several times before the first screen is drawn, which takes a quarter of
-the start.
+Importing Textual creates some hundred thousand objects that live until the process ends. The
+collector would traverse all of them several times before the first screen is drawn, which takes a
+quarter of the start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import threading
 
 RESUME_AFTER_S = 2.0
-"""Seconds without collection: longer than a start takes."""
+"""Seconds without garbage collection: longer than a start takes."""
 
 
 def pause_during_start() -> None:
@@ -23,6 +23,6 @@ def pause_during_start() -> None:
 
 
 def resume() -> None:
-    """Switch the collector on, without what is there already: it stays until the end anyway."""
+    """Switch the collector on, and exclude the existing objects: they live until the end anyway."""
     gc.freeze()
     gc.enable()

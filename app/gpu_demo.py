@@ -1,4 +1,4 @@
-"""The GPU panels alone, fed by simulated GPUs. Nothing here is a run, and it says so."""
+"""The GPU panels alone, with simulated GPUs. Every title states that the GPUs are simulated."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from ltui.widgets.gpu_table import GpuTable
 
 LABEL = "simulated GPUs and ranks, not those of this machine"
 POLL_INTERVAL_S = 0.5
+"""Seconds between two samples of the simulated GPUs."""
 HINTS = (
     KeyHint("⏎", "one GPU", "screen.open"),
     KeyHint("?", "help", "app.help", keep=True),
@@ -39,7 +40,8 @@ HINTS = (
 
 
 class SimulatedGpus:
-    """Reads the stand-in as a supervisor reads the driver: one simulated rank a GPU."""
+    """Samples the NVML stand-in as a supervisor samples the driver, with one simulated rank per
+    GPU."""
 
     def __init__(self) -> None:
         self._gpus = RunGpus(None)
@@ -47,6 +49,7 @@ class SimulatedGpus:
         self._ranks: tuple[RankSnapshot, ...] = ()
 
     def poll(self) -> Frame:
+        """Sample the simulated GPUs and return a frame."""
         now = time.time()
         view = self._gpus.sample(self._ranks, now)
         if len(self._ranks) < len(view.gpus):
@@ -79,13 +82,13 @@ class SimulatedGpus:
 
 
 class DemoBoard(GpuOverview):
-    """Without a diagnosis to read more in."""
+    """The GPU board without a hint at a diagnosis, which the demo does not have."""
 
     MORE: ClassVar[str] = ": ⏎ one GPU"
 
 
 class DemoScreen(Screen[None]):
-    """Heat strip, rows and findings over the whole screen."""
+    """Heat strip, rows and findings on the whole screen."""
 
     SCOPE = "demo"
     ABOUT = f"This screen shows {LABEL}."

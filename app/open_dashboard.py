@@ -1,4 +1,4 @@
-"""Opens the dashboard. Imports nothing heavy by itself."""
+"""Open the dashboard. This module imports nothing heavy itself."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def run_dashboard(
     home: Path, *, run: RunDir | None = None, readonly: bool = False, python: str | None = None
 ) -> int:
-    """The dashboard at its home screen, or at ``run``; gives the exit code.
+    """Run the dashboard at its home screen, or at ``run``, and return the exit code.
 
-    ``python`` is the interpreter of runs launched here; None: that of the active environment.
+    ``python`` is the interpreter of the runs launched here; None means that of the active
+    environment.
     """
 
     def make() -> LtuiApp:
@@ -33,7 +34,7 @@ def run_dashboard(
 
 
 def open_app(make: Callable[[], LtuiApp]) -> int:
-    """Run the application that ``make`` imports and builds, until it is left; its exit code."""
+    """Run the application that ``make`` imports and builds, and return its exit code."""
     pause_during_start()
     app = make()
     exit_with_terminal()

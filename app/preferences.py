@@ -19,7 +19,7 @@ def read_preferences(home: Path) -> dict[str, Any]:
 
 
 def write_preference(home: Path, key: str, value: Any) -> None:
-    """Store one setting beside the others.
+    """Store one setting and keep the others.
 
     Raises ``OSError`` if the home directory is missing or not writable.
     """

@@ -89,10 +89,10 @@ def state_sentence(snapshot: RunSnapshot) -> str:
 
 
 def _pace(ranks: tuple[RankSnapshot, ...]) -> str:
-    known = [(r.step_s, r.rank) for r in ranks if r.step_s]
-    if not known:
+    step_times = [(r.step_s, r.rank) for r in ranks if r.step_s]
+    if not step_times:
         return ""
-    (slow_s, slow), (fast_s, _) = max(known), min(known)
+    (slow_s, slow), (fast_s, _) = max(step_times), min(step_times)
     if slow_s < SIMILAR_SPEED * fast_s:
         return f", {formats.duration(slow_s)} per step"
     return (
@@ -132,9 +132,9 @@ def _cause_of_death(snapshot: RunSnapshot) -> Verdict | None:
     if named is not None:
         signals = set(re.findall(r"SIG[A-Z]+", detail))
         certain = [v for v in dead if int(named[1]) in v.culprits and v.confidence >= _CERTAIN]
-        known = [v for v in certain if all(name in v.cause for name in signals)]
-        reasons = [(v.evidence.get("reasons") or {}).get(named[1]) for v in known]
-        return known[0] if known and not any(r and r in detail for r in reasons) else None
+        confirmed = [v for v in certain if all(name in v.cause for name in signals)]
+        reasons = [(v.evidence.get("reasons") or {}).get(named[1]) for v in confirmed]
+        return confirmed[0] if confirmed and not any(r and r in detail for r in reasons) else None
     return dead[0] if dead and not re.search(r"\brank", detail) else None
 
 

@@ -1,4 +1,4 @@
-"""Ends the dashboard where its terminal went and no signal said so: under nohup, say."""
+"""End the dashboard when its terminal closes without a signal, for example under nohup."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import signal
 import threading
 
 POLL_INTERVAL_S = 1.0
+"""Seconds between two checks of the terminal."""
 
 
 def exit_with_terminal(handle: int = 0) -> None:
-    """Watch the terminal behind ``handle`` until it is gone, then end this process.
+    """Watch the terminal behind ``handle``, and end this process when it closes.
 
-    At once and without a farewell: there is nobody to see it, and drawing to it would block or
-    fail. Runs go on; the dashboard owns nothing of theirs.
+    The process exits at once and prints nothing: drawing to a closed terminal would block or fail.
+    Runs keep running; the dashboard owns none of their processes.
     """
     threading.Thread(target=_watch, args=(handle,), name="terminal", daemon=True).start()
 

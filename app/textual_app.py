@@ -1,4 +1,4 @@
-"""The Textual application: themes, the command palette, and which screen stands first."""
+"""The Textual application: themes, the command palette, and the first screen."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ltui.training.store.run_directory import RunDir, list_runs
 from ltui.widgets.palette import THEMES
 
 MAX_PALETTE_RUNS = 50
-"""Runs that the palette offers, newest first."""
+"""Number of runs that the command palette offers, newest first."""
 
 
 class LtuiApp(OrderedKeysApp):
-    """``run`` given: its screen alone; else home, from which runs are opened."""
+    """The dashboard. With ``run`` it shows only that run; otherwise it opens the home screen."""
 
     CSS_PATH = Path(__file__).with_name("ltui.tcss")
     TITLE = "ltui"
@@ -84,14 +84,15 @@ class LtuiApp(OrderedKeysApp):
         return HomeScreen(self.home, readonly=self.readonly, python=self.python)
 
     def refresh_css(self, animate: bool = True) -> None:
-        """Apply the theme. Before the first screen, leave the parsing of styles to that screen."""
+        """Apply the theme. Before the first screen exists, leave parsing the styles to that
+        screen."""
         if self.screen_stack:
             super().refresh_css(animate)
         else:
             self.stylesheet.set_variables(self.get_css_variables())
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette offers what the keys do, and whatever the screen can jump to."""
+        """Yield the palette's commands: the screen's key bindings and the runs to open."""
         from ltui.app.keys.command_palette import commands
 
         yield from commands(screen)
@@ -103,7 +104,7 @@ class LtuiApp(OrderedKeysApp):
                     yield SystemCommand(f"Open run {run_dir.id}", "Go to this run", open_it)
 
     def open_run(self, run_dir: RunDir) -> None:
-        """Open a run, in place of another one that was opened from the first screen."""
+        """Open a run. A run that was opened before from the first screen is replaced."""
         from ltui.app.screens.run import RunScreen
 
         screen = RunScreen(run_dir, readonly=self.readonly)
@@ -119,7 +120,7 @@ class LtuiApp(OrderedKeysApp):
             self.push_screen(ThemeScreen(theme_names(self.available_themes)), self._use_theme)
 
     def _use_theme(self, name: str | None) -> None:
-        """Keep the chosen theme for this start and the next ones."""
+        """Apply the chosen theme and store it for later starts."""
         if name is None:
             return
         self.theme = name
@@ -136,6 +137,6 @@ class LtuiApp(OrderedKeysApp):
             self.push_screen(HelpScreen.of(self.screen))
 
     def action_leave(self) -> None:
-        """Quit at once, from anywhere; a run's screen says that its run keeps running."""
+        """Quit at once from any screen. The screen of a run prints that its run keeps running."""
         farewell = getattr(self.screen, "farewell", None)
         self.exit(message=farewell() if farewell is not None else None)

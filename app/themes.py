@@ -1,4 +1,4 @@
-"""Which colour themes there are, and which one the dashboard starts with."""
+"""The available colour themes, and the theme that the dashboard starts with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ltui.app.preferences import read_preferences
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT, THEMES
 
 LIGHT_BACKGROUNDS = frozenset({"7", *(str(number) for number in range(9, 16))})
-"""Numbers of light colours among the terminal's 16: white, and the bright ones but grey."""
+"""Numbers of the light colours among the terminal's 16: white, and all bright ones except grey."""
 
 
 def theme_names(available: Iterable[str]) -> list[str]:

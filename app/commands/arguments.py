@@ -45,9 +45,9 @@ def _explain(message: str) -> str:
     choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
     if choice is None:
         return message.rstrip(".") + "."
-    word, known = choice[1], re.findall(r"[\w-]+", choice[2])
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f"Did you mean `{near[0]}`?" if near else f"Choose from: {', '.join(known)}."
+    word, choices = choice[1], re.findall(r"[\w-]+", choice[2])
+    near = difflib.get_close_matches(word, choices, n=1)
+    hint = f"Did you mean `{near[0]}`?" if near else f"Choose from: {', '.join(choices)}."
     return f"`{word}` is not a valid choice. {hint}"
 
 

@@ -25,9 +25,9 @@ _BAR = 40
 
 def data(options: Namespace) -> int:
     """``ltui bench data PRESET``."""
-    asked = prepare_launch(options.preset, options.overrides, options.python)
-    spec = asked.spec("bench", "bench", time.time())
-    question = {
+    request = prepare_launch(options.preset, options.overrides, options.python)
+    spec = request.spec("bench", "bench", time.time())
+    document = {
         "config": to_json(spec.config),
         "python_path": list(spec.python_path),
         "workers": options.workers,
@@ -42,17 +42,19 @@ def data(options: Namespace) -> int:
             sys.stderr.flush()
 
     try:
-        found = run_program(asked.python, _PROGRAM, question, on_line)["variants"]
+        variants = run_program(request.python, _PROGRAM, document, on_line)["variants"]
     finally:
         if on_terminal:
             sys.stderr.write("\r\x1b[K")
-    best = recommended(found)
+    best = recommended(variants)
     if options.json:
-        print(json.dumps({"preset": asked.preset.name, "variants": found, "recommended": best}))
+        print(
+            json.dumps({"preset": request.preset.name, "variants": variants, "recommended": best})
+        )
         return EXIT_DONE
-    print("\n".join(table(found)))
+    print("\n".join(table(variants)))
     print()
-    print("\n".join(bars(found)))
+    print("\n".join(bars(variants)))
     print()
     print(advice(best))
     return EXIT_DONE

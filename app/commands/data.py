@@ -33,7 +33,7 @@ def build(options: Namespace) -> int:
     """``ltui data build SOURCE -o FILE``."""
     output = _output(options)
     python = _python(options, ["ffcv", "torchvision"])
-    asked = {
+    request = {
         "do": "build",
         "source": options.source,
         "output": str(output),
@@ -47,27 +47,27 @@ def build(options: Namespace) -> int:
         },
     }
     with _progress("building", quiet=options.json) as on_line:
-        result = run_program(python, _PROGRAM, asked, on_line)
+        result = run_program(python, _PROGRAM, request, on_line)
     if options.json:
         print(json.dumps(result))
         return EXIT_DONE
     took = duration(result["seconds"])
     print(f"{output}: {count(result['samples'])} samples, {size(result['bytes'])}, in {took}.")
-    _list("left out (damaged):", result["left_out"])
+    _print_list("left out (damaged):", result["left_out"])
     return EXIT_DONE
 
 
 def _output(options: Namespace) -> Path:
     output = Path(options.output).expanduser().absolute()
     if output.is_dir() or (output.exists() and not options.force):
-        what = "this is a folder." if output.is_dir() else "the file exists already."
+        message = "this is a folder." if output.is_dir() else "the file exists already."
         remedy = None if output.is_dir() else "Replace it with --force."
-        raise ProblemError(Problem(where=str(output), what=what, remedy=remedy))
+        raise ProblemError(Problem(where=str(output), what=message, remedy=remedy))
     if not output.parent.is_dir():
         raise ProblemError(Problem(where=str(output.parent), what="the folder does not exist."))
     if options.page_size & (options.page_size - 1) or not 2 <= options.page_size <= 2048:
-        what = "the page size must be 2, 4, 8, ... or 2048 MiB."
-        raise ProblemError(Problem(where=f"--page-size {options.page_size}", what=what))
+        message = "the page size must be 2, 4, 8, ... or 2048 MiB."
+        raise ProblemError(Problem(where=f"--page-size {options.page_size}", what=message))
     return output
 
 
@@ -81,7 +81,7 @@ def _python(options: Namespace, packages: list[str]) -> str:
 
 
 @contextmanager
-def _progress(what: str, quiet: bool) -> Iterator[OnLine]:
+def _progress(description: str, quiet: bool) -> Iterator[OnLine]:
     """A bar on standard error, where that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
@@ -93,7 +93,7 @@ def _progress(what: str, quiet: bool) -> Iterator[OnLine]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(description, total=None)
 
         def on_line(line: dict[str, Any]) -> None:
             if "done" in line:
@@ -108,9 +108,9 @@ def verify(options: Namespace) -> int:
     _open(path)  # what is wrong with the file itself is told at once
     python = _python(options, ["torchvision"])
     workers = options.workers or len(os.sched_getaffinity(0))
-    asked = {"do": "verify", "file": str(path), "workers": workers}
+    request = {"do": "verify", "file": str(path), "workers": workers}
     with _progress("decoding", quiet=options.json) as on_line:
-        bad = run_program(python, _PROGRAM, asked, on_line)["bad"]
+        bad = run_program(python, _PROGRAM, request, on_line)["bad"]
     if options.json:
         print(json.dumps({"file": str(path), "bad": bad}))
     elif not bad:
@@ -129,21 +129,21 @@ def info(options: Namespace) -> int:
     # Local: only this command reads such a file; without torch, and without FFCV.
     from ltui.training.data.ffcv.beton_summary import summary
 
-    found = summary(_open(path))
+    facts = summary(_open(path))
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(facts))
         return EXIT_DONE
-    used = percent(found["page_use"]) if found["page_use"] is not None else "n/a"
+    used = percent(facts["page_use"]) if facts["page_use"] is not None else "n/a"
     print(f"{path}")
-    print(f"  samples  {count(found['samples'])}")
-    print(f"  size     {size(found['bytes'])}")
-    print(f"  pages    {count(found['pages'])} of {size(found['page_bytes'])}, {used} used")
-    for field in found["fields"]:
-        print(f"  {clean_line(field['name']):<8} {_field_words(field)}")
+    print(f"  samples  {count(facts['samples'])}")
+    print(f"  size     {size(facts['bytes'])}")
+    print(f"  pages    {count(facts['pages'])} of {size(facts['page_bytes'])}, {used} used")
+    for field in facts["fields"]:
+        print(f"  {clean_line(field['name']):<8} {_field_text(field)}")
     return EXIT_DONE
 
 
-def _field_words(field: Mapping[str, Any]) -> str:
+def _field_text(field: Mapping[str, Any]) -> str:
     words = [field["kind"]]
     if "width" in field:
         for name in ("width", "height"):
@@ -167,11 +167,11 @@ def _open(path: Path) -> Any:
     try:
         return BetonFile(path)
     except BetonError as error:
-        where, _, what = str(error).partition(": ")
-        raise ProblemError(Problem(where=where, what=what)) from error
+        where, _, message = str(error).partition(": ")
+        raise ProblemError(Problem(where=where, what=message)) from error
 
 
-def _list(title: str, lines: list[str]) -> None:
+def _print_list(title: str, lines: list[str]) -> None:
     if lines:
         print(title)
         for line in lines[:_SHOWN]:

@@ -113,14 +113,16 @@ def _add_common(parser: Any) -> None:
     )
 
 
-def _group(commands: Any, name: str, about: str, epilog: str) -> Callable[..., Any]:
-    description = about[0].upper() + about[1:] + "."
-    group = commands.add_parser(name, help=about, description=description, epilog=epilog)
+def _group(commands: Any, name: str, group_about: str, epilog: str) -> Callable[..., Any]:
+    group_description = group_about[0].upper() + group_about[1:] + "."
+    group = commands.add_parser(
+        name, help=group_about, description=group_description, epilog=epilog
+    )
     inner = group.add_subparsers(metavar="COMMAND", title="commands", required=True)
 
-    def add(word: str, do: str, what: str, examples: str = "") -> Any:
-        said = what[0].upper() + what[1:] + "."
-        command = inner.add_parser(word, help=what, description=said, epilog=examples)
+    def add(word: str, do: str, about: str, examples: str = "") -> Any:
+        description = about[0].upper() + about[1:] + "."
+        command = inner.add_parser(word, help=about, description=description, epilog=examples)
         command.set_defaults(do=do)
         return command
 

@@ -21,33 +21,33 @@ NARROWEST, WIDEST = 60, 140
 
 def diagnose(options: Namespace) -> int:
     """``ltui diagnose RUN``."""
-    found = request_diagnosis(find_run(ltui_home(), options.run))
+    result = request_diagnosis(find_run(ltui_home(), options.run))
     with output(options.output) as stream:
         if options.json:
-            json.dump(document(found), stream, indent=1, allow_nan=False)
+            json.dump(to_document(result), stream, indent=1, allow_nan=False)
             stream.write("\n")
         else:
-            stream.write(text(found, time.time(), to_file=stream is not sys.stdout))
+            stream.write(report_text(result, time.time(), to_file=stream is not sys.stdout))
     if options.output not in (None, "-"):
-        print(f"{options.output}: {clean_line(found.diagnosis.headline)}")
+        print(f"{options.output}: {clean_line(result.diagnosis.headline)}")
     return EXIT_DONE
 
 
-def document(found: DiagnosisResult) -> dict[str, object]:
+def to_document(result: DiagnosisResult) -> dict[str, object]:
     """The diagnosis as JSON values, with the state of the run."""
     return {
-        **found.diagnosis.to_document(),
-        "state": found.snapshot.state.value,
-        "detail": found.snapshot.detail,
+        **result.diagnosis.to_document(),
+        "state": result.snapshot.state.value,
+        "detail": result.snapshot.detail,
     }
 
 
-def text(found: DiagnosisResult, now: float, *, to_file: bool) -> str:
+def report_text(result: DiagnosisResult, now: float, *, to_file: bool) -> str:
     """The report: as wide as the terminal; in a file, which is for others, with whole paths."""
     context = DiagnosisContext(
-        snapshot=found.snapshot, now=now, earlier=found.earlier, full_paths=to_file
+        snapshot=result.snapshot, now=now, earlier=result.earlier, full_paths=to_file
     )
     width = WIDTH
     if not to_file and sys.stdout.isatty():
         width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
-    return report(diagnosis_view_model(found.diagnosis, context), width)
+    return report(diagnosis_view_model(result.diagnosis, context), width)

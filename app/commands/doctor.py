@@ -21,6 +21,7 @@ from ltui.app.launch.training_interpreter import (
     install_command,
     installed_version,
     malicious_packages,
+    pip_names,
     probe_interpreter,
 )
 from ltui.app.presentation.run_summary import columns
@@ -35,7 +36,6 @@ _USEFUL = {
     "sklearn": "the quickstart preset",
     "ffcv": "the FFCV presets",
 }
-_PIP = {"sklearn": "scikit-learn"}
 SHM = "/dev/shm"  # noqa: S108 - its size is looked at, nothing is written
 SHM_NEEDED_BYTES = 1 << 30
 DISK_NEEDED_BYTES = 5 << 30
@@ -107,10 +107,10 @@ def _ltui() -> list[Finding]:
 def _stacks() -> Finding:
     """py-spy is a program of its own, run by ltui's supervisor."""
     beside = Path(sys.executable).parent / "py-spy"
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
     remedy = install_command(sys.executable, ["py-spy"])
     missing = "not installed (shows the stacks of a frozen rank)"
-    return Finding("py-spy", found or missing, found is not None, remedy)
+    return Finding("py-spy", program or missing, program is not None, remedy)
 
 
 def _interpreter() -> list[Finding]:
@@ -124,7 +124,8 @@ def _interpreter() -> list[Finding]:
     rows += [
         _package(seen, module, REQUIRED_PACKAGES[module], None) for module in REQUIRED_PACKAGES
     ]
-    rows += [_package(seen, m, _PIP.get(m, m), purpose) for m, purpose in _USEFUL.items()]
+    pips = pip_names(list(_USEFUL))
+    rows += [_package(seen, m, pips[m], purpose) for m, purpose in _USEFUL.items()]
     rows += [
         Finding("lightning", problem.what, False, problem.remedy, needed=True, danger=True)
         for problem in malicious_packages(seen)
@@ -133,9 +134,9 @@ def _interpreter() -> list[Finding]:
 
 
 def _package(seen: InterpreterReport, module: str, pip_name: str, purpose: str | None) -> Finding:
-    found = installed_version(seen, module)
-    if found is not None:
-        return Finding(module, found, needed=purpose is None)
+    version = installed_version(seen, module)
+    if version is not None:
+        return Finding(module, version, needed=purpose is None)
     use = f"not installed (used by {purpose})" if purpose else "not installed (every run needs it)"
     remedy = install_command(seen.python, [pip_name])
     if module == "ffcv":

@@ -49,9 +49,11 @@ def _chosen(store: RunStore, globs: Sequence[str]) -> list[str]:
 
 def _unknown(glob: str, names: Sequence[str]) -> Problem:
     near = difflib.get_close_matches(glob, names, n=1)
-    known = f"Logged metrics: {', '.join(names)}." if names else "It has not logged any metric yet."
+    logged = (
+        f"Logged metrics: {', '.join(names)}." if names else "It has not logged any metric yet."
+    )
     return Problem(
         where=f"--metric {glob}",
         what="the run has no such metric.",
-        remedy=f"Did you mean `{near[0]}`?" if near else known,
+        remedy=f"Did you mean `{near[0]}`?" if near else logged,
     )

@@ -30,9 +30,9 @@ def run(options: Namespace) -> int:
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
-    asked = prepare_launch(options.preset, options.overrides, options.python)
+    request = prepare_launch(options.preset, options.overrides, options.python)
     run_id, name = new_run_id(home, options.name)
-    spec = asked.spec(run_id, name, time.time())
+    spec = request.spec(run_id, name, time.time())
     if options.restarts is not None:
         spec = spec.with_changes(restarts=options.restarts)
     start_from = None
@@ -105,11 +105,11 @@ def with_stall_options(
         then, count = on_stall
         stall = replace(stall, then=then, restarts=stall.restarts if count is None else count)
     if on_verdict is not None:
-        stall = replace(stall, on_verdict=_called(on_verdict))
+        stall = replace(stall, on_verdict=_verdict_hook(on_verdict))
     return spec.with_changes(stall=stall)
 
 
-def _called(text: str) -> tuple[str, ...] | str:
+def _verdict_hook(text: str) -> tuple[str, ...] | str:
     """A webhook's URL as it is, a command as a shell would split it."""
     from ltui.training.config.ltui_section import on_verdict_fault
 
@@ -121,8 +121,8 @@ def _called(text: str) -> tuple[str, ...] | str:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        what = f"the command cannot be split into words ({error})."
-        raise ProblemError(Problem(where=where, what=what)) from error
+        message = f"the command cannot be split into words ({error})."
+        raise ProblemError(Problem(where=where, what=message)) from error
     if not words:
         raise ProblemError(Problem(where="--on-verdict", what="the command is empty."))
     return words

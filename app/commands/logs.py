@@ -45,21 +45,23 @@ def print_logs(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def _attempt(run_dir: RunDir, wanted: int | None) -> int:
+def _attempt(run_dir: RunDir, requested: int | None) -> int:
     logs = run_dir.path / "logs"
-    known = (
+    attempts = (
         sorted(int(p.name) for p in logs.iterdir() if p.name.isdecimal()) if logs.is_dir() else []
     )
-    if wanted is None and known:
-        return known[-1]
-    if wanted in known:
-        return wanted
-    which = f"--attempt {wanted}" if wanted is not None else run_dir.id
-    there = (
-        f"Known attempts: {', '.join(map(str, known))}." if known else "Nothing was started yet."
+    if requested is None and attempts:
+        return attempts[-1]
+    if requested in attempts:
+        return requested
+    which = f"--attempt {requested}" if requested is not None else run_dir.id
+    remedy = (
+        f"Known attempts: {', '.join(map(str, attempts))}."
+        if attempts
+        else "Nothing was started yet."
     )
     raise ProblemError(
-        Problem(where=which, what="there are no logs of this attempt.", remedy=there)
+        Problem(where=which, what="there are no logs of this attempt.", remedy=remedy)
     )
 
 
@@ -67,13 +69,13 @@ def _require_rank(folder: Path, rank: int | None) -> None:
     ranks = sorted(r for p in folder.glob("*.log") if (r := rank_of_log(p.name)) is not None)
     if rank is None or rank in ranks:
         return
-    there = (
+    remedy = (
         f"Known ranks: {', '.join(map(str, ranks))}."
         if ranks
         else "The run has no logs per rank: omit --rank."
     )
     raise ProblemError(
-        Problem(where=f"--rank {rank}", what="there is no log of this rank.", remedy=there)
+        Problem(where=f"--rank {rank}", what="there is no log of this rank.", remedy=remedy)
     )
 
 
@@ -134,9 +136,9 @@ class _LogFile:
     def new_lines(self, *, last: bool) -> Iterator[tuple[str, bytes, bytes]]:
         """Yield time, prefix and text of each new line; the time never goes back."""
         for line in self._lines(last=last):
-            found = _TIMESTAMP.match(line)
-            if found is not None:
-                day, clock, fraction = (part or b"" for part in found.groups())
+            match = _TIMESTAMP.match(line)
+            if match is not None:
+                day, clock, fraction = (part or b"" for part in match.groups())
                 self._time = max(self._time, f"{day.decode()} {clock.decode()}.{fraction.decode()}")
             yield self._time, self._prefix, line
 

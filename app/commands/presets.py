@@ -51,13 +51,13 @@ def _document(preset: Preset) -> dict[str, object]:
 
 def check(options: Namespace) -> int:
     """``ltui check PRESET|FILE``."""
-    asked = prepare_launch(options.preset, options.overrides, options.python)
-    name = clean_name(asked.preset.name)
+    request = prepare_launch(options.preset, options.overrides, options.python)
+    name = clean_name(request.preset.name)
     if options.quick:
-        print_warnings(freeze_warnings(asked.spec("check", "check", time.time())))
+        print_warnings(freeze_warnings(request.spec("check", "check", time.time())))
         print(f"{name}: OK so far. The model and data classes were not loaded (--quick).")
         return EXIT_DONE
-    cautions = check_with_classes(asked)
-    print_warnings([*freeze_warnings(asked.spec("check", "check", time.time())), *cautions])
-    print(f"{name}: OK. The configuration loads in {asked.python}.")
+    warnings = check_with_classes(request)
+    print_warnings([*freeze_warnings(request.spec("check", "check", time.time())), *warnings])
+    print(f"{name}: OK. The configuration loads in {request.python}.")
     return EXIT_DONE

@@ -47,45 +47,47 @@ def stop(options: Namespace) -> int:
         return _stop_later(run_dir, before, later)
     if options.kill:
         send_request(run_dir, {"cmd": "kill"})
-        return _stopped(*wait_until(run_dir, _ended, ESCALATION_TIMEOUT_S), killed=True)
+        return _report_stop(*wait_until(run_dir, _ended, ESCALATION_TIMEOUT_S), killed=True)
     send_request(run_dir, {"cmd": "stop", "timeout_s": options.timeout})
 
     def settled(snapshot: RunSnapshot) -> bool:
-        refused = snapshot.detail != before.detail and _could_not(snapshot)
+        refused = snapshot.detail != before.detail and _was_refused(snapshot)
         return _ended(snapshot) or refused
 
     snapshot, _ = wait_until(run_dir, settled, options.timeout + ESCALATION_TIMEOUT_S)
-    return _stopped(snapshot, _ended(snapshot), killed=False)
+    return _report_stop(snapshot, _ended(snapshot), killed=False)
 
 
 def _conditions(options: Namespace) -> list[StopCondition]:
     """``ProblemError`` where one can't be read."""
-    found = [parse_metric_condition(text) for text in options.when]
+    conditions = [parse_metric_condition(text) for text in options.when]
     if options.at_step is not None:
-        found.append(StopCondition(kind="step", step=options.at_step))
+        conditions.append(StopCondition(kind="step", step=options.at_step))
     if options.at_epoch_end:
-        found.append(StopCondition(kind="epoch"))
+        conditions.append(StopCondition(kind="epoch"))
     if options.at is not None:
-        found.append(parse_time_condition(options.at, time.time()))
-    return found
+        conditions.append(parse_time_condition(options.at, time.time()))
+    return conditions
 
 
 def _stop_later(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondition]) -> int:
     if not conditions:
         send_request(run_dir, {"cmd": "stop_when", "cancel": True})
         cancelled = ", ".join(before.stops)
-        said = f"Scheduled stop cancelled ({cancelled})." if cancelled else "No stop was scheduled."
-        print(f"{run_dir.id}: {clean_line(said)}")
+        message = (
+            f"Scheduled stop cancelled ({cancelled})." if cancelled else "No stop was scheduled."
+        )
+        print(f"{run_dir.id}: {clean_line(message)}")
         return EXIT_DONE
     documents = [condition.to_document() for condition in conditions]
     answer = send_request(run_dir, {"cmd": "stop_when", "conditions": documents})
     print(f"{run_dir.id} stops {clean_line(' or '.join(answer['stops']))}.")
     unknown = [c.metric for c in conditions if c.metric and c.metric not in before.metrics]
     if unknown and before.metrics:
-        known = ", ".join(sorted(before.metrics))
+        logged = ", ".join(sorted(before.metrics))
         names = ", ".join(f"`{name}`" for name in unknown)
         has = "has" if len(unknown) == 1 else "have"
-        print(clean_line(f"  {names} {has} not been logged yet. Logged metrics: {known}"))
+        print(clean_line(f"  {names} {has} not been logged yet. Logged metrics: {logged}"))
     print(f"  To cancel: ltui stop {run_dir.id} --cancel")
     return EXIT_DONE
 
@@ -94,13 +96,13 @@ def _ended(snapshot: RunSnapshot) -> bool:
     return snapshot.state not in LIVE
 
 
-def _could_not(snapshot: RunSnapshot) -> bool:
+def _was_refused(snapshot: RunSnapshot) -> bool:
     return (snapshot.detail or "").startswith(NOT_STOPPED)
 
 
-def _stopped(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
+def _report_stop(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
     if not ended:
-        why = f" {clean_line(snapshot.detail or '')}" if _could_not(snapshot) else ""
+        why = f" {clean_line(snapshot.detail or '')}" if _was_refused(snapshot) else ""
         print(f"{snapshot.id} is still {state_word(snapshot)}.{why}")
         print(f"  To kill it: ltui stop --kill {snapshot.id}")
         return EXIT_FAILED
@@ -126,14 +128,14 @@ def continue_run(options: Namespace) -> int:
     return _change(options, "continue", RunState.RUNNING, "continued")
 
 
-def _change(options: Namespace, command: str, wanted: RunState, said: str) -> int:
+def _change(options: Namespace, command: str, target: RunState, past_tense: str) -> int:
     run_dir = find_run(ltui_home(), options.run)
     require_live(run_dir)
     send_request(run_dir, {"cmd": command})
-    snapshot, done = wait_until(run_dir, lambda s: s.state is wanted, STEP_TIMEOUT_S)
+    snapshot, done = wait_until(run_dir, lambda s: s.state is target, STEP_TIMEOUT_S)
     if not done:
-        return _not_done(snapshot, command)
-    print(f"{snapshot.id} {said}{_at(snapshot.global_step)}.")
+        return _report_timeout(snapshot, command)
+    print(f"{snapshot.id} {past_tense}{_at(snapshot.global_step)}.")
     return EXIT_DONE
 
 
@@ -141,7 +143,7 @@ def _at(step: int | None) -> str:
     return "" if step is None else f" at step {step}"
 
 
-def _not_done(snapshot: RunSnapshot, command: str) -> int:
+def _report_timeout(snapshot: RunSnapshot, command: str) -> int:
     if snapshot.state not in LIVE:
         print(f"{snapshot.id} ended before that: {state_line(snapshot)}")
     else:
@@ -164,7 +166,7 @@ def checkpoint(options: Namespace) -> int:
     )
     outcome = _outcome(run_dir, last_event)
     if outcome is None:
-        return _not_done(snapshot, "save a checkpoint")
+        return _report_timeout(snapshot, "save a checkpoint")
     saved = outcome.kind == "checkpoint_saved"
     path = outcome.data.get("path")
     if saved and path:
@@ -187,7 +189,7 @@ def _outcome(run_dir: RunDir, after: int) -> StoredEvent | None:
     """What came of the request: the first checkpoint event that is not a periodic one's."""
     with RunStore(run_dir) as store:
         for event in store.events(after):
-            asked_for = event.data.get("reason") != "periodic"
-            if event.kind in ("checkpoint_saved", "checkpoint_failed") and asked_for:
+            was_requested = event.data.get("reason") != "periodic"
+            if event.kind in ("checkpoint_saved", "checkpoint_failed") and was_requested:
                 return event
     return None

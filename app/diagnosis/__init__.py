@@ -1,1 +1,1 @@
-"""Requesting a diagnosis of a run and presenting it as rows and text."""
+"""Request a diagnosis of a run, and present it as rows and as text."""

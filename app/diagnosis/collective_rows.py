@@ -1,8 +1,8 @@
-"""The wavefront of collectives: who is at which number, around the first that not all finished.
+"""Tables of collective operations: the position of each rank around the first unfinished one. Pure.
 
-Ranks are aligned by sequence number, as the back ends align them; those that did the same share a
-column. What one rank did otherwise at a number is marked: the first such number is the root of a
-hang that shows itself later. Pure.
+Ranks are aligned by sequence number, as the back ends align them. Ranks that did the same share a
+column. An operation that differs from that of the other ranks at the same number is marked: the
+first such number is the origin of a hang that becomes visible later.
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import Cell, CollectiveCell, CollectiveRow, CollectiveTable, Tone
 
-GROUPS = 3
+MAX_GROUPS = 3
+"""Maximum number of process groups that are shown."""
 BEFORE, AFTER = 2, 1
-"""Rows shown before and after the number that not all finished."""
-COLUMNS = 6
+"""Number of rows before and after the first unfinished number."""
+MAX_COLUMNS = 6
+"""Maximum number of columns of a table."""
 NOT_THERE = "never reached it"
 SILENT = "no report since"
-"""Of a rank that could not answer: it may have been further than was last seen."""
+"""Text for a rank that could not answer: it may be further than its last report says."""
 SILENT_S = 3.0
+"""Seconds without a heartbeat from which a rank counts as silent."""
 
-_What = tuple[str, tuple[tuple[int, ...], ...], str]
-"""Operation, sizes, call site."""
+_Operation = tuple[str, tuple[tuple[int, ...], ...], str]
+"""Operation, sizes and call site."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What is known of one process group."""
+    """The known collectives of one process group."""
 
     name: str
     fronts: Mapping[int, CollectivePosition]
     entries: Mapping[int, Mapping[int, Collective]]
-    """Rank -> number -> what it did."""
+    """Rank to sequence number to collective."""
     barriers: Mapping[int, str]
     silent: frozenset[int]
-    """Ranks whose own witness has not run for a while: what is known of them is old."""
+    """Ranks whose heartbeat thread has not run for a while, so that their data is old."""
 
     @property
     def ranks(self) -> list[int]:
@@ -50,15 +53,15 @@ class _Group:
 def collective_tables(
     diagnosis: Diagnosis, culprits: set[int], *, alarm: bool
 ) -> tuple[CollectiveTable, ...]:
-    """A picture for each process group that has collectives, those that somebody waits in first.
+    """Return a table for each process group with collectives, groups with a waiting rank first.
 
-    Without ``alarm`` nothing is wrong with ranks at different numbers: they are on their way.
+    Without ``alarm``, ranks at different numbers are no problem: they are only on their way.
     """
     groups = _groups(diagnosis)
     groups.sort(key=lambda g: (_unfinished(g) is None, _difference(g) is None, g.name))
-    shown = [_front(group, culprits, alarm) for group in groups[:GROUPS]]
-    if len(groups) > GROUPS and shown:
-        note = f"{len(groups) - GROUPS} more process groups are not shown"
+    shown = [_group_table(group, culprits, alarm) for group in groups[:MAX_GROUPS]]
+    if len(groups) > MAX_GROUPS and shown:
+        note = f"{len(groups) - MAX_GROUPS} more process groups are not shown"
         shown[-1] = replace(shown[-1], notes=(*shown[-1].notes, note))
     return tuple(shown)
 
@@ -70,23 +73,23 @@ def _groups(diagnosis: Diagnosis) -> list[_Group]:
         for entry in rank.collectives:
             if not entry.p2p:
                 by_name.setdefault(entry.group, {}).setdefault(number, {})[entry.seq] = entry
-    found: dict[str, dict[int, CollectivePosition]] = {}
+    positions: dict[str, dict[int, CollectivePosition]] = {}
     for front in diagnosis.wavefront:
         if front.last_enqueued is not None or front.waits_in is not None:
-            found.setdefault(front.group, {})[front.rank] = front
+            positions.setdefault(front.group, {})[front.rank] = front
             if front.waits_in is not None:
                 own = by_name.setdefault(front.group, {}).setdefault(front.rank, {})
                 own.setdefault(front.waits_in.seq, front.waits_in)
     barriers = {n: r.barrier for n, r in ranks.items() if r.barrier}
     silent = frozenset(n for n, r in ranks.items() if (r.beat_age_s or 0.0) >= SILENT_S)
     return [
-        _Group(name, found.get(name, {}), by_name.get(name, {}), barriers, silent)
-        for name in sorted({*by_name, *found})
+        _Group(name, positions.get(name, {}), by_name.get(name, {}), barriers, silent)
+        for name in sorted({*by_name, *positions})
     ]
 
 
 def _unfinished(group: _Group) -> int | None:
-    """The first number that some rank enqueued and that some rank has not finished."""
+    """Return the first number that some rank enqueued and some rank has not finished."""
     pending = [
         entry.seq for own in group.entries.values() for entry in own.values() if not entry.retired
     ]
@@ -94,55 +97,59 @@ def _unfinished(group: _Group) -> int | None:
 
 
 def _difference(group: _Group) -> int | None:
-    """The first number at which ranks that were there did not do the same."""
+    """Return the first number at which the ranks that reached it did not do the same."""
     numbers = sorted({seq for own in group.entries.values() for seq in own})
-    return next((seq for seq in numbers if _row(group, seq).mixed), None)
+    return next((seq for seq in numbers if _sequence_row(group, seq).mixed), None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """What ranks did at one number."""
+class _SequenceRow:
+    """The operations of all ranks at one sequence number."""
 
     with_sites: bool
-    """Call sites are compared only where each of them is known."""
+    """Whether call sites are compared: only if each of them is known."""
     mixed: bool
-    usual: _What | None
-    """What most did; None where no side is the larger."""
+    usual: _Operation | None
+    """The operation of the majority, or None if there is no majority."""
 
     def differs(self, entry: Collective) -> bool:
-        return self.mixed and (self.usual is None or _what(entry, self.with_sites) != self.usual)
+        return self.mixed and (
+            self.usual is None or _operation(entry, self.with_sites) != self.usual
+        )
 
 
-def _row(group: _Group, seq: int) -> _Row:
+def _sequence_row(group: _Group, seq: int) -> _SequenceRow:
     there = [own[seq] for own in group.entries.values() if seq in own]
     with_sites = all(entry.call_site is not None for entry in there)
-    most = Counter(_what(entry, with_sites) for entry in there).most_common()
+    most = Counter(_operation(entry, with_sites) for entry in there).most_common()
     even = len(most) > 1 and most[0][1] == most[1][1]
-    return _Row(with_sites, len(most) > 1, None if even or not most else most[0][0])
+    return _SequenceRow(with_sites, len(most) > 1, None if even or not most else most[0][0])
 
 
-def _what(entry: Collective, with_site: bool) -> _What:
+def _operation(entry: Collective, with_site: bool) -> _Operation:
     site = entry.call_site if with_site else None
     return entry.op, entry.sizes, f"{site.file}:{site.line}" if site is not None else ""
 
 
-def _front(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTable:
+def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTable:
     pending, differs = _unfinished(group), _difference(group)
     numbers = _numbers(group, pending, differs)
-    known = {seq: _row(group, seq) for seq in numbers if seq is not None}
+    sequence_rows = {seq: _sequence_row(group, seq) for seq in numbers if seq is not None}
     columns: dict[tuple[CollectiveCell, ...], list[int]] = {}
     for rank in group.ranks:
         cells = tuple(
-            CollectiveCell(text="…") if seq is None else _cell(group, rank, seq, known[seq], alarm)
+            CollectiveCell(text="…")
+            if seq is None
+            else _cell(group, rank, seq, sequence_rows[seq], alarm)
             for seq in numbers
         )
         columns.setdefault(cells, []).append(rank)
     ordered = sorted(columns.items(), key=lambda item: (not culprits & set(item[1]), item[1][0]))
     notes = []
-    if len(ordered) > COLUMNS:
-        rest = [rank for _, members in ordered[COLUMNS:] for rank in members]
+    if len(ordered) > MAX_COLUMNS:
+        rest = [rank for _, members in ordered[MAX_COLUMNS:] for rank in members]
         notes.append(f"{len(rest)} more ranks differ: {formats.ranks(tuple(sorted(rest)))}")
-        ordered = ordered[:COLUMNS]
+        ordered = ordered[:MAX_COLUMNS]
     notes += _barriers(group)
     return CollectiveTable(
         title=_title(group, pending, differs, alarm),
@@ -160,13 +167,15 @@ def _front(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTable:
 
 
 def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[int | None]:
-    """The rows; None stands for rows left out."""
-    known = {seq for own in group.entries.values() for seq in own}
-    known |= {f.last_enqueued for f in group.fronts.values() if f.last_enqueued}
-    if not known:
+    """Return the sequence numbers of the rows; None marks rows that are left out."""
+    recorded_numbers = {seq for own in group.entries.values() for seq in own}
+    recorded_numbers |= {f.last_enqueued for f in group.fronts.values() if f.last_enqueued}
+    if not recorded_numbers:
         return []
-    centre = pending if pending is not None else max(known)
-    shown: list[int | None] = [n for n in range(centre - BEFORE, centre + AFTER + 1) if n in known]
+    centre = pending if pending is not None else max(recorded_numbers)
+    shown: list[int | None] = [
+        n for n in range(centre - BEFORE, centre + AFTER + 1) if n in recorded_numbers
+    ]
     if differs is None or differs in shown:
         return shown
     # Nothing that differs comes after the first that is not finished.
@@ -174,7 +183,7 @@ def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[in
     return [differs, *gap, *shown]
 
 
-def _cell(group: _Group, rank: int, seq: int, row: _Row, alarm: bool) -> CollectiveCell:
+def _cell(group: _Group, rank: int, seq: int, row: _SequenceRow, alarm: bool) -> CollectiveCell:
     entry = group.entries.get(rank, {}).get(seq)
     if entry is None:
         return _absent(group, rank, seq, alarm)
@@ -245,7 +254,7 @@ def _title(group: _Group, pending: int | None, differs: int | None, alarm: bool)
 
 
 def _barriers(group: _Group) -> list[str]:
-    """Lightning's names of barriers, which the recorder does not know."""
+    """Return Lightning's names of the barriers, which the flight recorder does not know."""
     by_name: dict[str, list[int]] = {}
     for rank, name in sorted(group.barriers.items()):
         if rank in group.ranks:

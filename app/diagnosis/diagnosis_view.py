@@ -1,6 +1,6 @@
-"""From a diagnosis to what its view and its report show: plain words, alike ranks folded. Pure.
+"""Turn a diagnosis into the view model of its screen and report, with equal ranks merged. Pure.
 
-Whatever a run wrote (messages, paths, names of functions) is cleaned here, once.
+All text that a run wrote (messages, paths, function names) is made safe here, once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,20 @@ from ltui.widgets.view_models import (
 )
 
 AT_THE_END_S = 1.0
+"""A verdict that ended within this many seconds before the run's end counts as active at the
+end."""
 MAX_STACKS = 12
+"""Maximum number of stacks on the screen; the report has all of them."""
 MAX_EARLIER = 6
+"""Maximum number of ended verdicts that are shown."""
 LAST_LINES = 8
+"""Maximum number of lines of an exception or log."""
 LAST_WORDS = 4
+"""Maximum number of ranks whose exceptions or logs are shown."""
 MAX_PROGRAM_CHARS = 40
+"""Maximum characters of a preset or command in the line below the headline."""
 MAX_SENTENCE_CHARS = 600
-"""Letters of a sentence that a run wrote."""
+"""Maximum characters of a sentence that a run wrote."""
 
 LEVEL_TONES = {"dead": Tone.BAD, "stalled": Tone.BAD, "slow": Tone.WARN, "warning": Tone.WARN}
 _LABELS = {
@@ -53,40 +60,40 @@ _LABELS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiagnosisContext:
-    """What stands beside a diagnosis."""
+    """The facts that are shown with a diagnosis."""
 
     snapshot: RunSnapshot
     now: float
     earlier: tuple[Verdict, ...] = ()
-    """Verdicts that are over, oldest first."""
+    """Verdicts that have ended, oldest first."""
     notes: tuple[str, ...] = ()
-    """What a person must know to read the rest right: ``the supervisor does not answer``."""
+    """Remarks that are needed to read the rest correctly: ``the supervisor does not answer``."""
     full_paths: bool = False
-    """In a report; on a screen the last two parts of a path say enough."""
+    """Show complete paths, as in a report. On a screen the last two parts of a path are enough."""
     asking: bool = field(default=False)
-    """Evidence has been asked for and is not here yet."""
+    """Evidence was requested and has not arrived yet."""
 
 
 def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> DiagnosisViewModel:
     evidence = diagnosis.evidence
-    standing = [
+    active = [
         v
         for v in most_severe_first(diagnosis.verdicts)
         if _is_active(v, context) and not is_superseded(v, diagnosis.verdicts)
     ]
-    culprits = {rank for v in standing for rank in v.culprits}
-    waiting = {rank for v in standing for rank in v.waiting}
-    alarm = any(v.level in BLOCKING_LEVELS for v in standing)
+    culprits = {rank for v in active for rank in v.culprits}
+    waiting = {rank for v in active for rank in v.waiting}
+    alarm = any(v.level in BLOCKING_LEVELS for v in active)
     grids = collective_rows.collective_tables(diagnosis, culprits, alarm=alarm)
     return DiagnosisViewModel(
-        headline=_headline(diagnosis, standing, context),
+        headline=_headline(diagnosis, active, context),
         about=_about(diagnosis, context),
-        verdicts=tuple(_verdict(v, context) for v in standing),
+        verdicts=tuple(_verdict(v, context) for v in active),
         earlier=tuple(_earlier(v) for v in _over(diagnosis, context)[-MAX_EARLIER:]),
         collectives=grids,
-        collectives_note="" if grids else _no_fronts(evidence, context),
+        collectives_note="" if grids else _no_collectives_note(evidence, context),
         stacks=_stacks(diagnosis, culprits, context),
-        stacks_note=_no_stacks(evidence, context),
+        stacks_note=_no_stacks_note(evidence, context),
         processes=process_rows(evidence, culprits, waiting) if evidence else (),
         machine=machine_lines(evidence.host) if evidence else (),
         last_output=_last_words(evidence, culprits) if evidence else (),
@@ -95,7 +102,7 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> Dia
 
 
 def _is_active(verdict: Verdict, context: DiagnosisContext) -> bool:
-    """Whether it is in force, or was when the run ended."""
+    """Return whether a verdict is active, or was active when the run ended."""
     ended_at = context.snapshot.ended_at
     if verdict.ended is None or context.snapshot.state in LIVE:
         return verdict.ended is None
@@ -106,7 +113,8 @@ def _is_active(verdict: Verdict, context: DiagnosisContext) -> bool:
 
 
 def level_word(verdict: Verdict, until: float) -> str:
-    """``STALLED for 12 s``: as it lasted, or has lasted ``until`` now."""
+    """Return ``STALLED for 12 s``: its whole duration, or its duration up to ``until`` if it is
+    active."""
     word = verdict.level.upper()
     if verdict.began is None:
         return word
@@ -119,26 +127,28 @@ def _until(context: DiagnosisContext) -> float:
     return context.now if run.state in LIVE or run.ended_at is None else run.ended_at
 
 
-def _headline(diagnosis: Diagnosis, standing: Sequence[Verdict], context: DiagnosisContext) -> Cell:
-    if not standing:
+def _headline(diagnosis: Diagnosis, active: Sequence[Verdict], context: DiagnosisContext) -> Cell:
+    if not active:
         return Cell(text=clean_line(diagnosis.headline, MAX_SENTENCE_CHARS))
-    first = standing[0]
+    first = active[0]
     text = f"{level_word(first, _until(context))}: {clean_line(first.cause, MAX_SENTENCE_CHARS)}"
     if context.snapshot.state not in LIVE:
         text = clean_line(diagnosis.headline, MAX_SENTENCE_CHARS)
-    more = f"  (+{len(standing) - 1} more)" if len(standing) > 1 else ""
+    more = f"  (+{len(active) - 1} more)" if len(active) > 1 else ""
     return Cell(text=f"! {text}{more}", tone=LEVEL_TONES.get(first.level, Tone.WARN))
 
 
 def _about(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     run = context.snapshot
-    what = clean_name(program_text(run))
-    what = what if len(what) <= MAX_PROGRAM_CHARS else f"{what[: MAX_PROGRAM_CHARS - 1]}…"
+    program = clean_name(program_text(run))
+    program = (
+        program if len(program) <= MAX_PROGRAM_CHARS else f"{program[: MAX_PROGRAM_CHARS - 1]}…"
+    )
     old_s = context.now - diagnosis.taken_at
-    looked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
+    checked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
     words = [
-        clean_name(run.name), what, run.state.value, f"attempt {diagnosis.attempt}",
-        f"step {formats.step(run.global_step, run.max_steps)}", looked,
+        clean_name(run.name), program, run.state.value, f"attempt {diagnosis.attempt}",
+        f"step {formats.step(run.global_step, run.max_steps)}", checked,
     ]  # fmt: skip
     return " · ".join(w for w in words if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
 
@@ -168,7 +178,7 @@ def _verdict(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:
 
 
 def certainty(confidence: float) -> str:
-    """``high (90 %)``; ``low, a guess (30 %)``."""
+    """Return ``high (90 %)`` or ``low, a guess (30 %)``."""
     word = "high" if confidence >= 0.85 else "medium" if confidence >= 0.6 else "low, a guess"
     return f"{word} ({formats.percent(confidence)})"
 
@@ -183,9 +193,9 @@ def _kill_and_resume(run: RunSnapshot) -> str:
 
 
 def _over(diagnosis: Diagnosis, context: DiagnosisContext) -> list[Verdict]:
-    known = {(v.kind, v.began) for v in diagnosis.verdicts}
-    told = [v for v in context.earlier if (v.kind, v.began) not in known]
-    every = [*told, *diagnosis.verdicts]
+    current = {(v.kind, v.began) for v in diagnosis.verdicts}
+    earlier = [v for v in context.earlier if (v.kind, v.began) not in current]
+    every = [*earlier, *diagnosis.verdicts]
     over = [v for v in every if not _is_active(v, context) and not is_superseded(v, every)]
     return sorted(over, key=lambda v: v.began or 0.0)
 
@@ -196,21 +206,22 @@ def _earlier(verdict: Verdict) -> str:
 
 
 def _evidence(verdict: Verdict) -> list[tuple[str, str]]:
-    found = []
-    for name, value in sorted(verdict.evidence.items(), key=lambda item: _place(item[0])):
+    entries = []
+    for name, value in sorted(verdict.evidence.items(), key=lambda item: _sort_position(item[0])):
         text = evidence_text(str(name), value)
         if text:
-            found.append((_LABELS.get(name, clean_name(str(name).replace("_", " "), 30)), text))
-    return found
+            entries.append((_LABELS.get(name, clean_name(str(name).replace("_", " "), 30)), text))
+    return entries
 
 
-def _place(name: str) -> int:
-    """Where it stands among the evidence: what is known by name first, who was where last."""
+def _sort_position(name: str) -> int:
+    """Return the sort position of a piece of evidence: labelled names first, ``ranks`` last."""
     return list(_LABELS).index(name) if name in _LABELS else len(_LABELS) + (name == "ranks")
 
 
 def evidence_text(name: str, value: Any) -> str:
-    """One entry of a verdict's evidence in words; what is alike of several ranks is said once."""
+    """Return one entry of a verdict's evidence as text. A value that several ranks share is
+    given once."""
     if isinstance(value, Mapping) and value and all(str(k).isdecimal() for k in value):
         return _by_rank(name, {int(k): v for k, v in value.items()})
     if name == "collective" and isinstance(value, Mapping) and "seq" in value:
@@ -224,7 +235,7 @@ def evidence_text(name: str, value: Any) -> str:
 
 
 def _collective(value: Mapping[str, Any]) -> str:
-    """``all_reduce #16 of group 0``."""
+    """Return ``all_reduce #16 of group 0``."""
     op = clean_name(str(value.get("op") or ""), 40)
     group = clean_name(str(value.get("group", "")), 40)
     number = f"#{evidence_text('seq', value['seq'])}{f' of group {group}' if group else ''}"
@@ -293,7 +304,7 @@ def _stacks(
     return tuple(shapes)
 
 
-def _no_stacks(evidence: Evidence | None, context: DiagnosisContext) -> str:
+def _no_stacks_note(evidence: Evidence | None, context: DiagnosisContext) -> str:
     if context.asking:
         return "Reading the stacks of the ranks ..."
     if evidence is None:
@@ -301,7 +312,7 @@ def _no_stacks(evidence: Evidence | None, context: DiagnosisContext) -> str:
     return "No rank sent a stack"
 
 
-def _no_fronts(evidence: Evidence | None, context: DiagnosisContext) -> str:
+def _no_collectives_note(evidence: Evidence | None, context: DiagnosisContext) -> str:
     if context.asking:
         return "Reading the collectives of the ranks ..."
     if evidence is None:
@@ -318,28 +329,29 @@ def _no_fronts(evidence: Evidence | None, context: DiagnosisContext) -> str:
 
 
 def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackViewModel, ...]:
-    """Exceptions, the earliest first where that is known, then the ends of the culprits' logs."""
+    """Return exceptions, the earliest first if times are known, then the last log lines of the
+    culprits."""
     raised = [r for r in evidence.ranks.values() if r.exception]
     raised.sort(key=lambda r: (_raised_at(r), r.rank not in culprits, r.rank))
     shapes = []
     for rank in raised[:LAST_WORDS]:
-        said = rank.exception or {}
-        lines = clean_lines(str(said.get("traceback") or said.get("message") or ""), 400)
-        kept = [line for line in lines if line.strip()][-LAST_LINES:]
-        kind = clean_name(str(said.get("type") or "an exception"), 80)
+        exception = rank.exception or {}
+        lines = clean_lines(str(exception.get("traceback") or exception.get("message") or ""), 400)
+        last_lines = [line for line in lines if line.strip()][-LAST_LINES:]
+        kind = clean_name(str(exception.get("type") or "an exception"), 80)
         shapes.append(
             StackViewModel(
                 title=Cell(text=f"rank {rank.rank} raised {kind}", tone=Tone.BAD),
-                lines=tuple(Cell(text=line) for line in kept),
+                lines=tuple(Cell(text=line) for line in last_lines),
             )
         )
     if len(raised) > LAST_WORDS:
         others = formats.rank_words([r.rank for r in raised[LAST_WORDS:]])
         shapes.append(StackViewModel(title=Cell(text=f"{others} raised exceptions too"), lines=()))
-    known = {r.rank for r in raised}
+    ranks_shown = {r.rank for r in raised}
     for rank in [evidence.ranks[n] for n in sorted(culprits) if n in evidence.ranks][:LAST_WORDS]:
         lines = [clean_line(line, 400) for line in rank.log_tail if line.strip()][-LAST_LINES:]
-        if rank.rank not in known and lines:
+        if rank.rank not in ranks_shown and lines:
             shapes.append(
                 StackViewModel(
                     title=Cell(text=f"last log lines of rank {rank.rank}"),
@@ -355,17 +367,17 @@ def _raised_at(rank: RankEvidence) -> float:
 
 
 def _missing(diagnosis: Diagnosis, context: DiagnosisContext) -> tuple[str, ...]:
-    """Each lack once, with the ranks that it is of."""
+    """Return each piece of missing evidence once, with the ranks that lack it."""
     evidence = diagnosis.evidence
     if context.asking:
         return ()
     general = [*diagnosis.missing, *(evidence.missing if evidence else ())]
-    found = list(dict.fromkeys(clean_line(text, MAX_SENTENCE_CHARS) for text in general))
+    missing = list(dict.fromkeys(clean_line(text, MAX_SENTENCE_CHARS) for text in general))
     of_ranks: dict[str, list[int]] = {}
     for rank in sorted(evidence.ranks) if evidence else ():
         for text in evidence.ranks[rank].missing if evidence else ():
             of_ranks.setdefault(clean_line(text, MAX_SENTENCE_CHARS), []).append(rank)
-    found += [
-        f"{formats.rank_words(ranks)}: {t}" for t, ranks in of_ranks.items() if t not in found
+    missing += [
+        f"{formats.rank_words(ranks)}: {t}" for t, ranks in of_ranks.items() if t not in missing
     ]
-    return tuple(found)
+    return tuple(missing)

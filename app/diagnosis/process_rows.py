@@ -1,6 +1,7 @@
 """The processes of a diagnosis as rows: ranks, their DataLoader workers, the machine. Pure.
 
-Up to eight ranks stand in rows of their own; of more those of verdicts, the rest folded.
+Up to eight ranks have a row each. Of more ranks, the culprits have a row each and the others share
+rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, ProcessRow, Tone
 
 MAX_SINGLE_ROWS = 8
+"""Maximum number of processes of one kind with a row of their own."""
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -29,11 +31,13 @@ _STATES = {
     "X": "DEAD",
     "I": "idle",
 }
+"""The state letters of ``/proc/PID/stat`` as words."""
 
 
 def process_rows(
     evidence: Evidence, culprits: set[int], waiting: set[int]
 ) -> tuple[ProcessRow, ...]:
+    """Return the rows of all processes, the culprits first."""
     ranks = sorted(evidence.ranks.values(), key=lambda r: r.rank)
     few = len(ranks) <= MAX_SINGLE_ROWS
     named = sorted(culprits)[:MAX_SINGLE_ROWS]
@@ -42,7 +46,7 @@ def process_rows(
     for rank in sorted(alone, key=lambda r: (r.rank not in culprits, r.rank)):
         rows.append(_rank_row(rank, culprits, waiting))
         rows += _worker_rows(rank, rank.rank in culprits)
-    rows += _folded([r for r in ranks if r not in alone])
+    rows += _merged_rows([r for r in ranks if r not in alone])
     return tuple(rows)
 
 
@@ -54,7 +58,7 @@ def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> Proc
         where.append(f"barrier {clean_name(rank.barrier, 60)}")
     if rank.still_s is not None and rank.still_s >= 1 and rank.alive is not False:
         where.append(f"for {formats.age(rank.still_s)}")
-    notes = [" ".join(w for w in where if w), _held(rank), _waits(rank.process)]
+    notes = [" ".join(w for w in where if w), _gil_note(rank), _wait_note(rank.process)]
     return _row(
         f"{sign}rank {rank.rank}",
         rank.process,
@@ -67,20 +71,21 @@ def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> Proc
 
 
 def _ended(rank: RankEvidence) -> str | None:
+    """Return how the rank's process ended, or None if it is alive."""
     if rank.alive is not False:
         return None
     return clean_line(rank.how_ended, 120) if rank.how_ended else "gone"
 
 
-def _held(rank: RankEvidence) -> str:
-    """Said where the rank's own thread has not run: a C call keeps the GIL."""
+def _gil_note(rank: RankEvidence) -> str:
+    """Return a note if the rank's heartbeat thread has not run: a C call keeps the GIL."""
     stopped = rank.process is not None and rank.process.state in ("T", "t")
     if rank.alive is False or stopped or rank.beat_age_s is None or rank.beat_age_s < 3:
         return ""
     return f"no Python code ran for {formats.age(rank.beat_age_s)}"
 
 
-def _waits(process: ProcessActivity | None) -> str:
+def _wait_note(process: ProcessActivity | None) -> str:
     if process is None:
         return ""
     parts = []
@@ -92,10 +97,11 @@ def _waits(process: ProcessActivity | None) -> str:
     return " ".join(parts)
 
 
-def _doing(process: ProcessActivity | None, *, marked: bool) -> str:
-    """``sleeping, FROZEN``: neither switched nor computed while it was looked at.
+def _process_state(process: ProcessActivity | None, *, marked: bool) -> str:
+    """Return the state of a process, such as ``sleeping, FROZEN``.
 
-    Said of culprits and their workers alone: a rank that waits for another is as still as that.
+    FROZEN means that it neither switched context nor computed while it was observed. Only culprits
+    and their workers are marked so, because a rank that waits for another one is just as idle.
     """
     state = process.state if process is not None else None
     word = _STATES.get(state or "", state or formats.NA)
@@ -113,7 +119,7 @@ def _row(
     bad: bool,
     marked: bool,
 ) -> ProcessRow:
-    doing = ended or _doing(process, marked=marked)
+    doing = ended or _process_state(process, marked=marked)
     loud = bad or doing.startswith(("STOPPED", "DEAD", "waiting for I/O"))
     share = process.cpu_share if process is not None else None
     return ProcessRow(
@@ -127,7 +133,7 @@ def _row(
 
 
 def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
-    """The DataLoader workers of a rank: those that are odd alone, the others as one."""
+    """Return the DataLoader workers of a rank: unusual ones alone, the others in one row."""
     odd = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
     if marked and len(rank.workers) <= MAX_SINGLE_ROWS:
         odd = list(rank.workers)
@@ -157,22 +163,22 @@ def _worker_row(worker: WorkerEvidence, marked: bool) -> ProcessRow:
         worker.process,
         worker.process.pid,
         clean_line(ended, 120) if ended else None,
-        _waits(worker.process),
+        _wait_note(worker.process),
         bad=False,
         marked=marked,
     )
 
 
 def _memory(processes: Sequence[ProcessActivity]) -> str:
-    known = [p.rss_bytes for p in processes if p.rss_bytes is not None]
-    return formats.size(max(known)) if known else formats.NA
+    sizes = [p.rss_bytes for p in processes if p.rss_bytes is not None]
+    return formats.size(max(sizes)) if sizes else formats.NA
 
 
-def _folded(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
-    """A row for ranks that do the same."""
+def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
+    """Return one row for each group of ranks in the same state."""
     alike: dict[tuple[str, str], list[RankEvidence]] = {}
     for rank in ranks:
-        doing = _ended(rank) or _doing(rank.process, marked=False)
+        doing = _ended(rank) or _process_state(rank.process, marked=False)
         alike.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
     rows = []
     by_size = sorted(alike.items(), key=lambda item: -len(item[1]))

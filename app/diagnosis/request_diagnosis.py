@@ -1,6 +1,7 @@
-"""Getting a run's diagnosis: of its supervisor while it lives, of what was kept once it has ended.
+"""Get the diagnosis of a run: from its supervisor while it lives, from stored evidence after its
+end.
 
-Blocks for some seconds: called by a command, or by a screen's worker thread.
+The functions block for some seconds. A command or a worker thread of a screen calls them.
 """
 
 from __future__ import annotations
@@ -21,36 +22,39 @@ from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 
 ANSWER_TIMEOUT_S = 20.0
-"""A supervisor asks every rank, and waits some seconds for one that can't answer."""
+"""Seconds to wait for a diagnosis. The supervisor queries every rank and waits some seconds for
+one that cannot answer."""
 PING_TIMEOUT_S = 1.0
+"""Seconds to wait for the answer to a ping."""
 NOT_BEFORE_S = 1.0
-"""A verdict may begin with a pulse from a moment before the attempt's own beginning."""
+"""A verdict may begin with a pulse of up to this many seconds before its attempt began."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisResult:
-    """A diagnosis and what was read with it."""
+    """A diagnosis, with the snapshot and the verdicts that were read with it."""
 
     diagnosis: Diagnosis
     snapshot: RunSnapshot
     earlier: tuple[Verdict, ...]
-    """Verdicts of the attempt that are over, oldest first."""
+    """Verdicts of the attempt that have ended, oldest first."""
 
 
 def request_diagnosis(run_dir: RunDir) -> DiagnosisResult:
-    """The best diagnosis that can be had now. ``ProblemError`` where the run can't be read."""
+    """Return the best diagnosis that is available now. Raises ``ProblemError`` if the run cannot
+    be read."""
     snapshot = resolve_snapshot(run_dir)
-    told = _stored_verdicts(run_dir, snapshot)
+    verdicts = _stored_verdicts(run_dir, snapshot)
     if snapshot.state in LIVE:
         diagnosis = _request_evidence(run_dir, snapshot)
         # The question takes seconds, in which the run may have moved on, or ended.
         snapshot = resolve_snapshot(run_dir)
         if snapshot.state in LIVE:
-            earlier = tuple(v for v in told if v.ended is not None)
+            earlier = tuple(v for v in verdicts if v.ended is not None)
             return DiagnosisResult(diagnosis, snapshot, earlier)
-        told = _stored_verdicts(run_dir, snapshot)
+        verdicts = _stored_verdicts(run_dir, snapshot)
     return DiagnosisResult(
-        post_mortem(snapshot, told, stored_diagnoses(run_dir, snapshot.attempt)), snapshot, ()
+        post_mortem(snapshot, verdicts, stored_diagnoses(run_dir, snapshot.attempt)), snapshot, ()
     )
 
 
@@ -62,14 +66,15 @@ def _request_evidence(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
         return Diagnosis.from_document(answer["diagnosis"])
     except (ProblemError, KeyError, ValueError) as error:
         why = "; ".join(p.what for p in error.problems) if isinstance(error, ProblemError) else ""
-        lack = f"the supervisor gave no evidence: {why or error}"
-        return from_snapshot(snapshot, missing=(lack,))
+        reason = f"the supervisor gave no evidence: {why or error}"
+        return from_snapshot(snapshot, missing=(reason,))
 
 
 def from_snapshot(
     snapshot: RunSnapshot, *, missing: Iterable[str] = (), base: Diagnosis | None = None
 ) -> Diagnosis:
-    """The snapshot's verdicts, with the evidence of ``base`` where there is one."""
+    """Return a diagnosis of the snapshot's verdicts, with the evidence of ``base`` if it is
+    given."""
     verdicts = tuple(most_severe_first(snapshot.verdicts))
     standing = [v for v in verdicts if v.ended is None]
     headline = standing[0].cause if standing else state_sentence(snapshot)
@@ -86,11 +91,12 @@ def from_snapshot(
 
 
 def post_mortem(
-    snapshot: RunSnapshot, told: Iterable[Verdict], kept_then: list[Diagnosis]
+    snapshot: RunSnapshot, stored_verdicts: Iterable[Verdict], diagnoses: list[Diagnosis]
 ) -> Diagnosis:
-    """Of an ended run: how it ended, every verdict of its last attempt, the last evidence."""
-    last = kept_then[-1] if kept_then else None
-    verdicts = most_severe_first(_without_duplicates([*told, *snapshot.verdicts]))
+    """Return the diagnosis of an ended run: how it ended, the verdicts of its last attempt, the
+    last evidence."""
+    last = diagnoses[-1] if diagnoses else None
+    verdicts = most_severe_first(_without_duplicates([*stored_verdicts, *snapshot.verdicts]))
     missing = () if last is not None else ("no evidence was kept: nothing was suspicious then",)
     diagnosis = last or Diagnosis(
         run=snapshot.id, attempt=snapshot.attempt, taken_at=snapshot.ended_at or 0.0, headline=""
@@ -104,17 +110,18 @@ def post_mortem(
 
 
 def _how_it_ended(snapshot: RunSnapshot, verdicts: Iterable[Verdict]) -> str:
-    """Return the sentence that every front end shows, with the verdicts that the store holds."""
+    """Return the sentence that every front end shows, with the verdicts of the store."""
     return state_sentence(replace(snapshot, verdicts=tuple(verdicts)))
 
 
 def _without_duplicates(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Each verdict once, as it was told last."""
+    """Return each verdict once, in its latest version."""
     return list({(v.kind, v.began): v for v in verdicts}.values())
 
 
 def _stored_verdicts(run_dir: RunDir, snapshot: RunSnapshot) -> tuple[Verdict, ...]:
-    """Those of the present attempt, oldest first; none where the history can't be read."""
+    """Return the verdicts of the current attempt, oldest first; none if the history cannot be
+    read."""
     since = (snapshot.started_at or 0.0) - NOT_BEFORE_S
     try:
         with RunStore(run_dir) as store:
@@ -124,11 +131,11 @@ def _stored_verdicts(run_dir: RunDir, snapshot: RunSnapshot) -> tuple[Verdict, .
 
 
 def stored_diagnoses(run_dir: RunDir, attempt: int) -> list[Diagnosis]:
-    """What was kept of ``attempt``, oldest first; a file that can't be read is left out."""
-    found = []
+    """Return the stored diagnoses of ``attempt``, oldest first. Unreadable files are left out."""
+    diagnoses = []
     for path in sorted((run_dir.path / "evidence" / str(attempt)).glob("[0-9]*.json")):
         try:
-            found.append(Diagnosis.from_document(json.loads(path.read_bytes())))
+            diagnoses.append(Diagnosis.from_document(json.loads(path.read_bytes())))
         except (OSError, ValueError):
             continue
-    return found
+    return diagnoses

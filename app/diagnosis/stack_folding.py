@@ -1,4 +1,4 @@
-"""Stacks for people: the user's own code first to the eye, runs of library calls folded. Pure."""
+"""Stacks for people: the user's own code is marked, and runs of library calls are folded. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import Cell, Tone
 
 OWN = "▸ "
-"""Before a call in the user's own code."""
+"""Mark before a call in the user's own code."""
 _IMPORTING = "<frozen importlib"
 KEPT = 3
-"""Library calls shown of a run of them that own code has called; the rest is folded."""
+"""Number of library calls shown of those that the user's code called; the rest is folded."""
 CALLERS = 1
-"""Of those that have called own code."""
+"""Number of library calls shown of those that called the user's code."""
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(?P<rest>.+)")
 _STANDARD = re.compile(r".*/lib(?:64)?/python3(?:\.\d+)?/(?P<rest>.+)")
 _RANK_SIDE = re.compile(r".*/rank-side/[^/]+/(?P<rest>ltui/.+)")
 _OF_PRESETS = re.compile(r"ltui/training/(?:models|data)/.+")
-"""What the shipped presets train: to a person who runs one it is the code that trains."""
+"""Modules that the shipped presets train. For a person who runs a preset they are the user's
+code."""
 
 
 def in_library(path: str) -> str | None:
-    """The path within what was installed or belongs to Python or ltui; None for own code."""
+    """Return the path inside an installed package, Python or ltui, or None for the user's code."""
     for pattern in (_RANK_SIDE, _PACKAGES, _STANDARD):
         if (match := pattern.fullmatch(path)) is not None:
             return None if _OF_PRESETS.fullmatch(match["rest"]) else match["rest"]
@@ -33,7 +34,8 @@ def in_library(path: str) -> str | None:
 
 
 def frame_location(frame: Frame, *, full_paths: bool = False) -> str:
-    """``data/augment.py:88 __call__``; ``full_paths`` gives own code's whole path."""
+    """Return ``data/augment.py:88 __call__``. With ``full_paths``, user code has its complete
+    path."""
     inside = in_library(frame.file)
     if inside is not None:
         path = inside
@@ -46,7 +48,7 @@ def frame_location(frame: Frame, *, full_paths: bool = False) -> str:
 
 
 def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[Cell, ...]:
-    """The innermost call first; in a report nothing is folded."""
+    """Return the lines of a stack, innermost call first. In a report nothing is folded."""
     lines: list[Cell] = []
     library: list[Frame] = []
     own = False
@@ -76,7 +78,7 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
 
 
 def _packages(frames: Sequence[Frame]) -> str:
-    """``torch, lightning``: in the order met."""
+    """Return the packages of some calls in order of appearance: ``torch, lightning``."""
     names = (clean_name((in_library(f.file) or f.file).lstrip("/").split("/")[0]) for f in frames)
     plain = (re.sub(r"^<frozen ([\w]+).*", r"\1", name).removesuffix(".py") for name in names)
     shown = list(dict.fromkeys(plain))
@@ -84,7 +86,7 @@ def _packages(frames: Sequence[Frame]) -> str:
 
 
 def stack_title(group: StackGroup, culprits: set[int]) -> str:
-    """``! rank 1``; ``ranks 0, 2, 3 alike``; ``worker 4711 of rank 1``."""
+    """Return ``! rank 1``, ``ranks 0, 2, 3 alike`` or ``worker 4711 of rank 1``."""
     sign = "! " if culprits & set(group.ranks) else ""
     plain = all(re.fullmatch(r"rank \d+", who) for who in group.who)
     if plain and group.ranks:

@@ -1,4 +1,4 @@
-"""A diagnosis as plain text: printed, copied, saved to attach to a bug report. Pure."""
+"""A diagnosis as plain text to print, copy, or attach to a bug report. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from ltui.widgets import diagnosis as parts
 from ltui.widgets.view_models import DiagnosisViewModel
 
 WIDTH = 100
+"""Columns of a report that is not printed on a terminal."""
 
 
 def report(view_model: DiagnosisViewModel, width: int = WIDTH) -> str:
@@ -28,5 +29,5 @@ def report(view_model: DiagnosisViewModel, width: int = WIDTH) -> str:
 
 
 def file_name(run_id: str) -> str:
-    """``ltui-brave-owl-3f2a-diagnosis``, without a suffix."""
+    """Return ``ltui-brave-owl-3f2a-diagnosis``, without a suffix."""
     return f"ltui-{run_id}-diagnosis"

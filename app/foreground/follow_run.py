@@ -91,11 +91,11 @@ def can_open_dashboard(environment: Mapping[str, str]) -> bool:
 def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None:
     """The exit code once the dashboard is left; None if it failed, so that plain lines follow."""
     # Local: plain lines must not pay for Textual.
-    from ltui.app.foreground.run_in_dashboard import show
+    from ltui.app.foreground.run_in_dashboard import show_dashboard
 
     sys.stdout.write(f"{started_line(run_dir)}\n")
     sys.stdout.flush()
-    if not show(run_dir, signals):
+    if not show_dashboard(run_dir, signals):
         return None
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
@@ -158,11 +158,11 @@ class RunFollower:
 
     def _handle_interrupts(self) -> None:
         """Carries out a Ctrl-C that was not yet: the first stops, the second kills."""
-        wanted = min(self._signals.interrupts, 2)
-        if wanted <= self._handled_interrupts:
+        interrupts = min(self._signals.interrupts, 2)
+        if interrupts <= self._handled_interrupts:
             return
-        self._handled_interrupts = wanted
-        killing = wanted == 2
+        self._handled_interrupts = interrupts
+        killing = interrupts == 2
         self._display.print_line("Ctrl-C: killing the run." if killing else f"Ctrl-C: {_STOPPING}.")
         request = {"cmd": "kill"} if killing else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
         try:

@@ -55,7 +55,7 @@ class ForegroundApp(LtuiApp):
         super().__init__(ltui_home(), run=run_dir)
         self._run_dir, self._signals, self._request = run_dir, signals, request
         self._close_after_s = close_after_s
-        self._acted = 0
+        self._handled_interrupts = 0
         self._input_at = -math.inf
         self._closes_at: float | None = None
         self._run_screen: Screen[None] | None = None
@@ -89,21 +89,21 @@ class ForegroundApp(LtuiApp):
         if self._signals.leave is not None:
             self.exit()
             return
-        wanted = min(self._signals.interrupts, 2)
-        if wanted > self._acted:
-            self._acted = wanted
-            self._send(kill=wanted == 2)
+        interrupts = min(self._signals.interrupts, 2)
+        if interrupts > self._handled_interrupts:
+            self._handled_interrupts = interrupts
+            self._send(kill=interrupts == 2)
         self._close_after_the_end()
 
     @work(thread=True, exit_on_error=False)
     def _send(self, *, kill: bool) -> None:
         request = {"cmd": "kill"} if kill else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
-        said = "killing the run" if kill else "stopping with a checkpoint; Ctrl-C again kills"
+        message = "killing the run" if kill else "stopping with a checkpoint; Ctrl-C again kills"
         try:
             self._request(self._run_dir, request)
         except ProblemError as error:
-            said = str(error)
-        self.call_from_thread(self.notify, said, markup=False)
+            message = str(error)
+        self.call_from_thread(self.notify, message, markup=False)
 
     def _close_after_the_end(self) -> None:
         snapshot: RunSnapshot | None = getattr(self._run_screen, "snapshot", None)
@@ -128,6 +128,6 @@ class ForegroundApp(LtuiApp):
             self.notify("This screen stays open. Press q to close it.", timeout=4)
 
 
-def show(run_dir: RunDir, signals: ReceivedSignals) -> bool:
+def show_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> bool:
     """Show the dashboard until it is left or the run has ended; False if it failed."""
     return open_app(lambda: ForegroundApp(run_dir, signals)) == 0

@@ -94,19 +94,19 @@ def listed_keys(screen: Screen[object]) -> list[ListedKey]:
     Textual's own widgets are left out: their bindings have no ids (see ``EVERYWHERE``). So are
     keys that the screen binds to the same thing wherever the focus is.
     """
-    found: dict[str, ListedKey] = {}
-    own = {binding.key for binding in _bindings_of(screen)}
+    listed: dict[str, ListedKey] = {}
+    screen_keys = {binding.key for binding in _bindings_of(screen)}
     for node in (screen, *screen.query(Widget), screen.app):
         for binding in _bindings_of(node):
             widget = node not in (screen, screen.app)
-            if widget and (binding.key in own - SHARED or _is_common_motion(binding)):
+            if widget and (binding.key in screen_keys - SHARED or _is_common_motion(binding)):
                 continue
-            known = found.get(binding.id or "")
-            if known is None:
-                found[binding.id or ""] = ListedKey(node, (binding,))
-            elif known.node is node:
-                found[binding.id or ""] = ListedKey(node, (*known.bindings, binding))
-    return list(found.values())
+            earlier = listed.get(binding.id or "")
+            if earlier is None:
+                listed[binding.id or ""] = ListedKey(node, (binding,))
+            elif earlier.node is node:
+                listed[binding.id or ""] = ListedKey(node, (*earlier.bindings, binding))
+    return list(listed.values())
 
 
 def _is_common_motion(binding: Binding) -> bool:

@@ -33,17 +33,17 @@ class KeyHint:
 
 def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]:
     """The hints that fit into ``width`` cells, in order; those to keep have the first claim."""
-    room = width - 2
+    free_width = width - 2
     chosen: set[int] = set()
-    for wanted in (True, False):
+    for must_keep in (True, False):
         for i, hint in enumerate(hints):
-            if hint.keep is not wanted:
+            if hint.keep is not must_keep:
                 continue
             need = hint.width + (gap if chosen else 0)
-            if need > room:
+            if need > free_width:
                 break
             chosen.add(i)
-            room -= need
+            free_width -= need
     return [hints[i] for i in sorted(chosen)]
 
 

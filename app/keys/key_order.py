@@ -26,20 +26,20 @@ class OrderedKeysApp(App[None]):
     def __init__(self) -> None:
         super().__init__()
         self._waiting_keys: deque[events.Key] = deque()
-        self._key_in_hand: events.Key | None = None
+        self._current_key: events.Key | None = None
 
     async def on_event(self, event: events.Event) -> None:
         if not isinstance(event, events.Key) or event.is_forwarded:
             await super().on_event(event)
-        elif self._key_in_hand is None:
+        elif self._current_key is None:
             await self._handle(event)
         else:
             self._waiting_keys.append(event)
             if len(self._waiting_keys) == 1:
-                self._expect(self._key_in_hand)
+                self._limit_wait(self._current_key)
 
     async def _handle(self, key: events.Key) -> None:
-        self._key_in_hand = key
+        self._current_key = key
         target = self.focused or self.screen
         await super().on_event(key)
         self._follow(target, target, key, ROUNDS)
@@ -58,14 +58,14 @@ class OrderedKeysApp(App[None]):
             self.call_later(self._handled, key)
 
     async def _handled(self, key: events.Key) -> None:
-        if key is not self._key_in_hand:
+        if key is not self._current_key:
             return
-        self._key_in_hand = None
+        self._current_key = None
         if self._waiting_keys:
             await self._handle(self._waiting_keys.popleft())
-            if self._waiting_keys and self._key_in_hand is not None:
-                self._expect(self._key_in_hand)
+            if self._waiting_keys and self._current_key is not None:
+                self._limit_wait(self._current_key)
 
-    def _expect(self, key: events.Key) -> None:
+    def _limit_wait(self, key: events.Key) -> None:
         """Go on with the next key even if ``key`` is never reported as handled."""
         self.set_timer(LOST_AFTER_S, lambda: self.call_later(self._handled, key))

@@ -13,14 +13,14 @@ def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingT
 
     A line ``[Charts]`` names the group of the lines below it, for the help.
     """
-    found: list[BindingType] = []
+    result: list[BindingType] = []
     group: Binding.Group | None = None
     for row in table.strip().splitlines():
         if row.strip().startswith("[") and "|" not in row:
             group = Binding.Group(row.strip(" []"))
             continue
         keys, action, words, tooltip = (part.strip() for part in row.split("|"))
-        found.append(
+        result.append(
             Binding(
                 keys,
                 action,
@@ -31,4 +31,4 @@ def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingT
                 group=group,
             )
         )
-    return found
+    return result

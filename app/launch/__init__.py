@@ -1,1 +1,2 @@
-"""From a preset or a command to a started run: overrides, checks, the training interpreter."""
+"""From a person's request to a launched run: read and override the configuration, check it,
+start it."""

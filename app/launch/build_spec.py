@@ -1,4 +1,4 @@
-"""From what a person typed to a run's specification: loaded, overridden, checked."""
+"""Build the specification of a run from user input: load the preset, apply overrides, check."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ from ltui.training.problem import Problem, ProblemError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchRequest:
-    """What a person asked to be trained, checked as far as a tenth of a second allows."""
+    """A preset with overrides and an interpreter, after the checks that take a tenth of a
+    second."""
 
     preset: Preset
     overrides: tuple[str, ...]
     python: str
 
     def spec(self, run_id: str, name: str, created_at: float) -> RunSpec:
+        """Return the specification of a run with this id and name."""
         return build_spec(
             self.preset,
             self.overrides,
@@ -56,14 +58,17 @@ class LaunchRequest:
 
 
 def prepare_launch(name: str, overrides: Sequence[str], named_python: str | None) -> LaunchRequest:
-    """Load and check a preset; ``ProblemError`` with every problem that is found."""
+    """Load and check a preset. Raises ``ProblemError`` with every problem found."""
     return prepare_preset_launch(load_preset(name, Path.cwd()), overrides, named_python)
 
 
 def prepare_preset_launch(
     preset: Preset, overrides: Sequence[str], named_python: str | None
 ) -> LaunchRequest:
-    """``prepare`` of a preset that is read already, perhaps edited since."""
+    """Check a preset that is loaded already, perhaps after a person edited it.
+
+    Raises ``ProblemError`` with every problem found.
+    """
     _refuse_section(overrides)
     problems = check_preset(preset, overrides, detect_machine(os.environ))
     python = choose_python(named_python, os.environ)
@@ -90,7 +95,8 @@ def _problems_in(
     folders: Sequence[str],
     place: Callable[[Fault], Problem],
 ) -> list[Problem]:
-    """What ``python`` lacks for the configuration, or what of its classes can't be."""
+    """Return the packages that ``python`` lacks for the configuration, or the problems of its
+    classes."""
     uses = class_uses(document)
     needed = {**REQUIRED_PACKAGES, **requires}
     seen = probe_interpreter(
@@ -105,7 +111,10 @@ def _problems_in(
 
 
 def _refuse_section(overrides: Sequence[str]) -> None:
-    """The section ``ltui`` is read with the file; an override of it would change nothing."""
+    """Raise ``ProblemError`` for an override of the section ``ltui``.
+
+    The section is read with the file, so an override would have no effect.
+    """
     for key in overridden_paths(overrides):
         if key.split(".")[0] == "ltui":
             raise ProblemError(
@@ -118,13 +127,15 @@ def _refuse_section(overrides: Sequence[str]) -> None:
 
 
 def import_folders(preset: Preset) -> list[str]:
-    """Where the ranks of a run find the user's classes: beside the file, and where they start."""
+    """Return the folders in which ranks find the user's classes: that of the file and the
+    working directory."""
     beside = [] if preset.shipped or preset.path is None else [str(preset.path.parent)]
     return [*beside, str(Path.cwd())]
 
 
 def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
-    """The specification of a run's next attempt. ``ProblemError`` with all that is wrong."""
+    """Return the specification of a run's next attempt. Raises ``ProblemError`` with every
+    problem found."""
     if spec.config is None:
         raise ProblemError(
             Problem(

@@ -1,4 +1,4 @@
-"""From what a person asked for to a run: checked where it would train, then launched."""
+"""Check a launch request on the machine and interpreter that would train, then launch the run."""
 
 from __future__ import annotations
 
@@ -31,34 +31,40 @@ def start_run(
     ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. ``on_start`` is called once everything is
     checked. Raises ``ProblemError`` if there is no run. Blocks; for threads.
     """
-    asked = prepare_preset_launch(preset, overrides, python)
+    request = prepare_preset_launch(preset, overrides, python)
     run_id, name = new_run_id(home, None)
-    spec, checkpoint = asked.spec(run_id, name, time.time()), None
+    spec, checkpoint = request.spec(run_id, name, time.time()), None
     if start_from:
         try:
             spec, checkpoint = apply_start_from(home, spec, start_from)
         except ProblemError as error:
-            raise _in_the_form(error) from error
+            raise _at_form_field(error) from error
     on_start()
     return launch(spec, home, checkpoint, interpreter_checked=True)
 
 
 def apply_start_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:
-    """``spec`` with the checkpoint that ``RUN`` or ``RUN:STEP`` names, which is read to be
-    verified. ``ProblemError`` where there is none."""
+    """Return ``spec`` with the start checkpoint that ``RUN`` or ``RUN:STEP`` names, and the
+    checkpoint.
+
+    The checkpoint is read and verified. Raises ``ProblemError`` if there is none.
+    """
     source, checkpoint = find_start_checkpoint(home, text)
     named = f"{source.id}:{checkpoint.global_step}"
     return spec.with_changes(start_from=named), checkpoint
 
 
 def describe_start(home: Path, text: str) -> str:
-    """What a run would start from, for the form, at once. ``ProblemError`` where from nothing."""
+    """Return the step and run that a new run would start from, for the form, without verifying it.
+
+    Raises ``ProblemError`` if there is no such checkpoint.
+    """
     try:
         source, checkpoint = likely_start_checkpoint(home, text)
     except ProblemError as error:
-        raise _in_the_form(error) from error
+        raise _at_form_field(error) from error
     return f"step {checkpoint.global_step} of {source.id}"
 
 
-def _in_the_form(error: ProblemError) -> ProblemError:
+def _at_form_field(error: ProblemError) -> ProblemError:
     return ProblemError(*(replace(problem, where=START_FROM) for problem in error.problems))

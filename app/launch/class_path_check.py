@@ -1,7 +1,7 @@
-"""The classes that a configuration names: whether they are there, and take what they are given.
+"""Check the classes that a configuration names: they must exist and accept the given arguments.
 
-Uses what ``app/launch/interpreter_probe.py`` read in their sources, without importing them. What
-needs the real classes is checked by ``app/launch/real_class_check.py``.
+The check uses the facts that ``app/launch/interpreter_probe.py`` read from the sources without
+importing them. Checks that need the real classes are in ``app/launch/real_class_check.py``.
 """
 
 from __future__ import annotations
@@ -20,53 +20,54 @@ class ClassUse:
     """A ``class_path`` in a configuration."""
 
     place: str
-    """``model``, ``trainer.callbacks.0``."""
+    """Path in the configuration: ``model``, ``trainer.callbacks.0``."""
     class_path: str
     init_args: Mapping[str, Any]
 
 
 def class_uses(document: object, place: str = "") -> list[ClassUse]:
-    """Every full class path in a configuration, with its arguments."""
-    found: list[ClassUse] = []
+    """Return every full class path in a configuration, with its arguments."""
+    uses: list[ClassUse] = []
     if isinstance(document, Mapping):
         path = document.get("class_path")
         if isinstance(path, str) and "." in path:
             arguments = document.get("init_args")
-            found.append(ClassUse(place, path, arguments if isinstance(arguments, Mapping) else {}))
+            uses.append(ClassUse(place, path, arguments if isinstance(arguments, Mapping) else {}))
         for key, value in document.items():
-            found += class_uses(value, f"{place}.{key}" if place else str(key))
+            uses += class_uses(value, f"{place}.{key}" if place else str(key))
     elif isinstance(document, (list, tuple)):
         for index, value in enumerate(document):
-            found += class_uses(value, f"{place}.{index}")
-    return found
+            uses += class_uses(value, f"{place}.{index}")
+    return uses
 
 
-def class_faults(uses: Sequence[ClassUse], findings: InterpreterReport) -> list[Fault]:
-    """Classes that can't be imported, and arguments that their ``__init__`` does not take."""
+def class_faults(uses: Sequence[ClassUse], report: InterpreterReport) -> list[Fault]:
+    """Return the classes that cannot be imported, and the arguments that an ``__init__`` does
+    not accept."""
     faults: list[Fault] = []
     for use in uses:
-        known = findings.classes.get(use.place) or {}
-        if known.get("missing"):
-            faults.append(_missing_class(use, known))
-        elif known.get("parameters") is not None:
-            faults += _wrong_arguments(use, known["parameters"])
+        facts = report.classes.get(use.place) or {}
+        if facts.get("missing"):
+            faults.append(_missing_class(use, facts))
+        elif facts.get("parameters") is not None:
+            faults += _wrong_arguments(use, facts["parameters"])
     return faults
 
 
-def _missing_class(use: ClassUse, known: Mapping[str, Any]) -> Fault:
+def _missing_class(use: ClassUse, facts: Mapping[str, Any]) -> Fault:
     because = {
-        "module": f"no module named `{known['name']}`",
-        "source": str(known["name"]),
-        "class": f"{known.get('file')} has no `{known['name']}`",
-    }[known["missing"]]
-    near = difflib.get_close_matches(known["name"], known.get("known", ()), n=1)
+        "module": f"no module named `{facts['name']}`",
+        "source": str(facts["name"]),
+        "class": f"{facts.get('file')} has no `{facts['name']}`",
+    }[facts["missing"]]
+    near = difflib.get_close_matches(facts["name"], facts.get("known", ()), n=1)
     remedy = {
         "module": "Correct the path, or start ltui in the folder that contains the module.",
         "source": "Correct the file.",
         "class": f"Did you mean `{near[0]}`?" if near else "Correct the name.",
-    }[known["missing"]]
-    what = f"`{use.class_path}` cannot be imported: {because}."
-    return Fault(path=f"{use.place}.class_path", what=what, remedy=remedy)
+    }[facts["missing"]]
+    message = f"`{use.class_path}` cannot be imported: {because}."
+    return Fault(path=f"{use.place}.class_path", what=message, remedy=remedy)
 
 
 def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault]:
@@ -78,12 +79,14 @@ def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault
             takes = (
                 f"Its arguments: {', '.join(parameters)}." if parameters else "It has no arguments."
             )
-            what = f"`{use.class_path}` has no argument of that name."
+            message = f"`{use.class_path}` has no argument of that name."
             remedy = f"Did you mean `{near[0]}`?" if near else takes
-            faults.append(Fault(path=path, what=what, remedy=remedy))
+            faults.append(Fault(path=path, what=message, remedy=remedy))
         elif not value_fits(value, parameters[name]):
-            what = f"must be {_TYPE_WORDS.get(parameters[name], parameters[name])} (got {value!r})."
-            faults.append(Fault(path=path, what=what))
+            message = (
+                f"must be {_TYPE_WORDS.get(parameters[name], parameters[name])} (got {value!r})."
+            )
+            faults.append(Fault(path=path, what=message))
     return faults
 
 
@@ -91,9 +94,10 @@ _TYPE_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or fa
 
 
 def value_fits(value: object, annotation: str) -> bool:
-    """Whether ``value`` can be of the annotated type; True for all but plain numbers and truths.
+    """Return whether ``value`` can have the annotated type.
 
-    A text that reads as such a value fits, as LightningCLI takes it.
+    Only numbers and booleans are checked; any other annotation gives True. A string that reads as
+    such a value fits, because LightningCLI converts it.
     """
     kinds = {kind.strip() for kind in annotation.split("|")}
     if not kinds <= {"int", "float", "bool", "None"}:

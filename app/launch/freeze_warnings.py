@@ -1,4 +1,4 @@
-"""Warnings about configurations that may freeze a run, given before it starts."""
+"""Warnings about configurations that may freeze a run, printed before it starts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ def freeze_warnings(spec: RunSpec) -> list[Problem]:
     """Return the warnings with their place in the configuration; none for a user's command."""
     if spec.config is None:
         return []
-    found = precheck(
+    warnings = precheck(
         spec.config,
         ranks=spec.nproc,
         cores=usable_cores(),
         shared_memory_bytes=shared_memory_bytes(),
     )
-    return [Problem(where=path, what=c.what, remedy=c.remedy) for path, c in found]
+    return [Problem(where=path, what=c.what, remedy=c.remedy) for path, c in warnings]
 
 
 def shared_memory_bytes() -> int | None:
-    """Size of the file system that loader workers hand over batches in; None where there is
-    none."""
+    """Return the size of the file system through which loader workers pass batches.
+
+    Returns None if the machine has none.
+    """
     try:
-        there = os.statvfs(_SHARED_MEMORY)
+        status = os.statvfs(_SHARED_MEMORY)
     except OSError:
         return None
-    return there.f_frsize * there.f_blocks
+    return status.f_frsize * status.f_blocks
 
 
-def print_warnings(cautions: list[Problem]) -> None:
+def print_warnings(warnings: list[Problem]) -> None:
     """Print the warnings on standard error, one per line."""
-    for caution in cautions:
-        sys.stderr.write(f"warning: {clean_line(str(caution), 1000)}\n")
+    for warning in warnings:
+        sys.stderr.write(f"warning: {clean_line(str(warning), 1000)}\n")

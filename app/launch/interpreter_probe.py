@@ -1,9 +1,13 @@
-"""Looks around in the interpreter that would train: versions of packages, names in its classes.
+"""Inspect the training interpreter: versions of packages, names and arguments of classes.
 
-Run as a file by that interpreter, which may hold neither ltui nor torch, so it imports only the
-standard library and nothing that it asks about: sources are found and read, never executed. Reads
-one JSON document from standard input, ``{"packages": [module], "class_paths": {place: path},
-"folders": [path], "rooms": {module: folder}}``, and prints one.
+The training interpreter runs this file as a program. It may have neither ltui nor torch, so this
+file imports only the standard library and none of the inspected modules: their sources are found
+and parsed, never executed.
+
+The program reads one JSON document from standard input and prints one. The input is ``{"packages":
+[module], "distributions": {module: distribution}, "class_paths": {place: path}, "folders": [path],
+"rooms": {module: folder}}``. ``rooms`` gives the folders of packages that ltui itself provides to
+ranks.
 """
 
 from __future__ import annotations
@@ -18,27 +22,28 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 
-def find_module(name: str, rooms: dict[str, str]) -> ModuleSpec | str:
-    """The module's spec without importing its parents, or the beginning that does not exist."""
+def find_module(name: str, provided: dict[str, str]) -> ModuleSpec | str:
+    """Return the module's spec without importing its parents, or the first part of its name that
+    does not exist."""
     path: list[str] | None = None
-    found: ModuleSpec | None = None
+    spec: ModuleSpec | None = None
     done: list[str] = []
     for part in name.split("."):
         done.append(part)
         dotted = ".".join(done)
-        if dotted in rooms:
-            path, found = [rooms[dotted]], None
+        if dotted in provided:
+            path, spec = [provided[dotted]], None
             continue
-        if dotted == "ltui" and rooms:
+        if dotted == "ltui" and provided:
             continue
-        found = _top_level(dotted) if len(done) == 1 else PathFinder.find_spec(dotted, path)
-        if found is None:
+        spec = _find_top_level(dotted) if len(done) == 1 else PathFinder.find_spec(dotted, path)
+        if spec is None:
             return dotted
-        path = list(found.submodule_search_locations or ())
-    return found if found is not None else name
+        path = list(spec.submodule_search_locations or ())
+    return spec if spec is not None else name
 
 
-def _top_level(name: str) -> ModuleSpec | None:
+def _find_top_level(name: str) -> ModuleSpec | None:
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec = find(name, None) if find else None
@@ -47,14 +52,15 @@ def _top_level(name: str) -> ModuleSpec | None:
     return None
 
 
-def inspect_class(class_path: str, rooms: dict[str, str]) -> dict[str, Any]:
-    """What is known of a class without importing it.
+def inspect_class(class_path: str, provided: dict[str, str]) -> dict[str, Any]:
+    """Return what the source says about a class, without importing it.
 
-    ``missing`` (module, source or class), else ``lacks`` (modules that its file imports and that
-    are not there) and ``parameters`` (of ``__init__``, where that can be told).
+    The result has ``missing`` (module, source or class) if the class cannot be imported. Otherwise
+    it has ``lacks``, the missing modules that its file imports, and ``parameters``, those of
+    ``__init__`` if the source shows them.
     """
     module, _, name = class_path.rpartition(".")
-    spec = find_module(module, rooms)
+    spec = find_module(module, provided)
     if isinstance(spec, str):
         return {"missing": "module", "name": spec}
     if not spec.origin or not spec.origin.endswith(".py"):
@@ -67,45 +73,46 @@ def inspect_class(class_path: str, rooms: dict[str, str]) -> dict[str, Any]:
     names, complete = top_level_names(tree.body)
     if name not in names and complete:
         return {"missing": "class", "name": name, "file": spec.origin, "known": sorted(names)}
-    lacks = sorted(missing_imports(module, tree, rooms, set()))
+    lacks = sorted(missing_imports(module, tree, provided, set()))
     return {"parameters": parameters(tree, name), "lacks": lacks}
 
 
 def missing_imports(
-    module: str, tree: ast.Module, rooms: dict[str, str], seen: set[str]
+    module: str, tree: ast.Module, provided: dict[str, str], seen: set[str]
 ) -> set[str]:
-    """Top-level packages that a file imports without conditions and that are not there.
+    """Return the missing top-level packages that a file imports without conditions.
 
-    Files of ``rooms`` that it imports are looked at as well; other packages answer for themselves.
+    Files of ``provided`` packages that it imports are inspected as well. Other packages are
+    responsible for their own imports.
     """
     missing: set[str] = set()
     for name in imported_modules(module, tree):
         if name in seen:
             continue
         seen.add(name)
-        if any(name == room or name.startswith(room + ".") for room in rooms):
-            spec = find_module(name, rooms)
+        if any(name == room or name.startswith(room + ".") for room in provided):
+            spec = find_module(name, provided)
             if not isinstance(spec, str) and (spec.origin or "").endswith(".py"):
                 with open(str(spec.origin), "rb") as file:
-                    missing |= missing_imports(name, ast.parse(file.read()), rooms, seen)
+                    missing |= missing_imports(name, ast.parse(file.read()), provided, seen)
         elif isinstance(find_module(name.split(".")[0], {}), str):
             missing.add(name.split(".")[0])
     return missing
 
 
 def imported_modules(module: str, tree: ast.Module) -> list[str]:
-    """Modules named by the import statements that always run."""
-    found: list[str] = []
+    """Return the modules of the import statements that always run."""
+    modules: list[str] = []
     for statement in tree.body:
         if isinstance(statement, ast.Import):
-            found += [alias.name for alias in statement.names]
+            modules += [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom) and not statement.level and statement.module:
-            found.append(statement.module)
-    return [name for name in found if name != module]
+            modules.append(statement.module)
+    return [name for name in modules if name != module]
 
 
 def top_level_names(body: list[ast.stmt]) -> tuple[set[str], bool]:
-    """The names that a module binds or may bind, and whether there can be no others."""
+    """Return the names that a module binds or may bind, and whether there can be no others."""
     names: set[str] = set()
     for statement in body:
         names |= _bound_by(statement)
@@ -133,9 +140,9 @@ def _names_in(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def parameters(tree: ast.Module, name: str) -> dict[str, str] | None:
-    """What the class's own ``__init__`` takes, each with its annotation as written.
+    """Return the parameters of the class's own ``__init__`` with their annotations as written.
 
-    None where that can't be told from its text.
+    Returns None if the source does not show them.
     """
     classes = [s for s in tree.body if isinstance(s, ast.ClassDef) and s.name == name]
     if not classes or classes[-1].decorator_list:
@@ -148,42 +155,38 @@ def parameters(tree: ast.Module, name: str) -> dict[str, str] | None:
     return {a.arg: ast.unparse(a.annotation) if a.annotation else "" for a in named}
 
 
-def versions(packages: list[str]) -> dict[str, str | None]:
-    """Module name to version: ``?`` where its distribution has none, None where it is missing."""
-    found: dict[str, str | None] = {}
+def versions(packages: list[str], distributions: dict[str, str]) -> dict[str, str | None]:
+    """Return the version of each module.
+
+    The version is ``?`` if the module has no distribution, and None if the module is missing.
+    ``distributions`` maps module names to distribution names that differ.
+    """
+    version_by_module: dict[str, str | None] = {}
     for module in packages:
         if isinstance(find_module(module, {}), str):
-            found[module] = None
+            version_by_module[module] = None
             continue
         try:
-            found[module] = metadata.version(_DISTRIBUTIONS.get(module, module))
+            version_by_module[module] = metadata.version(distributions.get(module, module))
         except metadata.PackageNotFoundError:
-            found[module] = "?"
-    return found
-
-
-_DISTRIBUTIONS = {
-    "sklearn": "scikit-learn",
-    "cv2": "opencv-python",
-    "PIL": "pillow",
-    "yaml": "pyyaml",
-}
+            version_by_module[module] = "?"
+    return version_by_module
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    question = json.load(sys.stdin)
     # What ranks find first: the folders that the run adds, not this file's own.
-    sys.path[0:1] = asked.get("folders", [])
-    rooms = asked.get("rooms", {})
+    sys.path[0:1] = question.get("folders", [])
+    provided = question.get("rooms", {})
     answer = {
         "python": ".".join(str(n) for n in sys.version_info[:3]),
         "executable": sys.executable,
         "prefix": sys.prefix,
         "cpus": len(os.sched_getaffinity(0)),
-        "packages": versions(asked.get("packages", [])),
+        "packages": versions(question.get("packages", []), question.get("distributions", {})),
         "classes": {
-            place: inspect_class(path, rooms)
-            for place, path in asked.get("class_paths", {}).items()
+            place: inspect_class(path, provided)
+            for place, path in question.get("class_paths", {}).items()
         },
     }
     json.dump(answer, sys.stdout)

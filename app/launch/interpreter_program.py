@@ -1,6 +1,6 @@
-"""Runs a program of the rank side in the interpreter that trains, and reads what it reports.
+"""Run a program of the rank package in the training interpreter, and read what it reports.
 
-Such a program prints one JSON object a line (``training/data/ffcv/build_beton.py``); this process
+Such a program prints one JSON object per line (``training/data/ffcv/build_beton.py``). This process
 imports neither torch nor FFCV.
 """
 
@@ -19,20 +19,22 @@ from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
 
 _UNWIND_S = 20.0
+"""Seconds for the program to remove its files after SIGTERM."""
 
 
 def run_program(
-    python: str, module: str, asked: Mapping[str, Any], on_line: Callable[[dict[str, Any]], None]
+    python: str, module: str, request: Mapping[str, Any], on_line: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Its result. ``on_line`` gets each line that is neither a problem nor the result.
+    """Run ``module`` and return its result. ``on_line`` gets each line that is neither a problem
+    nor the result.
 
-    ``ProblemError`` with what it found wrong, or with its last words where it broke. Ctrl-C ends
-    it, and is waited for: it has files to remove.
+    Raises ``ProblemError`` with the problems that the program reports, or with its last line of
+    errors if it fails. Ctrl-C ends the program and waits for it, because it has files to remove.
     """
     paths = [str(install_rank_package(ltui_home())), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     process = subprocess.Popen(
-        [python, "-m", module, json.dumps(asked)],
+        [python, "-m", module, json.dumps(request)],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -46,30 +48,30 @@ def run_program(
     assert process.stderr is not None
     problems: list[Problem] = []
     result: dict[str, Any] | None = None
-    drain = _Tail(process.stderr)
+    errors = _Tail(process.stderr)
     try:
         for line in process.stdout:
-            said = _said(line)
-            if "problem" in said:
-                problems.append(_problem(said["problem"]))
-            elif "result" in said:
-                result = said["result"]
+            message = _decode_line(line)
+            if "problem" in message:
+                problems.append(_problem(message["problem"]))
+            elif "result" in message:
+                result = message["result"]
             else:
-                on_line(said)
+                on_line(message)
         process.wait()
     finally:
-        _end(process)
-        last = drain.last_line()
+        _terminate(process)
+        last = errors.last_line()
     if problems:
         raise ProblemError(*problems)
     if result is None:
-        what = last or f"the program failed with exit code {process.returncode}."
-        raise ProblemError(Problem(where=python, what=clean_line(what, 500)))
+        text = last or f"the program failed with exit code {process.returncode}."
+        raise ProblemError(Problem(where=python, what=clean_line(text, 500)))
     return result
 
 
 class _Tail:
-    """Reads a pipe to its end in a thread, and keeps its last line."""
+    """Reads a pipe to its end in a thread and keeps its last line."""
 
     def __init__(self, stream: Any) -> None:
         # Local: every other command does without.
@@ -89,7 +91,7 @@ class _Tail:
         return self._last
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _terminate(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -101,18 +103,18 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def _said(line: str) -> dict[str, Any]:
+def _decode_line(line: str) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
-def _problem(said: Mapping[str, Any]) -> Problem:
-    remedy = said.get("remedy")
+def _problem(document: Mapping[str, Any]) -> Problem:
+    remedy = document.get("remedy")
     return Problem(
-        where=clean_line(str(said.get("where")), 500),
-        what=clean_line(str(said.get("what")), 1000),
+        where=clean_line(str(document.get("where")), 500),
+        what=clean_line(str(document.get("what")), 1000),
         remedy=clean_line(str(remedy)) if remedy else None,
     )

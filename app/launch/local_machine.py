@@ -1,4 +1,4 @@
-"""What this machine has for a run to train on, told without torch."""
+"""Hardware of this machine that a run can use, found without torch."""
 
 from __future__ import annotations
 
@@ -11,33 +11,38 @@ from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import read_node_environment
 
 DRIVER_TIMEOUT_S = 5.0
-"""A driver that has not answered by then hangs, as it does after a GPU fell off the bus."""
+"""Seconds to wait for the GPU driver. A driver hangs, for example, after a GPU fell off the bus."""
 
 _Answer = TypeVar("_Answer")
 
 
 def detect_machine(environment: Mapping[str, str]) -> Machine:
-    """GPUs that a run would see, usable cores, and which of several nodes this is."""
+    """Return the GPUs that a run would see, the usable cores, and the index of this node."""
     count = call_with_timeout(DRIVER_TIMEOUT_S, gpu_count)
     gpus = visible_gpus(count, environment)
     return Machine(gpus=gpus, cores=usable_cores(), node=read_node_environment(environment))
 
 
-def call_with_timeout(seconds: float, ask: Callable[[], _Answer]) -> _Answer | None:
-    """What ``ask`` returns; None where it does not in time, and its thread is left behind."""
+def call_with_timeout(seconds: float, function: Callable[[], _Answer]) -> _Answer | None:
+    """Return the result of ``function``, or None if it takes longer than ``seconds``.
+
+    The thread of a call that takes longer is left behind.
+    """
     answers: list[_Answer] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()), name="driver", daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(function()), name="driver", daemon=True)
     thread.start()
     thread.join(seconds)
     return answers[0] if answers else None
 
 
 def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def gpu_count() -> int | None:
-    """GPUs of the NVIDIA driver; 0 without one, None where there is one that does not answer."""
+    """Return the number of GPUs of the NVIDIA driver: 0 without a driver, None if the driver
+    does not answer."""
     # Local: its start is only worth it where a run is checked.
     import pynvml
 
@@ -55,7 +60,8 @@ def gpu_count() -> int | None:
 
 
 def visible_gpus(count: int | None, environment: Mapping[str, str]) -> int | None:
-    """GPUs that ``CUDA_VISIBLE_DEVICES`` leaves; CUDA stops at the first that is not there."""
+    """Return the number of GPUs that ``CUDA_VISIBLE_DEVICES`` leaves. CUDA stops at the first
+    missing one."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or count is None:
         return count

@@ -1,4 +1,5 @@
-"""The configuration of a preset as text that a person edits, with its ``ltui`` section. Pure."""
+"""The configuration of a preset as YAML text that a person edits, with its ``ltui`` section.
+Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +17,29 @@ from ltui.training.problem import Problem, ProblemError
 
 
 def editor_text(preset: Preset, document: Mapping[str, Any]) -> str:
-    """The YAML of ``document``, and of the section ``ltui`` with every policy in force."""
+    """Return ``document`` as YAML, with a section ``ltui`` that shows every policy in effect."""
     policies = {
         "restarts": preset.restarts,
-        "checkpoint": _plain(preset.checkpoint),
-        "stall": _plain(preset.stall),
+        "checkpoint": _as_document(preset.checkpoint),
+        "stall": _as_document(preset.stall),
     }
     rest = {key: value for key, value in preset.section.items() if key not in policies}
     return write_document({**resolve(document)[0], "ltui": {**policies, **rest}})
 
 
-def _plain(policy: CheckpointPolicy | StallPolicy) -> Document:
+def _as_document(policy: CheckpointPolicy | StallPolicy) -> Document:
     values = asdict(policy)
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
 def text_problems(preset: Preset, text: str, machine: Machine) -> list[Problem]:
-    """Every mistake in ``text``, with its line."""
+    """Return every configuration error in ``text``, with its line."""
     try:
         source = read_document(text, preset.where)
     except ProblemError as error:
         return list(error.problems)
-    section, found = read_section(source.values.get("ltui"))
-    problems = [locate_fault(fault, preset.where, source.lines) for fault in found]
+    section, section_faults = read_section(source.values.get("ltui"))
+    problems = [locate_fault(fault, preset.where, source.lines) for fault in section_faults]
     return problems + check_document(
         source.values,
         preset.where,
@@ -49,5 +50,5 @@ def text_problems(preset: Preset, text: str, machine: Machine) -> list[Problem]:
 
 
 def preset_from_text(preset: Preset, text: str) -> Preset:
-    """``preset`` as ``text`` describes it: its configuration, fields and policies."""
+    """Return ``preset`` with the configuration, fields and policies of ``text``."""
     return parse_preset(text, name=preset.name, path=preset.path, shipped=preset.shipped)

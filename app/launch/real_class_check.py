@@ -1,4 +1,4 @@
-"""The slow half of ``ltui check``: the real classes, in the interpreter that would train."""
+"""The slow part of ``ltui check``: load the real classes in the training interpreter."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
 
 CHECK_S = 300.0
-"""Importing a large project over a network file system is slow, but not that slow."""
+"""Seconds for the check. Importing a large project over a network file system is slow, but not
+that slow."""
 
 
-def check_with_classes(asked: LaunchRequest) -> list[Problem]:
-    """``ProblemError`` with what LightningCLI says of the configuration. Starts nothing.
+def check_with_classes(request: LaunchRequest) -> list[Problem]:
+    """Check the configuration with LightningCLI, without starting a run.
 
-    Returns what the module's source has in it that freezes ranks, though Lightning takes it.
+    Raises ``ProblemError`` with the errors that LightningCLI reports. Returns warnings about code
+    of the module that Lightning accepts but that freezes ranks.
     """
-    spec = asked.spec("check", "check", time.time())
+    spec = request.spec("check", "check", time.time())
     with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
         done = _run(spec, config, install_rank_package(ltui_home()))
     if done.returncode != 0:
-        raise ProblemError(*_problems(done, asked))
+        raise ProblemError(*_problems(done, request))
     return [
         Problem(where=fault.path, what=fault.what, remedy=fault.remedy)
         for line in done.stdout.splitlines()
@@ -44,7 +46,7 @@ def check_with_classes(asked: LaunchRequest) -> list[Problem]:
 
 
 def _rank_config(spec: RunSpec, folder: str) -> object:
-    """What a rank would be given, apart from where it saves."""
+    """Return the document that a rank would get, except for the checkpoint folder."""
     return to_json(
         {
             "config": spec.config,
@@ -76,26 +78,27 @@ def _run(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedPr
         raise ProblemError(Problem(where=spec.python, what=what)) from error
 
 
-def _problems(done: subprocess.CompletedProcess[str], asked: LaunchRequest) -> list[Problem]:
-    """What the check printed, or the last words of one that broke."""
-    keys = overridden_paths(asked.overrides)
-    found = [
-        locate_fault(fault, asked.preset.where, asked.preset.lines, keys)
+def _problems(done: subprocess.CompletedProcess[str], request: LaunchRequest) -> list[Problem]:
+    """Return the problems that the check printed, or the last line of errors if the check itself
+    failed."""
+    keys = overridden_paths(request.overrides)
+    problems = [
+        locate_fault(fault, request.preset.where, request.preset.lines, keys)
         for line in done.stdout.splitlines()
         if (fault := _fault(line)) is not None
     ]
-    if found:
-        return found
+    if problems:
+        return problems
     lines = [clean_line(line, 500) for line in done.stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else f"the check failed with exit code {done.returncode}."
-    return [Problem(where=asked.preset.where, what=last)]
+    return [Problem(where=request.preset.where, what=last)]
 
 
 def _fault(line: str) -> Fault | None:
-    """One line of the check's report; None for what the user's own code printed."""
+    """Return one line of the check's report, or None if the user's code printed the line."""
     try:
-        said = json.loads(line)
-        where, what, remedy = said["where"], said["what"], said["remedy"]
+        message = json.loads(line)
+        where, what, remedy = message["where"], message["what"], message["remedy"]
     except (ValueError, TypeError, KeyError):
         return None
     path = "" if where == "configuration" else str(where)

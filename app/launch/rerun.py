@@ -1,4 +1,5 @@
-"""Another attempt of a run, or a new run with its settings: what can be chosen, and the start."""
+"""Resume a past run or start a new one with its settings: the choices, their checks and the
+start."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ from ltui.training.store.run_directory import RunDir, new_run_id
 from ltui.widgets import formats
 
 RESUME, FROM_CHECKPOINT, FROM_START = "resume", "from checkpoint", "from start"
-"""Another attempt of the run; a new run from its checkpoint; a new run from the beginning."""
+"""Modes: another attempt of the run, a new run from its checkpoint, a new run from the
+beginning."""
 OTHER_CHANGES = "other changes"
-"""The field for changes of keys that have no field of their own."""
+"""Name of the form field for changes of keys that have no field of their own."""
 NEWEST = "newest"
+"""Value of the checkpoint field that means the checkpoint of a resume."""
 _END_KNOBS = (
     Knob(key="trainer.max_epochs", label="epochs", type="int", min=-1),
     Knob(key="trainer.max_steps", label="steps", type="int", min=-1),
@@ -39,33 +42,33 @@ _DEVICES = Knob(key="trainer.devices", label="devices", type="devices")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastRun:
-    """A run as the base of another attempt or another run."""
+    """A run as the base of another attempt or of a new run."""
 
     run_dir: RunDir
     spec: RunSpec
     preset: Preset
-    """The configuration of the run, with the fields of the preset that it was started from."""
+    """The configuration of the run, with the form fields of its preset."""
     checkpoints: tuple[CheckpointInfo, ...]
-    """Those that are not known to be damaged; the one that a resume takes comes first."""
+    """Checkpoints that are not known to be damaged. The first one is that of a resume."""
     state: RunState
     attempt: int
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What can be started."""
+        """Return the modes that this run allows."""
         resume = (RESUME,) if self.checkpoints and self.state not in LIVE else ()
         # A command is given no checkpoint of another run.
         from_it = (FROM_CHECKPOINT,) if self.checkpoints and self.spec.config is not None else ()
         return (*resume, *from_it, FROM_START)
 
     def checkpoint_of(self, name: str) -> CheckpointInfo | None:
-        """The checkpoint with this file name; None for ``NEWEST``."""
+        """Return the checkpoint with this file name, or None for ``NEWEST``."""
         return next((c for c in self.checkpoints if Path(c.path).name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What is chosen and typed in the form of a past run."""
+    """Selections and texts in the form of a past run."""
 
     mode: str
     checkpoint: str = NEWEST
@@ -75,7 +78,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedChoice:
-    """A choice as overrides, with its mistakes and in words."""
+    """A choice as overrides, with its configuration errors and a summary."""
 
     overrides: tuple[str, ...]
     problems: tuple[Problem, ...]
@@ -83,17 +86,17 @@ class CheckedChoice:
 
 
 def read_past_run(run_dir: RunDir) -> PastRun:
-    """Read a run's specification and checkpoints. Raises ``ProblemError``. For threads."""
+    """Read a run's specification and checkpoints. Raises ``ProblemError``. Call it in a thread."""
     spec = run_dir.read_spec()
     snapshot = resolve_snapshot(run_dir)
-    known = [c for c in reversed(list_checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
+    good = [c for c in reversed(list_checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
     first = furthest_checkpoint(run_dir.checkpoints_dir)
-    found = sorted(known, key=lambda c: first is None or c.path != first.path)
+    ordered = sorted(good, key=lambda c: first is None or c.path != first.path)
     return PastRun(
         run_dir=run_dir,
         spec=spec,
         preset=_as_preset(spec),
-        checkpoints=tuple(found),
+        checkpoints=tuple(ordered),
         state=snapshot.state,
         attempt=snapshot.attempt,
     )
@@ -121,15 +124,15 @@ def _knobs(spec: RunSpec, document: Document) -> tuple[Knob, ...]:
         # The file is gone or damaged by now; the run's own configuration is complete.
         knobs = ()
     knobs = knobs or (_DEVICES,)
-    known = {knob.key for knob in knobs}
-    ends = [k for k in _END_KNOBS if k.key not in known and value_at(document, k.key) is not None]
-    if not ends and not known & {knob.key for knob in _END_KNOBS}:
+    keys = {knob.key for knob in knobs}
+    ends = [k for k in _END_KNOBS if k.key not in keys and value_at(document, k.key) is not None]
+    if not ends and not keys & {knob.key for knob in _END_KNOBS}:
         ends = [_END_KNOBS[0]]
     return (*knobs, *ends)
 
 
 def check_choice(past: PastRun, choice: Choice, machine: Machine) -> CheckedChoice:
-    """Check what is chosen, as far as that takes no time."""
+    """Check a choice by the checks that take no time."""
     overrides: list[str] = []
     problems: list[Problem] = []
     document: Document = {}
@@ -145,8 +148,8 @@ def check_choice(past: PastRun, choice: Choice, machine: Machine) -> CheckedChoi
         problems += [replace(problem, where=OTHER_CHANGES) for problem in error.problems]
     finished = past.state is RunState.FINISHED and choice.mode == RESUME
     if finished and not overrides and choice.checkpoint == NEWEST:
-        problems.append(_finished(past))
-    words = "" if problems else _words(past, choice, document, machine)
+        problems.append(_finished_problem(past))
+    words = "" if problems else _summary(past, choice, document, machine)
     return CheckedChoice(overrides=tuple(overrides), problems=tuple(problems), words=words)
 
 
@@ -165,7 +168,7 @@ def _other_overrides(past: PastRun, text: str) -> list[str]:
     return words
 
 
-def _finished(past: PastRun) -> Problem:
+def _finished_problem(past: PastRun) -> Problem:
     fields = {knob.key for knob in past.preset.knobs}
     ends = [knob.key for knob in _END_KNOBS if knob.key in fields]
     where = ends[0] if ends else OTHER_CHANGES
@@ -175,25 +178,25 @@ def _finished(past: PastRun) -> Problem:
     return Problem(where=where, what="the run has finished.", remedy=remedy)
 
 
-def _words(past: PastRun, choice: Choice, document: Document, machine: Machine) -> str:
+def _summary(past: PastRun, choice: Choice, document: Document, machine: Machine) -> str:
     checkpoint = past.checkpoint_of(choice.checkpoint)
     if checkpoint is None and past.checkpoints:
         checkpoint = past.checkpoints[0]
     step = "" if checkpoint is None else f"from step {formats.count(checkpoint.global_step)}"
-    what = {
+    start = {
         RESUME: f"attempt {past.attempt + 1} of {past.spec.name} {step}",
         FROM_CHECKPOINT: f"a new run {step} of {past.spec.name}",
         FROM_START: "a new run from the beginning",
     }[choice.mode]
     if past.spec.config is None:
-        return what
-    return f"{what}: {launch_summary(document, machine, past.spec.nproc)}"
+        return start
+    return f"{start}: {launch_summary(document, machine, past.spec.nproc)}"
 
 
 def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str, ...]) -> RunDir:
-    """Start what was chosen and return once its supervisor answers.
+    """Start the chosen attempt or run, and return when its supervisor answers.
 
-    Raises ``ProblemError`` if nothing was started. For threads.
+    Raises ``ProblemError`` if nothing was started. Call it in a thread.
     """
     # Imported here: what starts supervisors is not needed while the form is filled in.
     from ltui.training.lifecycle.launch_run import launch
@@ -222,5 +225,5 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
 
 
 def _beside_field(problem: Problem) -> Problem:
-    """A problem of ``--set KEY`` belongs to the field of that key."""
+    """Return a problem of ``--set KEY`` as a problem of the form field of that key."""
     return replace(problem, where=problem.where.removeprefix("--set ").partition("=")[0])

@@ -1,4 +1,4 @@
-"""The interpreter that trains: which one, and whether it holds what a run needs."""
+"""The interpreter that trains: choose it, and check that it has what a run needs."""
 
 from __future__ import annotations
 
@@ -15,41 +15,45 @@ from typing import Any
 
 import ltui.training
 from ltui.app.launch import interpreter_probe
+from ltui.training.config.pip_names import DISTRIBUTIONS
 from ltui.training.problem import Problem, ProblemError
 
 MIN_PYTHON = (3, 10)
+"""Oldest supported version of Python."""
 # What a LightningCLI run imports whatever the preset is; module name to what pip calls it.
 REQUIRED_PACKAGES = {
     "torch": "torch",
     "lightning": "lightning",
     "jsonargparse": "jsonargparse[signatures]",
 }
+"""Modules that every LightningCLI run imports, with their names for pip."""
 # Either of the two packages that Lightning is published as will do.
 _ALTERNATIVES = {"lightning": "pytorch_lightning"}
+"""Modules that can replace a required one. Lightning is published as two packages, and either is
+enough."""
 MALICIOUS_VERSIONS = frozenset({"2.6.2", "2.6.3"})
 """Releases of lightning and pytorch-lightning that run malicious code when they are imported."""
 ADVISORY = "GHSA-w37p-236h-pfx3"
-_PIP_NAMES = {
-    **REQUIRED_PACKAGES,
-    "sklearn": "scikit-learn",
-    "PIL": "pillow",
-    "cv2": "opencv-python",
-}
+"""GitHub security advisory of the malicious releases."""
+_PIP_NAMES = {**REQUIRED_PACKAGES, **DISTRIBUTIONS}
+"""Module name to the name that pip installs it by, where the two differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InterpreterReport:
-    """What the probe saw in an interpreter."""
+    """The answer of the probe that ran in an interpreter."""
 
     python: str
     version: str
     packages: Mapping[str, str | None] = field(default_factory=dict)
-    """Module name to version; None where it is not there."""
+    """Module name to version; None if the module is missing."""
     classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Place in the configuration to the facts about its class."""
 
 
 def choose_python(named: str | None, environment: Mapping[str, str]) -> str:
-    """The path of the interpreter that ranks run in. Links are kept: a venv's python is one."""
+    """Return the path of the interpreter that ranks run in. Links are kept: a venv's python is a
+    link."""
     if named is not None:
         return _resolve_python(named)
     active = environment.get("VIRTUAL_ENV")
@@ -64,8 +68,8 @@ def _resolve_python(text: str) -> str:
     path = Path(text).expanduser()
     if path.is_dir():
         path = path / "bin" / "python"
-    found = shutil.which(str(path))
-    if found is None:
+    executable = shutil.which(str(path))
+    if executable is None:
         raise ProblemError(
             Problem(
                 where=f"--python {text}",
@@ -73,7 +77,7 @@ def _resolve_python(text: str) -> str:
                 remedy="Give the path of a Python interpreter, such as .venv/bin/python.",
             )
         )
-    return os.path.abspath(found)
+    return os.path.abspath(executable)
 
 
 def _environment_python(active: str) -> str:
@@ -95,15 +99,17 @@ def probe_interpreter(
     class_paths: Mapping[str, str] | None = None,
     folders: Sequence[str] = (),
 ) -> InterpreterReport:
-    """Asks ``python`` (about 0.1 s). ``ProblemError`` where it can't answer."""
+    """Run the probe in ``python``, which takes about 0.1 s. Raises ``ProblemError`` if it gives
+    no answer."""
     question = {
         "packages": [*packages, *_ALTERNATIVES.values()],
+        "distributions": DISTRIBUTIONS,
         "class_paths": dict(class_paths or {}),
         "folders": list(folders),
         # Ranks get these from ltui itself, whether or not the interpreter holds ltui.
         "rooms": {"ltui.training": str(Path(next(iter(ltui.training.__path__))))},
     }
-    said = ""
+    errors = ""
     try:
         done = subprocess.run(
             [python, interpreter_probe.__file__],
@@ -113,7 +119,7 @@ def probe_interpreter(
             timeout=60,
             check=False,
         )
-        said = done.stderr
+        errors = done.stderr
         answer = json.loads(done.stdout)
         return InterpreterReport(
             python=python,
@@ -122,7 +128,7 @@ def probe_interpreter(
             classes=answer["classes"],
         )
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-        why = said.strip().splitlines()[-1][:200] if said.strip() else type(error).__name__
+        why = errors.strip().splitlines()[-1][:200] if errors.strip() else type(error).__name__
         raise ProblemError(
             Problem(
                 where=python,
@@ -132,51 +138,54 @@ def probe_interpreter(
         ) from error
 
 
-def missing_packages(findings: InterpreterReport, needed: Mapping[str, str]) -> list[Problem]:
-    """What of ``needed`` (module to pip name) is missing, with the command that installs it."""
-    if _version_numbers(findings.version) < MIN_PYTHON:
+def missing_packages(report: InterpreterReport, needed: Mapping[str, str]) -> list[Problem]:
+    """Return a problem that names the packages of ``needed`` (module to pip name) that are missing.
+
+    The problem contains the command that installs them. A Python that is too old is also a problem.
+    """
+    if _version_numbers(report.version) < MIN_PYTHON:
         return [
             Problem(
-                where=findings.python,
-                what=f"this is Python {findings.version}; training needs Python 3.10 or newer.",
+                where=report.python,
+                what=f"this is Python {report.version}; training needs Python 3.10 or newer.",
                 remedy="Give another interpreter with --python.",
             )
         ]
     # What was not asked about is in ``needed`` because a class lacks it.
-    missing = [module for module in needed if installed_version(findings, module) is None]
+    missing = [module for module in needed if installed_version(report, module) is None]
     if not missing:
         return []
-    command = install_command(findings.python, [needed[module] for module in missing])
+    command = install_command(report.python, [needed[module] for module in missing])
     return [
         Problem(
-            where=findings.python,
+            where=report.python,
             what=f"this interpreter is to train the run, but lacks {_join_names(missing)}.",
             remedy=f"Activate the environment that has them, or install them with: {command}",
         )
     ]
 
 
-def malicious_packages(findings: InterpreterReport) -> list[Problem]:
+def malicious_packages(report: InterpreterReport) -> list[Problem]:
     """Return a problem for each installed release of Lightning that is known to be malicious."""
     return [
         Problem(
-            where=findings.python,
+            where=report.python,
             what=f"{pip_name} {version} is a malicious release ({ADVISORY}).",
             remedy="Assume that credentials on this machine were stolen and revoke them. "
-            f"Replace it with: {install_command(findings.python, [f'{pip_name}!=2.6.2,!=2.6.3'])}",
+            f"Replace it with: {install_command(report.python, [f'{pip_name}!=2.6.2,!=2.6.3'])}",
         )
         for module, pip_name in (
             ("lightning", "lightning"),
             ("pytorch_lightning", "pytorch-lightning"),
         )
-        if (version := findings.packages.get(module)) in MALICIOUS_VERSIONS
+        if (version := report.packages.get(module)) in MALICIOUS_VERSIONS
     ]
 
 
-def installed_version(findings: InterpreterReport, module: str) -> str | None:
-    """The version of a package, or of the one that does as well; None where there is neither."""
-    found = findings.packages
-    return found.get(module) or found.get(_ALTERNATIVES.get(module, module))
+def installed_version(report: InterpreterReport, module: str) -> str | None:
+    """Return the version of a package or of its alternative, or None if both are missing."""
+    packages = report.packages
+    return packages.get(module) or packages.get(_ALTERNATIVES.get(module, module))
 
 
 def install_command(python: str, packages: Sequence[str]) -> str:
@@ -185,13 +194,13 @@ def install_command(python: str, packages: Sequence[str]) -> str:
     return f"{python} -m pip install {' '.join(quoted)}"
 
 
-def missing_class_imports(findings: InterpreterReport) -> dict[str, str]:
-    """What the classes that were looked up import and the interpreter lacks."""
-    return pip_names(sorted({m for c in findings.classes.values() for m in c.get("lacks", ())}))
+def missing_class_imports(report: InterpreterReport) -> dict[str, str]:
+    """Return the modules that the inspected classes import and the interpreter lacks."""
+    return pip_names(sorted({m for c in report.classes.values() for m in c.get("lacks", ())}))
 
 
 def pip_names(modules: Sequence[str]) -> dict[str, str]:
-    """Module names as pip calls what holds them."""
+    """Return each module name with the name that pip installs it by."""
     return {module: _PIP_NAMES.get(module, module) for module in modules}
 
 

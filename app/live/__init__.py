@@ -1,3 +1,4 @@
-"""Reading a run while it trains, and sending requests to it.
+"""Read a run while it trains, and send requests to its supervisor.
 
-May block; the screens call it in threads."""
+The functions may block, so the screens call them in threads.
+"""

@@ -1,4 +1,4 @@
-"""Arithmetic on curves: append, halve, join, smooth, place on an x axis. Pure, NumPy only."""
+"""Arithmetic on curves: append, halve, join, smooth, position on an x axis. Pure, NumPy only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ COLUMNS = ("steps", "epochs", "times", "mean", "low", "high", "count")
 
 
 def empty_curve() -> CurveData:
+    """Return a curve without points."""
     return CurveData(**{name: np.empty(0) for name in COLUMNS})
 
 
 def curve_from_rows(rows: FloatArray) -> CurveData:
-    """One point a row of (step, epoch, time, value)."""
+    """Return a curve with one point per row of (step, epoch, time, value)."""
     steps, epochs, times, values = rows.T.copy()
     return CurveData(
         steps=steps,
@@ -37,8 +38,9 @@ def curve_from_rows(rows: FloatArray) -> CurveData:
 class GrowingCurve:
     """A curve that grows at its end in bounded memory.
 
-    The last ``recent`` points at least are kept as they came, so that what is computed from the
-    end of the curve does not depend on its age. Older points are merged to at most ``older``.
+    At least the last ``recent`` points are kept as they came. Therefore a value computed from the
+    end of the curve does not depend on the curve's age. Older points are merged until at most
+    ``older`` remain.
     """
 
     def __init__(self, recent: int = 2048, older: int = 2048) -> None:
@@ -47,14 +49,14 @@ class GrowingCurve:
         self._length = 0
         self._older = empty_curve()
         self._merged = 1
-        """How many values a point of ``_older`` stands for."""
+        """Number of values in each point of ``_older``."""
 
     def __len__(self) -> int:
         return len(self._older) + self._length
 
     def append(self, step: float, epoch: float, time: float, value: float) -> None:
         if self._length == len(self._rows):
-            self._age()
+            self._merge_older()
         self._rows[self._length] = (step, epoch, time, value)
         self._length += 1
 
@@ -62,17 +64,17 @@ class GrowingCurve:
         """Append ``rows`` of (step, epoch, time, value)."""
         while len(rows):
             if self._length == len(self._rows):
-                self._age()
+                self._merge_older()
             taken = rows[: len(self._rows) - self._length]
             self._rows[self._length : self._length + len(taken)] = taken
             self._length += len(taken)
             rows = rows[len(taken) :]
 
     def curve(self) -> CurveData:
-        """A copy, so that a frame does not change."""
+        """Return a copy, so that a frame does not change later."""
         return concatenate([self._older, curve_from_rows(self._rows[: self._length])])
 
-    def _age(self) -> None:
+    def _merge_older(self) -> None:
         """Merge the older half of the points that were kept as they came."""
         moved = curve_from_rows(self._rows[: self._recent])
         left = self._length - self._recent
@@ -87,19 +89,21 @@ class GrowingCurve:
 
 
 def concatenate(parts: Sequence[CurveData]) -> CurveData:
+    """Return the curves one after the other as one curve."""
     return CurveData(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in COLUMNS})
 
 
 def halve(curve: CurveData) -> CurveData:
-    """Merge every two neighbours: last place, mean of the finite values, extremes of both.
+    """Merge every two neighbouring points: position of the second, mean of the finite values,
+    extremes of both.
 
     A single point at the end stays as it is.
     """
     even = len(curve) // 2 * 2
     first, second = slice(0, even, 2), slice(1, even, 2)
-    known = np.isfinite(curve.mean)
-    weights = np.where(known, np.maximum(curve.count, 1.0), 0.0)
-    sums = np.where(known, curve.mean, 0.0) * weights
+    finite = np.isfinite(curve.mean)
+    weights = np.where(finite, np.maximum(curve.count, 1.0), 0.0)
+    sums = np.where(finite, curve.mean, 0.0) * weights
     total = weights[first] + weights[second]
     mean = np.where(
         total > 0, (sums[first] + sums[second]) / np.where(total > 0, total, 1.0), np.nan
@@ -119,11 +123,13 @@ def halve(curve: CurveData) -> CurveData:
 
 
 def select_points(curve: CurveData, chosen: slice | list[int] | BoolArray) -> CurveData:
+    """Return the points of a slice, of indices or of a mask."""
     return CurveData(**{n: getattr(curve, n)[chosen] for n in COLUMNS})
 
 
 def splice(curve: CurveData, detail: CurveData) -> CurveData:
-    """``curve`` with the points between the ends of ``detail`` replaced, where it has more."""
+    """Return ``curve`` with the points in the range of ``detail`` replaced, if ``detail`` has
+    more of them."""
     if not len(detail):
         return curve
     inside = (curve.steps >= detail.steps[0]) & (curve.steps <= detail.steps[-1])
@@ -134,9 +140,9 @@ def splice(curve: CurveData, detail: CurveData) -> CurveData:
 
 
 def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
-    """Stored history up to where the live points begin, then the live points.
+    """Return the stored points up to the first live step, then the live points.
 
-    Steps that were done again after a resume are thereby shown once, as they went the second time.
+    Steps that were repeated after a resume appear once, with the values of the repetition.
     """
     if live is None or not len(live):
         return stored if stored is not None else empty_curve()
@@ -146,20 +152,21 @@ def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
 
 
 def throughput_curve(samples: CurveData, seconds: CurveData) -> CurveData:
-    """Throughput of one rank at each point of ``seconds``, both given per step.
+    """Return the throughput of one rank at each point of ``seconds``; both curves are given per
+    step.
 
-    The definition is that of ``training/state/throughput.py``: samples by seconds of the steps in
-    the last ``WINDOW_S`` seconds of steps.
+    The definition is that of ``training/state/throughput.py``: samples divided by seconds of the
+    steps in the last ``WINDOW_S`` seconds of step time.
     """
     if len(seconds) < 2 or not len(samples):
         return empty_curve()
     per_step = np.interp(seconds.steps, samples.steps, samples.mean, left=np.nan, right=np.nan)
-    known = np.isfinite(per_step) & np.isfinite(seconds.mean) & (seconds.mean > 0)
-    if int(known.sum()) < 2:
+    timed_points = np.isfinite(per_step) & np.isfinite(seconds.mean) & (seconds.mean > 0)
+    if int(timed_points.sum()) < 2:
         return empty_curve()
-    timed = select_points(seconds, known)
+    timed = select_points(seconds, timed_points)
     spent = np.cumsum(timed.mean * timed.count)
-    done = np.cumsum(per_step[known] * timed.count)
+    done = np.cumsum(per_step[timed_points] * timed.count)
     # Where the window of each point begins; at least one point back, four where steps are slow.
     here = np.arange(len(spent))
     begin = np.searchsorted(spent, spent - WINDOW_S, side="left")
@@ -171,7 +178,7 @@ def throughput_curve(samples: CurveData, seconds: CurveData) -> CurveData:
 
 
 def sum_curves(curves: Sequence[CurveData]) -> CurveData:
-    """The sum of curves of several ranks, where all of them are known."""
+    """Return the sum of the curves of several ranks at the steps where all of them are known."""
     first, *others = curves
     total = first.mean.copy()
     for other in others:
@@ -182,17 +189,18 @@ def sum_curves(curves: Sequence[CurveData]) -> CurveData:
 
 
 def smooth(curve: CurveData, weight: float) -> FloatArray:
-    """Exponential moving average with the bias of its start removed, as Adam and TensorBoard do.
+    """Return the exponential moving average without the bias of its start, as Adam and TensorBoard
+    compute it.
 
-    ``weight`` in 0 to 1 is what stays of the average at each logged value. A point that stands
-    for several values counts as that many. NaN leaves a gap.
+    ``weight``, from 0 to 1, is the fraction of the average that remains at each logged value. A
+    point that merges several values counts as that many. NaN leaves a gap.
     """
     if weight <= 0:
         return curve.mean
     out = np.full(len(curve), np.nan)
-    kept = weight ** np.maximum(curve.count, 1.0)
+    weights = weight ** np.maximum(curve.count, 1.0)
     average, norm = 0.0, 0.0
-    for i, (value, keep) in enumerate(zip(curve.mean.tolist(), kept.tolist(), strict=True)):
+    for i, (value, keep) in enumerate(zip(curve.mean.tolist(), weights.tolist(), strict=True)):
         if value - value != 0:  # NaN or infinite
             continue
         average = keep * average + (1 - keep) * value
@@ -204,12 +212,13 @@ def smooth(curve: CurveData, weight: float) -> FloatArray:
 def epoch_positions(
     steps: FloatArray, reference: CurveData, steps_per_epoch: float | None
 ) -> FloatArray:
-    """Where ``steps`` lie on an axis of epochs; ``reference`` tells where each began."""
-    known = np.isfinite(reference.epochs)
-    if not known.any():
+    """Return the positions of ``steps`` on an axis of epochs. ``reference`` gives the first step
+    of each epoch."""
+    finite = np.isfinite(reference.epochs)
+    if not finite.any():
         return np.full(len(steps), np.nan)
-    epochs, first = np.unique(reference.epochs[known], return_index=True)
-    begins = reference.steps[known][first] - 1
+    epochs, first = np.unique(reference.epochs[finite], return_index=True)
+    begins = reference.steps[finite][first] - 1
     if len(begins) > 1:
         per_epoch = float(np.median(np.diff(begins) / np.diff(epochs)))
     else:

@@ -9,32 +9,36 @@ from ltui.app.live.metric_history import STEP_CURVES
 from ltui.training.state.metric_names import GOALS, TRAIN_LOSS, VALIDATION
 
 MAX_DEFAULT_METRICS = 5
+"""Maximum number of metrics in the default choice."""
 
 
 def is_validation(name: str) -> bool:
+    """Return whether the name belongs to a metric of validation or test data."""
     return VALIDATION.search(name) is not None
 
 
 def default_choice(names: Collection[str]) -> tuple[str, ...]:
-    """What is shown until a person chooses: the loss of training and validation, say.
+    """Return the metrics shown by default, usually the loss of training and of validation.
 
-    Without a loss, or where a reward is logged, that is what the script improves instead.
+    If no loss is logged, or a reward is logged, the choice is what the script optimises instead.
     """
     logged = sorted(name for name in names if name not in STEP_CURVES or name == TRAIN_LOSS)
     for goal in GOALS:
-        found = [name for name in logged if goal.search(name) and not _is_part_of_loss(name, goal)]
-        if found:
-            return _training_first(found)[:MAX_DEFAULT_METRICS]
+        matches = [
+            name for name in logged if goal.search(name) and not _is_part_of_loss(name, goal)
+        ]
+        if matches:
+            return _training_first(matches)[:MAX_DEFAULT_METRICS]
     return tuple(logged[:1])
 
 
 def _is_part_of_loss(name: str, goal: re.Pattern[str]) -> bool:
-    """Whether a goal other than the loss is named within a loss: ``reward_model_loss``."""
+    """Return whether another goal is only named inside a loss, as in ``reward_model_loss``."""
     return "loss" in name.lower() and goal.pattern != "loss"
 
 
 def _training_first(names: Iterable[str]) -> tuple[str, ...]:
-    """One training curve, the one of every step if there is one; then those of validation."""
+    """Return one training curve, per step if there is one, then the curves of validation."""
     names = list(names)
     training = [name for name in names if not is_validation(name)]
     stepwise = [n for n in training if "epoch" not in n.lower()]

@@ -1,4 +1,4 @@
-"""One frozen picture of what the feed knows: posted at each tick, drawn, forgotten."""
+"""The data of one tick of a run screen: built by the poller thread, drawn once, then dropped."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ class CurveData:
     """One metric over a run. All arrays have the same length; steps ascend; NaN is a gap."""
 
     steps: FloatArray
+    """Global step of each point; for a merged point the last of its steps."""
     epochs: FloatArray
     times: FloatArray
     """Unix seconds."""
     mean: FloatArray
     low: FloatArray
-    """Smallest value of the steps that a point stands for."""
+    """Smallest value that a point merges."""
     high: FloatArray
+    """Largest value that a point merges."""
     count: FloatArray
-    """How many logged values a point stands for."""
+    """Number of logged values that a point merges."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -43,54 +45,58 @@ class ResolvedVerdict:
     verdict: Verdict
     lasted_s: float
     at: float
-    """Unix seconds."""
+    """Time of the end in unix seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankException:
-    """How a run ended, beyond its snapshot: the first exception of each rank."""
+    """The first exception of one rank in the last attempt."""
 
     rank: int
     type: str
     message: str
     traceback: str | None
     at: float | None
+    """Unix seconds, or None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Frame:
-    """Everything that a run screen shows, at one moment."""
+    """Everything that a run screen shows at one time."""
 
     snapshot: RunSnapshot
     now: float
-    """Unix seconds at which the frame was made."""
+    """Time of the frame in unix seconds."""
     supervisor_answers: bool
     snapshot_at: float
-    """When the supervisor or the store last gave a snapshot."""
+    """Unix seconds when the supervisor or the store last gave a snapshot."""
     last_record_at: float | None = None
-    """When a rank's newest record was written; None where none was read."""
+    """Unix seconds when the newest record of any rank was written, or None if none was read."""
     curves: Mapping[str, CurveData] = field(default_factory=dict)
-    """Those that the screen asked for."""
+    """The curves that the screen requested."""
     curve_names: tuple[str, ...] = ()
-    """Every curve that the screen can ask for."""
+    """Every curve that the screen can request."""
     rates: Mapping[int | None, CurveData] = field(default_factory=dict)
-    """Samples per second; ``None`` is all ranks together."""
+    """Samples per second of each rank; the key None is the total of all ranks."""
     gpu_series: Mapping[int, GpuSeries] = field(default_factory=dict)
-    """The last minutes of each GPU, by its index."""
+    """Readings of the last minutes of each GPU, by the GPU's index."""
     resolved_verdicts: tuple[ResolvedVerdict, ...] = ()
+    """Verdicts that ended while the screen was open, the latest last."""
     rank_exceptions: tuple[RankException, ...] = ()
+    """The first exception of each rank in the last attempt, the earliest first."""
     spec: RunSpec | None = None
-    """How the run was launched; None if that can't be read."""
+    """The specification of the run, or None if it cannot be read."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    """Of the user's module, as rank 0 sent them when training began."""
+    """Hyperparameters of the user's module, as rank 0 sent them when training began."""
     events: tuple[tuple[float, str], ...] = ()
-    """What happened in the run, oldest first: unix seconds and a sentence, as it was written."""
+    """Events of the run, oldest first: unix seconds and the stored sentence."""
     curves_version: int = 0
-    """Changes when a curve or a rate did, so that charts are left alone otherwise."""
+    """Changes when a curve or a rate changes. Charts are redrawn only then."""
     log: tuple[LogLine, ...] = ()
-    """The last lines of all ranks and of the engine, as they were seen to come."""
+    """The last log lines of all ranks and of the engine, in order of arrival."""
     log_count: int = 0
-    """Lines that ever came in this attempt."""
+    """Number of lines that arrived in this attempt so far."""
     error: str | None = None
-    """What the feed could not do, in a sentence."""
+    """A sentence about what could not be read, or None."""
     error_since: float | None = None
+    """Unix seconds since when ``error`` has been set without interruption."""

@@ -1,4 +1,5 @@
-"""Readings of the last minutes of each GPU, and the strips drawn from them. No clock, no files."""
+"""GPU readings of the last minutes, and the averages that strips are drawn from. No clock, no
+files."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from dataclasses import dataclass, field
 from ltui.training.state.run_snapshot import GpuSnapshot
 
 HISTORY_S = 300.0
+"""Seconds of readings that are kept."""
 MAX_SAMPLES = 360
+"""Maximum number of readings that are kept per GPU."""
 STRIP_S, STRIP_POINTS = 10.0, 12
 HEAT_S, HEAT_POINTS = 3.0, 100
 NAN = math.nan
@@ -18,9 +21,10 @@ NAN = math.nan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """One reading of one GPU; NaN where the driver gave none. Shares are 0 to 1."""
+    """One reading of one GPU; NaN if the driver gave no value. Fractions are 0 to 1."""
 
     at: float
+    """Unix seconds."""
     utilisation: float = NAN
     sm: float = NAN
     tensor: float = NAN
@@ -33,25 +37,27 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class GpuSeries:
-    """The last minutes of one GPU, oldest first."""
+    """Readings of the last minutes of one GPU, oldest first."""
 
     samples: tuple[GpuSample, ...] = ()
     strip: tuple[float, ...] = field(default=())
+    """Mean utilisation in windows of ``STRIP_S`` seconds."""
     heat: tuple[float, ...] = field(default=())
+    """Mean utilisation in windows of ``HEAT_S`` seconds."""
 
 
 class GpuHistory:
-    """What was seen of every GPU; bounded."""
+    """The latest readings of every GPU, bounded in number."""
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[GpuSample]] = {}
         self._series: dict[int, GpuSeries] = {}
 
-    def known(self, index: int) -> bool:
+    def has_samples(self, index: int) -> bool:
         return index in self._samples
 
     def load(self, index: int, samples: Sequence[GpuSample]) -> None:
-        """What was stored before anybody looked; older than all that is here."""
+        """Add stored readings that are older than all readings kept so far."""
         live = self._samples.get(index, deque())
         first = live[0].at if live else math.inf
         kept = [s for s in samples if s.at < first]
@@ -59,7 +65,7 @@ class GpuHistory:
         self._series.pop(index, None)
 
     def add(self, gpus: Sequence[GpuSnapshot]) -> None:
-        """The newest readings; those that are here already are passed over."""
+        """Add the newest readings. Readings that are kept already are skipped."""
         for gpu in gpus:
             if gpu.sampled_at is None or gpu.error is not None:
                 continue
@@ -72,7 +78,7 @@ class GpuHistory:
             self._series.pop(gpu.index, None)
 
     def series(self) -> dict[int, GpuSeries]:
-        """By index of the GPU; worked out anew only for those with new readings."""
+        """Return the series by GPU index. Only GPUs with new readings are computed again."""
         for index, samples in self._samples.items():
             if index not in self._series:
                 kept = tuple(samples)
@@ -85,6 +91,7 @@ class GpuHistory:
 
 
 def gpu_sample(gpu: GpuSnapshot, at: float) -> GpuSample:
+    """Return the reading of a snapshot as a sample taken at ``at``."""
     percent = gpu.utilisation_percent
     return GpuSample(
         at=at,
@@ -104,9 +111,10 @@ def _or_nan(value: float | None) -> float:
 
 
 def window_means(samples: Sequence[GpuSample], width_s: float, points: int) -> tuple[float, ...]:
-    """Mean utilisation of the last ``points`` windows; they stand fast, so that nothing shivers.
+    """Return the mean utilisation in each of the last ``points`` windows.
 
-    A window without a reading is NaN; those before the first reading are left out.
+    The windows have fixed boundaries, so that a value does not change from frame to frame. A window
+    without a reading is NaN. Windows before the first reading are left out.
     """
     if not samples:
         return ()

@@ -1,4 +1,5 @@
-"""Follow the log files of an attempt: appended bytes only, a bounded start, a bounded memory."""
+"""Follow the log files of an attempt. Only appended bytes are read; the start and the memory are
+bounded."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import LogLine, Tone
 
 START_BYTES = 256 * 1024
+"""Maximum number of bytes read from the end of a file when it is opened."""
 READ_BYTES = 256 * 1024
-"""Most bytes taken from one file at one look, so that a flood can't hold up the feed."""
+"""Maximum number of bytes read from one file in one poll, so that a flood of output cannot delay
+the poller."""
 LINE_BYTES = 16 * 1024
-"""A line without an end is cut here."""
+"""Maximum length of a line; a longer one is split here."""
 
 
 _ERROR = re.compile(
@@ -22,13 +25,13 @@ _ERROR = re.compile(
 )
 _WARNING = re.compile(r"\b(WARN(ING)?\b|[A-Z]\w*Warning\b)")
 _RANK_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
-"""Put before the lines of a traceback by torch, and before all lines by torchrun."""
+"""Prefix that torch adds to the lines of a traceback, and torchrun to all lines."""
 
 
 class FileTail:
     """The end of one file, then what is appended to it.
 
-    ``is_new``: the file appeared while it was watched, so that its first lines have just arrived.
+    ``is_new``: the file appeared while it was being watched, so its first lines have just arrived.
     """
 
     def __init__(
@@ -49,14 +52,15 @@ class FileTail:
         self._skip_first = False
 
     def poll(self, now: float | None = None) -> list[LogLine]:
-        """Complete lines since the last poll. A missing file gives none; other errors rise.
+        """Return the complete lines since the last poll.
 
-        ``now`` in unix seconds becomes the arrival time of lines that were appended since.
+        A missing file gives none; other errors are raised. ``now``, in unix seconds, becomes the
+        arrival time of lines that were appended since the last poll.
         """
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                self._place(status)
+                self._check_replaced(status)
                 if status.st_size == self._offset:
                     return []
                 file.seek(self._offset or 0)
@@ -70,11 +74,12 @@ class FileTail:
         return lines
 
     def finish(self) -> list[LogLine]:
-        """The last line of a file that ends without a line end, once nothing more is written."""
+        """Return the last line of a file without a final line end. To be called when nothing
+        more is written."""
         rest, self._rest = self._rest, b""
         return [self._line(rest, None)] if rest else []
 
-    def _place(self, status: os.stat_result) -> None:
+    def _check_replaced(self, status: os.stat_result) -> None:
         replaced = self._inode is not None and self._inode != status.st_ino
         shrunk = self._offset is not None and status.st_size < self._offset
         if self._offset is None:
@@ -85,25 +90,25 @@ class FileTail:
         self._inode = status.st_ino
 
     def _lines(self, data: bytes, seen_at: float | None) -> list[LogLine]:
-        *whole, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_BYTES:
-            whole.append(self._rest)
+            lines.append(self._rest)
             self._rest = b""
-        if self._skip_first and whole:
-            whole.pop(0)
+        if self._skip_first and lines:
+            lines.pop(0)
             self._skip_first = False
-        return [self._line(line[:LINE_BYTES], seen_at) for line in whole]
+        return [self._line(line[:LINE_BYTES], seen_at) for line in lines]
 
     def _line(self, line: bytes, seen_at: float | None) -> LogLine:
-        """A line as written, made safe to show."""
+        """Return a line as it was written, made safe to display."""
         text = clean_line(line.decode("utf-8", "replace"))
-        tone, in_traceback = self._level(_RANK_PREFIX.sub("", text))
+        tone, in_traceback = self._classify(_RANK_PREFIX.sub("", text))
         return LogLine(
             rank=self.rank, text=text, tone=tone, in_traceback=in_traceback, seen_at=seen_at
         )
 
-    def _level(self, text: str) -> tuple[Tone, bool]:
-        """The tone of a line, and whether it belongs to a traceback."""
+    def _classify(self, text: str) -> tuple[Tone, bool]:
+        """Return the tone of a line, and whether it belongs to a traceback."""
         if text.lstrip(" |+").startswith("Traceback (most recent call last)"):
             self._in_traceback = True
             return Tone.BAD, True
@@ -119,18 +124,20 @@ class FileTail:
 
 
 class LogTail:
-    """All log files of one attempt's folder, merged in the order in which they grew."""
+    """All log files in the folder of one attempt, merged in the order in which they grew."""
 
     def __init__(self, folder: Path, *, max_lines: int = 5000) -> None:
         self.folder = folder
         self.count = 0
-        """Lines ever added: tells a reader how many of the last ones are new to it."""
+        """Number of lines added so far: a reader computes from it how many of the last lines are
+        new."""
         self._began = False
         self._tails: dict[str, FileTail] = {}
         self._lines: deque[LogLine] = deque(maxlen=max_lines)
 
     def poll(self, now: float | None = None) -> bool:
-        """Read once; True where something was added. ``now`` is the time of arrival."""
+        """Read every file once, and return whether lines were added. ``now`` is the time of
+        arrival."""
         self._find_files()
         before = self.count
         for tail in self._tails.values():
@@ -138,7 +145,7 @@ class LogTail:
         return self.count > before
 
     def finish(self) -> None:
-        """Read what is left without a line end: the run has ended."""
+        """Read the remaining text without a line end, after the run has ended."""
         for tail in self._tails.values():
             self._add(tail.finish())
 
@@ -174,7 +181,8 @@ def _changed_at(entry: os.DirEntry[str]) -> float:
 
 
 def rank_of_log(name: str) -> int | None:
-    """``rank-00003.log`` is rank 3's; any other log (``engine.log``) is nobody's."""
+    """Return the rank of a log file: 3 for ``rank-00003.log``, None for any other log such as
+    ``engine.log``."""
     stem = name.removesuffix(".log")
     digits = stem.removeprefix("rank-")
     return int(digits) if digits != stem and digits.isdigit() else None

@@ -1,4 +1,5 @@
-"""The thread between a run and its screen: one to four frames a second, errors show."""
+"""The thread between a run and its screen. It posts one to four frames per second, and errors as
+frames."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from ltui.training.state.run_snapshot import RunSnapshot, RunState
 FASTEST_S, SLOWEST_S = 0.25, 1.0
 """Least and most seconds between two frames."""
 MAX_CPU_FRACTION = 0.02
-"""Share of a core that frames may take: reading them, drawing them, writing to the terminal."""
+"""Fraction of a CPU core that frames may use: reading and drawing them and writing to the
+terminal."""
 _SMOOTHING = 0.2
 """Weight of the last frame in the mean cost of a frame."""
 
 
 class FramePacer:
-    """Chooses the time between frames, so that a dashboard costs the same on every machine.
+    """Chooses the time between frames so that a dashboard uses a limited fraction of a CPU core.
 
     A frame costs more with more ranks, and on a slow or busy processor.
     """
@@ -29,7 +31,8 @@ class FramePacer:
         self._cost_s = 0.0
 
     def period_s(self, cpu_s: float) -> float:
-        """Seconds until the next frame, if the process took ``cpu_s`` CPU seconds for the last."""
+        """Return the seconds until the next frame. ``cpu_s`` is the CPU time of the process for
+        the last frame."""
         # A start, or a long key press, does not slow down what follows.
         cost_s = min(cpu_s, MAX_CPU_FRACTION * SLOWEST_S)
         self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
@@ -37,7 +40,7 @@ class FramePacer:
 
 
 class Poller(Protocol):
-    """What the feed asks: ``watch.RunWatch``, or a test's own."""
+    """The source of frames: ``run_poller.RunPoller``, or a fake in a test."""
 
     def poll(self, now: float, now_ns: int) -> Frame: ...
     def close(self) -> None: ...
@@ -47,9 +50,9 @@ class PollerThread:
     """Calls ``post`` with a frame at each tick until ``stop``. ``post`` must not block."""
 
     def __init__(
-        self, make_watch: Callable[[], Poller], post: Callable[[Frame], None], *, run_id: str
+        self, make_poller: Callable[[], Poller], post: Callable[[Frame], None], *, run_id: str
     ) -> None:
-        self._make_watch, self._post = make_watch, post
+        self._make_poller, self._post = make_poller, post
         self._stopped = threading.Event()
         self._last = Frame(
             snapshot=RunSnapshot(id=run_id, name=run_id, state=RunState.QUEUED),
@@ -64,21 +67,21 @@ class PollerThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end; it does within a tick."""
+        """Ask the thread to end; it ends within a tick."""
         self._stopped.set()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        watch: Poller | None = None
+        poller: Poller | None = None
         pace, cpu_before = FramePacer(), time.process_time()
         try:
             while not self._stopped.is_set():
                 began = time.monotonic()
                 try:
-                    watch = watch or self._make_watch()
-                    self._last = watch.poll(time.time(), time.monotonic_ns())
+                    poller = poller or self._make_poller()
+                    self._last = poller.poll(time.time(), time.monotonic_ns())
                     self._error_since = None
                     self._deliver(self._last)
                 except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
@@ -89,8 +92,8 @@ class PollerThread:
                 # A look that waits long for files or the supervisor is followed by a rest as long.
                 self._stopped.wait(max(period - spent, spent, 0.02))
         finally:
-            if watch is not None:
-                watch.close()
+            if poller is not None:
+                poller.close()
 
     def _failed(self, error: Exception) -> Frame:
         now = time.time()

@@ -1,6 +1,7 @@
-"""Every run as one line of the home screen; looked at once a second, so it must be cheap.
+"""The list of runs for the home screen. It is read once a second, so reading must be cheap.
 
-A run that has ended is read again only where its files changed. No thread here: home asks from one.
+A run that has ended is read again only if its files changed. There is no thread here: the home
+screen calls ``poll`` from its own thread.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ltui.training.store.run_directory import RunDir, list_runs
 
 @dataclass(frozen=True, slots=True)
 class RunListEntry:
-    """A run and what is known of it."""
+    """A run and its latest snapshot."""
 
     run_dir: RunDir
     snapshot: RunSnapshot | None
     problem: str | None = None
-    """Why there is no snapshot."""
+    """The reason why there is no snapshot."""
 
     @property
     def id(self) -> str:
@@ -34,26 +35,28 @@ class RunListEntry:
 
 
 class RunList:
-    """Looks at all runs below a home; used by one thread."""
+    """Reads all runs in a home directory. To be used by one thread."""
 
     def __init__(self, home: Path, snapshot_of: Callable[[RunDir], RunSnapshot]) -> None:
         self._home, self._snapshot_of = home, snapshot_of
-        self._known: dict[str, tuple[tuple[int, ...], RunListEntry]] = {}
+        self._cache: dict[str, tuple[tuple[int, ...], RunListEntry]] = {}
 
     def poll(self) -> tuple[RunListEntry, ...]:
-        """Live runs first, then the others, each the latest first."""
-        lines = [self._line(run_dir) for run_dir in list_runs(self._home)]
-        self._known = {k: v for k, v in self._known.items() if any(line.id == k for line in lines)}
-        return tuple(sorted(lines, key=lambda line: not line.live))
+        """Return live runs first, then the others, each group with the latest run first."""
+        entries = [self._entry(run_dir) for run_dir in list_runs(self._home)]
+        self._cache = {
+            k: v for k, v in self._cache.items() if any(line.id == k for line in entries)
+        }
+        return tuple(sorted(entries, key=lambda entry: not entry.live))
 
-    def _line(self, run_dir: RunDir) -> RunListEntry:
+    def _entry(self, run_dir: RunDir) -> RunListEntry:
         stamp = _file_stamp(run_dir)
-        known = self._known.get(run_dir.path.name)
-        if known is not None and known[0] == stamp and not known[1].live:
-            return known[1]
-        line = self._read(run_dir)
-        self._known[run_dir.path.name] = (stamp, line)
-        return line
+        cached = self._cache.get(run_dir.path.name)
+        if cached is not None and cached[0] == stamp and not cached[1].live:
+            return cached[1]
+        entry = self._read(run_dir)
+        self._cache[run_dir.path.name] = (stamp, entry)
+        return entry
 
     def _read(self, run_dir: RunDir) -> RunListEntry:
         try:
@@ -65,20 +68,20 @@ class RunList:
 
 
 def _file_stamp(run_dir: RunDir) -> tuple[int, ...]:
-    """Changes whenever a run's files do."""
-    found = []
+    """Return times and sizes of a run's files, which change whenever the run does."""
+    values = []
     wal = run_dir.db_path.with_name(run_dir.db_path.name + "-wal")
     for path in (run_dir.db_path, wal, run_dir.lock_path, run_dir.spec_path):
         try:
             status = os.stat(path)
-            found += [status.st_mtime_ns, status.st_size]
+            values += [status.st_mtime_ns, status.st_size]
         except OSError:
-            found += [0, 0]
-    return tuple(found)
+            values += [0, 0]
+    return tuple(values)
 
 
 def rank_problem(snapshot: RunSnapshot) -> str | None:
-    """``rank 2 stalled 8 s``: what makes a live run worth opening."""
+    """Return a short reason to open a live run, such as ``rank 2 stalled``, or None."""
     if snapshot.state not in LIVE or snapshot.state is RunState.PAUSED:
         return None
     for state in (RankState.DEAD, RankState.STALLED):

@@ -1,20 +1,19 @@
-"""Looks at one run and makes frames of it. Queues, supervisor, store, logs: any may be missing.
+"""Poll one run and make frames of it. Queues, supervisor, store and logs may each be missing.
 
-No thread here: ``feed.py`` calls ``look`` one to four times a second.
+There is no thread here: ``poller_thread.py`` calls ``poll`` one to four times a second.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from ltui.app.live.attempt_queues import AttemptQueues
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
 from ltui.app.live.gpu_history import HISTORY_S, GpuHistory, GpuSample
@@ -49,13 +48,12 @@ from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.queue_reader import QueueFileError, QueueReader
 from ltui.training.tensor_queue.record_types import Phase, PulseState, RecordKind
 
 STATUS_S = 0.9
-"""Seconds between questions to the supervisor."""
+"""Seconds between two status requests to the supervisor."""
 MAX_EVENTS = 64
-"""Events that a frame holds: the last ones."""
+"""Number of events in a frame: the latest ones."""
 SHOWN_EVENT_KINDS = frozenset(
     {
         "attempt", "checkpoint_failed", "continued", "exception", "gpu_error", "note",
@@ -63,45 +61,20 @@ SHOWN_EVENT_KINDS = frozenset(
         "verdict_over",
     }
 )  # fmt: skip
-"""Kinds of events that are worth a line."""
+"""Kinds of events that are shown."""
 RELOAD_S = 5.0
-"""Least seconds between loads of the stored history."""
+"""Minimum seconds between two loads of the stored history."""
 ALWAYS_SHOWN = ("step/lr",)
-"""Curves that a frame holds although no chart shows them: the details give their newest value."""
+"""Curves that every frame holds although no chart shows them: the details show their newest
+value."""
 RECORDS_PER_READ = 4000
+"""Maximum number of records that one read of a queue returns."""
 MAX_READS_PER_POLL = 4
-_QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
-
-
-class AttemptQueues:
-    """The queue files of one attempt, opened as they appear."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.readers: dict[int, QueueReader] = {}
-
-    def find(self) -> None:
-        try:
-            names = [path.name for path in self.folder.iterdir()]
-        except FileNotFoundError:
-            return
-        for name in names:
-            match = _QUEUE_NAME.fullmatch(name)
-            if match and int(match[1]) not in self.readers:
-                # A file that is being made is no queue yet: the next look tries again.
-                try:
-                    self.readers[int(match[1])] = QueueReader(self.folder / name)
-                except QueueFileError:
-                    continue
-
-    def close(self) -> None:
-        for reader in self.readers.values():
-            reader.close()
-        self.readers.clear()
+"""Maximum number of reads of one queue in one poll, so that a backlog does not delay the frame."""
 
 
 class RunPoller:
-    """All that the dashboard knows of one run. Used by one thread."""
+    """Collects everything that the dashboard shows of one run. To be used by one thread."""
 
     def __init__(self, run_dir: RunDir, requests: LatestCurveRequest | None = None) -> None:
         self.run_dir = run_dir
@@ -141,7 +114,7 @@ class RunPoller:
             self._queues.close()
 
     def poll(self, now: float, now_ns: int) -> Frame:
-        """A frame as of ``now`` (unix seconds) and ``now_ns`` (CLOCK_MONOTONIC)."""
+        """Return a frame as of ``now`` (unix seconds) and ``now_ns`` (CLOCK_MONOTONIC)."""
         if (
             self._snapshot is None
             or now - self._status_requested_at >= STATUS_S
@@ -184,7 +157,7 @@ class RunPoller:
         self._gpus_to_load |= {gpu.index for gpu in snapshot.gpus} - self._gpus_loaded
 
     def _track_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
-        standing = {
+        active = {
             # GPUs come and go among those that a finding names: its place is no part of it.
             (v.kind, "" if is_gpu_kind(v.kind) else v.place or "", v.culprits): v
             for v in snapshot.verdicts
@@ -192,13 +165,13 @@ class RunPoller:
         }
         if snapshot.state in LIVE:
             for key, verdict in self._active_verdicts.items():
-                if key not in standing and not any(k[0] == key[0] for k in standing):
+                if key not in active and not any(k[0] == key[0] for k in active):
                     began = verdict.began if verdict.began is not None else now
                     lasted = ResolvedVerdict(
                         verdict=verdict, lasted_s=max(0.0, now - began), at=now
                     )
                     self._resolved_verdicts.append(lasted)
-        self._active_verdicts = standing
+        self._active_verdicts = active
 
     def _load_history(self, now: float) -> None:
         if not self._reload_due or now - self._loaded_at < RELOAD_S:
@@ -214,7 +187,8 @@ class RunPoller:
                 self._history_error = f"the history can't be read ({error})"
 
     def _read_events(self, now: float) -> None:
-        """What was written since; a history that can't be read is said elsewhere."""
+        """Read the events written since the last call. ``_load_history`` reports an unreadable
+        history."""
         if abs(now - self._events_at) < RELOAD_S:
             return
         self._events_at = now
@@ -240,7 +214,7 @@ class RunPoller:
             self._throughput_history.load(stored_rates(store))
 
     def _available_names(self) -> set[str]:
-        """Every curve that can be shown."""
+        """Return the name of every curve that can be shown."""
         named = self._metric_history.names() | self._stored_names
         return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) if named else set()
 
@@ -250,10 +224,10 @@ class RunPoller:
         return wanted & names
 
     def _load_requested_curves(self) -> None:
-        """Read what the screen asks for beyond what was loaded: other curves, a part in detail."""
-        wanted = frozenset(self._requested_names())
-        missing = wanted - self._loaded
-        detail = (wanted, self._requests.request.steps)
+        """Load what the screen requests beyond what is loaded: other curves, a part in detail."""
+        names = frozenset(self._requested_names())
+        missing = names - self._loaded
+        detail = (names, self._requests.request.steps)
         if not missing and (detail == self._detailed or detail[1] == self._detailed[1] is None):
             return
         self._detailed = detail
@@ -261,7 +235,7 @@ class RunPoller:
             with RunStore(self.run_dir) as store:
                 self._metric_history.load({name: stored_curve(store, name) for name in missing})
                 steps = detail[1]
-                parts = {n: stored_segment(store, n, steps) for n in wanted} if steps else {}
+                parts = {n: stored_segment(store, n, steps) for n in names} if steps else {}
                 self._metric_history.load_detail(parts)
                 self._throughput_history.load_detail(stored_rates(store, steps) if steps else {})
         except (StoreError, OSError, sqlite3.Error):
@@ -270,7 +244,7 @@ class RunPoller:
         self._loaded |= missing
 
     def _load_gpus(self, store: RunStore) -> None:
-        """What the supervisor recorded of the GPUs before this watch began, once for each."""
+        """Load the GPU readings recorded before this poller began, once for each GPU."""
         for index in sorted(self._gpus_to_load):
             history = store.gpu_history(index, HISTORY_S)
             columns = (
@@ -310,7 +284,7 @@ class RunPoller:
 
     def _read_queues(self) -> dict[int, PulseState | None]:
         assert self._queues is not None
-        self._queues.find()
+        self._queues.open_new()
         pulses: dict[int, PulseState | None] = {}
         for rank, reader in self._queues.readers.items():
             for _ in range(MAX_READS_PER_POLL):
@@ -356,7 +330,7 @@ class RunPoller:
     def _with_live_values(
         self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now: float, now_ns: int
     ) -> RunSnapshot:
-        """``base`` with what the ranks said since it was taken."""
+        """Return ``base`` with the values that the ranks sent since it was taken."""
         if base.state not in LIVE or not pulses:
             return base
         ahead = folded_progress(self._fold, pulses, now_ns)
@@ -378,7 +352,8 @@ class RunPoller:
         return replace(base, **changes)
 
     def _throughput(self, base: RunSnapshot, now_ns: int) -> Throughput:
-        """What the chart draws last; the supervisor's figure is up to a second older."""
+        """Return the throughput of the chart's newest point; that of the supervisor is up to a
+        second older."""
         if base.state in (RunState.PAUSED, RunState.QUEUED):
             return without_current_rates(base.throughput)
         if self._supervisor_answers and base.throughput.samples_per_s is None:
@@ -387,17 +362,17 @@ class RunPoller:
         if self._supervisor_answers and measured.samples_per_s is None:
             return base.throughput
         best = [base.throughput.best_samples_per_s, measured.best_samples_per_s]
-        known = [rate for rate in best if rate is not None]
-        return replace(measured, best_samples_per_s=max(known, default=None))
+        known_rates = [rate for rate in best if rate is not None]
+        return replace(measured, best_samples_per_s=max(known_rates, default=None))
 
     def _ranks(
         self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now_ns: int
     ) -> tuple[RankSnapshot, ...]:
-        known = {r.rank: r for r in base.ranks}
+        by_rank = {r.rank: r for r in base.ranks}
         for rank, pulse in pulses.items():
-            row = known.get(rank) or RankSnapshot(rank=rank, state=RankState.STARTING)
-            known[rank] = self._rank(row, pulse, now_ns)
-        return tuple(known[rank] for rank in sorted(known))
+            row = by_rank.get(rank) or RankSnapshot(rank=rank, state=RankState.STARTING)
+            by_rank[rank] = self._rank(row, pulse, now_ns)
+        return tuple(by_rank[rank] for rank in sorted(by_rank))
 
     def _rank(self, row: RankSnapshot, pulse: PulseState | None, now_ns: int) -> RankSnapshot:
         folded = self._fold.ranks.get(row.rank)
@@ -456,7 +431,7 @@ def _decode_label(label: bytes) -> dict[str, Any]:
 
 
 def _first_exceptions(store: RunStore, attempt: int) -> tuple[RankException, ...]:
-    """The first exception of each rank in ``attempt``, the earliest first."""
+    """Return the first exception of each rank in ``attempt``, the earliest first."""
     exceptions: dict[int, RankException] = {}
     for event in store.events():
         if event.kind != "exception" or event.attempt != attempt or event.rank in exceptions:

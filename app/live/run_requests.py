@@ -1,6 +1,6 @@
-"""Commands to a run: asked of its supervisor, and waited for until they have happened.
+"""Send requests to a run's supervisor, and wait until they have taken effect.
 
-Where the supervisor died and the ranks live, another is started first.
+If the supervisor died and the ranks are alive, a new supervisor is started first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 
 POLL_INTERVAL_S = 0.1
+"""Seconds between two reads of a run's state while waiting."""
 ANSWER_TIMEOUT_S = 5.0
-"""A supervisor on a loaded machine may take a while; it answers at once otherwise."""
+"""Seconds to wait for an answer. Usually it comes at once; on a loaded machine it may take a
+while."""
 
 
 def send_request(
     run_dir: RunDir, request: dict[str, Any], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> dict[str, Any]:
-    """The supervisor's answer. ``ProblemError`` where it refuses or the run is not alive."""
+    """Return the supervisor's answer to a request.
+
+    Raises ``ProblemError`` if the supervisor refuses the request or the run is not alive.
+    """
     client = ControlClient(run_dir)
     try:
         return client.request(request, timeout_s)
@@ -38,7 +43,7 @@ def send_request(
 
 
 def require_live(run_dir: RunDir) -> RunSnapshot:
-    """The run as it is, where it is alive."""
+    """Return the current snapshot of a live run. Raises ``ProblemError`` if the run has ended."""
     snapshot = current_snapshot(run_dir)
     if snapshot.state not in LIVE:
         remedy = None
@@ -46,19 +51,22 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
             remedy = f"To resume: ltui resume {run_dir.id}"
         elif snapshot.state is not RunState.FINISHED:
             remedy = "It left no good checkpoint, so it cannot be resumed."
-        what = f"it is not running ({ended_sentence(snapshot)})."
-        raise ProblemError(Problem(where=run_dir.id, what=what, remedy=remedy))
+        message = f"it is not running ({ended_sentence(snapshot)})."
+        raise ProblemError(Problem(where=run_dir.id, what=message, remedy=remedy))
     return snapshot
 
 
 def wait_until(
-    run_dir: RunDir, happened: Callable[[RunSnapshot], bool], timeout_s: float
+    run_dir: RunDir, is_done: Callable[[RunSnapshot], bool], timeout_s: float
 ) -> tuple[RunSnapshot, bool]:
-    """Looks until ``happened``, the end or the timeout; gives the last look and ``happened``."""
+    """Wait until ``is_done`` is true, the run ends or the timeout passes.
+
+    Returns the last snapshot and the last result of ``is_done``.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         snapshot = resolve_snapshot(run_dir)
-        done = happened(snapshot)
+        done = is_done(snapshot)
         if done or snapshot.state not in LIVE or time.monotonic() >= deadline:
             return snapshot, done
         time.sleep(POLL_INTERVAL_S)

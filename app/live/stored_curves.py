@@ -1,4 +1,4 @@
-"""Curves read from a run's store, as the charts of the dashboard need them."""
+"""Read curves from a run's store in the form that the charts need."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ltui.app.live.metric_history import MAX_RANK_CURVES
 from ltui.training.store.history_reader import RunStore
 
 CURVE_POINTS = 2000
-"""Most points of a whole curve, and of a part that is shown in detail."""
+"""Maximum number of points of a whole curve, and of a part shown in detail."""
 TAIL_STEPS = 2048
-"""Steps at the end of a curve that are read one by one: smoothing then ends where it would if all
-of them were."""
+"""Number of steps at the end of a curve that are read one by one. The end of the smoothed curve
+is then the same as if all steps were read."""
 
 
 def stored_curve(
     store: RunStore, name: str, *, rank: int | None = 0, attempt: int | None = None
 ) -> CurveData:
-    """The whole curve; its end at full resolution."""
+    """Return a whole curve, with its end at full resolution."""
     whole = _read(store, name, rank=rank, attempt=attempt)
     if not len(whole) or float(whole.count.max()) <= 1:
         return whole
@@ -37,16 +37,18 @@ def stored_curve(
 
 
 def stored_segment(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData:
-    """The part of a curve between two steps, in as much detail as the store has."""
+    """Return the part of a curve between two steps, in as much detail as the store has."""
     return _read(store, name, first_step=steps[0], last_step=steps[1])
 
 
 def stored_rates(
     store: RunStore, steps: tuple[int, int] | None = None
 ) -> dict[int | None, CurveData]:
-    """Throughput in total (``None``) and per rank, attempt by attempt; between two steps or all.
+    """Return the throughput in total (key None) and per rank, between two steps or of the whole
+    run.
 
-    Each attempt counts with the ranks that it had itself: a run may be resumed on another number.
+    Each attempt is computed with its own ranks, because a run may be resumed on another number of
+    ranks.
     """
     parts: dict[int | None, list[CurveData]] = {}
     for attempt, ranks in store.attempt_ranks().items():
@@ -61,7 +63,7 @@ def _attempt_rates(
 ) -> dict[int | None, CurveData]:
     first, last = steps or (None, None)
 
-    def of(rank: int | None) -> tuple[CurveData, CurveData]:
+    def read_pair(rank: int | None) -> tuple[CurveData, CurveData]:
         samples, seconds = (
             _read(store, name, rank=rank, attempt=attempt, first_step=first, last_step=last)
             for name in ("step/samples", "step/seconds")
@@ -71,12 +73,14 @@ def _attempt_rates(
     if not ranks:
         return {}
     if len(ranks) > MAX_RANK_CURVES:
-        samples, seconds = of(None)
+        samples, seconds = read_pair(None)
         # Each point counts the steps of all ranks; the time of one of them passed.
         curve = throughput_curve(samples, replace(seconds, count=seconds.count / len(ranks)))
         total = curve.mean * len(ranks)
         return {None: replace(curve, mean=total, low=total, high=total)}
-    rates: dict[int | None, CurveData] = {rank: throughput_curve(*of(rank)) for rank in ranks}
+    rates: dict[int | None, CurveData] = {
+        rank: throughput_curve(*read_pair(rank)) for rank in ranks
+    }
     rates = {rank: curve for rank, curve in rates.items() if len(curve)}
     return {None: sum_curves(list(rates.values())), **rates} if rates else {}
 

@@ -44,8 +44,8 @@ def _append_gpu(out: Text, reading: GpuReading, why: str | None) -> None:
     used, total = reading.memory_used_bytes, reading.memory_total_bytes
     memory = None if used is None or total is None else total - used
     sign = "○" if why is None else "●"
-    said = "free" if why is None else clean_line(why)
+    state = "free" if why is None else clean_line(why)
     out.append(
-        f"\n  {sign} {reading.label:>3}  {name:<16.16}  {formats.size(memory):>8} left  {said}",
+        f"\n  {sign} {reading.label:>3}  {name:<16.16}  {formats.size(memory):>8} left  {state}",
         "" if why is None else "dim",
     )

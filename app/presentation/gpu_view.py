@@ -37,8 +37,8 @@ def active_findings(frame: Frame) -> tuple[Verdict, ...]:
     """What is wrong with GPUs now, the serious first."""
     if frame.snapshot.state not in LIVE:
         return ()
-    found = [v for v in frame.snapshot.verdicts if is_gpu_finding(v) and v.ended is None]
-    return tuple(sorted(found, key=lambda v: not v.evidence.get("serious")))
+    findings = [v for v in frame.snapshot.verdicts if is_gpu_finding(v) and v.ended is None]
+    return tuple(sorted(findings, key=lambda v: not v.evidence.get("serious")))
 
 
 def _tones(frame: Frame) -> dict[int, Tone]:
@@ -70,11 +70,11 @@ def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
             tones.get(gpu.index, Tone.PLAIN),
             sliced=gpu.index in with_slices,
         )
-        for gpu in sorted(gpus, key=_place)
+        for gpu in sorted(gpus, key=_sort_key)
     )
 
 
-def _place(gpu: GpuSnapshot) -> tuple[int, int]:
+def _sort_key(gpu: GpuSnapshot) -> tuple[int, int]:
     return (gpu.index, -1) if gpu.mig_parent is None else (gpu.mig_parent, gpu.index)
 
 
@@ -83,7 +83,7 @@ def gpu_label(gpu: GpuSnapshot) -> str:
 
 
 def _row(gpu: GpuSnapshot, past: GpuSeries, now: float, tone: Tone, *, sliced: bool) -> GpuRow:
-    use = _share(gpu.utilisation_percent)
+    use = _fraction(gpu.utilisation_percent)
     note = _note(gpu, now)
     return GpuRow(
         index=gpu_label(gpu),
@@ -123,7 +123,7 @@ def _note(gpu: GpuSnapshot, now: float) -> str:
     return ""
 
 
-def _share(percent: float | None) -> float | None:
+def _fraction(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
@@ -142,7 +142,7 @@ def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Tex
     for finding in active_findings(frame):
         tone = _tone(finding)
         style = "bold" if tone is Tone.BAD else ""
-        lines.append((f"{SIGNS[tone]} {clean_line(finding.cause)}{_whom(finding)}", style))
+        lines.append((f"{SIGNS[tone]} {clean_line(finding.cause)}{_rank_suffix(finding)}", style))
     out = Text()
     shown = lines if len(lines) <= most else lines[: max(1, most - 1)]
     for i, (line, style) in enumerate(shown):
@@ -153,7 +153,7 @@ def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Tex
     return out
 
 
-def _whom(finding: Verdict) -> str:
+def _rank_suffix(finding: Verdict) -> str:
     if not finding.culprits or "rank" in finding.cause:
         return ""
     word = "rank" if len(finding.culprits) == 1 else "ranks"
@@ -224,13 +224,13 @@ def _work(gpu: GpuSnapshot) -> Lines:
         ("SM occupancy", formats.percent(gpu.sm_occupancy)),
         ("tensor-core activity", formats.percent(gpu.tensor_activity)),
         ("DRAM bandwidth", formats.percent(gpu.dram_activity)),
-        ("memory controller", formats.percent(_share(gpu.memory_utilisation_percent))),
+        ("memory controller", formats.percent(_fraction(gpu.memory_utilisation_percent))),
         ("memory", formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
     ]
 
 
 def _utilisation(percent: float | None) -> str:
-    text = formats.percent(_share(percent))
+    text = formats.percent(_fraction(percent))
     return text if percent is None else f"a kernel was running {text} of the time"
 
 
@@ -243,23 +243,23 @@ def _heat(gpu: GpuSnapshot) -> Lines:
         ("power", formats.power(gpu.power_w, gpu.power_limit_w)),
         ("temperature", f"{formats.temperature(gpu.temperature_c)}, slows down at {limit}"),
         ("memory temperature", formats.temperature(gpu.memory_temperature_c)),
-        ("fan", formats.percent(_share(gpu.fan_percent))),
-        ("SM clock", _of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
+        ("fan", formats.percent(_fraction(gpu.fan_percent))),
+        ("SM clock", _value_of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
         ("memory clock", formats.clock(gpu.memory_clock_mhz)),
         ("throttled by", clean_name(held)),
         ("performance state", formats.NA if state is None else f"P{state} (P0 is fastest)"),
     ]
 
 
-def _of(value: float | None, most: float | None, unit: str) -> str:
+def _value_of(value: float | None, most: float | None, unit: str) -> str:
     text = formats.count(value)
     return f"{text} {unit}" if most is None else f"{text} of {formats.count(most)} {unit}"
 
 
 def _links(gpu: GpuSnapshot) -> Lines:
     up = formats.NA if gpu.nvlinks is None else f"{formats.count(gpu.nvlinks_up)} of {gpu.nvlinks}"
-    generation = _pair(gpu.pcie_generation, gpu.pcie_generation_max)
-    lanes = _pair(gpu.pcie_width, gpu.pcie_width_max)
+    generation = _value_of_max(gpu.pcie_generation, gpu.pcie_generation_max)
+    lanes = _value_of_max(gpu.pcie_width, gpu.pcie_width_max)
     return [
         ("PCIe", f"generation {generation}, {lanes} lanes"),
         ("PCIe out, in", _rates(gpu.pcie_tx_bytes_per_s, gpu.pcie_rx_bytes_per_s)),
@@ -269,7 +269,7 @@ def _links(gpu: GpuSnapshot) -> Lines:
     ]
 
 
-def _pair(value: int | None, most: int | None) -> str:
+def _value_of_max(value: int | None, most: int | None) -> str:
     if value is None:
         return formats.NA
     return f"{value} of {most}" if most is not None else str(value)
@@ -304,10 +304,10 @@ def _processes(out: Text, gpu: GpuSnapshot) -> None:
 
 
 def _process(process: GpuProcessSnapshot) -> str:
-    whose = OWNERS.get(process.owner, clean_name(process.owner))
+    owner = OWNERS.get(process.owner, clean_name(process.owner))
     if process.rank is not None:
-        whose = f"rank {process.rank}"
+        owner = f"rank {process.rank}"
     user = f", user {clean_name(process.user)}" if process.user else ""
     name = clean_name(process.name or formats.NA)
     memory = formats.size(process.memory_bytes)
-    return f"pid {process.pid:<9} {memory:>9}  {whose}: {name}{user}"
+    return f"pid {process.pid:<9} {memory:>9}  {owner}: {name}{user}"

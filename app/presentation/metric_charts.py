@@ -61,11 +61,11 @@ class Axis:
         """Where the axis begins and ends, for every chart alike."""
 
     def _ends(self, curves: Sequence[CurveData]) -> tuple[float, float] | None:
-        found = [self.places(select_points(c, [0, -1])) for c in curves if len(c)]
-        known = [ends for ends in found if np.isfinite(ends).all()]
-        if not known:
+        ends_of_curves = [self.places(select_points(c, [0, -1])) for c in curves if len(c)]
+        finite_ends = [ends for ends in ends_of_curves if np.isfinite(ends).all()]
+        if not finite_ends:
             return None
-        return min(float(e[0]) for e in known), max(float(e[1]) for e in known)
+        return min(float(e[0]) for e in finite_ends), max(float(e[1]) for e in finite_ends)
 
     def places(self, curve: CurveData) -> FloatArray:
         if self._kind == "time":
@@ -202,8 +202,8 @@ def _scores(frame: Frame, shown: Collection[str]) -> list[str]:
     """What validation says besides its loss: ``val/acc 0.9870``."""
     metrics = frame.snapshot.metrics
     names = sorted(n for n in metrics if is_validation(n) and "loss" not in n.lower())
-    wanted = [n for n in names if n not in shown][:2]
-    return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in wanted]
+    hidden = [n for n in names if n not in shown][:2]
+    return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in hidden]
 
 
 def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
@@ -282,15 +282,15 @@ def data_wait_text(frame: Frame) -> str:
 
 def step_phases_text(frame: Frame) -> str:
     """``fetch 4 · forward 31 · backward 58 · optimizer 7 %`` of a step."""
-    of = frame.snapshot.throughput
+    throughput = frame.snapshot.throughput
     shares = (
-        ("fetch", of.fetch_share),
-        ("forward", of.forward_share),
-        ("backward", of.backward_share),
-        ("optimizer", of.optimizer_share),
+        ("fetch", throughput.fetch_share),
+        ("forward", throughput.forward_share),
+        ("backward", throughput.backward_share),
+        ("optimizer", throughput.optimizer_share),
     )
-    known = [f"{name} {formats.percent(share)}" for name, share in shares if share is not None]
-    return " · ".join(known)
+    parts = [f"{name} {formats.percent(share)}" for name, share in shares if share is not None]
+    return " · ".join(parts)
 
 
 def step_time_text(frame: Frame) -> str:

@@ -38,10 +38,10 @@ def chart_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 def matching(names: Iterable[str], pattern: str) -> tuple[str, ...]:
     """Names that contain ``pattern``, or match it if it holds ``*`` or ``?``; case is ignored."""
-    wanted = pattern.strip().lower()
-    if any(sign in wanted for sign in "*?"):
-        return tuple(name for name in names if fnmatchcase(name.lower(), wanted))
-    return tuple(name for name in names if wanted in name.lower())
+    wanted_pattern = pattern.strip().lower()
+    if any(sign in wanted_pattern for sign in "*?"):
+        return tuple(name for name in names if fnmatchcase(name.lower(), wanted_pattern))
+    return tuple(name for name in names if wanted_pattern in name.lower())
 
 
 def preference_key(preset: str | None, command: Sequence[str] | None) -> str:

@@ -18,14 +18,14 @@ def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, 
     """(sentence, severity) of every change worth a notice; severities as Textual's."""
     if before is None:
         return []
-    said = []
+    toasts = []
     if now.attempt != before.attempt:
-        said.append((f"attempt {now.attempt} started{_from(now)}", "information"))
+        toasts.append((f"attempt {now.attempt} started{_from(now)}", "information"))
     elif now.state is not before.state:
-        said += _state_change(before, now)
+        toasts += _state_change(before, now)
     if now.attempt == before.attempt and now.state in LIVE:
-        said += _new_checkpoints(before, now)
-    return said
+        toasts += _new_checkpoints(before, now)
+    return toasts
 
 
 def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:

@@ -23,15 +23,15 @@ def settings(spec: RunSpec) -> Settings:
     """
     if spec.config is None:
         return [("command", shlex.join(spec.command))] if spec.command else []
-    found: Settings = []
+    pairs: Settings = []
     for path, value in iterate_values(spec.config):
         if value is None or (isinstance(value, (Mapping, list)) and value):
             continue
         name = path.replace(".init_args", "")
         if name.endswith(".class_path"):
             name, value = name.removesuffix(".class_path"), str(value).rpartition(".")[2]
-        found.append((name, value_text(value)))
-    return found[:MAX_SETTINGS]
+        pairs.append((name, value_text(value)))
+    return pairs[:MAX_SETTINGS]
 
 
 def hyperparameters(values: Mapping[str, Any]) -> Settings:

@@ -17,13 +17,13 @@ def next_order(order: str) -> str:
     return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
 
 
-def matches(line: RunListEntry, wanted: str) -> bool:
+def matches(line: RunListEntry, query: str) -> bool:
     """Whether every word of ``wanted`` is in the run's name, preset, state or detail."""
     run = line.snapshot
     text = f"{line.id} {line.problem or ''}"
     if run is not None:
         text += f" {run.name} {program_text(run)} {run.state.value} {run.detail or ''}"
-    return all(word in text.lower() for word in wanted.lower().split())
+    return all(word in text.lower() for word in query.lower().split())
 
 
 def ordered(lines: Sequence[RunListEntry], order: str) -> list[RunListEntry]:

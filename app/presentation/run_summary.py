@@ -131,8 +131,8 @@ def _indented(rows: Iterable[tuple[str, str]]) -> list[str]:
 def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     """Everything about a run that fits a page."""
     lines = [f"{title(snapshot)}  ({clean_name(snapshot.id)})", *_indented(_facts(snapshot, now))]
-    told = state_line(snapshot)
-    verdicts = [v for v in open_verdicts(snapshot) if clean_line(v.cause, 300) not in told]
+    state = state_line(snapshot)
+    verdicts = [v for v in open_verdicts(snapshot) if clean_line(v.cause, 300) not in state]
     lines += [f"  {verdict_line(verdict)}" for verdict in verdicts]
     lines += [f"  {warning_line(caution)}" for caution in snapshot.cautions]
     if snapshot.metrics:
@@ -206,8 +206,8 @@ def _times(snapshot: RunSnapshot, now: float) -> str:
     if snapshot.ended_at is not None:
         times.append(f"ended {ago(now - snapshot.ended_at)}")
         if snapshot.elapsed_s is not None:
-            whose = f"attempt {snapshot.attempt} " if snapshot.attempt > 1 else ""
-            times.append(f"{whose}took {duration(snapshot.elapsed_s)}")
+            attempt = f"attempt {snapshot.attempt} " if snapshot.attempt > 1 else ""
+            times.append(f"{attempt}took {duration(snapshot.elapsed_s)}")
     elif snapshot.eta_s is not None and state_word(snapshot) == snapshot.state.value:
         times.append(f"{duration(snapshot.eta_s)} left")
     return ", ".join(times)

@@ -128,9 +128,9 @@ def _epoch(run: RunSnapshot) -> str:
 
 def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
     """The worst verdict that stands now, or the last one that is just over."""
-    standing = [v for v in frame.snapshot.verdicts if v.ended is None]
-    if standing and frame.snapshot.state in LIVE:
-        worst, *others = most_severe_first(standing)
+    active = [v for v in frame.snapshot.verdicts if v.ended is None]
+    if active and frame.snapshot.state in LIVE:
+        worst, *others = most_severe_first(active)
         return verdict_banner_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
     recent = [c for c in frame.resolved_verdicts if frame.now - c.at < RECOVERY_SHOWN_S]
     if recent:
@@ -179,16 +179,16 @@ def silence_text(frame: Frame) -> str | None:
 
 def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
     """One row a rank, in order of rank, so that rows keep their place."""
-    standing = [v for v in most_severe_first(frame.snapshot.verdicts) if v.ended is None]
-    places = {rank: v for v in reversed(standing) for rank in v.culprits}
-    held_up = {rank for v in standing if v.level in BLOCKING_LEVELS for rank in v.waiting}
-    ordered = sorted(_present(frame.snapshot), key=lambda r: r.rank)
+    active = [v for v in most_severe_first(frame.snapshot.verdicts) if v.ended is None]
+    places = {rank: v for v in reversed(active) for rank in v.culprits}
+    held_up = {rank for v in active if v.level in BLOCKING_LEVELS for rank in v.waiting}
+    ordered = sorted(_current_readings(frame.snapshot), key=lambda r: r.rank)
     return tuple(
         _rank_row(rank, places.get(rank.rank), waits=rank.rank in held_up) for rank in ordered
     )
 
 
-def _present(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
+def _current_readings(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
     """The ranks without the readings that were true only while they lived."""
     if run.state in LIVE:
         return run.ranks
@@ -258,7 +258,7 @@ def gpus_missing(frame: Frame) -> str:
 def processes_text(frame: Frame) -> Text:
     """On a machine without GPU readings: why, and the processor and memory of each rank."""
     out = Text(gpus_missing(frame), "dim")
-    for rank in sorted(_present(frame.snapshot), key=lambda r: r.rank)[:PROCESS_ROWS]:
+    for rank in sorted(_current_readings(frame.snapshot), key=lambda r: r.rank)[:PROCESS_ROWS]:
         cpu = formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %"
         pid = formats.NA if rank.pid is None else str(rank.pid)
         memory = formats.size(rank.rss_bytes)
@@ -290,8 +290,8 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     if loss := bad_loss_sentence(run):
         lines.append(_cell(loss, Tone.WARN))
     # Not where the sentence above says the same.
-    told = [_exception_text(e) for e in frame.rank_exceptions[:1]]
-    lines += [_cell(text, Tone.BAD) for text in told if not lines[0].text.startswith(text)]
+    exceptions = [_exception_text(e) for e in frame.rank_exceptions[:1]]
+    lines += [_cell(text, Tone.BAD) for text in exceptions if not lines[0].text.startswith(text)]
     if len(frame.rank_exceptions) > 1:
         others = tuple(e.rank for e in frame.rank_exceptions[1:])
         lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))

@@ -17,6 +17,7 @@ from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, choo
 from ltui.training.config.ltui_section import Knob, LtuiSection, read_section
 from ltui.training.config.node_environment import choose_nodes
 from ltui.training.config.overrides import apply_overrides, overridden_paths
+from ltui.training.config.pip_names import MODULES
 from ltui.training.config.preset_names import (
     SUFFIXES,
     preset_names,
@@ -236,13 +237,10 @@ def build_spec(
     )
 
 
-_MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "opencv-python": "cv2", "pyyaml": "yaml"}
-
-
 def required_modules(requires: Iterable[str]) -> dict[str, str]:
     """Each required distribution with the module to look for in the ranks' interpreter."""
     named = {r: re.split(r"[<>=!~\[; ]", r, maxsplit=1)[0] for r in requires}
-    return {r: _MODULES.get(n.lower(), n.replace("-", "_")) for r, n in named.items()}
+    return {r: MODULES.get(n.lower(), n.replace("-", "_")) for r, n in named.items()}
 
 
 def missing_requirements(
