@@ -1,7 +1,7 @@
-"""How processes that are somebody else's children ended.
+"""Exit statuses of processes that are children of another process.
 
-Their parents reap them within a moment, so a thread waits at their pidfds and asks at once: of the
-kernel where it keeps the status for holders of a pidfd (from 6.15 on), else of the zombie.
+Their parents reap them quickly, so a thread waits on their pidfds and reads the status at once:
+from the zombie in ``/proc``, or from the kernel if it keeps the status for a pidfd (Linux 6.15).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 
 _INFO = struct.Struct("<QQ11Ii")
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
-"""``PIDFD_GET_INFO``."""
-_WANTED = 1 << 3
-"""``PIDFD_INFO_EXIT``."""
+"""Number of the ioctl ``PIDFD_GET_INFO``."""
+_INFO_EXIT = 1 << 3
+"""Flag ``PIDFD_INFO_EXIT``: request the exit status."""
 _EXIT_CODE = 49
-"""Place of ``exit_code`` in the fields of ``/proc/PID/stat`` from the state on."""
-_LOOK_MS = 1000
-_TRIES, _AGAIN_S = 3, 0.01
+"""Index of ``exit_code`` in the fields of ``/proc/PID/stat`` that start with the state."""
+_POLL_TIMEOUT_MS = 1000
+_TRIES, _RETRY_S = 3, 0.01
+"""Number of attempts to read a status, and seconds between them."""
 
 
 class ExitWatch:
-    """Waits for the ends of processes; ``ended`` is called, in the watching thread, at each."""
+    """Waits for processes to end; calls ``ended`` in its own thread whenever one does."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
@@ -41,19 +42,20 @@ class ExitWatch:
         self._thread.start()
 
     def add(self, pid: int) -> None:
-        """Watch ``pid``; of one that is gone already nothing will be known."""
+        """Watch a process. The status of a process that has already ended stays unknown."""
         with self._lock:
             if pid in self._status or pid in self._handles.values() or self._closing:
                 return
-            with contextlib.suppress(OSError, AttributeError):  # gone; a kernel without pidfds
+            with contextlib.suppress(OSError, AttributeError):  # ended, or no pidfds
                 self._handles[os.pidfd_open(pid)] = pid
                 os.write(self._wake_in, b"x")
 
     def status(self, pid: int) -> int | None:
-        """The wait status; None where nobody saw it (yet)."""
+        """Return the wait status; None if it is unknown or the process runs."""
         return self._status.get(pid)
 
     def close(self) -> None:
+        """Stop the thread and close all pidfds."""
         with self._lock:
             self._closing = True
         with contextlib.suppress(OSError):
@@ -66,27 +68,27 @@ class ExitWatch:
             poll.register(self._wake_out, select.POLLIN)
             for handle in list(self._handles):
                 poll.register(handle, select.POLLIN)
-            for handle, _ in poll.poll(_LOOK_MS):
+            for handle, _ in poll.poll(_POLL_TIMEOUT_MS):
                 if handle == self._wake_out:
                     with contextlib.suppress(OSError):
                         os.read(self._wake_out, 4096)
                 else:
-                    self._note(handle)
+                    self._record_status(handle)
         with self._lock:
             for handle in (*self._handles, self._wake_out, self._wake_in):
                 os.close(handle)
             self._handles.clear()
 
-    def _note(self, handle: int) -> None:
+    def _record_status(self, handle: int) -> None:
         pid = self._handles[handle]
         status = None
         for _ in range(_TRIES):
-            status = _of_zombie(pid)
+            status = _status_of_zombie(pid)
             if status is None:
-                status = _of_handle(handle)
+                status = _status_of_pidfd(handle)
             if status is not None:
                 break
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_S)
         with self._lock:
             self._status[pid] = status
             del self._handles[handle]
@@ -94,7 +96,7 @@ class ExitWatch:
         self._ended()
 
 
-def _of_zombie(pid: int) -> int | None:
+def _status_of_zombie(pid: int) -> int | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -104,11 +106,11 @@ def _of_zombie(pid: int) -> int | None:
     return int(fields[_EXIT_CODE])
 
 
-def _of_handle(handle: int) -> int | None:
-    block = bytearray(_INFO.pack(_WANTED, *([0] * 13)))
+def _status_of_pidfd(handle: int) -> int | None:
+    block = bytearray(_INFO.pack(_INFO_EXIT, *([0] * 13)))
     try:
         fcntl.ioctl(handle, _GET_INFO, block)
     except OSError:
         return None
     mask, *_, status = _INFO.unpack(block)
-    return int(status) if mask & _WANTED else None
+    return int(status) if mask & _INFO_EXIT else None

@@ -1,4 +1,4 @@
-"""What the machine says: memory and its limits, kills for want of it, shared memory, sockets."""
+"""State of the machine: memory and its limits, out-of-memory kills, shared memory, TCP sockets."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from pathlib import Path
 from ltui.training.diagnosis.evidence import HostEvidence
 
 _NO_LIMIT = 1 << 60
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where DataLoader workers put their batches
+"""Limits from this number of bytes on mean that there is no limit."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - DataLoader workers put their batches there
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def read_host(pid: int | None = None, kills_before: int | None = None) -> HostEvidence:
-    """``pid``: a rank, whose control group is looked at. ``kills_before``: ``oom_kills`` as the
-    attempt began."""
+    """Read the state of the machine.
+
+    ``pid`` is a rank; its control group is inspected. ``kills_before`` is the number of
+    out-of-memory kills when the attempt started.
+    """
     memory = _meminfo()
     used, limit = group_memory(pid)
     kills = oom_kills(pid)
-    shm = _space(_SHARED_MEMORY)
+    shm = _disk_space(_SHARED_MEMORY)
     return HostEvidence(
         host=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
@@ -36,18 +40,18 @@ def read_host(pid: int | None = None, kills_before: int | None = None) -> HostEv
 
 
 def oom_kills(pid: int | None = None) -> int | None:
-    """The kernel's count of processes killed for want of memory, since boot."""
-    for line in _lines("/proc/vmstat"):
+    """Return the number of processes that the kernel killed since boot because memory ran out."""
+    for line in _read_lines("/proc/vmstat"):
         if line.startswith("oom_kill "):
             return int(line.split()[1])
-    return _group_kills(pid)
+    return _group_oom_kills(pid)
 
 
 def group_memory(pid: int | None) -> tuple[int | None, int | None]:
-    """(used, limit) bytes of the control group; None where there is none or no limit."""
-    for folder in _groups(pid):
-        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    """Return the used and maximum bytes of the control group; None if there is no limit."""
+    for folder in _group_folders(pid):
+        used = _read_int(folder / "memory.current") or _read_int(folder / "memory.usage_in_bytes")
+        limit = _read_int(folder / "memory.max") or _read_int(folder / "memory.limit_in_bytes")
         if limit is not None and limit < _NO_LIMIT:
             cache = _file_cache(folder)
             return (None if used is None else max(0, used - cache)), limit
@@ -55,18 +59,18 @@ def group_memory(pid: int | None) -> tuple[int | None, int | None]:
 
 
 def unacknowledged_tcp(pid: int) -> tuple[int, int] | None:
-    """(bytes sent and not acknowledged, retransmits) over the process's TCP connections."""
+    """Return (bytes not acknowledged, retransmits) over the TCP connections of a process."""
     inodes = _socket_inodes(pid)
     if not inodes:
         return None
-    waiting = again = 0
+    waiting = retransmits = 0
     for name in ("tcp", "tcp6"):
-        for line in _lines(f"/proc/{pid}/net/{name}")[1:]:
+        for line in _read_lines(f"/proc/{pid}/net/{name}")[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[9] in inodes and fields[3] in ("01", "02", "04"):
                 waiting += int(fields[4].partition(":")[0], 16)
-                again += int(fields[6], 16)
-    return waiting, again
+                retransmits += int(fields[6], 16)
+    return waiting, retransmits
 
 
 def _socket_inodes(pid: int) -> set[str]:
@@ -74,31 +78,33 @@ def _socket_inodes(pid: int) -> set[str]:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return set()
-    found = set()
+    inodes = set()
     for name in names:
         try:
             target = os.readlink(f"/proc/{pid}/fd/{name}")
         except OSError:
             continue
         if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
+            inodes.add(target[8:-1])
+    return inodes
 
 
-def _group_kills(pid: int | None) -> int | None:
-    for folder in _groups(pid):
+def _group_oom_kills(pid: int | None) -> int | None:
+    for folder in _group_folders(pid):
         for name in ("memory.events", "memory.oom_control"):
-            for line in _lines(str(folder / name)):
+            for line in _read_lines(str(folder / name)):
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return None
 
 
-def _groups(pid: int | None) -> Iterable[Path]:
-    """The folders of the process's control group, version 2 and 1, also as a container sees
-    them."""
+def _group_folders(pid: int | None) -> Iterable[Path]:
+    """Return the folders of the process's control group (versions 2 and 1).
+
+    The paths as seen in a container are included.
+    """
     paths = []
-    for line in _lines(f"/proc/{pid or 'self'}/cgroup"):
+    for line in _read_lines(f"/proc/{pid or 'self'}/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
             paths += [_CGROUP / path.strip("/"), _CGROUP]
@@ -108,43 +114,45 @@ def _groups(pid: int | None) -> Iterable[Path]:
 
 
 def _file_cache(folder: Path) -> int:
-    """Cache of files, which the kernel gives back before it kills. Memory in ``/dev/shm`` is not
-    of it."""
-    found = {}
-    for line in _lines(str(folder / "memory.stat")):
+    """Return the bytes of the file cache, which the kernel frees before it kills a process.
+
+    Memory in ``/dev/shm`` is not part of it.
+    """
+    values = {}
+    for line in _read_lines(str(folder / "memory.stat")):
         name, _, value = line.partition(" ")
-        found[name] = value
-    # Version 1 says with "total" what groups below hold too.
+        values[name] = value
+    # In version 1 the values with "total" include the groups below.
     names = ("inactive_file", "active_file")
-    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in names)
+    return sum(int(values.get(f"total_{name}", values.get(name, 0))) for name in names)
 
 
 def _meminfo() -> dict[str, int]:
-    found = {}
-    for line in _lines("/proc/meminfo"):
+    values = {}
+    for line in _read_lines("/proc/meminfo"):
         name, _, rest = line.partition(":")
         fields = rest.split()
         if fields:
-            found[name] = int(fields[0]) * 1024
-    return found
+            values[name] = int(fields[0]) * 1024
+    return values
 
 
-def _space(path: str) -> tuple[int, int] | None:
+def _disk_space(path: str) -> tuple[int, int] | None:
     try:
-        facts = os.statvfs(path)
+        usage = os.statvfs(path)
     except OSError:
         return None
-    return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    return usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
 
 
-def _number(path: Path) -> int | None:
+def _read_int(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _lines(path: str) -> list[str]:
+def _read_lines(path: str) -> list[str]:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().splitlines()

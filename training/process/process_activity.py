@@ -1,6 +1,6 @@
-"""Looks at single processes through ``/proc``: what they did between two moments.
+"""Activity of single processes between two samples, read from ``/proc``.
 
-Needs no rights beyond the user's own and never touches the process.
+This needs no special rights and does not disturb the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ltui.training.diagnosis.evidence import ProcessActivity
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LOADER_NAME = "pt_data_worker"
-"""How torch names its DataLoader workers."""
+"""Name that torch gives its DataLoader workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,16 @@ class ProcessEntry:
 
 
 def process_table() -> dict[int, ProcessEntry]:
-    found = {}
+    """Return all processes by pid."""
+    table = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (entry := entry_of(int(name))) is not None:
-            found[entry.pid] = entry
-    return found
+            table[entry.pid] = entry
+    return table
 
 
 def entry_of(pid: int) -> ProcessEntry | None:
+    """Return one process; None if there is none with that pid."""
     data = _read(f"/proc/{pid}/stat")
     head, _, rest = data.rpartition(")")
     fields = rest.split()
@@ -52,29 +54,31 @@ def entry_of(pid: int) -> ProcessEntry | None:
 def descendants(
     table: Mapping[int, ProcessEntry], pid: int, without: Iterable[int] = ()
 ) -> list[ProcessEntry]:
-    """Those of ``pid``, nearest first; the trees of ``without`` are left out."""
-    left_out = set(without)
+    """Return the descendants of ``pid``, nearest first, without the trees of ``without``."""
+    excluded = set(without)
     children: dict[int, list[ProcessEntry]] = {}
     for entry in table.values():
         children.setdefault(entry.parent, []).append(entry)
-    found: list[ProcessEntry] = []
+    result: list[ProcessEntry] = []
     pending = [pid]
     while pending:
-        below = [e for e in children.get(pending.pop(0), []) if e.pid not in left_out]
-        found += below
-        pending += [e.pid for e in below]
-    return found
+        children_of_next = [e for e in children.get(pending.pop(0), []) if e.pid not in excluded]
+        result += children_of_next
+        pending += [e.pid for e in children_of_next]
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounters:
-    """Counters of one process at one moment."""
+    """Counters of one process, sampled at one time."""
 
     at_s: float
     ran_ns: int
-    """Processor time of all threads but the one left out."""
+    """Processor time of all threads except the excluded one, in nanoseconds."""
     switches: int
+    """Context switches of the main thread."""
     delay_ns: int
+    """Time that the main thread waited for a processor, in nanoseconds."""
     read_bytes: int | None
     written_bytes: int | None
 
@@ -82,7 +86,11 @@ class ProcessCounters:
 def read_counters(
     pid: int, at_s: float, without_thread: int | None = None
 ) -> ProcessCounters | None:
-    """None where the process is gone or another user's. ``at_s`` is of any steady clock."""
+    """Read the counters of a process; None if it ended or is another user's.
+
+    ``at_s`` is the time on any monotonic clock. ``without_thread`` is a thread whose processor time
+    and I/O are left out.
+    """
     try:
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -96,15 +104,15 @@ def read_counters(
             ran += int(times[0])
             delay += int(times[1]) if thread == pid else 0
     switches = context_switches(pid)
-    moved = _io(f"/proc/{pid}/io")
-    own = _io(f"/proc/{pid}/task/{without_thread}/io") if without_thread else None
-    read = None if moved is None else moved[0] - (own[0] if own else 0)
-    written = None if moved is None else moved[1] - (own[1] if own else 0)
+    process_io = _read_io(f"/proc/{pid}/io")
+    thread_io = _read_io(f"/proc/{pid}/task/{without_thread}/io") if without_thread else None
+    read = None if process_io is None else process_io[0] - (thread_io[0] if thread_io else 0)
+    written = None if process_io is None else process_io[1] - (thread_io[1] if thread_io else 0)
     return ProcessCounters(at_s, ran, switches, delay, read, written)
 
 
 def context_switches(pid: int) -> int:
-    """Of the main thread, so far."""
+    """Return the number of context switches of the main thread so far."""
     status = _status(f"/proc/{pid}/task/{pid}/status")
     names = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
     return sum(int(status.get(name, 0)) for name in names)
@@ -113,7 +121,7 @@ def context_switches(pid: int) -> int:
 def activity_between(
     pid: int, before: ProcessCounters | None, after: ProcessCounters | None
 ) -> ProcessActivity:
-    """What the process did between the two."""
+    """Return the activity of the process between two samples."""
     entry = entry_of(pid)
     if entry is None or entry.state == "X":
         return ProcessActivity(pid=pid)
@@ -124,10 +132,10 @@ def activity_between(
         "state": entry.state,
         "wait_channel": _read(f"/proc/{pid}/wchan").strip("0\n") or None,
         "rss_bytes": entry.rss_bytes,
-        "signals_caught": _signals(status.get("SigCgt")),
+        "signals_caught": _signal_names(status.get("SigCgt")),
         "signals_pending": (
-            *_signals(status.get("SigPnd")),
-            *_signals(status.get("ShdPnd")),
+            *_signal_names(status.get("SigPnd")),
+            *_signal_names(status.get("ShdPnd")),
         ),
     }
     if before is None or after is None or after.at_s <= before.at_s:
@@ -145,13 +153,13 @@ def activity_between(
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal, so that it will not end it."""
+    """Return True if the process has a handler for the signal, so that it does not end it."""
     mask = _status(f"/proc/{pid}/status").get("SigCgt")
     return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def open_stack_file(pid: int, folder: str) -> str | None:
-    """The file below ``folder`` that the process has open; None where it has none."""
+    """Return the stack dump file in ``folder`` that the process has open; None if there is none."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -167,7 +175,7 @@ def open_stack_file(pid: int, folder: str) -> str | None:
 
 
 def threads_of(pid: int) -> list[int]:
-    """The main thread first; empty where the process is gone."""
+    """Return the ids of all threads, the main thread first; empty if the process ended."""
     try:
         return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda thread: thread != pid)
     except OSError:
@@ -175,22 +183,23 @@ def threads_of(pid: int) -> list[int]:
 
 
 def thread_state(pid: int, thread: int) -> str | None:
-    rest = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
-    return rest[0] if rest else None
+    """Return the state letter of a thread (``R``, ``S``, ...); None if it ended."""
+    fields = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
+    return fields[0] if fields else None
 
 
 def _difference(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else max(0, after - before)
 
 
-def _signals(mask: str | None) -> tuple[str, ...]:
+def _signal_names(mask: str | None) -> tuple[str, ...]:
     if mask is None:
         return ()
     bits = int(mask, 16)
     return tuple(s.name for s in signal.Signals if bits >> (s - 1) & 1)
 
 
-def _io(path: str) -> tuple[int, int] | None:
+def _read_io(path: str) -> tuple[int, int] | None:
     fields = _status(path)
     if "read_bytes" not in fields:
         return None

@@ -1,11 +1,12 @@
-"""Stacks of other processes: by the signal on which faulthandler writes them, or by py-spy.
+"""Stacks of other processes, written by faulthandler on a signal or read by py-spy.
 
-The signal needs no rights and works while the GIL is held; it is sent only to a process that is
-seen to catch it and to hold the file that it would write to. Each thread is sent one of its own and
-writes its own stack: faulthandler does not ask for the GIL, and one thread that walks the frames of
-another which runs Python meanwhile reads what is no frame, which kills the process. py-spy is used
-where it is installed and permitted, for what the signal can't read (a stopped process, one without
-ltui's handler).
+The signal needs no rights and works while the GIL is held. It is sent only to a process that has a
+handler for it and has the file open that the handler writes to. Each thread gets its own signal and
+writes its own stack. faulthandler does not take the GIL, so a thread that walked the frames of
+another running thread could read invalid memory and kill the process.
+
+py-spy is used if it is installed and permitted, for processes that the signal cannot read: stopped
+processes and processes without ltui's handler.
 """
 
 from __future__ import annotations
@@ -35,18 +36,21 @@ from ltui.training.tensor_queue.heartbeat_table import STACK_SIGNAL
 
 _HEAD = re.compile(r"(Stack|(?:Current thread|Thread) 0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])?.*:")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-_MAIN_S = 0.4
-_OTHERS, _OTHER_S = 3, 0.1
-"""Threads beside the main one that are asked, where they run, and what each gets to answer."""
+_MAIN_TIMEOUT_S = 0.4
+"""Seconds to wait for the stack of the main thread."""
+_MAX_OTHER_THREADS, _OTHER_TIMEOUT_S = 3, 0.1
+"""Number of other running threads to request stacks from, and seconds to wait for each."""
 _QUIET_S = 0.015
-_SETTLES_S = 0.1
-_SPY_S = 4.0
-_READ_BYTES = 1 << 18
+"""Seconds without new output after which a dump is complete."""
+_SETTLE_TIMEOUT_S = 0.1
+"""Seconds to wait for the process to return from the signal handler."""
+_PY_SPY_TIMEOUT_S = 4.0
+_MAX_DUMP_BYTES = 1 << 18
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
-    """One dump as faulthandler writes it: the current thread is the one that took the signal."""
+    """Parse a dump of faulthandler; its current thread is the one that received the signal."""
     threads: list[tuple[str, bool, list[Frame]]] = []
     for line in text.splitlines():
         if head := _HEAD.match(line):
@@ -64,7 +68,10 @@ def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
 
 
 def dump_by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[ThreadStack, ...] | str:
-    """The stacks, or why there are none. ``ours``: the handler is not known to be another's."""
+    """Return the stacks, or the reason why there are none.
+
+    ``ours`` is False if the handler is known to be another library's.
+    """
     entry = entry_of(pid)
     if entry is None or entry.state in "ZX":
         return "the process is gone"
@@ -76,46 +83,50 @@ def dump_by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[Thread
     others = [t for t in threads_of(pid) if t != pid and thread_state(pid, t) == "R"]
     stacks = []
     try:
-        for thread in (pid, *others[:_OTHERS]):
+        for thread in (pid, *others[:_MAX_OTHER_THREADS]):
             main = thread == pid
-            dump = parse_stacks(_dumped(pid, thread, path, _MAIN_S if main else _OTHER_S))
+            dump = parse_stacks(
+                _request_dump(pid, thread, path, _MAIN_TIMEOUT_S if main else _OTHER_TIMEOUT_S)
+            )
             name = "main" if main else "thread"
             stacks += [replace(s, name=name, main=main, native_id=thread) for s in dump[:1]]
     except OSError as error:
         return f"the stack signal cannot be sent: {error.strerror}"
-    _let_settle(pid)
+    _wait_until_settled(pid)
     return tuple(stacks) or "the stack signal had no effect"
 
 
-def _dumped(pid: int, thread: int, path: str, limit_s: float) -> str:
-    """What one thread writes; nothing where it is none of Python's. Raises ``OSError``."""
+def _request_dump(pid: int, thread: int, path: str, limit_s: float) -> str:
+    """Return the dump of one thread; empty if it is not a Python thread. Raise ``OSError``."""
     before = os.path.getsize(path)
     if _LIBC.tgkill(pid, thread, STACK_SIGNAL):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return _written(path, before, limit_s)
+    return _read_appended(path, before, limit_s)
 
 
-def _written(path: str, start: int, limit_s: float) -> str:
-    """What was appended from ``start`` on, once it has grown and been quiet for a moment."""
+def _read_appended(path: str, start: int, limit_s: float) -> str:
+    """Return what is appended after ``start``, once the file has grown and is not written to."""
     deadline = time.monotonic() + limit_s
-    size, since = start, time.monotonic()
+    size, unchanged_since = start, time.monotonic()
     while (now := time.monotonic()) < deadline:
         grown = os.path.getsize(path)
         if grown != size:
-            size, since = grown, now
-        elif size > start and now - since >= _QUIET_S:
+            size, unchanged_since = grown, now
+        elif size > start and now - unchanged_since >= _QUIET_S:
             break
         time.sleep(0.004)
     with open(path, "rb") as file:
         file.seek(start)
-        return file.read(_READ_BYTES).decode(errors="replace")
+        return file.read(_MAX_DUMP_BYTES).decode(errors="replace")
 
 
-def _let_settle(pid: int) -> None:
-    """Until the process has gone back to where it was, so that whoever watches it from now on does
-    not see it return from the dump."""
-    deadline = time.monotonic() + _SETTLES_S
+def _wait_until_settled(pid: int) -> None:
+    """Wait until the process has returned from the signal handler.
+
+    Otherwise a later sample of its activity would include the return from the handler.
+    """
+    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     switches = context_switches(pid)
     while time.monotonic() < deadline:
         time.sleep(_QUIET_S)
@@ -125,11 +136,11 @@ def _let_settle(pid: int) -> None:
 
 
 class PySpy:
-    """py-spy, where there is one. ``note`` says why there is none, or why it was refused."""
+    """py-spy, if it is installed. ``note`` says why it is missing or was not permitted."""
 
     def __init__(self) -> None:
-        beside = Path(sys.executable).with_name("py-spy")
-        self._path = shutil.which("py-spy") or (str(beside) if beside.exists() else None)
+        installed = Path(sys.executable).with_name("py-spy")
+        self._path = shutil.which("py-spy") or (str(installed) if installed.exists() else None)
         self.note: str | None = None
         if self._path is None:
             self.note = (
@@ -138,32 +149,32 @@ class PySpy:
             )
 
     def stacks(self, pid: int) -> tuple[ThreadStack, ...] | str:
-        """Python stacks of a process, also of a stopped one; or why there are none."""
+        """Return the Python stacks of a process, even of a stopped one, or why there are none."""
         if self._path is None:
             return "py-spy is not installed"
         try:
             done = subprocess.run(
                 [self._path, "dump", "--pid", str(pid), "--json", "--nonblocking"],
                 capture_output=True,
-                timeout=_SPY_S,
+                timeout=_PY_SPY_TIMEOUT_S,
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
             if done.returncode:
-                said = done.stderr.decode(errors="replace").strip()
-                return self._refused(pid, said.splitlines()[-1] if said else "")
-            return tuple(_spied(thread, pid) for thread in json.loads(done.stdout))
+                errors = done.stderr.decode(errors="replace").strip()
+                return self._refusal(pid, errors.splitlines()[-1] if errors else "")
+            return tuple(_py_spy_stack(thread, pid) for thread in json.loads(done.stdout))
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            return self._refused(pid, f"{type(error).__name__}")
+            return self._refusal(pid, f"{type(error).__name__}")
 
-    def _refused(self, pid: int, why: str) -> str:
-        reason = f"py-spy cannot read process {pid}: {why or 'no reason given'}"
-        if "ermission" in why:
-            self.note = f"no permission to ptrace ({why}): {_how_to_allow()}"
-        return reason
+    def _refusal(self, pid: int, reason: str) -> str:
+        text = f"py-spy cannot read process {pid}: {reason or 'no reason given'}"
+        if "ermission" in reason:
+            self.note = f"no permission to ptrace ({reason}): {_ptrace_advice()}"
+        return text
 
 
-def _how_to_allow() -> str:
+def _ptrace_advice() -> str:
     try:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
@@ -173,7 +184,7 @@ def _how_to_allow() -> str:
     return "in a container add the capability SYS_PTRACE"
 
 
-def _spied(thread: dict[str, Any], pid: int) -> ThreadStack:
+def _py_spy_stack(thread: dict[str, Any], pid: int) -> ThreadStack:
     native = thread.get("os_thread_id")
     return ThreadStack(
         name=str(thread.get("thread_name") or "thread"),
