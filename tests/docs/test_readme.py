@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -91,6 +92,30 @@ def all_commands() -> list[tuple[str, str]]:
     ]
 
 
+def inline_commands(text: str) -> list[list[str]]:
+    """Return the words of every command in code quotes: ``ltui run``, ``ltui stop --at +2h``."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    return [code.split()[1:] for code in re.findall(r"`(ltui [^`\n]+)`", prose)]
+
+
+def unknown_word(words: list[str]) -> str | None:
+    """Return the first command or option of an inline command that the parser does not know."""
+    parser: Any = build_parser()
+    for word in words:
+        group = parser._subparsers
+        commands = group._group_actions[0].choices if group is not None else {}
+        option = word.partition("=")[0]
+        if option == "--" or word in commands:
+            parser = commands.get(word, parser)
+            if option == "--":
+                return None
+        elif (commands and option[:1] != "-") or (
+            option[:1] == "-" and option not in parser._option_string_actions
+        ):
+            return word
+    return None
+
+
 def anchors(page: Path) -> set[str]:
     """Return the link targets of the page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
@@ -135,6 +160,21 @@ def test_there_are_commands_and_a_wrong_one_is_noticed() -> None:
     assert not parse("ltui run quickstart --epochs 3")[0]
     block = "```\nltui runs     ltui show last    # words\nA=1 srun --n=2 ltui attach\n```\n"
     assert [words_of(c) for c in commands_in(block)] == [["runs"], ["show", "last"], ["attach"]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_inline_commands_exist(page: Path) -> None:
+    for words in inline_commands(page.read_text(encoding="utf-8")):
+        if words[0].isalpha() or words[0].startswith("-"):
+            assert unknown_word(words) is None, words
+
+
+def test_a_wrong_inline_command_is_noticed() -> None:
+    assert unknown_word(["stopp", "last"]) == "stopp"
+    assert unknown_word(["data", "biuld"]) == "biuld"
+    assert unknown_word(["run", "quickstart", "--restart", "3"]) == "--restart"
+    assert unknown_word(["exec", "--", "torchrun", "--nproc-per-node", "2"]) is None
+    assert inline_commands("`ltui stop --kill` and\n```\nltui runs\n```\n") == [["stop", "--kill"]]
 
 
 def test_commands_name_presets_and_settings_that_exist() -> None:
