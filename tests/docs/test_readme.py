@@ -213,6 +213,16 @@ def test_paths_of_the_code_exist(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    named = set()
+    for path in itertools.chain.from_iterable(
+        (ROOT / folder).rglob("*.py") for folder in ("app", "training", "widgets")
+    ):
+        named |= set(re.findall(r"\bdocs/[\w-]+\.md\b", path.read_text(encoding="utf-8")))
+    assert named
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_yaml_examples_are_valid(page: Path) -> None:
     for language, block in code_blocks(page.read_text(encoding="utf-8")):

@@ -6,7 +6,7 @@ number of batches are therefore the beginning of the order. A resumed run distri
 samples over the same or another number of ranks, and each of them occurs exactly once.
 
 ``RankLoader`` has the interface that a resume requires of a loader with a stateful position
-(docs/architecture.md, "Positions in the data").
+(docs/protocols.md, "Positions in the data").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copy the code that ranks import to a folder that any Python interpreter can import from.
 
 Ranks run in the user's environment, where ltui need not be installed. See
-``docs/architecture.md``.
+``docs/protocols.md``.
 """
 
 from __future__ import annotations

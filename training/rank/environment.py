@@ -1,5 +1,7 @@
-"""The variables by which a run reaches its ranks (``docs/architecture.md``, "Environment of a
-rank")."""
+"""Read the environment variables by which a run reaches its ranks.
+
+They are listed in ``docs/protocols.md``, "Environment of ltui's processes".
+"""
 
 from __future__ import annotations
 

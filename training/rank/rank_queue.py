@@ -31,7 +31,7 @@ _TEXT_LIMIT = 4000
 
 
 class Channel:
-    """The queue of this rank, with the vocabulary of ``docs/architecture.md`` on top."""
+    """The queue of this rank, with the vocabulary of ``docs/protocols.md`` on top."""
 
     def __init__(self, environment: RankEnvironment, rank: int) -> None:
         self.environment = environment

@@ -19,7 +19,7 @@ class RecordKind(IntEnum):
     """Payload float64[n]; label ``{"names": [n strings], "step": int, "epoch": int, "t": float}``.
     ``t`` is in unix seconds."""
     EVENT = 3
-    """Empty payload; label ``{"kind": str, "text": str, ...}``, see ``docs/architecture.md``."""
+    """Empty payload; label ``{"kind": str, "text": str, ...}``, see ``docs/protocols.md``."""
     HELLO = 4
     """Empty payload; label with the identity of the rank. First record of a rank's queue."""
     PLAN = 5
