@@ -1,7 +1,7 @@
-"""The words for a run's state: one word for lists and headers, one sentence for reports. Pure.
+"""Words for a run's state: one word for lists and headers, one sentence for reports. Pure.
 
-Every front end takes its words from here, so that they agree: home, the run screen, ``ltui runs``,
-``ltui show``, ``ltui diagnose`` and the lines of a run in the foreground.
+Every front end uses these functions, so that they agree: the home screen, the run screen, ``ltui
+runs``, ``ltui show``, ``ltui diagnose`` and the lines of a run in the foreground.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ def state_word(snapshot: RunSnapshot) -> str:
 
 
 def needs_help(snapshot: RunSnapshot) -> bool:
-    """Return whether the state's word is one that calls for a person."""
+    """Return whether the state's word calls for action by a person."""
     return state_word(snapshot) in (STALLED, RANK_DEAD, LOSS_NAN)
 
 
 def state_words(snapshot: RunSnapshot) -> str:
-    """Return the state's word; a run that ended with a NaN loss says so: ``finished, loss NaN``."""
+    """Return the state's word. A run that ended with a NaN loss gives ``finished, loss NaN``."""
     word = state_word(snapshot)
     ended_nan = snapshot.state not in LIVE and bad_loss(snapshot) is not None
     return f"{word}, loss NaN" if ended_nan else word
 
 
 def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
-    """Return the verdicts that are still in force."""
+    """Return the verdicts that are still active."""
     return [verdict for verdict in snapshot.verdicts if verdict.ended is None]
 
 
 def bad_loss(snapshot: RunSnapshot) -> Verdict | None:
-    """Return the verdict that the loss is not a finite number, if it is in force."""
+    """Return the verdict that the loss is not a finite number, if it is active."""
     return next((v for v in open_verdicts(snapshot) if v.kind == "nan_loss"), None)
 
 

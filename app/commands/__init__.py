@@ -1,1 +1,1 @@
-"""What each command of ``ltui`` does, a file for a command or a small group of them."""
+"""The commands of ``ltui``: one file for a command or for a small group of commands."""

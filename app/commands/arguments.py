@@ -1,7 +1,7 @@
-"""The command line's grammar: every command, option and help text. Imports nothing heavy.
+"""The arguments of every command, with their help texts. Imports nothing heavy.
 
-A command names the function that carries it out as ``module:function``; ``ltui.app.cli`` imports it
-once the command is known, so that ``ltui --version`` and the help cost nothing else.
+A command names its function as ``module:function``. ``ltui.app.cli`` imports that module only when
+the command is known, so that ``ltui --version`` and the help load nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says a mistake in one line, with the nearest word that would have been right."""
+    """A parser that reports an error in one line, with the nearest correct word."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -52,7 +52,7 @@ def _explain(message: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds."""
+    """Return a positive number of seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -63,7 +63,8 @@ def seconds(text: str) -> float:
 
 
 def whole_number(text: str) -> int:
-    """A whole number of 0 or more, also as the dashboard prints it: ``3 157``."""
+    """Return a whole number of 0 or more. Digit groups as printed by the dashboard are accepted:
+    ``3 157``."""
     plain = strip_digit_grouping(text)
     if not plain.isdecimal():
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 0 or more.")
@@ -74,7 +75,8 @@ Add = Callable[..., Parser]
 
 
 def build_parser() -> Parser:
-    """The whole grammar. ``parse_args`` gives ``do`` (``module:function``) besides the options."""
+    """Return the complete parser. ``parse_args`` gives ``do`` (``module:function``) and the
+    options."""
     parser = Parser(prog="ltui", description=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--version", action=_Version)
     _add_readonly(parser)
@@ -100,7 +102,7 @@ def build_parser() -> Parser:
 
 
 class _Version(argparse.Action):
-    """Prints the version; asks the package's metadata for it only then."""
+    """Prints the version. It reads the package's metadata only when needed."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
@@ -140,7 +142,7 @@ def _add_launch_options(parser: Parser) -> None:
 
 
 def stall_action(text: str) -> tuple[str, int | None]:
-    """``nothing``, ``stop``, ``restart`` or ``restart:N``, as the word and N."""
+    """Return the action and the count of ``nothing``, ``stop``, ``restart`` or ``restart:N``."""
     word, colon, count = text.partition(":")
     counted = word == "restart" and bool(colon) and count.isdecimal()
     if word in ("nothing", "stop", "restart") and (not colon or counted):
@@ -191,7 +193,7 @@ def _add_set(parser: Parser) -> None:
 
 
 def _add_restarts(parser: Parser, default: int | None, otherwise: str) -> None:
-    """``otherwise`` describes the default in words."""
+    """Add ``--restarts``. ``otherwise`` describes the default in words."""
     parser.add_argument(
         "--restarts",
         type=whole_number,

@@ -1,4 +1,4 @@
-"""``ltui bench data``: what a preset's loader can give, beside torch's DataLoader."""
+"""``ltui bench data``: measure the loader of a preset and torch's DataLoader on the same data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from ltui.widgets.formats import count, duration, size
 
 _PROGRAM = "ltui.training.data.loader_benchmark"
 _AS_GOOD = 0.95
-"""A setting with fewer workers is recommended where it gives so much of the best."""
+"""A setting with fewer workers is recommended if it reaches this fraction of the best rate."""
 _BAR = 40
+"""Columns of the longest bar."""
 
 
 def data(options: Namespace) -> int:
-    """``ltui bench data PRESET``."""
+    """Run ``ltui bench data PRESET``."""
     request = prepare_launch(options.preset, options.overrides, options.python)
     spec = request.spec("bench", "bench", time.time())
     document = {
@@ -61,12 +62,12 @@ def data(options: Namespace) -> int:
 
 
 def rate(variant: Mapping[str, Any]) -> float:
-    """Median samples per second over the rounds."""
+    """Return the median of samples per second over the rounds."""
     return float(median(variant["samples_per_s"]))
 
 
 def recommended(variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The fewest workers among those that are as good as the best."""
+    """Return the setting with the fewest workers among those that are as good as the best."""
     fastest = max(rate(v) for v in variants)
     good = [v for v in variants if rate(v) >= _AS_GOOD * fastest]
     return min(good, key=lambda v: (v["workers"] or 0, -rate(v)))
@@ -78,7 +79,7 @@ def variant_name(variant: Mapping[str, Any]) -> str:
 
 
 def table(variants: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Median and spread of each."""
+    """Return lines with the median and the spread of each setting."""
     head = ("loader", "workers", "samples/s", "lowest to highest", "first batch", "added memory")
     rows = [head]
     for variant in variants:
@@ -97,7 +98,7 @@ def table(variants: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Samples per second as bars, and where the least and the most of the rounds were."""
+    """Return samples per second as bars, which mark the slowest and the fastest round."""
     most = max(max(v["samples_per_s"]) for v in variants)
     width = max(len(variant_name(v)) for v in variants)
     lines = []
@@ -114,7 +115,7 @@ def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def advice(best: Mapping[str, Any]) -> str:
-    """How to choose the recommended setting."""
+    """Return a line that explains how to choose the recommended setting."""
     words = " ".join(f"--set {key}={value}" for key, value in best["settings"].items())
     chosen = f"Recommended on this machine: {variant_name(best)}"
     return f"{chosen} ({words})" if words else f"{chosen}."

@@ -1,4 +1,4 @@
-"""``ltui completion``: the script that a shell loads to complete commands, presets and runs."""
+"""``ltui completion``: print the script by which a shell completes commands, presets and runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COMPLETERS = {
 
 
 def print_script(options: Namespace) -> int:
-    """``ltui completion bash|zsh|tcsh``."""
+    """Run ``ltui completion bash|zsh|tcsh``."""
     parser = build_parser()
     _mark(parser)
     words = {"runs": _RUNS, "presets": " ".join(preset_names())}
@@ -42,7 +42,7 @@ def print_script(options: Namespace) -> int:
 
 
 def _mark(parser: argparse.ArgumentParser) -> None:
-    """Says of every argument how it is completed."""
+    """Set how each argument is completed."""
     for action in parser._actions:
         if action.dest in _COMPLETERS and action.option_strings != ["--version"]:
             action.complete = _COMPLETERS[action.dest]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""``ltui`` and ``ltui attach``: the dashboard."""
+"""``ltui`` and ``ltui attach``: open the dashboard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def open_dashboard(options: Namespace) -> int:
-    """Carry out ``ltui``, ``ltui --readonly`` and ``ltui attach RUN``."""
+    """Run ``ltui``, ``ltui --readonly`` and ``ltui attach RUN``."""
     return show_dashboard(options.run, readonly=options.readonly)
 
 

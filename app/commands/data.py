@@ -1,4 +1,4 @@
-"""``ltui data build``, ``info`` and ``verify``: ``.beton`` files, which FFCV reads."""
+"""``ltui data build``, ``info`` and ``verify``: work with ``.beton`` files, which FFCV reads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from ltui.widgets.sanitise import clean_line
 
 _PROGRAM = "ltui.training.data.ffcv.build_beton"
 _SHOWN = 20
+"""Maximum number of damaged samples that are printed."""
 _MIB = 1 << 20
 OnLine = Callable[[dict[str, Any]], None]
 
 
 def build(options: Namespace) -> int:
-    """``ltui data build SOURCE -o FILE``."""
+    """Run ``ltui data build SOURCE -o FILE``."""
     output = _output(options)
     python = _python(options, ["ffcv", "torchvision"])
     request = {
@@ -72,7 +73,7 @@ def _output(options: Namespace) -> Path:
 
 
 def _python(options: Namespace, packages: list[str]) -> str:
-    """The interpreter that trains; ``ProblemError`` where it lacks what is needed."""
+    """Return the interpreter that trains. Raises ``ProblemError`` if packages are missing."""
     python = choose_python(options.python, os.environ)
     needed = {"torch": "torch", **pip_names(packages)}
     if problems := missing_packages(probe_interpreter(python, list(needed)), needed):
@@ -82,7 +83,7 @@ def _python(options: Namespace, packages: list[str]) -> str:
 
 @contextmanager
 def _progress(description: str, quiet: bool) -> Iterator[OnLine]:
-    """A bar on standard error, where that is a terminal."""
+    """Show a progress bar on standard error if it is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -103,7 +104,7 @@ def _progress(description: str, quiet: bool) -> Iterator[OnLine]:
 
 
 def verify(options: Namespace) -> int:
-    """``ltui data verify FILE``."""
+    """Run ``ltui data verify FILE``."""
     path = Path(options.file).expanduser().absolute()
     _open(path)  # what is wrong with the file itself is told at once
     python = _python(options, ["torchvision"])
@@ -124,7 +125,7 @@ def verify(options: Namespace) -> int:
 
 
 def info(options: Namespace) -> int:
-    """``ltui data info FILE``."""
+    """Run ``ltui data info FILE``."""
     path = Path(options.file).expanduser()
     # Local: only this command reads such a file; without torch, and without FFCV.
     from ltui.training.data.ffcv.beton_summary import summary

@@ -1,4 +1,4 @@
-"""The grammar of ``ltui data`` and ``ltui bench``. Imports nothing heavy."""
+"""The arguments of ``ltui data`` and ``ltui bench``. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 
 def positive_number(text: str) -> int:
-    """A number that counts from 1."""
+    """Return a whole number of 1 or more."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 1 or more.")
     return int(text)
 
 
 def worker_counts(text: str) -> list[int]:
-    """``1,2,4``."""
+    """Return the numbers of ``1,2,4``."""
     if not all(part.isdecimal() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"`{text}` is not a list of whole numbers, such as 1,2,4.")
     return [int(part) for part in text.split(",")]
 
 
 def add_data(commands: Any) -> None:
-    """``ltui data build|info|verify``."""
+    """Add ``ltui data build|info|verify``."""
     about = "build, inspect and verify .beton files, which FFCV reads"
     add = _group(commands, "data", about, _DATA)
     build = add("build", "data:build", "write a dataset as a .beton file", _BUILD)
@@ -71,7 +71,8 @@ def add_data(commands: Any) -> None:
 
 
 def add_bench(commands: Any) -> Any:
-    """``ltui bench data PRESET``; gives the parser, to which the preset's arguments are added."""
+    """Add ``ltui bench data PRESET``, and return its parser, to which the preset's arguments are
+    added."""
     add = _group(commands, "bench", "measure the data loader of a preset alone", "")
     bench = add(
         "data", "bench:data", "measure the loader of a preset and torch's DataLoader", _BENCH

@@ -1,8 +1,8 @@
-"""``ltui demo gpus``: the GPU panels on simulated GPUs, for people without one.
+"""``ltui demo gpus``: show the GPU panels with simulated GPUs, on machines without any.
 
-The driver's place is taken by a stand-in that plays a script, so the panels show what the whole
-path from the driver's interface to the screen makes of it. The dynamic loader reads its search
-path when a program starts: so the command starts itself anew in the stand-in's environment.
+A stand-in replaces the driver's library and plays a script, so the panels show the result of the
+whole path from the driver's interface to the screen. The dynamic loader reads its search path when
+a program starts, so the command restarts itself in the stand-in's environment.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import ltui_home
 
 MARK = "LTUI_DEMO_INSIDE"
+"""Environment variable that is set in the restarted command."""
 OTHER_NAME = "simulated-job"
-"""At most 15 characters: Linux keeps no more of a process's name."""
+"""Process name of at most 15 characters, because Linux stores no more."""
 SCRIPT = """\
 # Eight GPUs that train, and what can go wrong with them.
 gpus 8 h100
@@ -42,10 +43,11 @@ xid 7 94 at 15
 xid 7 79 at 90
 lost 7 from 90
 """
+"""Script for the stand-in, in the format of ``training/gpu/standin``."""
 
 
 def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
-    """``ltui demo gpus``."""
+    """Run ``ltui demo gpus``."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ProblemError(Problem(where="ltui demo gpus", what="the demo needs a terminal."))
     if os.environ.get(MARK):
@@ -61,7 +63,8 @@ def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
 
 
 def _other_process() -> subprocess.Popen[bytes]:
-    """A process that stands for somebody else's: it sleeps until the demo ends, and says its name.
+    """Start a process that plays the process of another user on a GPU, and sleeps until the demo
+    ends.
 
     It is a child of this process, which becomes the demo.
     """

@@ -1,4 +1,4 @@
-"""``ltui diagnose``: who stalls, where, why and what to do; of an ended run, who died of what."""
+"""``ltui diagnose``: find out which rank stalls, where, why and what to do, or why a run ended."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ltui.training.store.run_directory import find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 NARROWEST, WIDEST = 60, 140
+"""Least and most columns of a report on a terminal."""
 
 
 def diagnose(options: Namespace) -> int:
-    """``ltui diagnose RUN``."""
+    """Run ``ltui diagnose RUN``."""
     result = request_diagnosis(find_run(ltui_home(), options.run))
     with output(options.output) as stream:
         if options.json:
@@ -34,7 +35,7 @@ def diagnose(options: Namespace) -> int:
 
 
 def to_document(result: DiagnosisResult) -> dict[str, object]:
-    """The diagnosis as JSON values, with the state of the run."""
+    """Return the diagnosis as JSON values, with the state of the run."""
     return {
         **result.diagnosis.to_document(),
         "state": result.snapshot.state.value,
@@ -43,7 +44,8 @@ def to_document(result: DiagnosisResult) -> dict[str, object]:
 
 
 def report_text(result: DiagnosisResult, now: float, *, to_file: bool) -> str:
-    """The report: as wide as the terminal; in a file, which is for others, with whole paths."""
+    """Return the report, as wide as the terminal. In a file, which is for other people, paths
+    are complete."""
     context = DiagnosisContext(
         snapshot=result.snapshot, now=now, earlier=result.earlier, full_paths=to_file
     )

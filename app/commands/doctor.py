@@ -1,4 +1,5 @@
-"""``ltui doctor``: what this machine and the training interpreter have, and what is missing."""
+"""``ltui doctor``: report what this machine and the training interpreter have, and what is
+missing."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ _USEFUL = {
     "sklearn": "the quickstart preset",
     "ffcv": "the FFCV presets",
 }
+"""Module to its purpose, for modules that not every run needs."""
 SHM = "/dev/shm"  # noqa: S108 - its size is looked at, nothing is written
 SHM_NEEDED_BYTES = 1 << 30
+"""Free shared memory below which a note is printed."""
 DISK_NEEDED_BYTES = 5 << 30
+"""Free disk space below which a note is printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,13 @@ class Finding:
     ok: bool = True
     remedy: str | None = None
     needed: bool = False
-    """Without it nothing trains."""
+    """Nothing trains without it."""
     danger: bool = False
     """It must be removed before anything is trained."""
 
 
 def examine(options: Namespace) -> int:
-    """``ltui doctor``."""
+    """Run ``ltui doctor``."""
     findings = [*_ltui(), *_interpreter(), *_gpus(), *_machine(), *_terminal()]
     healthy = all(finding.ok for finding in findings if finding.needed)
     if options.json:
@@ -105,7 +109,7 @@ def _ltui() -> list[Finding]:
 
 
 def _stacks() -> Finding:
-    """py-spy is a program of its own, run by ltui's supervisor."""
+    """Look for py-spy, a separate program that ltui's supervisor runs."""
     beside = Path(sys.executable).parent / "py-spy"
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     remedy = install_command(sys.executable, ["py-spy"])

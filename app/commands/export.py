@@ -1,4 +1,4 @@
-"""``ltui export``: a run's metrics as one table, CSV or JSON."""
+"""``ltui export``: write a run's metrics as one table, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ltui.training.store.run_directory import find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 STEP_LOSS = "step/loss"
+"""Name under which every step's own loss is exported if a loss is also logged as a metric."""
 
 
 def export(options: Namespace) -> int:
-    """``ltui export RUN``."""
+    """Run ``ltui export RUN``."""
     store = RunStore(find_run(ltui_home(to_write=False), options.run))
     names = _chosen(store, options.metric)
     write = write_json if options.format == "json" else write_csv

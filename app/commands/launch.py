@@ -1,6 +1,6 @@
-"""``ltui run``, ``exec`` and ``resume``: starts a run, and shows it unless detached.
+"""``ltui run``, ``exec`` and ``resume``: start a run, and show it unless it is detached.
 
-People wait for the first training step, so each function imports what only it needs.
+People wait for the first training step, so each function imports only what it needs itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_r
 
 
 def run(options: Namespace) -> int:
-    """``ltui run PRESET|FILE``."""
+    """Run ``ltui run PRESET|FILE``."""
     from ltui.app.launch.build_spec import prepare_launch
     from ltui.app.launch.check_and_launch import apply_start_from
     from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
 
 
 def execute(options: Namespace) -> int:
-    """``ltui exec -- COMMAND...``."""
+    """Run ``ltui exec -- COMMAND...``."""
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
@@ -99,7 +99,7 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
 def with_stall_options(
     spec: RunSpec, on_stall: tuple[str, int | None] | None, on_verdict: str | None
 ) -> RunSpec:
-    """``--on-stall`` and ``--on-verdict`` above what the preset says."""
+    """Return ``spec`` with ``--on-stall`` and ``--on-verdict``, which override the preset."""
     stall = spec.stall
     if on_stall is not None:
         then, count = on_stall
@@ -110,7 +110,7 @@ def with_stall_options(
 
 
 def _verdict_hook(text: str) -> tuple[str, ...] | str:
-    """A webhook's URL as it is, a command as a shell would split it."""
+    """Return the URL of a webhook unchanged, or a command split into words as by a shell."""
     from ltui.training.config.ltui_section import on_verdict_fault
 
     where = f"--on-verdict {text}"
@@ -129,7 +129,7 @@ def _verdict_hook(text: str) -> tuple[str, ...] | str:
 
 
 def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
-    """``val/acc:max:3``"""
+    """Return the policy of ``METRIC[:max][:N]``, such as ``val/acc:max:3``."""
     if text is None:
         return CheckpointPolicy()
     metric, *rest = text.split(":")
@@ -147,7 +147,7 @@ def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
 
 
 def _free_gpus(text: str) -> str:
-    """``free:2`` as a specification holds it."""
+    """Return ``free:2`` as a specification holds it."""
     from ltui.training.config.device_selection import free_count
 
     count = free_count(text)
@@ -163,7 +163,7 @@ def _free_gpus(text: str) -> str:
 
 
 def resume(options: Namespace) -> int:
-    """``ltui resume RUN``."""
+    """Run ``ltui resume RUN``."""
     from ltui.app.launch.build_spec import changed_spec
     from ltui.training.lifecycle.resume_run import resume as resume_run
 

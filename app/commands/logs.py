@@ -1,4 +1,5 @@
-"""``ltui logs``: the logs of a run. Safe text on a terminal, unchanged bytes into a pipe."""
+"""``ltui logs``: print the logs of a run, as safe text on a terminal, as unchanged bytes into a
+pipe."""
 
 from __future__ import annotations
 
@@ -20,14 +21,16 @@ from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 POLL_INTERVAL_S = 0.25
+"""Seconds between two reads with ``--follow``."""
 CHUNK_BYTES = 1 << 20
+"""Number of bytes read at once."""
 LINE_BYTES = 1 << 20
-"""A longer line is printed in parts."""
+"""Maximum length of a line; a longer one is printed in parts."""
 _TIMESTAMP = re.compile(rb"\W{0,2}(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 
 
 def print_logs(options: Namespace) -> int:
-    """``ltui logs RUN``."""
+    """Run ``ltui logs RUN``."""
     run_dir = find_run(ltui_home(to_write=False), options.run)
     attempt = _attempt(run_dir, options.attempt)
     folder = run_dir.logs_dir(attempt)
@@ -85,7 +88,7 @@ def _still_writing(run_dir: RunDir, attempt: int) -> bool:
 
 
 class _Printer:
-    """Prints what is new in an attempt's files; a rank's lines begin with the rank: ``r0``."""
+    """Prints the new lines of an attempt's files. Lines of a rank begin with the rank: ``r0``."""
 
     def __init__(self, folder: Path, rank: int | None) -> None:
         self._folder = folder
@@ -94,7 +97,8 @@ class _Printer:
         self._safe = sys.stdout.isatty()
 
     def print_new(self, *, last: bool) -> bool:
-        """True if something was printed. ``last``: also lines without a line end."""
+        """Print new lines, and return whether there were any. ``last`` includes lines without a
+        line end."""
         printed = False
         new = [file.new_lines(last=last) for file in self._find_files()]
         for _, prefix, line in heapq.merge(*new, key=itemgetter(0)):
@@ -121,10 +125,10 @@ class _Printer:
 
 
 class _LogFile:
-    """One log, read from where the last reading ended.
+    """One log, read from where the last read ended.
 
-    Logs hold no times of their own. A line that begins with a date and a time, as most loggers
-    write it, has that time, and the lines after it have it too.
+    Logs contain no times of their own. A line that begins with a date and a time, as most loggers
+    write it, has that time. The lines after it have the same time.
     """
 
     def __init__(self, path: Path, prefix: bytes) -> None:
@@ -134,7 +138,7 @@ class _LogFile:
         self._time = ""
 
     def new_lines(self, *, last: bool) -> Iterator[tuple[str, bytes, bytes]]:
-        """Yield time, prefix and text of each new line; the time never goes back."""
+        """Yield time, prefix and text of each new line. The time never decreases."""
         for line in self._lines(last=last):
             match = _TIMESTAMP.match(line)
             if match is not None:

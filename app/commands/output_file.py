@@ -1,4 +1,4 @@
-"""Where a command writes: standard output, or a file that appears only once it is whole."""
+"""The output of a command: standard output, or a file that appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ltui.training.problem import Problem, ProblemError
 
 @contextmanager
 def output(path: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears under its name only when it is whole."""
+    """Yield standard output, or a file that appears under its name only when it is complete."""
     if path is None or path == "-":
         yield sys.stdout
         return

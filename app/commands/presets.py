@@ -1,4 +1,4 @@
-"""``ltui presets`` and ``ltui check``."""
+"""``ltui presets`` and ``ltui check``: list the presets, and check a configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ltui.widgets.sanitise import clean_line, clean_name
 
 
 def list_all(options: Namespace) -> int:
-    """``ltui presets``."""
+    """Run ``ltui presets``."""
     presets: list[Preset] = []
     for name in preset_names():
         try:
@@ -50,7 +50,7 @@ def _document(preset: Preset) -> dict[str, object]:
 
 
 def check(options: Namespace) -> int:
-    """``ltui check PRESET|FILE``."""
+    """Run ``ltui check PRESET|FILE``."""
     request = prepare_launch(options.preset, options.overrides, options.python)
     name = clean_name(request.preset.name)
     if options.quick:

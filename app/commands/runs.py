@@ -1,4 +1,4 @@
-"""``ltui runs``, ``show`` and ``delete``."""
+"""``ltui runs``, ``show`` and ``delete``: list runs, show one, delete one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ltui.training.store.run_directory import find_run, list_runs, ltui_home
 
 
 def list_all(options: Namespace) -> int:
-    """``ltui runs``."""
+    """Run ``ltui runs``."""
     snapshots: list[RunSnapshot] = []
     for run_dir in list_runs(ltui_home(to_write=False)):
         try:
@@ -37,7 +37,7 @@ def list_all(options: Namespace) -> int:
 
 
 def show(options: Namespace) -> int:
-    """``ltui show RUN``."""
+    """Run ``ltui show RUN``."""
     snapshot = current_snapshot(find_run(ltui_home(to_write=False), options.run))
     if options.json:
         _print_json(_with_word(to_json(snapshot), snapshot))
@@ -47,7 +47,7 @@ def show(options: Namespace) -> int:
 
 
 def delete(options: Namespace) -> int:
-    """``ltui delete RUN``."""
+    """Run ``ltui delete RUN``."""
     run_dir = find_run(ltui_home(), options.run)
     delete_run(run_dir)
     print(f"{run_dir.id} was deleted with its history, logs and checkpoints.")
@@ -55,7 +55,7 @@ def delete(options: Namespace) -> int:
 
 
 def _with_word(document: dict[str, Any], snapshot: RunSnapshot) -> dict[str, Any]:
-    """Add the state's word, which also says that a live run is stalled: ``"STALLED"``."""
+    """Add the state's word, which is also ``"STALLED"`` for a live run with a stalled rank."""
     return {**document, "state_word": state_words(snapshot)}
 
 

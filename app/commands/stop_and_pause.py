@@ -1,4 +1,5 @@
-"""``ltui stop``, ``pause``, ``continue``, ``checkpoint``: each waits until it has happened."""
+"""``ltui stop``, ``pause``, ``continue``, ``checkpoint``: send a request and wait until it takes
+effect."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line
 
 STEP_TIMEOUT_S = 120.0
-"""Seconds to wait for what happens at the end of a step; a step may be long."""
+"""Seconds to wait for an effect that comes at the end of a step; a step may be long."""
 ESCALATION_TIMEOUT_S = 60.0
-"""Seconds that the interrupt and the kill may take after the agreed stop's timeout."""
+"""Seconds that the interrupt and the kill may take after the timeout of the coordinated stop."""
 
 
 def stop(options: Namespace) -> int:
-    """``ltui stop RUN``."""
+    """Run ``ltui stop RUN``."""
     later = _conditions(options)
     if options.cancel and later:
         raise ProblemError(
@@ -59,7 +60,8 @@ def stop(options: Namespace) -> int:
 
 
 def _conditions(options: Namespace) -> list[StopCondition]:
-    """``ProblemError`` where one can't be read."""
+    """Return the stop conditions of the options. Raises ``ProblemError`` if one cannot be
+    parsed."""
     conditions = [parse_metric_condition(text) for text in options.when]
     if options.at_step is not None:
         conditions.append(StopCondition(kind="step", step=options.at_step))
@@ -119,12 +121,12 @@ def _report_stop(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
 
 
 def pause(options: Namespace) -> int:
-    """``ltui pause RUN``."""
+    """Run ``ltui pause RUN``."""
     return _change(options, "pause", RunState.PAUSED, "paused")
 
 
 def continue_run(options: Namespace) -> int:
-    """``ltui continue RUN``."""
+    """Run ``ltui continue RUN``."""
     return _change(options, "continue", RunState.RUNNING, "continued")
 
 
@@ -156,7 +158,7 @@ def _report_timeout(snapshot: RunSnapshot, command: str) -> int:
 
 
 def checkpoint(options: Namespace) -> int:
-    """``ltui checkpoint RUN``."""
+    """Run ``ltui checkpoint RUN``."""
     run_dir = find_run(ltui_home(), options.run)
     require_live(run_dir)
     last_event = _last_event(run_dir)
@@ -186,7 +188,7 @@ def _last_event(run_dir: RunDir) -> int:
 
 
 def _outcome(run_dir: RunDir, after: int) -> StoredEvent | None:
-    """What came of the request: the first checkpoint event that is not a periodic one's."""
+    """Return the first event about a checkpoint that is not periodic: the result of the request."""
     with RunStore(run_dir) as store:
         for event in store.events(after):
             was_requested = event.data.get("reason") != "periodic"

@@ -109,6 +109,7 @@ class _SequenceRow:
     with_sites: bool
     """Whether call sites are compared: only if each of them is known."""
     mixed: bool
+    """Whether the ranks did not all do the same."""
     usual: _Operation | None
     """The operation of the majority, or None if there is no majority."""
 

@@ -1,1 +1,1 @@
-"""Runs that ``ltui run``, ``exec`` and ``resume`` follow in the terminal until they end."""
+"""Follow a run in the terminal until it ends, for ``ltui run``, ``exec`` and ``resume``."""

@@ -1,4 +1,4 @@
-"""A run in the foreground: shows it until it ends, and turns Ctrl-C into a stop, then a kill.
+"""Follow a run in the foreground: show it until it ends, and turn Ctrl-C into a stop, then a kill.
 
 The run belongs to its supervisor: it continues, whatever happens to this process.
 """
@@ -37,11 +37,17 @@ from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_line
 
 POLL_INTERVAL_S = 0.25
+"""Seconds between two reads of the run's state."""
 UNREADABLE_S = 10.0
+"""Seconds for which an unreadable history is tolerated."""
 LINES_SHOWN = 20
+"""Maximum number of lines of a traceback or log that are printed after a failure."""
 CONSEQUENCE_LINES = 3
+"""Maximum number of lines of an exception that only followed from another rank's death."""
 END_BYTES = 16 * 1024
+"""Number of bytes read from the end of a log."""
 _EVERY_RANK = frozenset({"exception", "telemetry_off"})
+"""Kinds of events that are printed for every rank."""
 _ONCE = frozenset(
     {
         "checkpoint_saved",
@@ -58,15 +64,16 @@ _ONCE = frozenset(
         "stall_policy",
     }
 )
+"""Kinds of events that are printed only for rank 0 or the whole run."""
 _HINT = "Ctrl-C stops it with a checkpoint; closing the terminal leaves it running"
 _STOPPING = "stopping with a checkpoint; press Ctrl-C again to kill at once"
 _KILLING = "killing"
 
 
 def follow_run(run_dir: RunDir, signals: ReceivedSignals, *, plain: bool) -> int:
-    """Show a run that was just started, to its end; the exit code of ``ltui run``.
+    """Show a run that was just started until its end, and return the exit code of ``ltui run``.
 
-    On a terminal the dashboard opens, unless ``plain``.
+    On a terminal the dashboard opens, unless ``plain`` is true.
     """
     if not plain and can_open_dashboard(os.environ):
         code = _watch_in_dashboard(run_dir, signals)
@@ -89,7 +96,10 @@ def can_open_dashboard(environment: Mapping[str, str]) -> bool:
 
 
 def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None:
-    """The exit code once the dashboard is left; None if it failed, so that plain lines follow."""
+    """Return the exit code after the dashboard is left, or None if it failed.
+
+    After a failure plain lines are shown instead.
+    """
     # Local: plain lines must not pay for Textual.
     from ltui.app.foreground.run_in_dashboard import show_dashboard
 
@@ -107,12 +117,12 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
 
 
 def started_line(run_dir: RunDir) -> str:
-    """The first line of every command that starts a run."""
+    """Return the first line of every command that starts a run."""
     return f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}"
 
 
 class RunFollower:
-    """One run, one display."""
+    """Follows one run on one display."""
 
     def __init__(self, run_dir: RunDir, display: Display, signals: ReceivedSignals) -> None:
         self._run_dir = run_dir
@@ -142,7 +152,7 @@ class RunFollower:
             time.sleep(POLL_INTERVAL_S)
 
     def _read_snapshot(self) -> RunSnapshot:
-        """The run as it is. A history that can't be read is waited for, not long."""
+        """Return the run's snapshot. If the history cannot be read, wait for a short time."""
         deadline = time.monotonic() + UNREADABLE_S
         while True:
             try:
@@ -157,7 +167,7 @@ class RunFollower:
         return (_HINT, _STOPPING, _KILLING)[min(self._handled_interrupts, 2)]
 
     def _handle_interrupts(self) -> None:
-        """Carries out a Ctrl-C that was not yet: the first stops, the second kills."""
+        """Carry out the next Ctrl-C: the first one stops the run, the second one kills it."""
         interrupts = min(self._signals.interrupts, 2)
         if interrupts <= self._handled_interrupts:
             return
@@ -196,7 +206,7 @@ class RunFollower:
 
 
 def exit_code(snapshot: RunSnapshot) -> int:
-    """0 finished, 3 stopped and resumable, 1 anything else."""
+    """Return 0 for a finished run, 3 for a stopped and resumable one, 1 otherwise."""
     if snapshot.state is RunState.FINISHED:
         return EXIT_DONE
     if snapshot.state is RunState.STOPPED and is_resumable(snapshot):
@@ -205,7 +215,7 @@ def exit_code(snapshot: RunSnapshot) -> int:
 
 
 def events_after(run_dir: RunDir, after: int = 0) -> list[StoredEvent]:
-    """Events after that one; none while the history can't be read."""
+    """Return the events after that id; none while the history cannot be read."""
     try:
         with RunStore(run_dir) as store:
             return store.events(after)
@@ -214,7 +224,8 @@ def events_after(run_dir: RunDir, after: int = 0) -> list[StoredEvent]:
 
 
 def event_line(event: StoredEvent) -> str | None:
-    """The line for an event of a live run; None for events that the panel shows anyway."""
+    """Return the line for an event of a live run, or None for an event that the panel shows
+    anyway."""
     text = clean_line(event.text, 400)
     if event.kind in _EVERY_RANK:
         return f"rank {event.rank}: {text}"
@@ -227,9 +238,9 @@ def event_line(event: StoredEvent) -> str | None:
 
 
 def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
-    """Why the run failed: the first exception of any rank, or the end of a log.
+    """Return why the run failed: the first exception of any rank, or the end of a log.
 
-    An exception that followed from another rank's death is named as such.
+    An exception that followed from another rank's death is named as a consequence.
     """
     if snapshot.state not in FAILED:
         return []
@@ -259,7 +270,7 @@ def followed_a_death(snapshot: RunSnapshot, rank: int | None) -> bool:
 
 
 def all_events(run_dir: RunDir) -> list[StoredEvent]:
-    """Every event of the run."""
+    """Return every event of the run."""
     events: list[StoredEvent] = []
     while more := events_after(run_dir, events[-1].id if events else 0):
         events += more
@@ -267,7 +278,7 @@ def all_events(run_dir: RunDir) -> list[StoredEvent]:
 
 
 def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
-    """Of the ranks to blame, then of the engine, then of all others."""
+    """Return the logs of the ranks at fault, then of the engine, then of all other ranks."""
 
     def suspicion(rank: RankSnapshot) -> int:
         # The engine ends the others with SIGTERM once one has failed.

@@ -1,4 +1,4 @@
-"""What signals ask of a command that shows a run in the foreground."""
+"""Signals that a command receives while it shows a run in the foreground."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 
 class ReceivedSignals:
-    """What this process was told by signals. Handlers only count; the loop acts."""
+    """Counts the received signals. The handlers only count; the command's loop acts."""
 
     def __init__(self) -> None:
         self.interrupts = 0
+        """Number of received SIGINT."""
         self.leave: int | None = None
-        """The signal that asks this process, not the run, to end."""
+        """The signal that asks this process, not the run, to end; None before one arrives."""
 
     def _interrupt(self, *_: Any) -> None:
         self.interrupts += 1
@@ -25,7 +26,7 @@ class ReceivedSignals:
 
     @contextmanager
     def catching(self) -> Iterator[ReceivedSignals]:
-        """Caught inside, as they were before outside."""
+        """Install the handlers, and restore the previous ones on exit."""
         handlers = {
             signal.SIGINT: self._interrupt,
             signal.SIGTERM: self._leave,

@@ -1,6 +1,6 @@
-"""How a run in the foreground is shown without the dashboard: a live panel, or plain lines.
+"""Displays for a run in the foreground without the dashboard: a live panel, or plain lines.
 
-Draws the snapshots that it gets. Clocks, signals and commands are in
+A display only draws the snapshots that it gets. Clocks, signals and commands are in
 ``app/foreground/follow_run.py``.
 """
 
@@ -33,27 +33,29 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 PLAIN_EVERY_S = 60.0
-"""Seconds between two plain lines while nothing changes but the step."""
+"""Maximum seconds between two plain lines while only the step changes."""
 PLAIN_EPOCH_S = 10.0
-"""Least seconds between two plain lines for new epochs and validation metrics."""
+"""Minimum seconds between two plain lines about new epochs and validation metrics."""
 RANKS_SHOWN = 8
+"""Maximum number of ranks with a line of their own."""
 
 
 class Display(Protocol):
-    """Where the foreground shows a run."""
+    """A display of a run in the foreground."""
 
     def update(self, snapshot: RunSnapshot, now: float, hint: str) -> None:
-        """The run as it is; ``now`` in monotonic seconds, ``hint`` says what Ctrl-C does."""
+        """Show the snapshot. ``now`` is monotonic seconds; ``hint`` describes the effect of
+        Ctrl-C."""
 
     def print_line(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the terminal."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 def display_for(stream: TextIO, environment: Mapping[str, str]) -> Display:
-    """The live panel where ``stream`` is a terminal that can draw one."""
+    """Return a live panel if ``stream`` is a terminal that can draw one, else plain lines."""
     if stream.isatty() and environment.get("TERM", "dumb") not in ("dumb", ""):
         return LivePanel(stream)
     return PlainLines(stream)
@@ -63,7 +65,7 @@ def display_for(stream: TextIO, environment: Mapping[str, str]) -> Display:
 
 
 class PlainLines:
-    """A line for each change of state, for each new epoch, and at least one a minute."""
+    """Prints a line for each change of state, for each new epoch, and at least once a minute."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -99,7 +101,7 @@ class PlainLines:
 
 
 def plain_line(snapshot: RunSnapshot) -> str:
-    """The whole run in one line."""
+    """Return the whole run in one line."""
     word = state_word(snapshot)
     moving = snapshot.state is RunState.RUNNING and word not in (STALLED, RANK_DEAD)
     parts = [
@@ -115,7 +117,7 @@ def plain_line(snapshot: RunSnapshot) -> str:
 
 
 def elapsed_text(elapsed_s: float | None) -> str:
-    """``18 s``, ``12 m 08 s``: whole seconds; empty in the first second."""
+    """Return whole seconds as ``18 s`` or ``12 m 08 s``; empty in the first second."""
     if elapsed_s is None or elapsed_s < 1:
         return ""
     whole = round(elapsed_s)
@@ -123,7 +125,8 @@ def elapsed_text(elapsed_s: float | None) -> str:
 
 
 def _detail(snapshot: RunSnapshot) -> str:
-    """The detail, if it says more than the state and the step, which stand beside it."""
+    """Return the detail if it contains more than the state and the step, which are shown next to
+    it."""
     detail = clean_line(snapshot.detail, 300) if snapshot.detail else ""
     plain = rf"{snapshot.state.value}( at step {snapshot.global_step})?\.?"
     return "" if re.fullmatch(plain, detail, re.IGNORECASE) else detail
@@ -133,7 +136,7 @@ def _detail(snapshot: RunSnapshot) -> str:
 
 
 class LivePanel:
-    """A few lines at the bottom of the terminal, redrawn in place; messages scroll above them."""
+    """Draws a few lines at the bottom of the terminal in place. Messages scroll above them."""
 
     def __init__(self, stream: TextIO) -> None:
         # Local: plain lines, in pipes and batch jobs, need no rich.
@@ -179,7 +182,7 @@ _STATE_STYLES = {
 
 
 def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str, str]]:
-    """Text and style of each line."""
+    """Return the text and the style of each line of the panel."""
     style = "bold red" if needs_help(snapshot) else _STATE_STYLES.get(snapshot.state, "")
     lines = [(f"{title(snapshot)}  {state_word(snapshot)}", style)]
     share = done_fraction(snapshot)
@@ -206,11 +209,11 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
 
 
 def bar(share: float, cells: int) -> str:
-    """``▮▮▮▮▯▯▯▯▯▯``."""
+    """Return a progress bar: ``▮▮▮▮▯▯▯▯▯▯``."""
     full = min(cells, max(0, int(share * cells)))
     return "▮" * full + "▯" * (cells - full)
 
 
 def terminal_display() -> Display:
-    """The display on this process's standard output."""
+    """Return the display for this process's standard output."""
     return display_for(sys.stdout, os.environ)

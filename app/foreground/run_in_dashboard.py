@@ -1,7 +1,7 @@
 """The dashboard of a run in the foreground: ``ltui run``, ``exec`` and ``resume`` on a terminal.
 
-As without the dashboard, the first Ctrl-C stops the run with a checkpoint, the second kills it,
-SIGTERM and SIGHUP end this process alone, and the command ends when the run ends.
+Signals act as without the dashboard. The first Ctrl-C stops the run with a checkpoint and the
+second kills it. SIGTERM and SIGHUP end this process alone. The command ends when the run ends.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir, ltui_home
 
 POLL_S = 0.2
+"""Seconds between two checks for signals and for the end of the run."""
 CLOSE_AFTER_S = 10.0
 """Seconds that the dashboard stays open after the run has ended, unless a key is pressed."""
 
 
 class ForegroundApp(LtuiApp):
-    """The dashboard at one run, which ends with the run."""
+    """The dashboard of one run, which closes when the run ends."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -77,7 +78,7 @@ class ForegroundApp(LtuiApp):
         await super().on_event(event)
 
     def exit(self, *args: Any, **options: Any) -> None:
-        """End without the farewell: the command prints how the run stands."""
+        """End without the farewell message, because the command prints the state of the run."""
         options.pop("message", None)
         super().exit(*args, **options)
 
@@ -129,5 +130,5 @@ class ForegroundApp(LtuiApp):
 
 
 def show_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> bool:
-    """Show the dashboard until it is left or the run has ended; False if it failed."""
+    """Show the dashboard until it is left or the run has ended. Return False if it failed."""
     return open_app(lambda: ForegroundApp(run_dir, signals)) == 0

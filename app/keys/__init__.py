@@ -1,1 +1,1 @@
-"""Key bindings: their tables, the choice for the footer and the help, the command palette."""
+"""Key bindings: their tables, their choice for the footer and the help, the command palette."""

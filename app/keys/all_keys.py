@@ -1,4 +1,4 @@
-"""Every key that works on a screen, whatever has the focus: for the help and the palette."""
+"""List every key that works on a screen, for the help and the palette."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ GROUPS = {
     "log": "Log",
     "runs": "Runs",
 }
-"""The help's headings for bindings of widgets, by the first part of their ids."""
+"""Headings of the help for bindings of widgets, by the first part of their ids."""
 SCREEN = "Screen"
-"""The heading of everything else, and the last one."""
+"""The heading of all other bindings; it comes last."""
 MOTION = frozenset(
     "up down left right shift+left shift+right home end pageup pagedown tab shift+tab".split()  # noqa: SIM905
 )
-"""Keys that move something: they make no sense as commands of the palette."""
+"""Keys that move a cursor or the focus. They make no sense as commands of the palette."""
 SHARED = frozenset({"escape", "enter"})
-"""Keys that do something else where the focus is, and are listed with both meanings."""
+"""Keys that do something else depending on the focus. They are listed with both meanings."""
 EVERYWHERE = (
     ("tab", "Move the focus on; shift+tab moves it back"),
     ("↑ ↓", "Move in a list or a table, or scroll; also PgUp, PgDn, Home, End"),
@@ -49,14 +49,15 @@ NAMES = {
     "shift+left": "shift+←",
     "shift+right": "shift+→",
 }
+"""Textual's names of keys, with the text shown for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedKey:
-    """Every binding of one id: some keys, and what they do."""
+    """All bindings with one id: some keys, and what they do."""
 
     node: DOMNode
-    """What the action is run on."""
+    """The node on which the action is run."""
     bindings: tuple[Binding, ...]
 
     @property
@@ -65,7 +66,7 @@ class ListedKey:
 
     @property
     def keys(self) -> str:
-        """``+ =``, as printed on the keyboard."""
+        """Return the keys as printed on a keyboard, such as ``+ =``."""
         return " ".join(b.key_display or NAMES.get(b.key, b.key) for b in self.bindings)
 
     @property
@@ -91,8 +92,8 @@ class ListedKey:
 def listed_keys(screen: Screen[object]) -> list[ListedKey]:
     """Return the keys of the screen, of each kind of widget on it, and of the app.
 
-    Textual's own widgets are left out: their bindings have no ids (see ``EVERYWHERE``). So are
-    keys that the screen binds to the same thing wherever the focus is.
+    Textual's own widgets are left out, because their bindings have no ids (see ``EVERYWHERE``).
+    Keys of a widget are left out too if the screen binds them wherever the focus is.
     """
     listed: dict[str, ListedKey] = {}
     screen_keys = {binding.key for binding in _bindings_of(screen)}
@@ -110,7 +111,7 @@ def listed_keys(screen: Screen[object]) -> list[ListedKey]:
 
 
 def _is_common_motion(binding: Binding) -> bool:
-    """Whether the line about lists and tables of ``EVERYWHERE`` covers it."""
+    """Return whether ``EVERYWHERE`` lists the binding with the keys of lists and tables."""
     return (binding.id or "").startswith("table.") and binding.key in MOTION
 
 
@@ -131,7 +132,7 @@ def groups_of(keys: list[ListedKey]) -> list[tuple[str, list[ListedKey]]]:
 
 
 def refusal_of(screen: Screen[object], action: str) -> str | None:
-    """Return why ``action`` can't be done now, if the screen knows a reason."""
+    """Return why ``action`` cannot be done now, if the screen gives a reason."""
     refusal = getattr(screen, "refusal_of", None)
     if refusal is None:
         return None

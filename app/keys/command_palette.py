@@ -1,4 +1,4 @@
-"""The commands of the palette: what the keys of a screen do, and what it can jump to."""
+"""The commands of the palette: the actions of a screen's keys, and the places to jump to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ltui.app.keys.all_keys import ListedKey, listed_keys, refusal_of
 
 
 def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
-    """Yield one command for each thing that can be done now; none has the title of another."""
+    """Yield one command for each action that is possible now, each with its own title."""
     titles: set[str] = set()
     actions: set[str] = set()
     chain = {screen, screen.app, *(screen.focused.ancestors_with_self if screen.focused else ())}

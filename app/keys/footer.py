@@ -1,4 +1,4 @@
-"""The footer: the keys that can be used here, as many as fit without cutting a word."""
+"""The footer: the keys that can be used now, as many as fit without cutting a word."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from textual.widget import Widget
 from ltui.app.keys.all_keys import refusal_of
 
 READONLY_BADGE = " READ-ONLY "
-"""Shown on every screen under ``--readonly``."""
+"""Shown on every screen with ``--readonly``."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHint:
-    """One key of the footer. ``action`` is run when it is clicked."""
+    """One key of the footer. A click on it runs ``action``."""
 
     key: str
     words: str
@@ -32,7 +32,7 @@ class KeyHint:
 
 
 def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]:
-    """The hints that fit into ``width`` cells, in order; those to keep have the first claim."""
+    """Return the hints that fit into ``width`` cells, in order. Hints to keep are placed first."""
     free_width = width - 2
     chosen: set[int] = set()
     for must_keep in (True, False):
@@ -48,7 +48,7 @@ def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]
 
 
 class KeyFooter(Widget):
-    """One line of keys at the foot of a screen."""
+    """One line of keys at the bottom of a screen."""
 
     DEFAULT_CSS = """
     KeyFooter {

@@ -1,4 +1,4 @@
-"""The keys of the home screen, and which of them its footer names for the widget in focus."""
+"""The keys of the home screen, and the keys that its footer shows for the focused widget."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ c      | check         | check      | Check by loading the model and data classe
 escape | back          | back       | Clear the filter, or leave the field for the presets
 q      | leave         | quit       | Quit (training continues)
 """
+"""Table of bindings for ``key_table.bindings``."""
 
 _LAUNCH = KeyHint("⏎", "launch", "screen.launch", keep=True)
 _NEXT = KeyHint("tab", "next", "app.focus_next")
@@ -58,7 +59,7 @@ _FILTER = (
 
 
 def hints(focused: Widget | None, *, in_runs: bool) -> tuple[KeyHint, ...]:
-    """The footer for the widget that has the focus."""
+    """Return the footer for the widget that has the focus."""
     if isinstance(focused, Input):
         return _FILTER if focused.has_class("filter") else _FIELD
     if isinstance(focused, Select):

@@ -1,9 +1,9 @@
-"""Keys take effect in the order in which they were pressed.
+"""Handle keys in the order in which they were pressed.
 
-Textual hands a printable character to the widget with the focus at once. A key that is bound
-(backspace, arrows, Tab, a command) first travels up to the app. Characters that follow closely
-overtake it: ``backspace 1`` becomes ``1 backspace``, and text after Tab lands in the field before.
-So each key waits here until the one before has been handled.
+Textual passes a printable character to the focused widget at once. A key with a binding (backspace,
+arrows, Tab, a command) first travels up to the app, so characters typed soon after it overtake it:
+``backspace 1`` becomes ``1 backspace``, and text after Tab goes to the previous field. Therefore
+each key waits here until the previous one has been handled.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from textual.app import App
 from textual.message_pump import MessagePump
 
 ROUNDS = 2
-"""Once for the key itself, once for the messages that it caused: a field's Submitted, say."""
+"""Passes through the message queues: one for the key itself, one for the messages that it
+caused, such as a field's Submitted."""
 LOST_AFTER_S = 0.5
-"""A key whose widget was removed may never be reported as handled."""
+"""Seconds after which the next key is handled anyway. A key may never be reported as handled if
+its widget was removed."""
 
 
 class OrderedKeysApp(App[None]):
@@ -45,7 +47,8 @@ class OrderedKeysApp(App[None]):
         self._follow(target, target, key, ROUNDS)
 
     def _follow(self, target: MessagePump, node: MessagePump, key: events.Key, rounds: int) -> None:
-        """Pass through the queues that the key passes through, behind it, up to the app."""
+        """Travel through the message queues that the key travels through, behind it, up to the
+        app."""
         if node is not self:
             # Queues are first in, first out. One that is closed is passed over.
             above = node._parent or self
@@ -67,5 +70,5 @@ class OrderedKeysApp(App[None]):
                 self._limit_wait(self._current_key)
 
     def _limit_wait(self, key: events.Key) -> None:
-        """Go on with the next key even if ``key`` is never reported as handled."""
+        """Continue with the next key even if ``key`` is never reported as handled."""
         self.set_timer(LOST_AFTER_S, lambda: self.call_later(self._handled, key))

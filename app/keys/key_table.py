@@ -1,6 +1,6 @@
-"""Bindings from a table, so that a screen's keys can be read at one glance.
+"""Make key bindings from a table, so that all keys of a screen can be read together.
 
-The footer (``keyline.py``), the help and the palette all show these.
+The footer (``footer.py``), the help and the palette show these bindings.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from textual.binding import Binding, BindingType
 
 
 def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingType]:
-    """One binding a line: ``keys | action | words | what it does``. Ids are ``scope.words``.
+    """Return one binding per line ``keys | action | words | description``, with ids
+    ``scope.words``.
 
-    A line ``[Charts]`` names the group of the lines below it, for the help.
+    A line ``[Charts]`` names the help's group for the lines below it.
     """
     result: list[BindingType] = []
     group: Binding.Group | None = None

@@ -54,6 +54,7 @@ class GpuHistory:
         self._series: dict[int, GpuSeries] = {}
 
     def has_samples(self, index: int) -> bool:
+        """Return whether a reading of this GPU is kept."""
         return index in self._samples
 
     def load(self, index: int, samples: Sequence[GpuSample]) -> None:
