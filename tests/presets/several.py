@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.train_preset import build
+from ltui.training.rank.train_preset import build_cli
 
 
 def main(path: str) -> None:
@@ -36,7 +36,7 @@ def main(path: str) -> None:
 
 
 def train(one: dict[str, Any]) -> dict[str, float]:
-    cli = build(one["config"], train=True)
+    cli = build_cli(one["config"], train=True)
     seen: dict[str, float] = {}
     from lightning.pytorch import Callback
 

@@ -10,79 +10,84 @@ from pathlib import Path
 import pytest
 
 from ltui.training.rank.coordination.step_consensus import (
-    GONE,
+    DEPARTED,
     Action,
     BarrierTable,
     Move,
-    frozen,
-    judge,
-    passed,
-    position,
+    boundary_position,
+    next_move,
+    passed_state,
+    waiting_state,
 )
 
-HERE = position(1, 10)
-BEFORE, AFTER = position(1, 9), position(1, 11)
-VALIDATING = position(1, 10, 1)
+HERE = boundary_position(1, 10)
+BEFORE, AFTER = boundary_position(1, 9), boundary_position(1, 11)
+VALIDATING = boundary_position(1, 10, 1)
 
 
 def test_boundaries_are_in_the_order_of_the_run() -> None:
-    places = [position(1, 9), position(1, 10), position(1, 10, 1), position(1, 10, 2)]
-    places += [position(1, 11), position(2, 0), position(2, 0, 1)]
-    words = [word for place in places for word in (frozen(place), passed(place))]
+    places = [
+        boundary_position(1, 9),
+        boundary_position(1, 10),
+        boundary_position(1, 10, 1),
+        boundary_position(1, 10, 2),
+    ]
+    places += [boundary_position(1, 11), boundary_position(2, 0), boundary_position(2, 0, 1)]
+    words = [word for place in places for word in (waiting_state(place), passed_state(place))]
     assert words == sorted(set(words))
-    assert passed(position(62, (1 << 36) - 1, 1 << 19)) < GONE
-    assert GONE < 1 << 63
+    assert passed_state(boundary_position(62, (1 << 36) - 1, 1 << 19)) < DEPARTED
+    assert DEPARTED < 1 << 63
 
 
 @pytest.mark.parametrize(
     ("words", "acted", "move"),
     [
-        ([frozen(HERE)], [0], Move.ACT),
-        ([frozen(HERE), frozen(HERE)], [0, 0], Move.ACT),
-        ([frozen(HERE), passed(BEFORE)], [0, 0], Move.WAIT),
-        ([frozen(HERE), 0], [0, 0], Move.WAIT),
-        ([frozen(HERE), frozen(BEFORE)], [0, 0], Move.WAIT),
-        ([frozen(HERE), passed(HERE)], [0, 0], Move.PROCEED),
-        ([frozen(HERE), frozen(VALIDATING)], [0, 0], Move.PROCEED),
-        ([frozen(HERE), frozen(AFTER)], [0, 0], Move.PROCEED),
-        ([frozen(HERE), GONE], [0, 0], Move.PROCEED),
-        ([frozen(HERE), passed(HERE)], [0, 7], Move.ACT),
+        ([waiting_state(HERE)], [0], Move.ACT),
+        ([waiting_state(HERE), waiting_state(HERE)], [0, 0], Move.ACT),
+        ([waiting_state(HERE), passed_state(BEFORE)], [0, 0], Move.WAIT),
+        ([waiting_state(HERE), 0], [0, 0], Move.WAIT),
+        ([waiting_state(HERE), waiting_state(BEFORE)], [0, 0], Move.WAIT),
+        ([waiting_state(HERE), passed_state(HERE)], [0, 0], Move.PROCEED),
+        ([waiting_state(HERE), waiting_state(VALIDATING)], [0, 0], Move.PROCEED),
+        ([waiting_state(HERE), waiting_state(AFTER)], [0, 0], Move.PROCEED),
+        ([waiting_state(HERE), DEPARTED], [0, 0], Move.PROCEED),
+        ([waiting_state(HERE), passed_state(HERE)], [0, 7], Move.ACT),
     ],
 )
 def test_the_rule(words: list[int], acted: list[int], move: Move) -> None:
-    assert judge(words, acted, HERE, 7) is move
+    assert next_move(words, acted, HERE, 7) is move
 
 
 class Rank:
     """A rank as ``RankCoordinator`` drives it, one memory access at a time."""
 
-    def __init__(self, board: BarrierTable, last: int, leads: bool) -> None:
-        self.board, self.last, self.leads = board, last, leads
+    def __init__(self, table: BarrierTable, last: int, leads: bool) -> None:
+        self.table, self.last, self.leads = table, last, leads
         self.acted_at: list[tuple[int, int, int]] = []
-        self.done = board.words[0]
+        self.done = table.words[0]
         self.step = 0
         self.life = self.live()
 
     def live(self):
         while self.step < self.last:
             self.step += 1
-            here = position(1, self.step)
+            here = boundary_position(1, self.step)
             yield  # the batch itself
-            if self.board.words[0] != self.done:
-                number, action = self.board.request()
+            if self.table.words[0] != self.done:
+                number, action = self.table.request()
                 yield
-                self.board.say(frozen(here))
+                self.table.set_state(waiting_state(here))
                 yield
-                while (move := self.board.judge(here, number)) is Move.WAIT:
+                while (move := self.table.next_move(here, number)) is Move.WAIT:
                     yield
                 if move is Move.ACT:
                     yield
-                    self.board.set_acted(number)
+                    self.table.set_acted(number)
                     self.done = number << 4 | action
                     self.acted_at.append((number, action, self.step))
                     yield
             yield
-            self.board.say(passed(here))
+            self.table.set_state(passed_state(here))
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -91,14 +96,14 @@ def test_any_interleaving_meets_at_one_step(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     world, steps = dice.randint(1, 4), 12
     lead = dice.choice([1, 1, 3])
-    boards = [BarrierTable(tmp_path / "b", rank, world) for rank in range(world)]
-    ranks = [Rank(board, steps, board.rank == 0) for board in boards]
+    tables = [BarrierTable(tmp_path / "b", rank, world) for rank in range(world)]
+    ranks = [Rank(table, steps, table.rank == 0) for table in tables]
     waiting = [Action.PAUSE, Action.CONTINUE, Action.STOP]
     ask_at = dice.randint(1, 8)
     alive = list(ranks)
     for _ in range(100_000):
-        if waiting and ranks[0].step >= ask_at and boards[0].all_acted():
-            boards[0].publish(waiting.pop(0))
+        if waiting and ranks[0].step >= ask_at and tables[0].all_acted():
+            tables[0].publish(waiting.pop(0))
         if not alive:
             break
         rank = dice.choice(alive)
@@ -109,8 +114,8 @@ def test_any_interleaving_meets_at_one_step(tmp_path: Path, seed: int) -> None:
     assert not alive, "a rank waits for ever"
     assert len({tuple(rank.acted_at) for rank in ranks}) == 1
     assert len(ranks[0].acted_at) >= 1
-    for board in boards:
-        board.close()
+    for table in tables:
+        table.close()
 
 
 def test_a_dead_peer_is_seen(tmp_path: Path) -> None:
@@ -119,21 +124,21 @@ def test_a_dead_peer_is_seen(tmp_path: Path) -> None:
         "from ltui.training.rank.coordination.step_consensus import BarrierTable; "
         "BarrierTable(Path(sys.argv[1]), 1, 2)"
     )
-    board = BarrierTable(tmp_path / "b", 0, 2)
-    assert board.dead_peers() == []
+    table = BarrierTable(tmp_path / "b", 0, 2)
+    assert table.dead_peers() == []
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, timeout=60)
-    assert board.dead_peers() == [1]
-    board.close()
+    assert table.dead_peers() == [1]
+    table.close()
 
 
-def test_results_wait_for_every_rank(tmp_path: Path) -> None:
-    boards = [BarrierTable(tmp_path / "b", rank, 2) for rank in range(2)]
-    boards[0].set_save_result(1, ok=True)
-    assert boards[0].results(1) is None
-    boards[1].set_save_result(1, ok=False)
-    assert boards[0].results(1) is False
-    for board in boards:
-        board.set_save_result(2, ok=True)
-    assert boards[1].results(2) is True
-    for board in boards:
-        board.close()
+def test_save_results_wait_for_every_rank(tmp_path: Path) -> None:
+    tables = [BarrierTable(tmp_path / "b", rank, 2) for rank in range(2)]
+    tables[0].set_save_result(1, ok=True)
+    assert tables[0].save_results(1) is None
+    tables[1].set_save_result(1, ok=False)
+    assert tables[0].save_results(1) is False
+    for table in tables:
+        table.set_save_result(2, ok=True)
+    assert tables[1].save_results(2) is True
+    for table in tables:
+        table.close()

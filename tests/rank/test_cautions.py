@@ -63,7 +63,7 @@ def test_a_modules_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         name, _, line = caution.what.split(" ")[0].partition(":")
         assert name == "their_model.py"
         assert caution.remedy
-        found[int(line)] = "alone" if "only one rank comes by" in caution.what else "both"
+        found[int(line)] = "alone" if "only one rank runs" in caution.what else "both"
     assert found == expected
 
 

@@ -261,7 +261,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: A
     fit(Linear(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
     assert failed["reason"] == "stop"
-    assert "Training goes on" in failed["text"]
+    assert "Training continues" in failed["text"]
     assert run.events("stopped") == []
     assert len(run.steps()) == 5
     assert run.pulse().outcome == Outcome.FINISHED

@@ -54,9 +54,9 @@ def test_finders_leave_one_end_checkpoint_and_are_named(run: RunFolder, fit: Any
     assert path.name == f"step-{int(steps[-1]):08d}-end.ckpt"
     said = [e["text"] for e in run.events("phase") if "finder" in e["text"]]
     assert said == [
-        "The batch size finder began: it trains on trial.",
+        "The batch size finder began its trial training.",
         "The batch size finder ended.",
-        "The learning rate finder began: it trains on trial.",
+        "The learning rate finder began its trial training.",
         "The learning rate finder ended.",
     ]
     assert run.events("finished")

@@ -28,7 +28,7 @@ from ltui.training.data.ffcv.build_beton import EXIT_BAD_INPUT, Reporter
 from ltui.training.data.loader_variant import Variant
 from ltui.training.rank.config_errors import to_config_error
 from ltui.training.rank.telemetry import count_samples
-from ltui.training.rank.train_preset import build
+from ltui.training.rank.train_preset import build_cli
 
 _MEMORY_PERIOD_S = 0.5
 """Seconds between two measurements of memory."""
@@ -90,7 +90,7 @@ def open_data_module(config: Mapping[str, Any]) -> Any:
     """Return the configuration's data module, set up for a single rank."""
     trainer = {**(config.get("trainer") or {}), "devices": 1, "num_nodes": 1, "strategy": "auto"}
     trainer.pop("callbacks", None)
-    cli = build({**config, "trainer": trainer}, train=False)
+    cli = build_cli({**config, "trainer": trainer}, train=False)
     data = cli.datamodule
     if data is None:
         raise ValueError("configuration: it has no data module.")

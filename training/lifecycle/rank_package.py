@@ -23,9 +23,9 @@ import os
 import sys
 
 try:
-    from ltui.training.rank.heartbeat.stack_dump_setup import begin
+    from ltui.training.rank.heartbeat.stack_dump_setup import install_handler
 
-    begin()
+    install_handler()
 except Exception:
     pass
 

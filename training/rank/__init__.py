@@ -1,1 +1,1 @@
-"""What runs inside a rank: telemetry, agreed stops, checkpoints, the worker entry for presets."""
+"""The code that runs inside a rank: telemetry, coordination, checkpoints, and the preset worker."""

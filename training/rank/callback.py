@@ -1,11 +1,11 @@
 # ruff: noqa: ARG002  (the arguments are Lightning's)
-"""The Lightning callback: hands each hook to telemetry and coordinator, and lets neither hurt
-training.
+"""The Lightning callback of a rank. It passes each hook on to telemetry and to the coordinator.
 
-A failure of telemetry switches telemetry off, a failure of coordinator takes this rank out of what
-ranks agree on; both are told, training goes on. Only ``RunStopped`` leaves a hook, by design.
+Neither may harm training. If telemetry fails, it is switched off. If the coordinator fails, this
+rank takes no further part in what the ranks agree on. Both failures are reported and training
+continues. By design, only ``RunStopped`` leaves a hook.
 
-The class is mixed with ``Callback`` of whichever package builds the Trainer (``entry.py``).
+``callback_factory.py`` combines the class with ``Callback`` of the package that builds the Trainer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from typing import Any, TypeVar
 
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.coordination.stop_exception import RunStopped
-from ltui.training.rank.coordination.stop_signals import StopSignals, replace_lightning_handlers
+from ltui.training.rank.coordination.stop_signals import (
+    StopSignals,
+    disable_lightning_handlers,
+    replace_lightning_handlers,
+)
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
+from ltui.training.rank.lightning_internals import logger_connector
 from ltui.training.rank.rank_queue import (
     OLDEST_LIGHTNING,
     Channel,
@@ -41,20 +46,22 @@ from ltui.training.rank.worker_exceptions import unwrap_worker_exception
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 
 _TRAINING = BoundaryKind.TRAINING
-"""For what runs every step: to ask an enumeration for a member takes a call."""
+"""Used in every step: reading a member from an enumeration takes a call."""
 _MESSAGE_LIMIT = 4000
+"""Characters of an exception's message that are sent."""
 _TRACEBACK_LIMIT = 16000
+"""Characters of an exception's traceback that are sent; its end is kept."""
 
-_APART = (
-    "Ranks on several nodes share no memory to agree in: there is no common stop, pause or "
-    "checkpoint by ltui. Have a ModelCheckpoint among the callbacks."
+_NO_COORDINATION = (
+    "Ranks on several nodes share no memory, so they can't agree on a step: ltui can't stop, pause "
+    "or checkpoint them together. Add a ModelCheckpoint to the callbacks."
 )
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def guarded(hook: Hook) -> Hook:
-    """A hook whose failure switches telemetry off; for the hooks that do not run every batch."""
+    """Switch telemetry off if the hook fails. Used for hooks that do not run in every batch."""
 
     @functools.wraps(hook)
     def guard(self: RankHooks, *args: Any, **kwargs: Any) -> None:
@@ -67,10 +74,10 @@ def guarded(hook: Hook) -> Hook:
 
 
 class RankHooks:
-    """All hooks. One object a Trainer; queue and coordinator are shared by the process."""
+    """All hooks of one Trainer. The process's Trainers share its queue and its coordinator."""
 
     state_key = "LtuiRank"
-    # Lightning asks ``callable(hook)`` and passes over what isn't: cheaper than an empty call.
+    # Lightning tests ``callable(hook)`` and skips a hook that is None: cheaper than an empty call.
     on_train_batch_start = on_before_zero_grad = on_before_backward = None
     on_after_backward = on_before_optimizer_step = None
 
@@ -80,23 +87,27 @@ class RankHooks:
         self.telemetry: Telemetry | None = None
         self.coordinator: RankCoordinator | None = None
         self._fit = 0
+        """Number of the running ``fit``, ``validate``, ``test`` or ``predict`` in this process."""
         self._stage = ""
-        self._patched = False
+        self._trainer_prepared = False
+        """True if the Trainer's methods are wrapped, which is done once."""
         self._exact: ExactState | None = None
-        self._part = 0
+        self._validation_batches = 0
+        """Validation batches since the last training step."""
         self._batch_ended = False
-        """Without telemetry: whether a training batch has just ended."""
+        """True if a training batch has just ended. Used only when telemetry is off."""
         self._batch_ends_later = False
+        """True if ``_wrap_batch_and_training_end`` detects the end of a batch."""
         self._end_saved = False
-        self._ended: BaseException | None = None
+        self._exception: BaseException | None = None
         self._signals: StopSignals | None = None
         self._finder: str | None = None
-        """The Tuner's finder that has begun."""
+        """The Tuner's finder that is running."""
         self._trained = False
-        """Whether this fit came to the user's own training."""
+        """True if this fit reached the user's own training."""
 
     def open_before_setup(self) -> None:
-        """Show the process as starting, where its rank is known before Lightning says it."""
+        """Show the process as starting, if its rank is known before Lightning sets it."""
         rank = rank_from_environment(os.environ)
         if rank is not None:
             self.channel = open_channel(self.environment, rank)
@@ -105,15 +116,17 @@ class RankHooks:
     # Failures.
 
     def telemetry_failed(self, error: BaseException) -> None:
+        """Switch telemetry off and report ``error``."""
         telemetry, self.telemetry = self.telemetry, None
         if telemetry is None:
             return
         vars(self).pop("on_train_batch_end", None)
         self._batch_ended = telemetry.stepped
-        with contextlib.suppress(Exception):  # nothing is left to tell it with
-            telemetry.off(error)
+        with contextlib.suppress(Exception):  # there is no other way to report it
+            telemetry.switch_off(error)
 
     def coordinator_failed(self, error: BaseException) -> None:
+        """Take no further part in what the ranks agree on, and report ``error``."""
         coordinator, self.coordinator = self.coordinator, None
         if coordinator is None and self.channel is not None:
             coordinator = self.channel.coordinator
@@ -123,9 +136,9 @@ class RankHooks:
             if self._signals is not None:
                 self._signals.restore_defaults()
             if self.channel is not None:
-                why = f"{type(error).__name__}: {error}"
-                text = f"This rank cannot stop with a checkpoint, pause or save: {why}"
-                self.channel.event("steering_off", text, error=why)
+                reason = f"{type(error).__name__}: {error}"
+                text = f"This rank cannot stop with a checkpoint, pause or save: {reason}"
+                self.channel.event("steering_off", text, error=reason)
 
     # Beginning.
 
@@ -136,28 +149,30 @@ class RankHooks:
             self.telemetry_failed(error)
 
     def _open(self, trainer: Any, stage: str) -> None:
+        """Open the channel and attach telemetry, coordinator and exact state to the Trainer."""
         channel = self.channel = open_channel(self.environment, trainer.global_rank)
-        channel.fits += 1
-        self._fit, self._stage, self._part, self._ended = channel.fits, stage, 0, None
+        channel.fit_count += 1
+        self._fit, self._stage = channel.fit_count, stage
+        self._validation_batches, self._exception = 0, None
         self._end_saved = self._trained = False
         channel.pulse.set(phase=Phase.SETUP, outcome=Outcome.RUNNING)
         if self.telemetry is None:
             self.telemetry = Telemetry(channel, self.telemetry_failed)
         if not channel.hello_sent:
-            channel.hello(trainer)
+            channel.send_hello(trainer)
             self._check_version(trainer, channel)
             atexit.register(_at_exit, channel)
         try:
-            self._take_the_wheel(trainer, channel)
+            self._attach_coordinator(trainer, channel)
         except Exception as error:  # noqa: BLE001
             self.coordinator_failed(error)
-        if not self._patched:
-            self._patched = True
+        if not self._trainer_prepared:
+            self._trainer_prepared = True
             self.telemetry.install_marks(trainer)
-            self._watch_saving(trainer)
-            self._bear_witness(trainer, channel)
-            self._keep_exact(trainer, channel)
-            self._watch_ends(trainer)
+            self._wrap_save_checkpoint(trainer)
+            self._start_heartbeat(trainer, channel)
+            self._create_exact_state(trainer, channel)
+            self._wrap_batch_and_training_end(trainer)
         if self.coordinator is not None:
             self.coordinator.exact = self._exact
         self._resume(trainer, channel)
@@ -171,47 +186,52 @@ class RankHooks:
             )
             channel.event("warning", text, remedy="Upgrade it: pip install -U lightning")
 
-    def _take_the_wheel(self, trainer: Any, channel: Channel) -> None:
+    def _attach_coordinator(self, trainer: Any, channel: Channel) -> None:
         if trainer.num_nodes > 1:
-            # Ranks agree in shared memory. A signal ends this one, as it would end any program.
-            if not self._patched:
-                trainer._signal_connector.register_signal_handlers = _register_nothing
+            # Ranks agree in shared memory. Here a signal ends this process as it ends any other.
+            if not self._trainer_prepared:
+                disable_lightning_handlers(trainer)
                 if trainer.local_rank == 0:
-                    channel.event("note", _APART)
+                    channel.event("note", _NO_COORDINATION)
             return
         if channel.coordinator is None:
             channel.coordinator = RankCoordinator(channel, trainer.global_rank, trainer.world_size)
         check_loops(trainer)
         self.coordinator = channel.coordinator
-        if not self._patched:
+        if not self._trainer_prepared:
             self._signals = StopSignals(channel.coordinator.request_stop)
             replace_lightning_handlers(trainer, self._signals)
-            tunes = functools.partial(active_finder, trainer, self)
-            channel.coordinator.watch_epoch_ends(trainer, self.coordinator_failed, tunes)
+            finder = functools.partial(active_finder, trainer, self)
+            channel.coordinator.watch_epoch_ends(trainer, self.coordinator_failed, finder)
 
-    def _keep_exact(self, trainer: Any, channel: Channel) -> None:
-        tell = channel.event if channel.rank == 0 else _tell_nothing
+    def _create_exact_state(self, trainer: Any, channel: Channel) -> None:
+        send_event = channel.event if channel.rank == 0 else _send_nothing
         try:
-            self._exact = ExactState(trainer, lambda text: tell("note", text))
-        except AttributeError as error:  # a Lightning whose loops are others
-            tell("note", f"Resuming will not be exact: {error}")
+            self._exact = ExactState(trainer, lambda text: send_event("note", text))
+        except AttributeError as error:  # an unsupported Lightning, with other loops
+            send_event("note", f"Resuming will not be exact: {error}")
 
-    def _bear_witness(self, trainer: Any, channel: Channel) -> None:
+    def _start_heartbeat(self, trainer: Any, channel: Channel) -> None:
         environment = self.environment
-        with contextlib.suppress(Exception):  # a run without a witness is a run all the same
-            witness = start_heartbeat_thread(environment.run_dir, environment.attempt, channel.rank)
-            if witness is not None:
-                publish_barriers(trainer.strategy, witness.slot)
+        with contextlib.suppress(Exception):  # training does not need the heartbeat
+            heartbeat = start_heartbeat_thread(
+                environment.run_dir, environment.attempt, channel.rank
+            )
+            if heartbeat is not None:
+                publish_barriers(trainer.strategy, heartbeat.slot)
 
-    def _watch_ends(self, trainer: Any) -> None:
-        """Of a batch after all hooks, and of training before the callbacks' last ones, of which
-        some put other weights in place (averages)."""
-        connector, loop = trainer._logger_connector, trainer.fit_loop
-        batch_ended, training_ended = connector.on_batch_end, loop.on_run_end
+    def _wrap_batch_and_training_end(self, trainer: Any) -> None:
+        """Detect the end of a batch (after all hooks) and of training.
+
+        The end of training is detected before the ``on_train_end`` hooks of callbacks, because some
+        swap in averaged weights there.
+        """
+        connector, loop = logger_connector(trainer), trainer.fit_loop
+        end_batch, end_training = connector.on_batch_end, loop.on_run_end
 
         def on_batch_end() -> None:
-            batch_ended()
-            # The batches of an evaluation or of a finder come by here too, and end no step.
+            end_batch()
+            # Called for batches of an evaluation or of a finder too, which end no step.
             telemetry = self.telemetry
             if self._batch_ended if telemetry is None else telemetry.stepped:
                 self._training_boundary(trainer)
@@ -220,19 +240,19 @@ class RankHooks:
 
         def on_run_end() -> None:
             try:
-                tunes = active_finder(trainer, self) is not None
-                if self.coordinator is not None and not self._end_saved and not tunes:
+                tuning = active_finder(trainer, self) is not None
+                if self.coordinator is not None and not self._end_saved and not tuning:
                     self.coordinator.save_at_end(trainer, self._fit, BoundaryKind.END)
             except Exception as error:  # noqa: BLE001
                 self.coordinator_failed(error)
-            training_ended()
+            end_training()
 
         connector.on_batch_end, loop.on_run_end = on_batch_end, on_run_end
         self._batch_ends_later = True
 
     @guarded
     def _finder_batch(self, trainer: Any, finder: str) -> None:
-        """A batch of a trial of the Tuner, to which no other hook is called."""
+        """Report a batch of a trial of the Tuner, for which Lightning calls no hook of ours."""
         if self.channel is None:
             return
         batch = trainer.fit_loop.epoch_loop.batch_idx
@@ -240,15 +260,15 @@ class RankHooks:
         if finder != self._finder:
             self._finder_ended()
             self._finder = finder
-            self._tell_phase(f"The {finder} began: it trains on trial.")
+            self._send_phase_event(f"The {finder} began its trial training.")
 
     def _finder_ended(self) -> None:
         if self._finder is not None:
-            self._tell_phase(f"The {self._finder} ended.")
+            self._send_phase_event(f"The {self._finder} ended.")
             self._finder = None
 
-    def _watch_saving(self, trainer: Any) -> None:
-        """Show a ModelCheckpoint's saving as the phase that it is, and report the file."""
+    def _wrap_save_checkpoint(self, trainer: Any) -> None:
+        """Show the checkpoint phase while a ModelCheckpoint saves, and report the file."""
         save, channel = trainer.save_checkpoint, self.channel
         pulse = channel.pulse if channel else None
 
@@ -256,31 +276,33 @@ class RankHooks:
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
             if is_tuner_checkpoint(filepath):
                 return save(filepath, *args, **kwargs)
-            before = pulse.current_phase if pulse else Phase.UNKNOWN
+            phase_before = pulse.current_phase if pulse else Phase.UNKNOWN
             if pulse:
                 pulse.set(phase=Phase.CHECKPOINT)
             try:
                 saved = save(filepath, *args, **kwargs)
             finally:
                 if pulse:
-                    pulse.set(phase=before)
+                    pulse.set(phase=phase_before)
             if channel is not None and channel.rank == 0:
-                with contextlib.suppress(Exception):  # a list in the dashboard, no more
+                with contextlib.suppress(Exception):  # only shown in the dashboard
                     send_saved_checkpoint(channel, trainer, filepath)
             return saved
 
         trainer.save_checkpoint = save_checkpoint
 
     def _resume(self, trainer: Any, channel: Channel) -> None:
+        """Resume from the run's checkpoint if it was saved in this ``fit``."""
         path = self.environment.resume_from
         if self._stage != "fit" or path is None or channel.resumed or fit_number(path) != self._fit:
             return
         channel.resumed = True
-        tell = channel.event if channel.rank == 0 else _tell_nothing
+        send_event = channel.event if channel.rank == 0 else _send_nothing
         own_folder = self.environment.checkpoints_dir.resolve()
         trusted = own_folder in path.resolve().parents
-        resume_from(trainer, path, tell, trusted=trusted, exact=self._exact)
-        keep_overrides(trainer, self.environment.changed, lambda text: tell("note", text))
+        resume_from(trainer, path, send_event, trusted=trusted, exact=self._exact)
+        overrides = self.environment.overrides
+        keep_overrides(trainer, overrides, lambda text: send_event("note", text))
 
     @guarded
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -296,13 +318,13 @@ class RankHooks:
         self._trained = True
         if self.telemetry is not None and self.channel is not None:
             self.telemetry.attach(trainer)
-            self.channel.plan(trainer)
+            self.channel.send_plan(trainer)
             if self.channel.rank == 0:
-                with contextlib.suppress(Exception):  # shown in the dashboard, no more
+                with contextlib.suppress(Exception):  # only shown in the dashboard
                     send_hyperparameters(self.channel, trainer, pl_module)
             self.telemetry.forget_metrics()
             self.telemetry.restart_clock()
-            # On the object, so that Lightning calls it without a detour.
+            # Set on the object, so that Lightning calls it directly.
             self.on_train_batch_end = self.telemetry.on_train_batch_end  # type: ignore[method-assign]
 
     @guarded
@@ -312,19 +334,22 @@ class RankHooks:
             telemetry.attach(trainer)
             telemetry.restart_clock()
 
-    # Every batch: no decorator, few look-ups.
+    # Every batch: no decorator and few attribute look-ups.
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Without telemetry; its own hook stands in the place of this one."""
+        """Used only when telemetry is off. Otherwise Telemetry's hook replaces this one."""
         self._batch_ended = True
         if not self._batch_ends_later:
             self._training_boundary(trainer)
 
     def _training_boundary(self, trainer: Any) -> None:
-        """After all that a batch is made of: the module's own ``on_train_batch_end`` runs after the
-        callbacks', and so does what a ModelCheckpoint saves by steps."""
+        """Pass the boundary after a training batch.
+
+        Called after everything that belongs to the batch. The module's own ``on_train_batch_end``
+        runs after that of the callbacks, and so does a ModelCheckpoint that saves by steps.
+        """
         coordinator, telemetry = self.coordinator, self.telemetry
         if telemetry is not None:
             telemetry.stepped, step = False, telemetry.global_step
@@ -332,18 +357,18 @@ class RankHooks:
             self._batch_ended, step = False, trainer.global_step
         if coordinator is None:
             return
-        self._part = 0
+        self._validation_batches = 0
         try:
-            if coordinator.boundary(trainer, _TRAINING, self._fit, step) and telemetry:
+            if coordinator.pass_boundary(trainer, _TRAINING, self._fit, step) and telemetry:
                 telemetry.restart_clock()
             epoch_loop = trainer.fit_loop.epoch_loop
             if step == epoch_loop.max_steps and not epoch_loop.batch_progress.is_last_batch:
-                # Lightning will now count the epoch that it cuts off as finished.
+                # Next, Lightning counts the epoch as finished although it is cut off.
                 self._end_saved = True
-                coordinator.save_at_end(trainer, self._fit, BoundaryKind.TRAINING)
+                coordinator.save_at_end(trainer, self._fit, _TRAINING)
         except RunStopped:
-            with contextlib.suppress(Exception):  # of the user's loggers
-                trainer._logger_connector.update_train_step_metrics()
+            with contextlib.suppress(Exception):  # an error of the user's loggers
+                logger_connector(trainer).update_train_step_metrics()
             raise
         except Exception as error:  # noqa: BLE001
             self.coordinator_failed(error)
@@ -354,7 +379,7 @@ class RankHooks:
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
             self._enter(Phase.VALIDATION)
-            self._tell_phase("Validation began.")
+            self._send_phase_event("Validation began.")
 
     @guarded
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
@@ -374,13 +399,15 @@ class RankHooks:
         if trainer.sanity_checking:
             return
         try:
-            self._part += 1
+            self._validation_batches += 1
             if self.channel is not None:
                 self.channel.pulse.set(batch=batch_idx)
             if self.coordinator is not None:
-                place = BoundaryKind.VALIDATION if self._stage == "fit" else BoundaryKind.EVALUATION
-                step = trainer.global_step
-                self.coordinator.boundary(trainer, place, self._fit, step, self._part)
+                within_fit = self._stage == "fit"
+                boundary = BoundaryKind.VALIDATION if within_fit else BoundaryKind.EVALUATION
+                self.coordinator.pass_boundary(
+                    trainer, boundary, self._fit, trainer.global_step, self._validation_batches
+                )
         except Exception as error:  # noqa: BLE001
             self.coordinator_failed(error)
 
@@ -392,7 +419,7 @@ class RankHooks:
         if trainer.sanity_checking:
             return
         self._send_metrics(trainer)
-        self._tell_phase("Validation ended.")
+        self._send_phase_event("Validation ended.")
         if self.telemetry is not None:
             self._enter(Phase.BATCH_END)
             self.telemetry.restart_clock()
@@ -415,36 +442,36 @@ class RankHooks:
     @guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         channel = self.channel
-        if channel is None or self._ended is not None:
+        if channel is None or self._exception is not None:
             return
         if self.coordinator is not None:
             self.coordinator.fit_ended(self._fit)
         if self._exact is not None:
             self._exact.detach()
-        tuned = self._finder is not None and not self._trained
+        only_tuned = self._finder is not None and not self._trained
         self._finder_ended()
         channel.queue.flush_staged()
-        # After every stage, because any may be the last; the next one's setup takes it back.
+        # Set after every stage, because any may be the last. The next stage's setup resets it.
         channel.pulse.set(phase=Phase.TEARDOWN, outcome=Outcome.FINISHED)
-        if self._stage == "fit" and channel.rank == 0 and not tuned:
+        if self._stage == "fit" and channel.rank == 0 and not only_tuned:
             step = trainer.global_step
             channel.event("finished", f"Finished at step {step}.", global_step=step)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._ended = exception
-        with contextlib.suppress(Exception):  # the exception itself is what matters now
+        self._exception = exception
+        with contextlib.suppress(Exception):  # a second error must not hide the first
             if self.coordinator is not None:
                 self.coordinator.leave()
             if self.channel is not None and not isinstance(exception, RunStopped):
-                _tell_exception(self.channel, exception)
+                _send_exception(self.channel, exception)
 
-    # Shared.
+    # Used by several hooks.
 
     def _enter(self, phase: Phase) -> None:
         if self.telemetry is not None:
-            self.telemetry.enter(phase)
+            self.telemetry.set_phase(phase)
 
-    def _tell_phase(self, text: str) -> None:
+    def _send_phase_event(self, text: str) -> None:
         if self.channel is not None and self.channel.rank == 0:
             self.channel.event("phase", text)
 
@@ -453,7 +480,7 @@ class RankHooks:
             self.telemetry.send_metrics(trainer)
 
 
-def _tell_exception(channel: Channel, exception: BaseException) -> None:
+def _send_exception(channel: Channel, exception: BaseException) -> None:
     lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
     name, message = unwrap_worker_exception(type(exception).__name__, str(exception))
     message = message[:_MESSAGE_LIMIT]
@@ -467,12 +494,8 @@ def _tell_exception(channel: Channel, exception: BaseException) -> None:
     channel.pulse.set(phase=Phase.EXCEPTION, outcome=Outcome.RAISED)
 
 
-def _register_nothing() -> None:
-    """In place of Lightning's handlers, of which that of SIGTERM waits for the other ranks."""
-
-
-def _tell_nothing(kind: str, text: str, **fields: Any) -> None:
-    """Ranks other than 0 do not repeat what all ranks do."""
+def _send_nothing(kind: str, text: str, **fields: Any) -> None:
+    """Replace ``Channel.event`` on ranks other than 0, which do not repeat what all ranks do."""
 
 
 def _at_exit(channel: Channel) -> None:

@@ -1,8 +1,8 @@
-"""What Lightning finds in its entry-point groups: one callback for every Trainer of a run.
+"""The entry point of Lightning's callback factories: it returns ltui's callbacks for each Trainer.
 
 Both groups (``lightning.pytorch.callbacks_factory`` and ``pytorch_lightning.callbacks_factory``)
-name ``callbacks``. A factory that raises would end the user's script, so this one never does;
-outside of a run it returns nothing and imports nothing heavy.
+name ``callbacks``. A factory that raises would end the user's script, so this one never raises.
+Outside of a run it returns an empty list and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,91 +17,96 @@ _PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.p
 
 
 def callbacks() -> list[Any]:
-    """The callback for the Trainer under construction; an empty list outside of a run."""
+    """Return ltui's callbacks for the Trainer under construction; none outside of a run."""
     if not (os.environ.get("LTUI_RUN_DIR") and os.environ.get("LTUI_RUN_ID")):
         return []
     try:
-        return _make(_calling_package())
-    except Exception as error:  # noqa: BLE001  (a user's script must not fail on our account)
+        return _create_callbacks(_calling_package())
+    except Exception as error:  # noqa: BLE001  (ltui must not make a user's script fail)
         print(f"ltui: no telemetry: {type(error).__name__}: {error}", file=sys.stderr)
         return []
 
 
-def _make(package: str) -> list[Any]:
-    # Lightning is imported by now, and only inside of a run is the rest needed.
+def _create_callbacks(package: str) -> list[Any]:
+    # Imported here, because only a run needs it. The caller has already imported Lightning.
     from ltui.training.rank.environment import RankEnvironment
 
     environment = RankEnvironment.read(os.environ)
     if environment is None:
         return []
-    callback = rebuild_callback(package, environment)
+    rank_callback = rebuild_callback(package, environment)
     try:
-        callback.open_before_setup()
+        rank_callback.open_before_setup()
     except Exception as error:  # noqa: BLE001  (``setup`` tries again)
         print(f"ltui: {type(error).__name__}: {error}", file=sys.stderr)
-    found = [callback, rebuild_freeze_warnings(package, callback)]
+    created = [rank_callback, rebuild_freeze_warnings(package, rank_callback)]
     if os.environ.get("LTUI_COUNT_FLOPS", "0") not in ("", "0"):
-        found.append(rebuild_flop_counter(package, callback))
-    return found
+        created.append(rebuild_flop_counter(package, rank_callback))
+    return created
 
 
-def rebuild_freeze_warnings(package: str, of: Any) -> Any:
-    """The callback that warns of what freezes runs, through ``of``'s channel."""
+def rebuild_freeze_warnings(package: str, rank_callback: Any) -> Any:
+    """Create the callback that warns about freezes through the channel of ``rank_callback``."""
 
-    def tell(caution: Any) -> None:
-        if of.channel is not None:
-            of.channel.event("warning", caution.what, remedy=caution.remedy)
+    def report(warning: Any) -> None:
+        if rank_callback.channel is not None:
+            rank_callback.channel.event("warning", warning.what, remedy=warning.remedy)
 
-    return _cautions_class(package)(of, tell)
+    return _freeze_warnings_class(package)(rank_callback, report)
 
 
 @lru_cache(maxsize=2)
-def _cautions_class(package: str) -> type:
+def _freeze_warnings_class(package: str) -> type:
     from ltui.training.rank.freeze_warnings import FreezeWarningHooks
 
     base = importlib.import_module(_PACKAGES[package]).Callback
 
-    def init(self: Any, of: Any, tell: Any) -> None:
-        FreezeWarningHooks.__init__(self, tell)
-        self.of = of
+    def init(self: Any, rank_callback: Any, report: Any) -> None:
+        FreezeWarningHooks.__init__(self, report)
+        self.rank_callback = rank_callback
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild_freeze_warnings, (package, self.of)
+        return rebuild_freeze_warnings, (package, self.rank_callback)
 
     body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
     return type("LtuiFreezeWarnings", (FreezeWarningHooks, base), body)
 
 
-def rebuild_flop_counter(package: str, of: Any) -> Any:
-    """The callback that counts a batch's operations, and tells them through ``of``'s channel."""
+def rebuild_flop_counter(package: str, rank_callback: Any) -> Any:
+    """Create the callback that counts a batch's operations.
 
-    def tell(kind: str, text: str, **fields: Any) -> None:
-        if of.channel is not None:
-            of.channel.event(kind, text, **fields)
+    It sends the result through the channel of ``rank_callback``.
+    """
 
-    return _counter_class(package)(of, tell)
+    def send_event(kind: str, text: str, **fields: Any) -> None:
+        if rank_callback.channel is not None:
+            rank_callback.channel.event(kind, text, **fields)
+
+    return _flop_counter_class(package)(rank_callback, send_event)
 
 
 @lru_cache(maxsize=2)
-def _counter_class(package: str) -> type:
+def _flop_counter_class(package: str) -> type:
     from ltui.training.rank.flop_count import FlopHooks
 
     base = importlib.import_module(_PACKAGES[package]).Callback
 
-    def init(self: Any, of: Any, tell: Any) -> None:
-        FlopHooks.__init__(self, tell)
-        self.of = of
+    def init(self: Any, rank_callback: Any, send_event: Any) -> None:
+        FlopHooks.__init__(self, send_event)
+        self.rank_callback = rank_callback
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild_flop_counter, (package, self.of)
+        return rebuild_flop_counter, (package, self.rank_callback)
 
     body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
     return type("LtuiFlops", (FlopHooks, base), body)
 
 
 def rebuild_callback(package: str, environment: Any) -> Any:
-    """A fresh callback; also how one is unpickled in a spawned process, where nothing is open
-    yet."""
+    """Create the callback of a rank.
+
+    Unpickling it in a spawned process calls this function too, because nothing is open there yet.
+    """
     return _callback_class(package)(environment)
 
 
@@ -118,7 +123,7 @@ def _callback_class(package: str) -> type:
 
 
 def _calling_package() -> str:
-    """Of the two packages, the one whose Trainer is being made: the nearest caller of theirs."""
+    """Return which of the two Lightning packages builds the Trainer: that of the nearest caller."""
     frame = sys._getframe(1)
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]

@@ -1,9 +1,10 @@
-"""What makes a checkpoint whole on disk: names, flush, checksums, rename, manifest. Without torch.
+"""The files of a checkpoint on disk: names, flush, checksums, rename and manifest. Without torch.
 
-``step-00001204-stop.ckpt`` and, written last, ``step-00001204-stop.ckpt.json``. Until the manifest
-stands under its name the checkpoint does not exist, so a process that dies at any moment leaves
-either the one before or the one after, never half of one. A name that is taken is not written
-over: the newer one becomes ``step-00001204-stop-2.ckpt``, and the older goes when that is whole.
+A checkpoint is ``step-00001204-stop.ckpt`` and its manifest ``step-00001204-stop.ckpt.json``, which
+is written last. Without its manifest a checkpoint does not exist. So a process that dies at any
+time leaves either the previous state or the new one, never half of a checkpoint. An existing file
+is not overwritten: the newer checkpoint becomes ``step-00001204-stop-2.ckpt``, and the older one is
+removed when that is complete.
 """
 
 from __future__ import annotations
@@ -21,28 +22,32 @@ from typing import Any
 
 MANIFEST_VERSION = 1
 _SPARE_BYTES = 16 << 20
+"""Bytes that must stay free on the disk after a checkpoint."""
 _CHUNK_BYTES = 4 << 20
+"""Bytes that are read at a time for a checksum."""
 
 
 def checkpoint_name(global_step: int, reason: str) -> str:
+    """Return the file name, such as ``step-00001204-stop.ckpt``."""
     return f"step-{global_step:08d}-{reason}.ckpt"
 
 
 def rank_file(checkpoint: Path, rank: int) -> Path:
-    """``step-00001204-stop.ckpt.rank-00000``"""
+    """Return the path of a rank's own state, such as ``step-00001204-stop.ckpt.rank-00000``."""
     return checkpoint.with_name(f"{checkpoint.name}.rank-{rank:05d}")
 
 
 def partial_path(path: Path) -> Path:
-    """Where ``path`` is written before it gets its name."""
+    """Return the temporary path at which ``path`` is written before it is renamed."""
     return path.with_name(f".{path.name}.part")
 
 
 def publish_checkpoint(temporary: Path, path: Path, ranks: int, **facts: Any) -> tuple[Path, int]:
-    """Flush, checksum, rename, then the manifest. Returns where it stands, and its size in bytes.
+    """Flush, checksum and rename the files, then write the manifest.
 
-    ``temporary`` and the parts of ``ranks`` ranks lie beside ``path`` under their ``partial_path``
-    names. Raises ``OSError``; then no manifest names what was written.
+    Return the checkpoint's path and its size in bytes. ``temporary`` and the parts of ``ranks``
+    ranks are in the folder of ``path`` under their ``partial_path`` names. ``facts`` are added to
+    the manifest. Raises ``OSError``; then no manifest names what was written.
     """
     files = {}
     for file in _files(temporary):
@@ -51,14 +56,14 @@ def publish_checkpoint(temporary: Path, path: Path, ranks: int, **facts: Any) ->
         files[str(file.relative_to(temporary))] = (_sha256(file), file.stat().st_size)
     parts = [partial_path(rank_file(path, rank)) for rank in range(ranks)]
     digests = [(_sha256(part), part.stat().st_size) for part in parts]
-    earlier = _of_that_name(path)
+    older_checkpoints = _checkpoints_of_name(path)
     final = _free_name(path)
     try:
-        beside = {}
+        rank_files = {}
         for rank, (part, (digest, bytes_)) in enumerate(zip(parts, digests, strict=True)):
-            own = rank_file(final, rank)
-            os.rename(part, own)
-            beside[own.name] = {"sha256": digest, "size_bytes": bytes_}
+            file_of_rank = rank_file(final, rank)
+            os.rename(part, file_of_rank)
+            rank_files[file_of_rank.name] = {"sha256": digest, "size_bytes": bytes_}
         os.rename(temporary, final)
         fsync_folder(final.parent)
         size = sum(size for _, size in files.values())
@@ -68,7 +73,7 @@ def publish_checkpoint(temporary: Path, path: Path, ranks: int, **facts: Any) ->
             "sha256": files["."][0] if "." in files else None,
             "size_bytes": size,
             "saved_at": time.time(),
-            "beside": beside,
+            "beside": rank_files,
             **facts,
         }
         if final.is_dir():
@@ -81,25 +86,25 @@ def publish_checkpoint(temporary: Path, path: Path, ranks: int, **facts: Any) ->
         remove_checkpoint(final)
         remove(partial_path(Path(f"{final}.json")))
         raise
-    for older in earlier:
+    for older in older_checkpoints:
         remove_checkpoint(older)
     return final, size
 
 
-def _of_that_name(path: Path) -> list[Path]:
-    """Whole checkpoints of the same step and reason."""
+def _checkpoints_of_name(path: Path) -> list[Path]:
+    """Return the complete checkpoints of the same step and reason."""
     pattern = re.compile(rf"{re.escape(path.stem)}(-\d+)?\.ckpt\.json")
-    found = (p for p in path.parent.glob(f"{path.stem}*.ckpt.json") if pattern.fullmatch(p.name))
-    return [manifest.with_suffix("") for manifest in found]
+    candidates = path.parent.glob(f"{path.stem}*.ckpt.json")
+    return [manifest.with_suffix("") for manifest in candidates if pattern.fullmatch(manifest.name)]
 
 
 def _free_name(path: Path) -> Path:
-    """``path`` or, where something of that name is there, the first numbered one that is free."""
-    taken, number = path, 1
-    while os.path.lexists(taken) or os.path.lexists(f"{taken}.json"):
+    """Return ``path``, or the first numbered variant of it if a file of that name exists."""
+    candidate, number = path, 1
+    while os.path.lexists(candidate) or os.path.lexists(f"{candidate}.json"):
         number += 1
-        taken = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return taken
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -110,9 +115,10 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def prune_periodic(folder: Path, keep: int) -> None:
-    """Remove all but the ``keep`` newest periodic checkpoints; the manifest goes first.
+    """Remove all but the ``keep`` newest periodic checkpoints.
 
-    The newest by attempt and step, whatever the clock said when they were saved.
+    The newest are those of the latest attempt and step. The time at which they were saved does not
+    count.
     """
     manifests = sorted(folder.glob("step-*-periodic*.ckpt.json"), key=_progress)
     for manifest in manifests[: max(0, len(manifests) - keep)]:
@@ -120,16 +126,16 @@ def prune_periodic(folder: Path, keep: int) -> None:
 
 
 def best_values(folder: Path, metric: str) -> list[tuple[float, Path]]:
-    """(value, manifest) of the checkpoints kept for ``metric``."""
-    found = []
+    """Return value and manifest path of each checkpoint that was saved for ``metric``."""
+    values = []
     for manifest in folder.glob("step-*-best*.ckpt.json"):
         try:
             best = json.loads(manifest.read_text(encoding="utf-8"))["best"]
             if best["metric"] == metric:
-                found.append((float(best["value"]), manifest))
+                values.append((float(best["value"]), manifest))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return found
+    return values
 
 
 def prune_best(folder: Path, metric: str, mode: str, keep: int) -> None:
@@ -140,7 +146,7 @@ def prune_best(folder: Path, metric: str, mode: str, keep: int) -> None:
 
 
 def _progress(manifest: Path) -> tuple[int, int, int]:
-    """How far training was; the least where the manifest can't be read."""
+    """Return attempt, fit and step of a checkpoint; zeros if the manifest can't be read."""
     try:
         facts = json.loads(manifest.read_text(encoding="utf-8"))
         return int(facts["attempt"]), int(facts["fit"]), int(facts["global_step"])
@@ -149,7 +155,7 @@ def _progress(manifest: Path) -> tuple[int, int, int]:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """The manifest goes first: what is left of it then is no checkpoint."""
+    """Remove a checkpoint, its manifest first: the other files without it are no checkpoint."""
     with contextlib.suppress(OSError):
         Path(f"{path}.json").unlink()
     for file in (path, *path.parent.glob(f"{path.name}.rank-*")):
@@ -168,7 +174,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:
-    """Raises ``OSError`` where the disk can't take ``needed_bytes`` and a little more."""
+    """Raise ``OSError`` if the disk has less than ``needed_bytes`` and a reserve free."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + _SPARE_BYTES:
         raise OSError(
@@ -185,7 +191,7 @@ def _sha256(path: Path) -> str:
 
 
 def fsync_folder(folder: Path) -> None:
-    """So that the names in it last. Raises ``OSError``."""
+    """Flush the names in the folder to disk. Raises ``OSError``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -194,7 +200,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """As far as it can be removed."""
+    """Remove a file or a folder. Errors are ignored."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

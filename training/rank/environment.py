@@ -1,6 +1,6 @@
-"""Read the environment variables by which a run reaches its ranks.
+"""The environment variables through which a run configures its ranks.
 
-They are listed in ``docs/protocols.md``, "Environment of ltui's processes".
+``docs/protocols.md``, "Environment of ltui's processes", lists them.
 """
 
 from __future__ import annotations
@@ -15,29 +15,36 @@ DEFAULT_QUEUE_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnvironment:
-    """What a rank is told about its run."""
+    """The configuration that a rank gets from its run."""
 
     run_dir: Path
     run_id: str
     attempt: int
     queue_bytes: int = DEFAULT_QUEUE_BYTES
+    """Capacity of the rank's queue."""
     resume_from: Path | None = None
+    """The checkpoint to resume from; None to start from the beginning."""
     checkpoint_every_s: float = 0.0
     """Seconds between periodic checkpoints; 0 for none."""
     checkpoint_keep: int = 2
-    changed: tuple[str, ...] = ()
-    """What ``--set`` changed for this attempt: ``optimizer.init_args.lr=0.01``."""
-    best: str | None = None
+    """Number of periodic checkpoints to keep."""
+    overrides: tuple[str, ...] = ()
+    """Settings that ``--set`` changed for this attempt, as ``optimizer.init_args.lr=0.01``."""
+    best_metric: str | None = None
     """The metric by which the best checkpoints are kept; None for none."""
     best_mode: str = "min"
+    """``min`` or ``max``."""
     best_keep: int = 1
+    """Number of best checkpoints to keep."""
     restarts: int = 0
     """How often torch elastic restarted its workers within this attempt."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RankEnvironment | None:
-        """None where the process belongs to no run. Raises ``ValueError`` for a number that is
-        none."""
+        """Return the configuration, or None if the process does not belong to a run.
+
+        Raises ``ValueError`` if a variable should be a number and is not.
+        """
         run_dir, run_id = environ.get("LTUI_RUN_DIR"), environ.get("LTUI_RUN_ID")
         attempt = environ.get("LTUI_ATTEMPT")
         if not (run_dir and run_id and attempt):
@@ -51,8 +58,8 @@ class RankEnvironment:
             resume_from=Path(resume_from) if resume_from else None,
             checkpoint_every_s=float(environ.get("LTUI_CHECKPOINT_EVERY_S") or 0),
             checkpoint_keep=max(1, int(environ.get("LTUI_CHECKPOINT_KEEP") or 2)),
-            changed=tuple(json.loads(environ.get("LTUI_CHANGED") or "[]")),
-            best=environ.get("LTUI_CHECKPOINT_BEST") or None,
+            overrides=tuple(json.loads(environ.get("LTUI_CHANGED") or "[]")),
+            best_metric=environ.get("LTUI_CHECKPOINT_BEST") or None,
             best_mode=environ.get("LTUI_CHECKPOINT_BEST_MODE") or "min",
             best_keep=max(1, int(environ.get("LTUI_CHECKPOINT_BEST_KEEP") or 1)),
             restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
@@ -60,15 +67,17 @@ class RankEnvironment:
 
     @property
     def queue_dir(self) -> Path:
+        """The folder of the attempt's queues."""
         return self.run_dir / "queue" / str(self.attempt)
 
     @property
     def checkpoints_dir(self) -> Path:
+        """The folder of the run's checkpoints."""
         return self.run_dir / "checkpoints"
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> int | None:
-    """The global rank where a launcher has said it (torch elastic does), else None."""
+    """Return the global rank if a launcher such as torch elastic has set it, else None."""
     if environ.get("RANK", "").isdigit() and "WORLD_SIZE" in environ:
         return int(environ["RANK"])
     return None

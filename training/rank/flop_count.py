@@ -1,8 +1,8 @@
 # ruff: noqa: ARG002  (the arguments are Lightning's)
-"""Counts the floating point operations of one early batch, where ``LTUI_COUNT_FLOPS`` asks for it.
+"""Count the floating point operations of one early batch if ``LTUI_COUNT_FLOPS`` requests it.
 
-torch's ``FlopCounterMode`` looks at every operation, which slows that one batch down; so it is not
-done unasked, and by rank 0 alone. Matrix products, convolutions and attention are counted.
+torch's ``FlopCounterMode`` intercepts every operation, which slows that batch down. Therefore it is
+used only on request and only on rank 0. It counts matrix products, convolutions and attention.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any
 
 COUNT_FLOPS = "LTUI_COUNT_FLOPS"
 BATCH = 2
-"""Counted from 0: by then whatever is built on first use is built."""
+"""Index of the counted batch, from 0. By then everything that is built on first use exists."""
 
 
 class FlopHooks:
-    """Mixed with Lightning's ``Callback``. ``tell`` sends an event of the run."""
+    """Mixed with Lightning's ``Callback``. ``send_event(kind, text, **fields)`` sends an event."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, send_event: Callable[..., None]) -> None:
+        self._send_event = send_event
         self._batches = 0
         self._mode: Any = None
+        """The active ``FlopCounterMode``, or None."""
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -35,7 +36,7 @@ class FlopHooks:
                 mode: Any = FlopCounterMode(display=False)
                 mode.__enter__()
                 self._mode = mode
-            except Exception as error:  # noqa: BLE001 - training goes on uncounted
+            except Exception as error:  # noqa: BLE001 - training continues without a count
                 self._failed(error)
 
     def on_train_batch_end(
@@ -44,10 +45,10 @@ class FlopHooks:
         if self._mode is None:
             return
         try:
-            flops = self._leave()
+            flops = self._stop_counting()
             import torch
 
-            self._tell(
+            self._send_event(
                 "flops",
                 f"One batch takes {flops:.3g} floating point operations.",
                 flops=float(flops),
@@ -59,13 +60,14 @@ class FlopHooks:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._mode is not None:
             with contextlib.suppress(Exception):
-                self._leave()
+                self._stop_counting()
 
-    def _leave(self) -> int:
+    def _stop_counting(self) -> int:
+        """Leave the counter's mode and return the number of operations."""
         mode, self._mode = self._mode, None
         mode.__exit__(None, None, None)
         return int(mode.get_total_flops())
 
     def _failed(self, error: Exception) -> None:
         with contextlib.suppress(Exception):
-            self._tell("note", f"The operations of a batch can't be counted: {error}")
+            self._send_event("note", f"The operations of a batch can't be counted: {error}")

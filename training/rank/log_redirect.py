@@ -1,8 +1,8 @@
-"""A log of its own for every rank of a command that knows nothing of ltui.
+"""Give every rank its own log if the user's command does not use ltui itself.
 
-All processes of such a command write to the one ``engine.log`` that they inherited. Once a rank
-knows its number, what it writes from then on goes to ``rank-00003.log`` beside it. Output that the
-user's command has sent elsewhere stays where it was sent.
+All processes of such a command inherit one ``engine.log``. Once a rank's number is known, its
+further output goes to ``rank-00003.log`` in the same folder. Output that the command redirected
+elsewhere stays there.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from collections.abc import Mapping
 
 
 def redirect_rank_log(environ: Mapping[str, str], rank: int) -> None:
-    """Point this process's standard output and error at its rank's log. Raises ``OSError``."""
+    """Redirect this process's standard output and error to its rank's log. Raises ``OSError``."""
     folder = environ.get("LTUI_LOG_DIR")
     if not folder:
         return
     try:
-        shared = os.stat(os.path.join(folder, "engine.log"))
+        shared_log = os.stat(os.path.join(folder, "engine.log"))
     except FileNotFoundError:
         return
-    inherited = [fd for fd in (1, 2) if _writes_to(fd, shared)]
+    inherited = [fd for fd in (1, 2) if _writes_to(fd, shared_log)]
     if not inherited:
         return
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):  # closed, or none at all
+        with contextlib.suppress(AttributeError, ValueError):  # the stream is closed or None
             stream.flush()
     path = os.path.join(folder, f"rank-{rank:05d}.log")
-    own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    rank_log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         for fd in inherited:
-            os.dup2(own, fd)
+            os.dup2(rank_log, fd)
     finally:
-        os.close(own)
+        os.close(rank_log)
 
 
-def _writes_to(fd: int, shared: os.stat_result) -> bool:
+def _writes_to(fd: int, file: os.stat_result) -> bool:
     try:
-        return os.path.samestat(os.fstat(fd), shared)
+        return os.path.samestat(os.fstat(fd), file)
     except OSError:
         return False

@@ -1,6 +1,7 @@
-"""A rank's way out: its queue, its pulse, and the records that are not steps.
+"""The channel of a rank: its queue, its pulse, and the records that are not steps.
 
-One channel a process, shared by every Trainer of a script, because a rank has one queue an attempt.
+A process has one channel, which all Trainers of a script share, because a rank has one queue for
+each attempt.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from ltui.training.rank.coordination.coordinator import RankCoordinator
 
 _TEXT_LIMIT = 4000
-"""Characters of a message; a record must stay small beside the ring."""
+"""Characters of a message: a record must be small compared with the ring."""
 
 
 class Channel:
-    """The queue of this rank, with the vocabulary of ``docs/protocols.md`` on top."""
+    """Writes the records of ``docs/protocols.md`` to the queue of this rank."""
 
     def __init__(self, environment: RankEnvironment, rank: int) -> None:
         self.environment = environment
@@ -42,35 +43,38 @@ class Channel:
         self.queue = QueueWriter.create(path, capacity_bytes=environment.queue_bytes)
         self.pulse = self.queue.pulse
         self.hello_sent = False
-        self.fits = 0
+        self.fit_count = 0
         """How many times fit, validate, test or predict began in this process."""
         self.resumed = False
-        """Whether ``LTUI_RESUME_FROM`` has been given to a Trainer."""
+        """True if a Trainer has resumed from ``LTUI_RESUME_FROM``."""
         self.coordinator: RankCoordinator | None = None
         self.pulse.set(
             pid=self.pid,
             start_ticks=own_start_ticks(),
             rank=rank,
-            local_rank=_integer(os.environ.get("LOCAL_RANK")),
-            world_size=_integer(os.environ.get("WORLD_SIZE"), 1),
+            local_rank=_parse_integer(os.environ.get("LOCAL_RANK")),
+            world_size=_parse_integer(os.environ.get("WORLD_SIZE"), 1),
             restarts=environment.restarts,
             phase=Phase.STARTING,
             outcome=Outcome.RUNNING,
         )
 
-    def label(self, record: RecordKind, **fields: Any) -> None:
-        """A record that is all label."""
-        self.queue.put(None, record, json.dumps(_finite(fields)).encode())
+    def send_record(self, record: RecordKind, **fields: Any) -> None:
+        """Send a record without a tensor. Its label is a JSON object of ``fields``."""
+        self.queue.put(None, record, json.dumps(_replace_nonfinite(fields)).encode())
 
     def event(self, kind: str, text: str, **fields: Any) -> None:
+        """Send an event with the present step and epoch."""
         fields = {"step": self.pulse.global_step, "epoch": self.pulse.epoch, **fields}
-        self.label(RecordKind.EVENT, kind=kind, text=text[:_TEXT_LIMIT], t=time.time(), **fields)
+        self.send_record(
+            RecordKind.EVENT, kind=kind, text=text[:_TEXT_LIMIT], t=time.time(), **fields
+        )
 
-    def hello(self, trainer: Any) -> None:
-        """Who this rank is; also tells the pulse what only the Trainer knows."""
+    def send_hello(self, trainer: Any) -> None:
+        """Send who this rank is, and write to the pulse what only the Trainer knows."""
         device = trainer.strategy.root_device
         self.pulse.set(local_rank=trainer.local_rank, world_size=trainer.world_size)
-        self.label(
+        self.send_record(
             RecordKind.HELLO,
             rank=self.rank,
             local_rank=trainer.local_rank,
@@ -90,10 +94,11 @@ class Channel:
         )
         self.hello_sent = True
 
-    def plan(self, trainer: Any) -> None:
+    def send_plan(self, trainer: Any) -> None:
+        """Send how many steps, epochs and batches the training will have."""
         batches = trainer.num_training_batches
         max_epochs = _limit(trainer.max_epochs)
-        self.label(
+        self.send_record(
             RecordKind.PLAN,
             max_steps=_planned_steps(trainer, batches, max_epochs),
             max_epochs=max_epochs,
@@ -104,18 +109,21 @@ class Channel:
         )
 
     def close(self) -> None:
+        """Publish staged records and close the queue."""
         self.queue.flush_staged()
         self.queue.close()
 
 
 def _planned_steps(trainer: Any, batches: float, max_epochs: int | None) -> int | None:
-    """Optimizer steps until the end: the smaller of what steps and epochs allow; None where
-    neither does."""
+    """Return the optimizer steps until the end of training; None if there is no limit.
+
+    The result is the smaller of the limits by steps and by epochs.
+    """
     limits = []
     if (max_steps := _limit(trainer.max_steps)) is not None:
         limits.append(max_steps)
-    one_step_a_batch = trainer.lightning_module.automatic_optimization
-    if max_epochs is not None and math.isfinite(batches) and one_step_a_batch:
+    automatic = trainer.lightning_module.automatic_optimization
+    if max_epochs is not None and math.isfinite(batches) and automatic:
         limits.append(math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs)
     return min(limits, default=None)
 
@@ -128,7 +136,7 @@ def _validation_batches(trainer: Any) -> int | None:
 
 
 def _limit(value: float | None) -> int | None:
-    """Lightning says "no limit" as None, -1 or infinity."""
+    """Return a limit, or None for Lightning's values without a limit: None, -1 and infinity."""
     return None if value is None or value < 0 or not math.isfinite(value) else int(value)
 
 
@@ -141,7 +149,7 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def lightning_version(trainer: Any) -> str:
-    """``2.6.6`` of ``lightning``, or ``2.6.6 (pytorch_lightning)``."""
+    """Return ``2.6.6`` for ``lightning``, or ``2.6.6 (pytorch_lightning)``."""
     package = type(trainer).__mro__[-2].__module__.partition(".")[0]
     for cls in type(trainer).__mro__:
         root = cls.__module__.partition(".")[0]
@@ -153,18 +161,18 @@ def lightning_version(trainer: Any) -> str:
 
 
 OLDEST_LIGHTNING = "2.5"
-"""As in ``pyproject.toml``."""
+"""Oldest supported version, as in ``pyproject.toml``."""
 
 
 def is_too_old(version: str) -> bool:
-    """Whether ``version`` (of ``lightning_version``) is below the oldest that ltui supports."""
-    found = re.match(r"(\d+)\.(\d+)", version)
+    """Return True if a version of ``lightning_version`` is below the oldest supported one."""
+    match = re.match(r"(\d+)\.(\d+)", version)
     oldest = tuple(int(part) for part in OLDEST_LIGHTNING.split("."))
-    return found is not None and (int(found[1]), int(found[2])) < oldest
+    return match is not None and (int(match[1]), int(match[2])) < oldest
 
 
 def own_start_ticks() -> int:
-    """``starttime`` of this process, 0 where there is no /proc."""
+    """Return the start time of this process in clock ticks since boot; 0 without /proc."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[19])
@@ -172,14 +180,14 @@ def own_start_ticks() -> int:
         return 0
 
 
-def _integer(text: str | None, default: int = 0) -> int:
+def _parse_integer(text: str | None, default: int = 0) -> int:
     return int(text) if text and text.isdigit() else default
 
 
-def _finite(value: Any) -> Any:
-    """``value`` as JSON can hold it: NaN and infinities become null."""
+def _replace_nonfinite(value: Any) -> Any:
+    """Replace NaN and infinity by None, because JSON does not have them."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -189,15 +197,17 @@ _current: Channel | None = None
 
 
 def open_channel(environment: RankEnvironment, rank: int) -> Channel:
-    """The process's channel, made on first use (and anew in a forked child that is itself a
-    rank)."""
+    """Return the channel of this process. Open it on first use.
+
+    A forked child that is itself a rank opens its own.
+    """
     global _current
-    known = _current
-    if known is not None and known.pid == os.getpid():
-        if (known.environment, known.rank) == (environment, rank):
-            return known
-        known.close()
-    with contextlib.suppress(OSError):  # the shared log will do
+    existing = _current
+    if existing is not None and existing.pid == os.getpid():
+        if (existing.environment, existing.rank) == (environment, rank):
+            return existing
+        existing.close()
+    with contextlib.suppress(OSError):  # then the shared log is used
         redirect_rank_log(os.environ, rank)
     _current = Channel(environment, rank)
     return _current

@@ -1,12 +1,12 @@
-"""Worker entry for presets, started by torch elastic.
+"""The worker process of a preset, started by torch elastic.
 
 ``python -m ltui.training.rank.train_preset CONFIG.json``
 
-``CONFIG.json`` is ``{"config": {...}, "after_fit": ["test"], "python_path": [...]}`` where
-``config`` is what LightningCLI itself accepts: ``seed_everything``, ``trainer``, ``model``,
-``data``, ``optimizer``, ``lr_scheduler``. With ``--check`` the classes are instantiated and
-nothing is trained; problems are printed as JSON lines ``{"where", "what", "remedy"}``. Exit code 2
-where the configuration is wrong.
+``CONFIG.json`` contains ``{"config": {...}, "after_fit": ["test"], "python_path": [...]}``. The
+value of ``config`` is what LightningCLI itself accepts: ``seed_everything``, ``trainer``,
+``model``, ``data``, ``optimizer``, ``lr_scheduler``. With ``--check`` the classes are instantiated
+and nothing is trained; problems are printed as JSON lines ``{"where", "what", "remedy"}``. The exit
+code is 2 if the configuration has an error.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _TRAINER_DEFAULTS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run or check the configuration, and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     check = "--check" in arguments
     paths = [text for text in arguments if text != "--check"]
@@ -49,44 +50,43 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         document = json.loads(Path(paths[0]).read_text())
         sys.path[:0] = document.get("python_path") or []
-        cli = build(document["config"], train=not check)
+        cli = build_cli(document["config"], train=not check)
         after = check_after_fit(document.get("after_fit") or [])
     except (Exception, SystemExit) as error:  # everything before fit is configuration
-        mistake = to_config_error(error)
-        print(json.dumps(mistake.to_document()) if check else mistake, file=_out(check))
+        problem = to_config_error(error)
+        if check:
+            print(json.dumps(problem.to_document()))
+        else:
+            print(problem, file=sys.stderr)
         if os.environ.get("LTUI_TRACEBACK"):
             raise
         return 2
     if check:
-        _tell_cautions(cli)
+        _print_freeze_warnings(cli)
     else:
         run(cli, after)
     return 0
 
 
-def _tell_cautions(cli: Any) -> None:
-    """JSON lines ``{"where", "what", "remedy"}`` of what the module does that freezes ranks."""
-    for caution in find_log_call_warnings(type(cli.model)):
-        document = {"where": "model", "what": caution.what, "remedy": caution.remedy}
+def _print_freeze_warnings(cli: Any) -> None:
+    """Print a JSON line for each call of the module that may freeze ranks."""
+    for warning in find_log_call_warnings(type(cli.model)):
+        document = {"where": "model", "what": warning.what, "remedy": warning.remedy}
         print(json.dumps(document))
 
 
-def _out(check: bool) -> Any:
-    return sys.stdout if check else sys.stderr
-
-
 def die_with_parent() -> None:
-    """Have the kernel kill this rank when its agent dies, so that no rank is left behind."""
+    """Make the kernel kill this rank when its agent dies, so that no rank keeps running."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the kernel was asked
+        os._exit(1)  # the agent died before the call
 
 
-def build(config: dict[str, Any], *, train: bool) -> Any:
-    """The LightningCLI with its classes instantiated."""
-    sys.argv[1:] = []  # LightningCLI warns of arguments that it is not meant to read
+def build_cli(config: dict[str, Any], *, train: bool) -> Any:
+    """Return the LightningCLI with its classes instantiated."""
+    sys.argv[1:] = []  # LightningCLI warns about arguments that it does not read
     try:
         from lightning.pytorch.cli import LightningCLI
     except ModuleNotFoundError as missing:
@@ -103,8 +103,10 @@ def build(config: dict[str, Any], *, train: bool) -> Any:
 
 
 def add_trainer_defaults(config: dict[str, Any], *, fit_to_world: bool) -> dict[str, Any]:
-    """``config`` with what is good for a watched run where it says nothing, and the devices it was
-    given."""
+    """Return ``config`` with ltui's defaults for missing options, and with the run's devices.
+
+    ``fit_to_world`` sets devices and nodes to what the launcher started.
+    """
     trainer = {**_TRAINER_DEFAULTS, **(config.get("trainer") or {})}
     if has_checkpoint_callback(trainer):
         trainer["enable_checkpointing"] = True
@@ -119,20 +121,25 @@ def add_trainer_defaults(config: dict[str, Any], *, fit_to_world: bool) -> dict[
 
 
 def has_checkpoint_callback(trainer: dict[str, Any]) -> bool:
+    """Return True if the Trainer's options contain a checkpoint callback."""
     callbacks = trainer.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     names = [c.get("class_path", "") if isinstance(c, dict) else str(c) for c in callbacks]
     return any(name.rpartition(".")[2].endswith("Checkpoint") for name in names)
 
 
-def resolve_devices(asked: Any, local_world_size: int) -> Any:
-    """The launcher has decided how many ranks there are; a list of that many devices is kept."""
-    if isinstance(asked, list) and len(asked) == local_world_size:
-        return asked
+def resolve_devices(devices: Any, local_world_size: int) -> Any:
+    """Return the Trainer's ``devices`` for the number of ranks that the launcher started.
+
+    A list of that many devices is kept.
+    """
+    if isinstance(devices, list) and len(devices) == local_world_size:
+        return devices
     return local_world_size
 
 
 def check_after_fit(names: list[str]) -> list[str]:
+    """Return ``names``, or raise ``ConfigError`` if one can't be run after ``fit``."""
     for name in names:
         if name not in AFTER_FIT:
             raise ConfigError(
@@ -144,20 +151,22 @@ def check_after_fit(names: list[str]) -> list[str]:
 
 
 def run(cli: Any, after: list[str]) -> None:
+    """Train, then run the methods ``after``."""
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)
         for name in after:
             getattr(cli.trainer, name)(cli.model, datamodule=cli.datamodule, verbose=False)
     except RunStopped:
-        leave(cli)
+        shut_down(cli)
         raise
-    leave(cli)
+    shut_down(cli)
 
 
-def leave(cli: Any) -> None:
-    """End what threads of C++ still do, in order. Left to Python's own end they may abort it.
+def shut_down(cli: Any) -> None:
+    """End the C++ threads of loaders and of the process group in order.
 
-    Not after an error: other ranks may be gone, and ending the process group could wait for them.
+    If they still run while Python exits, they may abort the process. Do not call this after an
+    error: other ranks may have exited, and ending the process group could wait for them.
     """
     import torch
 

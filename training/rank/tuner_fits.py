@@ -1,7 +1,7 @@
-"""Fits that Lightning's Tuner makes to find a learning rate or a batch size.
+"""The trial fits with which Lightning's Tuner finds a learning rate or a batch size.
 
-They train on trial and are undone afterwards. So they are no place to stop and leave no checkpoint
-of ltui's; what they are is reported as an event, and their batches move the pulse.
+Lightning undoes them afterwards. Therefore a run does not stop in them, and ltui saves no
+checkpoint there. An event says that a finder runs, and its batches update the pulse.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-_FILES = (".lr_find_", ".scale_batch_size_")
-"""How the Tuner's own temporary checkpoints begin."""
+_TUNER_FILE_PREFIXES = (".lr_find_", ".scale_batch_size_")
+"""Prefixes of the names of the Tuner's own temporary checkpoints."""
 
 
 def active_finder(trainer: Any, callback: Any) -> str | None:
-    """The finder that trains now; None where the user's training does.
+    """Return the name of the finder that trains now, or None during the user's training.
 
-    The Tuner puts all callbacks aside for its trials: the learning rate finder puts one of its own
-    in their place, the batch size finder none.
+    The Tuner removes all callbacks for its trials. The learning rate finder adds one of its own
+    instead, the batch size finder adds none.
     """
     callbacks = trainer.callbacks
     if any(c is callback for c in callbacks):
@@ -27,5 +27,5 @@ def active_finder(trainer: Any, callback: Any) -> str | None:
 
 
 def is_tuner_checkpoint(filepath: Any) -> bool:
-    """Whether a checkpoint is the Tuner's own, which it removes again."""
-    return os.path.basename(str(filepath)).startswith(_FILES)
+    """Return True for a temporary checkpoint of the Tuner, which it removes again."""
+    return os.path.basename(str(filepath)).startswith(_TUNER_FILE_PREFIXES)

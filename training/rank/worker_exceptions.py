@@ -1,8 +1,8 @@
-"""What an exception said that came from a DataLoader's worker. Standard library.
+"""Read the original exception from one that torch forwards from a DataLoader worker.
 
-torch raises it again in the rank with its traceback as the text, where possible as the same class:
-``Caught ValueError in DataLoader worker process 0.``, ``Original Traceback ...``, and at the end
-what it was about.
+torch raises it again in the rank, if possible with the same class. Its text contains the traceback:
+``Caught ValueError in DataLoader worker process 0.``, then ``Original Traceback ...``, and at the
+end the original message. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ import re
 _CAUGHT = re.compile(
     r"Caught (?P<kind>\w+) (?P<where>in [^\n]+)\.\nOriginal (?P<traceback>.*)", re.S
 )
-_BEGIN = "Traceback (most recent call last):\n"
+_TRACEBACK_START = "Traceback (most recent call last):\n"
 
 
 def unwrap_worker_exception(kind: str, message: str) -> tuple[str, str]:
-    """Class and text of the exception that the worker raised, with where it was; of any other
-    exception as they are."""
+    """Return class name and message of the exception that a DataLoader worker raised.
+
+    The message also says where it was raised. For any other exception return the arguments.
+    """
     caught = _CAUGHT.search(message)
     if caught is None:
         return kind, message
-    # Of exceptions that caused each other the last is what was raised.
-    lines = caught["traceback"].rpartition(_BEGIN)[2].splitlines()
-    said = [line for line in lines if line and not line.startswith("  ")]
-    if not said:
-        return caught["kind"], f"no more is known ({caught['where']})"
-    first = said[0].partition(": ")[2] if ": " in said[0] else ""
-    text = "\n".join([first, *said[1:]])
+    # With chained exceptions, the last one was raised.
+    lines = caught["traceback"].rpartition(_TRACEBACK_START)[2].splitlines()
+    message_lines = [line for line in lines if line and not line.startswith("  ")]
+    if not message_lines:
+        return caught["kind"], f"no message ({caught['where']})"
+    first_line = message_lines[0]
+    first_line = first_line.partition(": ")[2] if ": " in first_line else ""
+    text = "\n".join([first_line, *message_lines[1:]])
     return caught["kind"], f"{text} ({caught['where']})".strip()

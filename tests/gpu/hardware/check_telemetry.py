@@ -229,7 +229,7 @@ class _Rank:
         """Have telemetry look at metrics and memory in this batch too, not some times a second."""
         telemetry = self.callback.telemetry
         if telemetry is not None:
-            telemetry._look_due = telemetry._memory_due = 0
+            telemetry._periodic_due = telemetry._memory_due = 0
 
 
 def _train(model: pl.LightningModule, callbacks: list[Any], steps: int, accelerator: str) -> None:

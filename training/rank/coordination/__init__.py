@@ -1,1 +1,1 @@
-"""How the ranks agree where to stop, pause and save, and how they save a checkpoint."""
+"""Coordination of ranks: they agree where to stop, pause or save, and save checkpoints together."""

@@ -1,4 +1,4 @@
-"""Which checkpoints are the best by a metric: rank 0 decides, manifests keep it over attempts."""
+"""The best checkpoints by a metric: rank 0 decides, manifests keep the values over attempts."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from ltui.training.rank.environment import RankEnvironment
 
 
 class BestCheckpoints:
-    """Asks after every validation and epoch whether the metric is among the best so far."""
+    """Decides after every validation and epoch if the metric is among the best so far."""
 
     def __init__(self, environment: RankEnvironment) -> None:
-        self.metric = environment.best
+        self.metric = environment.best_metric
         self._mode, self._keep = environment.best_mode, environment.best_keep
         self._folder = environment.checkpoints_dir
-        self._seen: float | None = None
-        self.value: float | None = None
-        """That deserves a checkpoint now."""
+        self._last_value: float | None = None
+        self.pending_value: float | None = None
+        """The value for which a checkpoint is due; None if none is due."""
 
-    def look(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint is due. A value that was looked at before is no news."""
+    def update(self, metrics: Mapping[str, Any]) -> bool:
+        """Return True if a checkpoint is due. A value equal to the last one is ignored."""
         if self.metric is None or self.metric not in metrics:
             return False
         value = float(metrics[self.metric])
-        if not math.isfinite(value) or value == self._seen:
+        if not math.isfinite(value) or value == self._last_value:
             return False
-        self._seen = value
-        kept = [found for found, _ in best_values(self._folder, self.metric)]
+        self._last_value = value
+        saved_values = [saved for saved, _ in best_values(self._folder, self.metric)]
         sign = -1.0 if self._mode == "max" else 1.0
-        better = sum(sign * other <= sign * value for other in kept)
-        self.value = value if better < self._keep else None
-        return self.value is not None
+        at_least_as_good = sum(sign * saved <= sign * value for saved in saved_values)
+        self.pending_value = value if at_least_as_good < self._keep else None
+        return self.pending_value is not None
 
-    def take(self) -> dict[str, Any]:
-        """What the manifest of the checkpoint says; it is no longer due."""
-        value, self.value = self.value, None
+    def take_manifest_fields(self) -> dict[str, Any]:
+        """Return the manifest fields of the checkpoint that is due. Then none is due."""
+        value, self.pending_value = self.pending_value, None
         return {"best": {"metric": self.metric, "value": value, "mode": self._mode}}
 
     def prune(self) -> None:
+        """Remove the best checkpoints that are no longer among the best."""
         if self.metric is not None:
             prune_best(self._folder, self.metric, self._mode, self._keep)

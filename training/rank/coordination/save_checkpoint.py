@@ -1,13 +1,13 @@
-"""Saving a checkpoint in which all ranks take part.
+"""Save a checkpoint in which all ranks take part.
 
-``checkpoint_files.py`` defines when a checkpoint is complete on disk: a file without a manifest, or
+``checkpoint_files.py`` defines when a checkpoint is complete on disk. A file without a manifest, or
 with another size or checksum, is never resumed from. A sharded checkpoint is a directory; its
 manifest lists the checksum of every file. Each rank also writes a small file with its own state
 (``resume/exact_state.py``); the manifest lists these files too.
 
-Every rank calls ``save`` at the same place and passes the same collectives whatever fails:
-Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier when rank 0's disk is full,
-so its parts are called here one by one.
+Every rank calls ``save_checkpoint`` at the same place and takes part in the same collectives,
+whatever fails. Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier if rank 0's
+disk is full. Therefore its parts are called here one by one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from ltui.training.rank.checkpoint_files import (
     remove,
     require_space,
 )
+from ltui.training.rank.lightning_internals import checkpoint_connector
 from ltui.training.rank.rank_queue import lightning_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveResult:
-    """How saving went on this rank: ``error`` is None where it went well."""
+    """How saving ended on this rank. ``error`` is None if it succeeded."""
 
     path: Path
     size_bytes: int | None = None
@@ -42,7 +43,7 @@ class SaveResult:
     error: str | None = None
 
 
-def save(
+def save_checkpoint(
     trainer: Any,
     folder: Path,
     reason: str,
@@ -51,12 +52,12 @@ def save(
     fit: int,
     amend: Callable[[dict[str, Any]], None] | None = None,
     rank_state: Callable[[], dict[str, Any]] | None = None,
-    facts: Mapping[str, Any] | None = None,
+    manifest_fields: Mapping[str, Any] | None = None,
 ) -> SaveResult:
-    """Write one checkpoint; all ranks call it together. Raises nothing that a disk can cause.
+    """Write one checkpoint. All ranks call it together. No error of a disk is raised.
 
-    ``amend`` may change the dumped dictionary before it is written. ``rank_state`` gives what this
-    rank keeps for itself; ``facts`` go into the manifest.
+    ``amend`` may change the dumped dictionary before it is written. ``rank_state`` returns this
+    rank's own state. ``manifest_fields`` are added to the manifest.
     """
     began = time.perf_counter()
     step, epoch = trainer.global_step, trainer.current_epoch
@@ -67,7 +68,7 @@ def save(
     ranks = trainer.world_size if rank_state is not None else 0
     try:
         state = None if rank_state is None else rank_state()
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(False)
+        checkpoint = checkpoint_connector(trainer).dump_checkpoint(False)
         if amend is not None:
             amend(checkpoint)
         if trainer.is_global_zero:
@@ -77,7 +78,7 @@ def save(
         trainer.strategy.save_checkpoint(checkpoint, str(temporary))
         if state is not None:
             _write_state(own_part, state)
-    except Exception as failure:  # noqa: BLE001  (the barrier below must be reached by every rank)
+    except Exception as failure:  # noqa: BLE001  (every rank must reach the barrier below)
         error = f"{type(failure).__name__}: {failure}"
         remove(own_part)
     trainer.strategy.barrier("ltui checkpoint")
@@ -96,18 +97,19 @@ def save(
                     attempt=attempt,
                     fit=fit,
                     **versions,
-                    **(facts or {}),
+                    **(manifest_fields or {}),
                 )
         except OSError as failure:
             error = f"{type(failure).__name__}: {failure}"
         if error is not None:
             for part in (temporary, *folder.glob(f".{path.name}.rank-*.part")):
                 remove(part)
-    return SaveResult(path=path, size_bytes=size, seconds=time.perf_counter() - began, error=error)
+    seconds = time.perf_counter() - began
+    return SaveResult(path=path, size_bytes=size, seconds=seconds, error=error)
 
 
 def _write_state(part: Path, state: dict[str, Any]) -> None:
-    # Every rank writes, and the first to come makes the folder.
+    # Every rank writes, and the first one creates the folder.
     part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with part.open("wb") as file:
         torch.save(state, file)
@@ -116,7 +118,7 @@ def _write_state(part: Path, state: dict[str, Any]) -> None:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of all tensors in a checkpoint dictionary."""
+    """Return the bytes of all tensors in a checkpoint dictionary."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):

@@ -1,23 +1,24 @@
-"""How all ranks of one machine come to act at the same place without a collective.
+"""Step consensus: all ranks of one machine act at the same place without a collective.
 
 Every rank passes the same *boundaries* in the same order: the end of each batch in which the
 optimizer stepped, and the end of each validation batch. Each rank has one word in shared memory
-that says where it is: *passed P* while it runs on from boundary P, *frozen at P* while it waits
-there.
+with its state: *passed P* while it runs after boundary P, *waiting at P* while it waits there.
 
-No request: a rank that reaches P stores "passed P" and goes on (two memory accesses a boundary). A
-request (rank 0 publishes it in the header): a rank that reaches P stores "frozen at P" and looks:
+Without a request, a rank that reaches P stores "passed P" and continues. That takes two memory
+accesses for each boundary. Rank 0 publishes a request in the header. Then a rank that reaches P
+stores "waiting at P" and reads the states of all ranks:
 
-- somebody has passed P: that rank may wait for this one further on, so go on to the next boundary;
-- all are frozen at P: act. A rank that never froze at P has no word that says so, hence nobody can
-  have passed P once all words have been seen frozen there, and nobody leaves P but by acting;
-- a rank has already acted on this request: act too (it may be gone from P by now);
-- otherwise wait: the missing ranks need nothing from this one, which has given all that boundary P
-  and everything before it take.
+- A rank has passed P. It may wait for this rank further on, so this rank proceeds to the next
+  boundary.
+- All ranks wait at P. This rank acts. A rank that did not wait at P has not stored that it did, so
+  no rank can have passed P once all states are "waiting at P", and a rank leaves P only by acting.
+- A rank has already acted on this request. This rank acts too, because the other may have left P.
+- Otherwise this rank waits. The missing ranks need nothing from it, because it has already done its
+  part of everything up to P.
 
-Nothing in this rule asks how far the device is: a rank whose host runs ahead of its GPU has queued
-its share of every collective up to its boundary. It needs shared memory, hence ranks of one
-machine.
+The rule does not depend on how far the device is. A rank that runs ahead of its GPU has queued its
+part of every collective up to its boundary. The rule needs shared memory, and therefore ranks of
+one machine.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 _PART_BITS, _STEP_BITS = 19, 36
-GONE = (1 << 62) + 1
-"""Word of a rank that takes no part any more: every other rank goes on."""
+DEPARTED = (1 << 62) + 1
+"""State of a rank that takes part no more. Every other rank proceeds without it."""
 
 
 STOP_AT_WORD = 2
-"""Where in ``BarrierTable.words`` the position of a planned stop is."""
+"""Index in ``BarrierTable.words`` of the position of a planned stop."""
 EPOCH_END = (1 << _PART_BITS) - 1
 """The ``part`` of a position between two epochs."""
 
 
 class Action(IntEnum):
-    """What ranks do when they have met."""
+    """What the ranks do when all of them wait at one boundary."""
 
     NONE = 0
     STOP = 1
@@ -48,57 +49,64 @@ class Action(IntEnum):
     CONTINUE = 3
     CHECKPOINT = 4
     PERIODIC = 5
-    """A checkpoint that rank 0's clock asked for."""
+    """A checkpoint that rank 0's clock requested."""
     BEST = 6
-    """A checkpoint because rank 0 has seen a metric at its best."""
+    """A checkpoint because rank 0 saw a best value of the metric."""
 
 
 class Move(Enum):
+    """What a rank that waits at a boundary does next."""
+
     WAIT = "wait"
-    PROCEED = "go on"
+    PROCEED = "proceed"
     ACT = "act"
 
 
-def position(fit: int, global_step: int, part: int = 0) -> int:
-    """A boundary as a number that grows along the run.
+def boundary_position(fit: int, global_step: int, part: int = 0) -> int:
+    """Return a boundary as a number that grows along the run.
 
-    ``fit`` counts the calls of ``fit`` and its like in this process; ``part`` is 0 for the end of a
-    training step and ``1 + n`` for the n-th validation batch that follows it.
+    ``fit`` counts the calls of ``fit``, ``validate``, ``test`` and ``predict`` in this process.
+    ``part`` is 0 for the end of a training step and ``1 + n`` for the n-th validation batch that
+    follows it.
     """
     if part > EPOCH_END:
         part = EPOCH_END
     return (((fit & 0x3F) << _STEP_BITS) + global_step << _PART_BITS) + part
 
 
-def frozen(here: int) -> int:
-    return 2 * here
+def waiting_state(position: int) -> int:
+    """Return the state "waiting at ``position``"."""
+    return 2 * position
 
 
-def passed(here: int) -> int:
-    return 2 * here + 1
+def passed_state(position: int) -> int:
+    """Return the state "passed ``position``"."""
+    return 2 * position + 1
 
 
-def judge(words: Sequence[int], acted: Sequence[int], here: int, request: int) -> Move:
-    """The rule above, for a rank frozen at ``here``. ``acted`` must have been read after
-    ``words``."""
+def next_move(states: Sequence[int], acted: Sequence[int], position: int, request: int) -> Move:
+    """Apply the rule of this module for a rank that waits at ``position``.
+
+    ``states`` and ``acted`` have one number for each rank. ``acted`` must be read after ``states``.
+    """
     if any(number >= request for number in acted):
         return Move.ACT
-    mine = frozen(here)
-    if any(word > mine for word in words):
+    waiting = waiting_state(position)
+    if any(state > waiting for state in states):
         return Move.PROCEED
-    return Move.ACT if all(word == mine for word in words) else Move.WAIT
+    return Move.ACT if all(state == waiting for state in states) else Move.WAIT
 
 
 class BarrierTable:
-    """The shared words: a header of the request, then a row for every rank.
+    """The shared table: a header with the request, then a row for every rank.
 
-    Words are 64-bit, aligned and stored by one machine instruction each (``memoryview`` of native
-    int64). A row takes a cache line of its own.
+    Words are 64-bit, aligned, and each is stored by one machine instruction (``memoryview`` of
+    native int64). A row has a cache line of its own.
     """
 
     _ROW = 8  # words
     _REQUEST, _CONTROL_ID, _STOP_AT, _STOP_EPOCHS = 0, 1, 2, 3
-    _WORD, _ACTED, _RESULT, _PID = 0, 1, 2, 3
+    _STATE, _ACTED, _RESULT, _PID = 0, 1, 2, 3
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -112,81 +120,92 @@ class BarrierTable:
             os.close(descriptor)
         self.words = memoryview(self._map).cast("q")
         self._row = self._ROW * (1 + rank)
-        self.own_slot = self._row + self._WORD
-        self.words[self._row + self._WORD] = 0
+        self.own_slot = self._row + self._STATE
+        """Index in ``words`` of this rank's state."""
+        self.words[self._row + self._STATE] = 0
         self.words[self._row + self._RESULT] = 0
         self.words[self._row + self._PID] = os.getpid()
 
-    # The request, written by rank 0 alone.
+    # The request, written only by rank 0.
 
     def request(self) -> tuple[int, Action]:
-        """Number of the current request and what it asks; ``(0, NONE)`` before the first."""
+        """Return number and action of the current request; ``(0, NONE)`` before the first."""
         word = self.words[self._REQUEST]
         return word >> 4, Action(word & 15)
 
     def control_id(self) -> int:
-        """Id in the control file of what the current request answers, 0 for rank 0's own."""
+        """Return the id of the control file's request that the current one answers.
+
+        It is 0 for a request of rank 0 itself.
+        """
         return self.words[self._CONTROL_ID]
 
     def publish(self, action: Action, control_id: int = 0) -> int:
+        """Publish the next request and return its number."""
         number = (self.words[self._REQUEST] >> 4) + 1
         self.words[self._CONTROL_ID] = control_id
         self.words[self._REQUEST] = number << 4 | action
         return number
 
     def all_acted(self) -> bool:
-        """Whether every rank has acted on the current request, so that another may be published."""
+        """Return True if every rank acted on the current request, so the next may be published."""
         number = self.words[self._REQUEST] >> 4
         return all(acted >= number for acted in self._column(self._ACTED))
 
-    # Where all stop by themselves, written by rank 0 alone, before anybody can be there.
+    # The planned stop, written only by rank 0 and before any rank can be there.
 
-    def plan_stop(self, at: int, epochs: int) -> None:
-        """At the first boundary from position ``at`` on, or once ``epochs`` epochs are completed;
-        0 for neither."""
-        self.words[self._STOP_AT] = at
+    def plan_stop(self, stop_at: int, epochs: int) -> None:
+        """Plan a stop at the first boundary from position ``stop_at`` on, or after some epochs.
+
+        ``epochs`` is the number of completed epochs. 0 means no limit for either.
+        """
+        self.words[self._STOP_AT] = stop_at
         self.words[self._STOP_EPOCHS] = epochs
 
-    def stop_planned(self, here: int, epochs_done: int = 0) -> bool:
-        """Whether the plan is to stop at the boundary ``here``."""
-        at, epochs = self.words[self._STOP_AT], self.words[self._STOP_EPOCHS]
-        return 0 < at <= here or 0 < epochs <= epochs_done
+    def is_stop_planned(self, position: int, epochs_done: int = 0) -> bool:
+        """Return True if the plan is to stop at this boundary."""
+        stop_at, epochs = self.words[self._STOP_AT], self.words[self._STOP_EPOCHS]
+        return 0 < stop_at <= position or 0 < epochs <= epochs_done
 
-    def any_rank_beyond(self, here: int) -> bool:
-        """Whether a rank has passed ``here``: that one did not know of the plan in time."""
-        return any(word > frozen(here) for word in self._column(self._WORD))
+    def any_rank_beyond(self, position: int) -> bool:
+        """Return True if a rank has passed ``position``: it did not read the plan in time."""
+        return any(state > waiting_state(position) for state in self._column(self._STATE))
 
     # The rank's own row.
 
-    def say(self, word: int) -> None:
-        self.words[self._row + self._WORD] = word
+    def set_state(self, state: int) -> None:
+        """Store this rank's state."""
+        self.words[self._row + self._STATE] = state
 
     def set_acted(self, number: int) -> None:
+        """Store that this rank acted on the request with this number."""
         self.words[self._row + self._ACTED] = number
 
     def set_save_result(self, number: int, *, ok: bool) -> None:
+        """Store how saving the checkpoint with this number ended on this rank."""
         self.words[self._row + self._RESULT] = number << 1 | ok
 
-    # Everybody's rows.
+    # The rows of all ranks.
 
-    def judge(self, here: int, number: int) -> Move:
-        words = self._column(self._WORD)
-        return judge(words, self._column(self._ACTED), here, number)
+    def next_move(self, position: int, number: int) -> Move:
+        """Return what this rank, which waits at ``position``, does about request ``number``."""
+        states = self._column(self._STATE)
+        return next_move(states, self._column(self._ACTED), position, number)
 
-    def results(self, number: int) -> bool | None:
-        """None until every rank has said how ``number`` went for it; then whether it went well for
-        all."""
+    def save_results(self, number: int) -> bool | None:
+        """Return True if all ranks saved checkpoint ``number``; None until each has a result."""
         rows = self._column(self._RESULT)
         if any(row >> 1 < number for row in rows):
             return None
         return all(row & 1 for row in rows)
 
     def dead_peers(self) -> list[int]:
-        """Ranks that had a process and have none now."""
+        """Return the ranks whose process has ended."""
         pids = self._column(self._PID)
-        return [rank for rank, pid in enumerate(pids) if pid and not _alive(pid)]
+        return [rank for rank, pid in enumerate(pids) if pid and not _is_alive(pid)]
 
     def close(self) -> None:
+        """Unmap the table."""
         self.words.release()
         self._map.close()
 
@@ -195,7 +214,7 @@ class BarrierTable:
         return self.words[row + offset :: row].tolist()
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")

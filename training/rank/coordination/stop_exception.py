@@ -1,13 +1,13 @@
-"""The exception that takes a rank out of ``trainer.fit`` after an agreed stop."""
+"""The exception that ends ``trainer.fit`` on a rank after all ranks agreed to stop."""
 
 from __future__ import annotations
 
 
 class RunStopped(SystemExit):
-    """Exit code 0, so that launchers count the rank as done.
+    """Exit with code 0, so that launchers count the rank as finished.
 
-    A ``SystemExit`` passes ``except Exception`` of a user's script, so nothing that follows
-    ``fit`` there runs; Lightning tears its loops down on the way, which ends the DataLoader's
+    ``except Exception`` in a user's script does not catch a ``SystemExit``, so nothing after
+    ``fit`` runs there. Lightning tears its loops down on the way, which ends the DataLoader's
     workers.
     """
 

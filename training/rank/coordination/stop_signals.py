@@ -1,9 +1,9 @@
-"""SIGTERM, SIGINT and SIGUSR1 to any rank ask for the agreed stop.
+"""SIGTERM, SIGINT and SIGUSR1 to any rank request a stop of all ranks.
 
-Lightning's own SIGTERM handler calls a collective inside the handler: where one rank is in Python
-and another in an all-reduce, both wait for ever. So its handlers are replaced as soon as Lightning
-has put them in place, by one that only raises a flag in shared memory; Lightning puts the earlier
-ones back in its own teardown.
+Lightning's own SIGTERM handler calls a collective inside the handler. If one rank runs Python code
+and another is in an all-reduce, both wait forever. Therefore its handlers are replaced as soon as
+Lightning has installed them. The replacement only sets a flag in shared memory. Lightning restores
+the earlier handlers in its own teardown.
 """
 
 from __future__ import annotations
@@ -16,76 +16,83 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ltui.training.rank.lightning_internals import signal_connector
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Signals that request a stop."""
 
 
 class StopSignals:
-    """Handlers that call ``request_stop(signum)``; a second SIGINT is a ``KeyboardInterrupt`` as
-    usual."""
+    """Signal handlers that call ``request_stop(signum)``.
+
+    A second SIGINT raises ``KeyboardInterrupt`` as usual.
+    """
 
     def __init__(self, request_stop: Callable[[int], None]) -> None:
-        self._raise_flag = request_stop
+        self._request_stop = request_stop
         self._pid = os.getpid()
         self._interrupts = 0
-        self._off = False
+        self._disabled = False
 
     def restore_defaults(self) -> None:
-        """Let the signals end the process again: nobody acts on the flag any more."""
-        self._off = True
+        """Let the signals end the process again, because no rank acts on the request any more."""
+        self._disabled = True
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def install(self) -> bool:
-        """False in a thread other than the main one, where Python allows no handlers."""
-        if self._off or threading.current_thread() is not threading.main_thread():
+        """Install the handlers. Return False outside the main thread, where Python allows none."""
+        if self._disabled or threading.current_thread() is not threading.main_thread():
             return False
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
-        _keep_workers_out_of_it()
+        _give_forked_children_own_groups()
         return True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            _as_by_default(signum)  # a forked child (a DataLoader worker) is not a rank
+            _apply_default(signum)  # a forked child (a DataLoader worker) is not a rank
             return
         if signum == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
                 signal.default_int_handler(signum, frame)
-        self._raise_flag(signum)
+        self._request_stop(signum)
 
 
-_kept_out_in: int | None = None
+_rank_pid: int | None = None
+"""The process whose forked children get process groups of their own."""
 
 
-def _keep_workers_out_of_it() -> None:
+def _give_forked_children_own_groups() -> None:
     """Give forked children (DataLoader workers) process groups of their own.
 
-    Torch elastic signals the groups of its ranks. A worker that dies of that takes its rank along
-    by an exception, before the stop has been agreed on.
+    Torch elastic signals the process groups of its ranks. A worker that the signal kills would
+    raise an exception in its rank, before the ranks have agreed to stop.
     """
-    global _kept_out_in
-    if _kept_out_in is None:
-        _kept_out_in = os.getpid()
+    global _rank_pid
+    if _rank_pid is None:
+        _rank_pid = os.getpid()
         os.register_at_fork(after_in_child=_leave_group)
 
 
 def _leave_group() -> None:
-    if os.getppid() == _kept_out_in:
+    if os.getppid() == _rank_pid:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
 
 
-def _as_by_default(signum: int) -> None:
+def _apply_default(signum: int) -> None:
+    """Do what the signal does without a handler."""
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
 
 
 def replace_lightning_handlers(trainer: Any, signals: StopSignals) -> None:
-    """Have ``signals`` in place whenever Lightning has registered its own handlers."""
-    connector = trainer._signal_connector
+    """Install ``signals`` whenever Lightning has registered its own handlers."""
+    connector = signal_connector(trainer)
     register = connector.register_signal_handlers
 
     def register_and_replace() -> None:
@@ -93,3 +100,12 @@ def replace_lightning_handlers(trainer: Any, signals: StopSignals) -> None:
         signals.install()
 
     connector.register_signal_handlers = register_and_replace
+
+
+def disable_lightning_handlers(trainer: Any) -> None:
+    """Keep Lightning from registering handlers. Its SIGTERM handler waits for the other ranks."""
+    signal_connector(trainer).register_signal_handlers = _register_nothing
+
+
+def _register_nothing() -> None:
+    """Replace Lightning's ``register_signal_handlers``."""

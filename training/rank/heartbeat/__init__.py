@@ -1,1 +1,1 @@
-"""The thread of a rank that proves that Python runs there, and reads the flight recorder."""
+"""The heartbeat thread of a rank, and its reader of the flight recorder."""

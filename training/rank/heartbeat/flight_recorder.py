@@ -1,8 +1,11 @@
-"""The collectives of this process as PyTorch's flight recorder holds them.
+"""Read this process's collectives from PyTorch's flight recorder.
 
-The recorder's doors are private and differ between versions and back ends, so each is tried and an
-absent one is absent: gloo is recorded by newer versions, NCCL by ``_dump_nccl_trace*`` and, as
-``nccl2``, by ``_dump_fr_trace*``. Without one the process group's own counter remains.
+The functions of the recorder are private and differ between versions and back ends. This module is
+the adapter for them: it tries each one, and a missing function means that nothing is recorded.
+Newer versions record gloo. NCCL is recorded by ``_dump_nccl_trace*`` or, as ``nccl2``, by
+``_dump_fr_trace*``. Without a recorder, the process group's own counter remains.
+
+It does not import torch before the process itself has, because the heartbeat thread starts early.
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 MAX_ENTRIES = 96
-"""Collectives told of, the last ones."""
-_FRAMES = 24
+"""Number of collectives that are returned, the last ones."""
+_MAX_FRAMES = 24
+"""Frames of each collective's call site."""
+
+Dump = Callable[[bool, bool], Any]
+"""Returns the recorder's content. The arguments say if it includes entries and frames."""
 
 
 class Counts(NamedTuple):
-    """Last enqueued and last completed collective of the default group; -1 where unknown."""
+    """Last enqueued and last completed collective of the default group; -1 if unknown."""
 
     enqueued: int
     completed: int
@@ -29,26 +36,31 @@ UNKNOWN = Counts(-1, -1)
 
 
 class FlightRecorder:
-    """The flight recorder of the back end in use; look again whenever ``joined`` changes."""
+    """The flight recorder of the back end in use.
+
+    Call ``refresh`` before reading, because the process may join another process group.
+    """
 
     def __init__(self) -> None:
         self.missing: str | None = "torch.distributed is not in use"
-        self._status: Callable[[], Any] | None = None
-        self._entries: Callable[[], Any] | None = None
-        self._plain: Callable[[], Any] | None = None
+        """Why nothing is recorded; None if there is a recorder."""
+        self._read_status: Callable[[], Any] | None = None
+        self._read_with_frames: Callable[[], Any] | None = None
+        self._read_without_frames: Callable[[], Any] | None = None
         self._group: Any = None
 
     @property
-    def recorded(self) -> bool:
-        return self._status is not None
+    def is_recording(self) -> bool:
+        """True if collectives are recorded."""
+        return self._read_status is not None
 
-    def look(self) -> bool:
-        """Whether this process has joined a process group; finds the recorder where it has."""
+    def refresh(self) -> bool:
+        """Find the recorder if needed. Return True if this process has joined a process group."""
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available():
             return False
         if not distributed.is_initialized():
-            self._status = self._group = None
+            self._read_status = self._group = None
             return False
         group = distributed.group.WORLD
         if group is not self._group:
@@ -57,98 +69,116 @@ class FlightRecorder:
         return True
 
     def _find(self, backend: str) -> None:
-        import torch._C._distributed_c10d as c10d  # torch is there, or nobody would ask
+        """Choose the first function that has a status, else the first that works."""
+        import torch._C._distributed_c10d as c10d  # a process group exists, so torch is loaded
 
-        self.missing, self._status, self._entries, self._plain = None, None, None, None
-        for door in _doors(c10d, backend):
+        self.missing, self._read_status = None, None
+        self._read_with_frames, self._read_without_frames = None, None
+        for dump in dump_functions(c10d, backend):
             try:
-                status = _status_of(door(False, False))
-            except Exception:  # noqa: BLE001, S112 (another version's door)
+                status = _status_of(dump(False, False))
+            except Exception:  # noqa: BLE001, S112 (another version's function)
                 continue
-            if status or self._status is None:
-                self._status = lambda door=door: _status_of(door(False, False))
-                self._entries = lambda door=door: door(True, True)
-                self._plain = lambda door=door: door(True, False)
+            if status or self._read_status is None:
+                self._read_status = lambda dump=dump: _status_of(dump(False, False))
+                self._read_with_frames = lambda dump=dump: dump(True, True)
+                self._read_without_frames = lambda dump=dump: dump(True, False)
             if status:
                 return
-        if self._status is None:
+        if self._read_status is None:
             self.missing = f"this torch records no collectives of {backend}"
 
     def counts(self) -> Counts:
-        """Of the default group."""
-        if self._status is not None:
-            status = self._status()
+        """Return the counts of the default group.
+
+        Without a recorder it uses ``ProcessGroup._get_sequence_number_for_group``.
+        """
+        if self._read_status is not None:
+            status = self._read_status()
             default = status.get("0") or status.get("")
             if default is not None:
-                return Counts(_number(default[0]), _number(default[1]))
+                return Counts(_to_int(default[0]), _to_int(default[1]))
         try:
-            # Counts from 0 where the recorder counts from 1.
+            # Counts from 0, while the recorder counts from 1.
             return Counts(int(self._group._get_sequence_number_for_group()), -1)
         except (AttributeError, RuntimeError):
             return UNKNOWN
 
     def last_enqueued(self) -> dict[str, int]:
-        """Process group -> number of its last collective."""
-        if self._status is None:
+        """Return the number of the last collective of each process group."""
+        if self._read_status is None:
             return {}
-        return {group or "0": _number(both[0]) for group, both in self._status().items()}
+        return {group or "0": _to_int(pair[0]) for group, pair in self._read_status().items()}
 
     def groups(self) -> dict[str, list[int]]:
-        """Process group -> its ranks, of the groups that this one belongs to."""
+        """Return the ranks of each process group that this process belongs to.
+
+        Uses the tables ``pg_names`` and ``pg_group_ranks`` of
+        ``torch.distributed.distributed_c10d._world``.
+        """
         distributed = sys.modules.get("torch.distributed")
         try:
             world = distributed.distributed_c10d._world  # type: ignore[union-attr]
-            return {world.pg_names[g]: sorted(of) for g, of in world.pg_group_ranks.items()}
+            return {world.pg_names[g]: sorted(ranks) for g, ranks in world.pg_group_ranks.items()}
         except (AttributeError, KeyError, RuntimeError):  # another version's tables
             return {}
 
     def entries(self) -> list[dict[str, Any]]:
-        """The last collectives as plain values, oldest first; with call sites where torch can
-        tell them cheaply."""
-        if self._entries is None or self._plain is None:
+        """Return the last collectives as plain values, oldest first.
+
+        They have call sites if torch can return these cheaply.
+        """
+        if self._read_with_frames is None or self._read_without_frames is None:
             return []
-        # Its first use imports torch._dynamo, which takes seconds, unless that is loaded already.
+        # Reading frames first imports torch._dynamo, which takes seconds unless it is loaded.
         with_frames = "torch._dynamo" in sys.modules
-        found = (self._entries if with_frames else self._plain)().get("entries") or []
-        return [_plain_entry(entry) for entry in found[-MAX_ENTRIES:]]
+        read = self._read_with_frames if with_frames else self._read_without_frames
+        entries = read().get("entries") or []
+        return [_plain_entry(entry) for entry in entries[-MAX_ENTRIES:]]
 
 
-def _doors(c10d: Any, backend: str) -> list[Callable[[bool, bool], Any]]:
-    """Callables of (entries, frames) that return the recorder's dump, the likeliest first."""
-    doors: list[Callable[[bool, bool], Any]] = []
+def dump_functions(c10d: Any, backend: str) -> list[Dump]:
+    """Return functions that dump the recorder of ``backend``, the likeliest first.
+
+    ``c10d`` is the module ``torch._C._distributed_c10d``.
+    """
+    functions: list[Dump] = []
     general = getattr(c10d, "_dump_fr_trace_json", None), getattr(c10d, "_dump_fr_trace", None)
     nccl = getattr(c10d, "_dump_nccl_trace_json", None), getattr(c10d, "_dump_nccl_trace", None)
 
-    def add(names: tuple[Any, Any], **which: str) -> None:
+    def add(names: tuple[Any, Any], **options: str) -> None:
         as_json, as_pickle = names
 
-        def door(entries: bool, frames: bool) -> Any:
+        def dump(entries: bool, frames: bool) -> Any:
             if not entries:
-                return json.loads(as_json(includeCollectives=False, **which))
+                return json.loads(as_json(includeCollectives=False, **options))
             if frames and as_pickle is not None:
-                # The recorder's own bytes, made and read in this process.
+                # The recorder's own bytes, written and read in this process.
                 return pickle.loads(  # noqa: S301
-                    as_pickle(includeCollectives=True, includeStackTraces=True, **which)
+                    as_pickle(includeCollectives=True, includeStackTraces=True, **options)
                 )
-            return json.loads(as_json(includeCollectives=True, **which))
+            return json.loads(as_json(includeCollectives=True, **options))
 
         if as_json is not None:
-            doors.append(door)
+            functions.append(dump)
 
     if "nccl" in backend:
         add(general, backend="nccl2")
         add(nccl)
-    if "gloo" in backend or not doors:
+    if "gloo" in backend or not functions:
         add(general)
-    return doors
+    return functions
 
 
 def _status_of(dump: Any) -> dict[str, tuple[Any, Any]]:
-    """group -> (last enqueued, last completed)."""
+    """Return last enqueued and last completed collective of each group."""
     status = dump.get("pg_status") or {}
     return {
-        str(group): (both.get("last_enqueued_collective"), both.get("last_completed_collective"))
-        for group, both in status.items()
+        str(group): (
+            fields.get("last_enqueued_collective"),
+            fields.get("last_completed_collective"),
+        )
+        for group, fields in status.items()
     }
 
 
@@ -157,7 +187,7 @@ def _plain_entry(entry: dict[str, Any]) -> dict[str, Any]:
     p2p = bool(entry.get("is_p2p"))
     return {
         "group": str(group[0]),
-        "seq": _number(entry.get("p2p_seq_id" if p2p else "collective_seq_id")),
+        "seq": _to_int(entry.get("p2p_seq_id" if p2p else "collective_seq_id")),
         "op": str(entry.get("profiling_name") or "").rpartition(":")[2],
         "sizes": [[int(n) for n in size] for size in entry.get("input_sizes") or ()],
         "dtypes": [str(t) for t in entry.get("input_dtypes") or ()],
@@ -165,12 +195,12 @@ def _plain_entry(entry: dict[str, Any]) -> dict[str, Any]:
         "p2p": p2p,
         "frames": [
             [str(f.get("filename")), int(f.get("line") or 0), str(f.get("name"))]
-            for f in (entry.get("frames") or ())[:_FRAMES]
+            for f in (entry.get("frames") or ())[:_MAX_FRAMES]
         ],
     }
 
 
-def _number(value: Any) -> int:
+def _to_int(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):

@@ -1,10 +1,11 @@
-"""The witness: a thread of the rank that says twice a second that Python runs here, and which
-collective was enqueued last; and that answers the supervisor's question with stacks and
-collectives.
+"""The heartbeat thread of a rank.
 
-It costs the training thread nothing but the GIL for some microseconds. Where its beat grows old,
-something holds the GIL (or the process is stopped): that is evidence too. It never raises, never
-touches the device, adds no collective.
+Twice a second it writes that Python code runs in this process, and which collective was enqueued
+last. It also answers the supervisor's requests for evidence with stacks and collectives.
+
+It costs the training thread nothing but the GIL for some microseconds. If its heartbeat becomes
+old, a thread holds the GIL or the process is stopped, which is evidence too. It never raises, never
+uses the device and adds no collective.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ from ltui.training.tensor_queue.heartbeat_table import (
 )
 
 BEAT_S = 0.5
-_LOOK_AGAIN_S = 2.0
-"""How often a process that has joined no group is asked again whether it has."""
-_THREADS, _FRAMES = 64, 80
-_AGAIN_S = 0.1
-"""Between two looks at the main thread, which tell one line from many."""
+"""Seconds between heartbeats."""
+_JOIN_CHECK_S = 2.0
+"""Seconds between checks for a process group while the process has joined none."""
+_MAX_THREADS, _MAX_FRAMES = 64, 80
+"""Threads, and frames of each, that are sent as evidence."""
+_SECOND_STACK_S = 0.1
+"""Seconds between two stacks of the main thread, which show if it moves between lines."""
 
 Frames = list[tuple[str, int, str]]
+"""File, line and function of each frame, innermost first."""
 
 
 class HeartbeatThread:
-    """One rank's witness thread. ``start`` it once a process."""
+    """The heartbeat thread of one rank. ``start`` it once for each process."""
 
     def __init__(self, run_dir: Path, attempt: int, rank: int) -> None:
         """Raises ``OSError``."""
@@ -50,68 +54,72 @@ class HeartbeatThread:
         self._folder = run_dir / "evidence" / str(attempt)
         self._recorder = FlightRecorder()
         self._joined = False
-        self._look_due = 0.0
+        """True if this process has joined a process group."""
+        self._join_check_due = 0.0
         self._answered = self.slot.evidence_request()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="ltui-witness", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # a witness that fails is silent, nothing more
+        with contextlib.suppress(Exception):  # a failure here must not disturb training
             if not stack_dump_setup.is_handler_installed():
-                stack_dump_setup.begin()
+                stack_dump_setup.install_handler()
         while True:
             with contextlib.suppress(Exception):
                 self._beat()
-                question = self.slot.evidence_request()
-                if question > self._answered:
-                    self._answer(question)
-                    self._answered = question
+                request = self.slot.evidence_request()
+                if request > self._answered:
+                    self._write_evidence(request)
+                    self._answered = request
                     self._beat()
             time.sleep(BEAT_S)
 
     def _beat(self) -> None:
+        """Write one heartbeat."""
         now_ns = time.monotonic_ns()
         counts = UNKNOWN
-        with contextlib.suppress(Exception):  # the beat goes on without
-            if self._joined or now_ns * 1e-9 >= self._look_due:
-                self._look_due = now_ns * 1e-9 + _LOOK_AGAIN_S
-                self._joined = self._recorder.look()
+        with contextlib.suppress(Exception):  # a heartbeat without counts is still valid
+            if self._joined or now_ns * 1e-9 >= self._join_check_due:
+                self._join_check_due = now_ns * 1e-9 + _JOIN_CHECK_S
+                self._joined = self._recorder.refresh()
             if self._joined:
                 counts = self._recorder.counts()
         flags = (
             SIGNAL_HANDLER_OURS * stack_dump_setup.is_handler_installed()
             | JOINED * self._joined
-            | RECORDED * self._recorder.recorded
+            | RECORDED * self._recorder.is_recording
         )
         thread = threading.get_native_id()
         self.slot.publish(now_ns, thread, *counts, self._answered, flags)
 
-    def _answer(self, question: int) -> None:
+    def _write_evidence(self, request: int) -> None:
+        """Write the stacks of all threads and the last collectives to this rank's file."""
         missing = []
-        first = _frames_of(sys._current_frames().get(self._main or 0))
-        time.sleep(_AGAIN_S)
+        first_stack = _frames_of(sys._current_frames().get(self._main or 0))
+        time.sleep(_SECOND_STACK_S)
         threads = self._stacks()
         collectives: list[dict[str, Any]] = []
         enqueued: dict[str, int] = {}
-        self._joined = self._recorder.look()
+        self._joined = self._recorder.refresh()
         if self._recorder.missing is not None:
             missing.append(self._recorder.missing)
         else:
             try:
                 collectives, enqueued = self._recorder.entries(), self._recorder.last_enqueued()
-            except Exception as error:  # noqa: BLE001  (another version's answer)
+            except Exception as error:  # noqa: BLE001  (another version's format)
                 missing.append(f"the flight recorder gave {type(error).__name__}: {error}")
         document = {
-            "question": question,
+            "question": request,
             "rank": self.rank,
             "pid": self.pid,
             "taken_ns": time.monotonic_ns(),
             "joined": self._joined,
             "threads": threads,
-            "earlier_main": first,
+            "earlier_main": first_stack,
             "collectives": collectives,
             "last_enqueued": enqueued,
             "groups": self._recorder.groups(),
@@ -124,13 +132,14 @@ class HeartbeatThread:
         os.replace(part, path)
 
     def _stacks(self) -> list[dict[str, Any]]:
-        known = {t.ident: t for t in threading.enumerate()}
-        found = []
-        for ident, frame in list(sys._current_frames().items())[:_THREADS]:
-            thread = known.get(ident)
+        """Return the stacks of all threads except this one."""
+        threads_by_id = {t.ident: t for t in threading.enumerate()}
+        stacks = []
+        for ident, frame in list(sys._current_frames().items())[:_MAX_THREADS]:
+            thread = threads_by_id.get(ident)
             if thread is self._thread:
                 continue
-            found.append(
+            stacks.append(
                 {
                     "name": thread.name if thread is not None else f"thread {ident}",
                     "native_id": thread.native_id if thread is not None else None,
@@ -138,13 +147,13 @@ class HeartbeatThread:
                     "frames": _frames_of(frame),
                 }
             )
-        return found
+        return stacks
 
 
 def _frames_of(frame: Any) -> Frames:
-    """Innermost first."""
+    """Return a frame and its callers, innermost first."""
     frames: Frames = []
-    while frame is not None and len(frames) < _FRAMES:
+    while frame is not None and len(frames) < _MAX_FRAMES:
         code = frame.f_code
         frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
@@ -155,11 +164,14 @@ _current: HeartbeatThread | None = None
 
 
 def start_heartbeat_thread(run_dir: Path, attempt: int, rank: int) -> HeartbeatThread | None:
-    """The process's witness, started on first use; None where its file can't be made."""
+    """Return the heartbeat thread of this process. Start it on first use.
+
+    Return None if its file can't be created.
+    """
     global _current
-    known = _current
-    if known is not None and (known.pid, known.rank) == (os.getpid(), rank):
-        return known
+    existing = _current
+    if existing is not None and (existing.pid, existing.rank) == (os.getpid(), rank):
+        return existing
     _current = None
     with contextlib.suppress(OSError):
         _current = HeartbeatThread(run_dir, attempt, rank)
@@ -168,19 +180,19 @@ def start_heartbeat_thread(run_dir: Path, attempt: int, rank: int) -> HeartbeatT
 
 
 def publish_barriers(strategy: Any, slot: HeartbeatSlot) -> None:
-    """Show which of Lightning's named barriers the rank stands in."""
+    """Publish in ``slot`` in which of Lightning's named barriers the rank is."""
     barrier: Callable[..., Any] = strategy.barrier
     pid = os.getpid()
 
     @functools.wraps(barrier)
-    def named(name: Any = None, *args: Any, **kwargs: Any) -> Any:
-        ours = os.getpid() == pid
-        if ours:
+    def published_barrier(name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        in_rank = os.getpid() == pid
+        if in_rank:
             slot.enter_barrier(str(name or "a barrier"), time.monotonic_ns())
         try:
             return barrier(name, *args, **kwargs)
         finally:
-            if ours:
+            if in_rank:
                 slot.leave_barrier()
 
-    strategy.barrier = named
+    strategy.barrier = published_barrier
