@@ -1,1 +1,1 @@
-"""Pure functions from a run to what the screens and the command line show of it."""
+"""Pure functions from the state of a run to the view models and texts of screens and commands."""

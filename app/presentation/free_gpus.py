@@ -1,4 +1,4 @@
-"""Which GPUs of this machine are free, for whoever chooses among them. Pure."""
+"""Text about the free GPUs of this machine, for the form field in which they are chosen. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
 MAX_GPUS = 8
-"""GPUs named one by one; of more, those in use come first."""
+"""Maximum number of GPUs with a line each. If there are more, those in use come first."""
 
 
 def free_gpus_text(view: GpuView) -> Text:
-    """How many GPUs are free, then each with its free memory or with who uses it."""
+    """Return the number of free GPUs, and a line per GPU with its free memory or its user."""
     readings = usable_gpus(view.readings)
     if not readings:
         return Text(f"GPUs: {clean_line(view.note or 'none')}", "dim")

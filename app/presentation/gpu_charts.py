@@ -12,12 +12,13 @@ from ltui.widgets import formats
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 CHART_NAMES = ("activity", "power", "temperature", "memory")
+"""Names of the charts, in their order on the screen."""
 GIB = float(1 << 30)
 _NOTHING = "not available on this GPU, or not sampled yet"
 
 
 def gpu_charts(gpu: GpuSnapshot, past: GpuSeries) -> dict[str, ChartViewModel]:
-    """By name: what the GPU does, and what that takes."""
+    """Return the charts by name: activity, power, temperature and memory."""
     samples = past.samples
     times = np.array([s.at for s in samples], dtype=np.float64)
     x = times - times[0] if len(times) else times

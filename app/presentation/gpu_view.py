@@ -1,4 +1,4 @@
-"""From a frame to what is shown of GPUs: rows, findings, and everything known of one. Pure."""
+"""View models of GPUs: rows, findings, and all readings of one GPU. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, GpuRow, Tone
 
 STALE_AFTER_S = 5.0
-"""A reading older than this is said to be, with its age."""
+"""Seconds after which a reading is shown with its age."""
 HOT_C = 85.0
-"""For GPUs that don't tell at which temperature they slow down."""
+"""Degrees Celsius that count as hot for a GPU that does not report its slowdown temperature."""
 HOT_MARGIN_C = 3.0
+"""Degrees Celsius below the slowdown temperature from which a GPU counts as hot."""
 HEAT_STRIP_MIN_GPUS = 8
-"""So many GPUs are shown as a heat strip as well."""
+"""Number of GPUs from which they are also shown as a heat strip."""
 OWNERS = {
     "rank": "rank",
     "run": "this run",
@@ -27,6 +28,7 @@ OWNERS = {
     "display": "display",
     "unseen": "not visible from here",
 }
+"""Words for the owners of processes on a GPU."""
 
 
 def is_gpu_finding(verdict: Verdict) -> bool:
@@ -34,7 +36,7 @@ def is_gpu_finding(verdict: Verdict) -> bool:
 
 
 def active_findings(frame: Frame) -> tuple[Verdict, ...]:
-    """What is wrong with GPUs now, the serious first."""
+    """Return the active findings about GPUs, serious ones first."""
     if frame.snapshot.state not in LIVE:
         return ()
     findings = [v for v in frame.snapshot.verdicts if is_gpu_finding(v) and v.ended is None]
@@ -42,7 +44,7 @@ def active_findings(frame: Frame) -> tuple[Verdict, ...]:
 
 
 def _tones(frame: Frame) -> dict[int, Tone]:
-    """By index of the GPU, where something is wrong with it."""
+    """Return the tone of each GPU that has an active finding, by index."""
     tones: dict[int, Tone] = {}
     for finding in reversed(active_findings(frame)):
         tone = _tone(finding)
@@ -58,7 +60,7 @@ def _tone(finding: Verdict) -> Tone:
 
 
 def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
-    """One row a GPU or slice, slices below their GPU."""
+    """Return one row per GPU or MIG slice, slices below their GPU."""
     tones = _tones(frame)
     gpus = frame.snapshot.gpus
     with_slices = {g.mig_parent for g in gpus if g.mig_parent is not None}
@@ -79,6 +81,7 @@ def _sort_key(gpu: GpuSnapshot) -> tuple[int, int]:
 
 
 def gpu_label(gpu: GpuSnapshot) -> str:
+    """Return the label of a GPU, or its index."""
     return clean_name(gpu.label or str(gpu.index))
 
 
@@ -132,9 +135,9 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Text:
-    """The findings below the rows, one a line; the driver's own trouble first.
+    """Return the findings below the rows, one per line, with a problem of the driver first.
 
-    ``more`` says where to read the others if there are more than ``most``.
+    ``more`` names the key that shows the others if there are more than ``most``.
     """
     lines: list[tuple[str, str]] = []
     if frame.snapshot.gpu_note and frame.snapshot.gpus:
@@ -161,7 +164,7 @@ def _rank_suffix(finding: Verdict) -> str:
 
 
 def gpus_title(frame: Frame) -> str:
-    """``8 × H100 80GB HBM3``, or how many there are of several models."""
+    """Return ``8 × H100 80GB HBM3``, or the count of each model."""
     counts: dict[str, int] = {}
     for gpu in frame.snapshot.gpus:
         if gpu.mig_parent is None:
@@ -174,11 +177,12 @@ def gpus_title(frame: Frame) -> str:
 
 
 def find_gpu(frame: Frame, name: str) -> GpuSnapshot | None:
+    """Return the GPU with this label."""
     return next((gpu for gpu in frame.snapshot.gpus if gpu_label(gpu) == name), None)
 
 
 def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
-    """All readings of one GPU in words and units; what the driver refuses is n/a."""
+    """Return all readings of one GPU with their units; a reading that the driver refuses is n/a."""
     out = Text()
     if gpu.error:
         out.append(f"! {clean_line(gpu.error)}\n", "bold")

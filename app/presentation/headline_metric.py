@@ -1,4 +1,4 @@
-"""The one metric that stands for a run in a list of runs. Pure."""
+"""The one metric that represents a run in a list of runs. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HeadlineMetric:
     """A metric and its last value."""
 
     name: str
-    """``loss`` for the training loss, whichever of its usual names it was logged under."""
+    """The name as logged; ``loss`` for every usual name of the training loss."""
     value: float
 
     @property
@@ -28,7 +28,7 @@ class HeadlineMetric:
 
 
 def headline_metric(run: RunSnapshot) -> HeadlineMetric | None:
-    """The training loss; without one another loss, then a score, then what else was logged."""
+    """Return the training loss, else another loss, else a score, else any logged metric."""
     if not run.metrics:
         return None
     name = min(run.metrics, key=lambda name: (_rank(name), name))

@@ -1,4 +1,4 @@
-"""One line that says what a launch would start: ranks, length and GPUs. Pure."""
+"""One line that describes what a launch would start: ranks, length and GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ltui.widgets import formats
 
 
 def launch_summary(document: Mapping[str, Any], machine: Machine, cpu_ranks: int) -> str:
-    """``2 ranks, 30 epochs, GPUs 0-1`` for a configuration without mistakes."""
+    """Return ``2 ranks, 30 epochs, GPUs 0-1`` for a valid configuration."""
     trainer = resolve(document)[0].get("trainer") or {}
     chosen, _ = choose_devices(trainer, machine, cpu_ranks)
     ranks = "1 rank" if chosen.nproc == 1 else f"{chosen.nproc} ranks"

@@ -1,4 +1,4 @@
-"""From a frame's curves to the charts of metrics and throughput. Pure."""
+"""The charts of metrics and throughput, made from the curves of a frame. Pure."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 AXES = ("step", "epoch", "time")
+"""Quantities of the x axis."""
 SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+"""Smoothing weights that the keys step through."""
 DIFFERENCE = 0.05
-"""Ranks whose rates lie closer together than this share are shown by their total alone."""
+"""Ranks whose rates differ by less than this fraction are shown by their total alone."""
 WAITING_TOO_LONG = 0.2
+"""Fraction of time spent waiting for data above which a remedy is shown."""
 MOST_UNSMOOTHED = 3
-"""Fewer points than this have nothing to smooth."""
+"""A curve with fewer points than this is not smoothed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChartSettings:
-    """What the keys of a run screen change."""
+    """The settings that the keys of a run screen change."""
 
     axis: str = "step"
     smoothing: float = 0.9
     metrics: tuple[str, ...] | None = None
-    """Those that a person chose; None for the default choice."""
+    """The metrics that a person chose; None for the default choice."""
 
     def next_axis(self) -> str:
         return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
@@ -48,7 +51,7 @@ class ChartSettings:
 
 
 class Axis:
-    """Places steps on the chosen x axis."""
+    """Computes positions on the chosen x axis."""
 
     def __init__(self, settings: ChartSettings, frame: Frame) -> None:
         self._kind = settings.axis
@@ -58,7 +61,7 @@ class Axis:
         self.label = self._kind
         self.is_time = self._kind == "time"
         self.ends = self._ends([*frame.curves.values(), *frame.rates.values()])
-        """Where the axis begins and ends, for every chart alike."""
+        """Start and end of the axis, the same for every chart."""
 
     def _ends(self, curves: Sequence[CurveData]) -> tuple[float, float] | None:
         ends_of_curves = [self.places(select_points(c, [0, -1])) for c in curves if len(c)]
@@ -75,7 +78,7 @@ class Axis:
         return curve.steps
 
     def steps_between(self, low: float, high: float) -> tuple[int, int] | None:
-        """The steps of a part of this axis; None where that is not known."""
+        """Return the steps of a section of this axis, or None if they are not known."""
         if self._kind == "step":
             return math.floor(low), math.ceil(high)
         if self._reference is None:
@@ -89,7 +92,7 @@ class Axis:
 
 
 def reference_curve(frame: Frame) -> CurveData | None:
-    """The longest curve: it tells which step lies in which epoch, and when."""
+    """Return the longest curve, which gives the epoch and the time of each step."""
     return max(frame.curves.values(), key=len, default=None)
 
 
@@ -101,7 +104,7 @@ def _steps_per_epoch(frame: Frame) -> float | None:
 
 
 def _beginning(frame: Frame, reference: CurveData | None) -> float:
-    """Unix seconds at which the time axis begins: when the run was created."""
+    """Return the start of the time axis in unix seconds: the creation of the run."""
     if frame.snapshot.created_at is not None:
         return frame.snapshot.created_at
     if reference is None or not len(reference):
@@ -110,14 +113,14 @@ def _beginning(frame: Frame, reference: CurveData | None) -> float:
 
 
 def shown_metrics(frame: Frame, settings: ChartSettings) -> tuple[str, ...]:
-    """The chosen metrics that this run has, or the default choice if it has none of them."""
+    """Return the chosen metrics that this run has, or the default choice if it has none of them."""
     names = frame.curve_names or tuple(sorted(frame.curves))
     chosen = tuple(name for name in settings.metrics or () if name in names)
     return chosen or default_choice(names)
 
 
 def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartViewModel]:
-    """One chart for each quantity among the shown metrics, at least one."""
+    """Return one chart for each quantity among the shown metrics, at least one chart."""
     axis = Axis(settings, frame)
     names = shown_metrics(frame, settings)
     colours = {name: number for number, name in enumerate(names)}
@@ -152,7 +155,10 @@ def _metric_chart(
 
 
 def is_smoothed(name: str) -> bool:
-    """Values of single steps are noisy. Means over a validation, and what is set, are not."""
+    """Return whether a metric is smoothed: values of single steps are noisy.
+
+    Means over a validation and settings such as the learning rate are not smoothed.
+    """
     return (
         not is_validation(name)
         and name not in ("step/lr", "step/samples")
@@ -185,11 +191,12 @@ def _series(
 
 
 def metrics_title(shapes: Sequence[ChartViewModel]) -> str:
+    """Return the title of the panel: the quantity of its only chart, or ``metrics``."""
     return shapes[0].title if len(shapes) == 1 else "metrics"
 
 
 def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:
-    """Validation scores that no curve shows, and how smooth the curves are."""
+    """Return validation scores that no curve shows, and the smoothing of the curves."""
     names = shown_metrics(frame, settings)
     quiet = silence_text(frame) if frame.curves else None
     smoothed = any(is_smoothed(name) for name in names)
@@ -199,7 +206,7 @@ def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:
 
 
 def _scores(frame: Frame, shown: Collection[str]) -> list[str]:
-    """What validation says besides its loss: ``val/acc 0.9870``."""
+    """Return validation metrics other than the loss: ``val/acc 0.9870``."""
     metrics = frame.snapshot.metrics
     names = sorted(n for n in metrics if is_validation(n) and "loss" not in n.lower())
     hidden = [n for n in names if n not in shown][:2]
@@ -207,7 +214,8 @@ def _scores(frame: Frame, shown: Collection[str]) -> list[str]:
 
 
 def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
-    """Samples per second of all ranks; a thin line a rank where ranks differ."""
+    """Return the chart of samples per second of all ranks, with a thin line per rank if ranks
+    differ."""
     axis = Axis(settings, frame)
     total = frame.rates.get(None)
     series: list[ChartSeries] = []
@@ -242,7 +250,7 @@ def _differ(curves: list[CurveData]) -> bool:
 
 
 def throughput_subtitle(frame: Frame) -> str:
-    """``31.4 k samples/s · best 32.0 k``; ``paused`` or ``stalled`` instead of a rate."""
+    """Return ``31.4 k samples/s · best 32.0 k``; ``paused`` or ``stalled`` replaces a rate."""
     best = best_throughput(frame)
     words = []
     if frame.snapshot.state in LIVE:
@@ -264,7 +272,7 @@ def _rate_now(run: RunSnapshot) -> str:
 
 
 def best_throughput(frame: Frame) -> float | None:
-    """The highest figure of all attempts, never less than what the chart shows."""
+    """Return the highest throughput of all attempts, at least the highest value of the chart."""
     stored = frame.snapshot.throughput.best_samples_per_s
     total = frame.rates.get(None)
     drawn = float(np.nanmax(total.mean)) if total is not None and len(total) else None
@@ -272,7 +280,7 @@ def best_throughput(frame: Frame) -> float | None:
 
 
 def data_wait_text(frame: Frame) -> str:
-    """``waiting for data 4 %``, and what to do where it is much."""
+    """Return ``waiting for data 4 %``, with a remedy if it is much."""
     share = frame.snapshot.throughput.data_wait_share
     text = f"waiting for data {formats.percent(share)}"
     if share is not None and share > WAITING_TOO_LONG:
@@ -281,7 +289,7 @@ def data_wait_text(frame: Frame) -> str:
 
 
 def step_phases_text(frame: Frame) -> str:
-    """``fetch 4 · forward 31 · backward 58 · optimizer 7 %`` of a step."""
+    """Return the fractions of a step: ``fetch 4 · forward 31 · backward 58 · optimizer 7 %``."""
     throughput = frame.snapshot.throughput
     shares = (
         ("fetch", throughput.fetch_share),
@@ -294,7 +302,7 @@ def step_phases_text(frame: Frame) -> str:
 
 
 def step_time_text(frame: Frame) -> str:
-    """Both lines under the throughput chart."""
+    """Return both lines below the throughput chart."""
     return "\n".join(line for line in (data_wait_text(frame), step_phases_text(frame)) if line)
 
 

@@ -1,4 +1,4 @@
-"""Which metrics the first chart shows: the default choice, and how they share charts. Pure."""
+"""Names of metrics: descriptions, grouping into charts, and the filter of the metric list. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ DESCRIPTIONS = {
     "step/samples": "samples of a batch",
     "step/memory_bytes": "memory allocated on the GPU",
 }
+"""Descriptions of the curves that every step has."""
 
 
 def metric_quantity(name: str) -> str:
-    """The name without what says on which part of the data: ``val/loss`` -> ``loss``."""
+    """Return the name without the part of the data: ``loss`` for ``val/loss``."""
     rest = DATA_SPLIT.sub("", name).strip("/_.- ")
     for ending in ("_epoch", "_step"):
         rest = rest.removesuffix(ending)
@@ -29,7 +30,7 @@ def metric_quantity(name: str) -> str:
 
 
 def chart_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that share a chart, because they are the same quantity and so on the same scale."""
+    """Return groups of names that share a chart, because they are the same quantity."""
     by_quantity: dict[str, list[str]] = {}
     for name in names:
         by_quantity.setdefault(metric_quantity(name), []).append(name)
@@ -37,7 +38,8 @@ def chart_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def matching(names: Iterable[str], pattern: str) -> tuple[str, ...]:
-    """Names that contain ``pattern``, or match it if it holds ``*`` or ``?``; case is ignored."""
+    """Return the names that contain ``pattern``, or match it if it has ``*`` or ``?``. Case is
+    ignored."""
     wanted_pattern = pattern.strip().lower()
     if any(sign in wanted_pattern for sign in "*?"):
         return tuple(name for name in names if fnmatchcase(name.lower(), wanted_pattern))
@@ -45,7 +47,7 @@ def matching(names: Iterable[str], pattern: str) -> tuple[str, ...]:
 
 
 def preference_key(preset: str | None, command: Sequence[str] | None) -> str:
-    """Under which a choice is remembered: the preset, or the script that a command runs."""
+    """Return the key under which a choice is stored: the preset, or the script of a command."""
     if preset:
         return preset
     words = command or ()

@@ -1,4 +1,4 @@
-"""What happened between two looks at a run, in the past tense, with the number. Pure."""
+"""Notifications about the changes between two snapshots of a run, in the past tense. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ltui.widgets.sanitise import clean_line, clean_name
 
 
 def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, str]]:
-    """(sentence, severity) of every change worth a notice; severities as Textual's."""
+    """Return (sentence, severity) for every change worth a toast, with Textual's severities."""
     if before is None:
         return []
     toasts = []
@@ -62,7 +62,7 @@ def _from(now: RunSnapshot) -> str:
 
 
 def farewell(snapshot: RunSnapshot) -> str:
-    """What leaving the dashboard says."""
+    """Return the message that is printed when the dashboard closes."""
     name = clean_name(snapshot.name)
     if snapshot.state in LIVE:
         return f"{name} keeps running. To watch it: ltui attach {clean_name(snapshot.id)}"
@@ -70,14 +70,14 @@ def farewell(snapshot: RunSnapshot) -> str:
 
 
 def resume_hint(snapshot: RunSnapshot, *, readonly: bool) -> str:
-    """What the line about an ended run offers."""
+    """Return the key that the line about an ended run offers."""
     if refusal(snapshot, "resume", readonly=readonly) is None:
         return "r resume" if snapshot.state is not RunState.FINISHED else "r train on"
     return "R run again" if refusal(snapshot, "rerun", readonly=readonly) is None else ""
 
 
 def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str | None:
-    """Why ``action`` can't be done now, in a sentence; None where it can."""
+    """Return why ``action`` cannot be done now, as a sentence, or None if it can."""
     if action not in CONTROLS:
         return None
     if readonly:
@@ -111,5 +111,7 @@ ACTION_VERBS = {
     "resume": "resume",
     "rerun": "run again",
 }
+"""Actions on a run, with their verbs for sentences."""
 CONTROLS = frozenset(ACTION_VERBS)
 BEFORE_TRAINING = frozenset({RunState.QUEUED, RunState.STARTING})
+"""States in which no rank trains yet."""

@@ -1,4 +1,4 @@
-"""Which panels of a run screen are seen, for a terminal's size and what was chosen. Pure."""
+"""The panels of a run screen that are visible, by terminal size and by choice. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from enum import Enum
 
 DETAILS = "details"
 PANELS = ("loss", "throughput", "gpus", "ranks", "log", DETAILS)
-"""In the order of their numbers, from 1."""
+"""All panels in the order of their numbers, from 1."""
 UPPER = frozenset({"loss", "throughput"})
+"""The panels with charts."""
 STACKED = ("gpus", "ranks", "log")
-"""The panels below the charts, where all are seen."""
+"""The panels below the charts if all are visible."""
 
 MIN_SIDE_WIDTH = 150
-"""Cells of width from which the details stand beside the other panels, not below the charts."""
+"""Columns from which the details are at the side of the other panels, not below the charts."""
 CHART_LINES = 10
+"""Fewest lines of a chart panel, including its frame."""
 LOG_LINES = 6
-"""Fewest lines of a panel, its frame included."""
+"""Fewest lines of the log panel, including its frame."""
 FRAME_LINES = 2
+"""Lines of a panel's frame."""
 OTHER_LINES = 6
-"""Header, footer, and what is written below the header when something is wrong or has ended."""
+"""Lines of the header, the footer, and the notes below the header."""
 
 
 class LayoutMode(str, Enum):
-    """How much room a terminal has."""
+    """The number of panels that fit into a terminal."""
 
     TINY = "tiny"
-    """A sentence that asks for more."""
+    """A sentence that asks for a larger terminal."""
     TABS = "tabs"
     """One panel at a time."""
     HALF = "half"
@@ -34,20 +37,20 @@ class LayoutMode(str, Enum):
     FULL = "full"
     """Every panel."""
     VAST = "vast"
-    """Every panel, and details beside them."""
+    """Every panel, with the details at their side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableLines:
-    """Lines that the panels of tables need for all their rows, without a frame."""
+    """Number of lines that the tables need for all their rows, without a frame."""
 
     gpus: int = 0
-    """0: there is no GPU, so its panel is shown only if it is asked for."""
+    """With 0 there is no GPU, and the GPU panel is shown only on request."""
     ranks: int = 2
 
 
 def layout_mode(width: int, height: int, needs: TableLines | None = None) -> LayoutMode:
-    """The room in a terminal of this size; all panels are shown if they fit."""
+    """Return the layout mode for a terminal size. All panels are shown if they fit."""
     if width < 60 or height < 12:
         return LayoutMode.TINY
     if width < 96 or height < 26:
@@ -67,7 +70,7 @@ def _lines_of_all(needs: TableLines) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PanelLayout:
-    """What a person chose; ``0`` goes back to the defaults."""
+    """The chosen panels and the terminal size. The key ``0`` restores the defaults."""
 
     width: int = 160
     height: int = 50
@@ -77,23 +80,23 @@ class PanelLayout:
     """The last panel chosen below the charts."""
     zoomed: bool = False
     details: bool | None = None
-    """Beside the other panels. None: as the room allows."""
+    """Whether the details are at the side of the other panels. None: if there is room."""
     gpus: bool = False
-    """The GPU panel was asked for although there is no GPU."""
+    """The GPU panel was requested although there is no GPU."""
 
     @property
     def mode(self) -> LayoutMode:
         return layout_mode(self.width, self.height, self.needs)
 
     def choose(self, panel: str) -> PanelLayout:
-        """Go to ``panel``, and show it if it is hidden."""
+        """Select ``panel``, and show it if it is hidden."""
         chosen = replace(self, chosen=panel, lower=self.lower if panel in UPPER else panel)
         if panel == "gpus":
             return replace(chosen, gpus=True)
         return replace(chosen, details=True) if panel == DETAILS else chosen
 
     def visible(self) -> frozenset[str]:
-        """Names of the panels to show."""
+        """Return the names of the visible panels."""
         mode = self.mode
         if mode is LayoutMode.TINY:
             return frozenset()
@@ -107,7 +110,7 @@ class PanelLayout:
         )
 
     def tabs(self) -> tuple[str, ...]:
-        """The panels that can be switched to, where not all are seen."""
+        """Return the panels that can be switched to, if not all are visible."""
         mode = self.mode
         if mode is LayoutMode.TINY:
             return ()
@@ -116,13 +119,13 @@ class PanelLayout:
         return tuple(p for p in PANELS if p not in UPPER) if mode is LayoutMode.HALF else ()
 
     def shows_side_details(self) -> bool:
-        """Whether the details stand beside the other panels."""
+        """Return whether the details are at the side of the other panels."""
         if self.zoomed or not self._has_side_room():
             return False
         return self.mode is LayoutMode.VAST if self.details is None else self.details
 
     def toggle_details(self) -> PanelLayout:
-        """Show or hide the details: beside the other panels, or in the place of some."""
+        """Show or hide the details, at the side of the other panels or in place of some."""
         if self.shows_side_details() or (
             DETAILS in self.visible() and self.mode is not LayoutMode.TABS
         ):
@@ -135,11 +138,12 @@ class PanelLayout:
         return self.mode in (LayoutMode.FULL, LayoutMode.VAST) and self.width >= MIN_SIDE_WIDTH
 
     def fits_rows(self) -> bool:
-        """Whether tables are only as high as their rows, because other panels are seen too."""
+        """Return whether tables are only as high as their rows, because other panels are visible
+        too."""
         return not self.zoomed and len(self.visible() & frozenset(STACKED)) > 1
 
     def _log_below(self, panel: str) -> tuple[str, ...]:
-        """The log takes the lines that a table of few rows leaves."""
+        """Return the log panel if it fits into the lines that a short table leaves."""
         if self.zoomed or panel not in ("gpus", "ranks"):
             return ()
         rows = self.needs.ranks if panel == "ranks" else self.needs.gpus

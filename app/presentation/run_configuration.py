@@ -1,4 +1,4 @@
-"""A run's configuration as names and values, and where it was started from. Pure."""
+"""A run's configuration as names and values. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import iterate_values
 
 MAX_SETTINGS = 300
+"""Maximum number of settings that are shown."""
 MAX_VALUE = 200
-"""Characters of a value that are shown."""
+"""Maximum number of characters of a value."""
 
 Settings = list[tuple[str, str]]
 
 
 def settings(spec: RunSpec) -> Settings:
-    """Names and values of the configuration as launched; settings without a value are left out.
+    """Return names and values of the configuration as launched, without settings that have no
+    value.
 
-    ``model.init_args.width`` is named ``model.width``, and a class by its own name.
+    ``model.init_args.width`` is named ``model.width``, and a class has its own name as its value.
     """
     if spec.config is None:
         return [("command", shlex.join(spec.command))] if spec.command else []
@@ -35,12 +37,12 @@ def settings(spec: RunSpec) -> Settings:
 
 
 def hyperparameters(values: Mapping[str, Any]) -> Settings:
-    """The module's hyperparameters as its rank sent them (``save_hyperparameters``)."""
+    """Return the module's hyperparameters as rank 0 sent them (``save_hyperparameters``)."""
     return [(str(name), value_text(value)) for name, value in values.items()][:MAX_SETTINGS]
 
 
 def value_text(value: Any) -> str:
-    """A value as YAML would show it."""
+    """Return a value as in YAML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)

@@ -1,6 +1,6 @@
-"""The facts of a run in words: metrics, configuration, checkpoints, events, where files are. Pure.
+"""The details of a run as text: metrics, configuration, checkpoints, events, paths. Pure.
 
-All texts may hold what a run wrote, so nothing here is ever parsed as markup.
+The texts may contain anything that a run wrote, so they are never parsed as markup.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
 MAX_METRICS = 200
+"""Maximum number of metrics that are listed."""
 MAX_CHECKPOINTS = 30
+"""Maximum number of checkpoints that are listed."""
 NAME_CELLS = 20
+"""Columns of a metric's name."""
 LEARNING_RATE = "step/lr"
-"""The curve of the learning rate that each step's record carries."""
+"""Name of the curve of the learning rate in the step records."""
 
 
 def metrics_and_configuration(frame: Frame) -> Text:
-    """Metrics and configuration."""
+    """Return metrics and configuration."""
     out = Text()
     _metrics(out, frame)
     _configuration(out, frame)
@@ -35,7 +38,7 @@ def metrics_and_configuration(frame: Frame) -> Text:
 
 
 def checkpoints_and_events(frame: Frame) -> Text:
-    """Checkpoints, events, and what the run is."""
+    """Return checkpoints, events, and the facts about the run."""
     out = Text()
     _checkpoints(out, frame)
     _script_checkpoints(out, frame)
@@ -108,7 +111,8 @@ def _newest(saved: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
 
 
 def _script_checkpoints(out: Text, frame: Frame) -> None:
-    """What the script's own ModelCheckpoint saved; a resume of ltui does not use these."""
+    """Append the checkpoints of the script's own ModelCheckpoint, which ltui does not resume
+    from."""
     saved = frame.snapshot.script_checkpoints
     if not saved:
         return

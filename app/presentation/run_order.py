@@ -1,4 +1,4 @@
-"""Which runs the home screen lists, and in which order. Pure."""
+"""Filter and sort the runs of the home screen. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.snapshot_text import program_text
 
 ORDERS = ("newest first", "name", "preset", "state", "metric")
-"""The first is the order in which runs are listed: running ones first, then the newest."""
+"""Sort orders. The first one is that of the list: live runs first, then the newest."""
 
 
 def next_order(order: str) -> str:
+    """Return the order that follows ``order``."""
     return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
 
 
 def matches(line: RunListEntry, query: str) -> bool:
-    """Whether every word of ``wanted`` is in the run's name, preset, state or detail."""
+    """Return whether every word of ``query`` is in the run's name, preset, state or detail."""
     run = line.snapshot
     text = f"{line.id} {line.problem or ''}"
     if run is not None:
@@ -27,7 +28,7 @@ def matches(line: RunListEntry, query: str) -> bool:
 
 
 def ordered(lines: Sequence[RunListEntry], order: str) -> list[RunListEntry]:
-    """``lines`` in that order; runs without a value come last, and ties keep their places."""
+    """Return the runs in that order. Runs without a value come last, and ties keep their places."""
     if order == "name":
         return sorted(lines, key=lambda line: line.snapshot.name if line.snapshot else line.id)
     if order == "preset":
@@ -46,7 +47,7 @@ def _state_key(line: RunListEntry) -> tuple[bool, str]:
 
 
 def _metric_key(line: RunListEntry) -> tuple[bool, str, float]:
-    """The best value of each metric first."""
+    """Sort by metric name, best value first."""
     shown = headline_metric(line.snapshot) if line.snapshot is not None else None
     if shown is None or not math.isfinite(shown.value):
         return (True, "", 0.0)

@@ -1,4 +1,4 @@
-"""From what is known of runs to the rows of home's list. Pure."""
+"""The rows of the home screen's list of runs. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ltui.widgets.view_models import Cell, Tone
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRow:
-    """One run in one line."""
+    """One run as one line."""
 
     id: str
     sign: Cell
@@ -27,14 +27,15 @@ class RunRow:
     share: float | None
     progress: str
     metric: str
-    """The value of ``metric_name``; both are empty before a metric is logged."""
+    """The value of ``metric_name``. Both are empty before a metric is logged."""
     metric_name: str
     created: str
-    """How long ago the run was launched."""
+    """Time since the run was launched."""
     note: Cell
 
 
 def run_row(line: RunListEntry, now: float) -> RunRow:
+    """Return the row of a run, also of one that cannot be read."""
     run = line.snapshot
     if run is None:
         return RunRow(
@@ -68,7 +69,8 @@ def run_row(line: RunListEntry, now: float) -> RunRow:
 
 
 def _program(run: RunSnapshot) -> str:
-    """The preset, or the script of a command without the interpreter and the folders before it."""
+    """Return the preset, or the script of a command without the interpreter and the folders
+    before it."""
     if run.preset or not run.command:
         return program_text(run)
     scripts = [n for n, word in enumerate(run.command) if word.endswith((".py", ".sh"))]

@@ -1,4 +1,4 @@
-"""A run in words: how it ended, all of it for ``ltui show``, a line for ``ltui runs``. Pure."""
+"""A run as text: its end, all of it for ``ltui show``, one line for ``ltui runs``. Pure."""
 
 from __future__ import annotations
 
@@ -47,12 +47,15 @@ from ltui.widgets.formats import (
 from ltui.widgets.sanitise import clean_line, clean_name
 
 METRICS_SHOWN = 12
+"""Maximum number of metrics in the report about an ended run."""
 REASON_CELLS = 80
+"""Columns of a reason in ``ltui runs``."""
 RANKS_SHOWN = 64
+"""Maximum number of ranks in ``ltui show``."""
 
 
 def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
-    """Rows in aligned columns; those in ``right`` are right-aligned."""
+    """Return the rows in aligned columns. The columns in ``right`` are right-aligned."""
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -66,12 +69,12 @@ def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) 
 
 
 def short(text: str, cells: int) -> str:
-    """``text`` cut to so many cells, with a sign where it was."""
+    """Return ``text`` cut to ``cells`` columns, with an ellipsis if it was longer."""
     return text if len(text) <= cells else f"{text[: cells - 1]}…"
 
 
 def state_line(snapshot: RunSnapshot) -> str:
-    """``stopped at step 1204, checkpoint verified``."""
+    """Return ``stopped at step 1204, checkpoint verified``."""
     bad = bad_loss_sentence(snapshot)
     if snapshot.state not in LIVE:
         return f"{ended_sentence(snapshot)}; {bad}" if bad else ended_sentence(snapshot)
@@ -81,7 +84,7 @@ def state_line(snapshot: RunSnapshot) -> str:
 
 
 def end_report(snapshot: RunSnapshot) -> list[str]:
-    """What is left on the screen when a run in the foreground has ended."""
+    """Return the lines that are printed when a run in the foreground has ended."""
     rows = [("", f"{title(snapshot)}: {state_line(snapshot)}")]
     rows.append(("progress", position(snapshot)))
     if snapshot.elapsed_s is not None:
@@ -108,7 +111,7 @@ def end_report(snapshot: RunSnapshot) -> list[str]:
 
 
 def ordered_metrics(snapshot: RunSnapshot) -> list[tuple[str, MetricValue]]:
-    """Losses and scores first, learning rates last, each by name."""
+    """Return the metrics by name, learning rates last."""
     return sorted(snapshot.metrics.items(), key=lambda pair: (pair[0].startswith("lr"), pair[0]))
 
 
@@ -129,7 +132,7 @@ def _indented(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
-    """Everything about a run that fits a page."""
+    """Return everything about a run that fits on a page."""
     lines = [f"{title(snapshot)}  ({clean_name(snapshot.id)})", *_indented(_facts(snapshot, now))]
     state = state_line(snapshot)
     verdicts = [v for v in open_verdicts(snapshot) if clean_line(v.cause, 300) not in state]
@@ -161,7 +164,7 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
 
 
 def _flop_use(snapshot: RunSnapshot) -> str:
-    """Model FLOP utilisation; nothing where operations were not counted."""
+    """Return the model FLOP utilisation; empty if the operations were not counted."""
     if snapshot.flops_per_batch is None:
         return ""
     share = percent(snapshot.model_flop_utilisation)
@@ -196,7 +199,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
 
 
 def _times(snapshot: RunSnapshot, now: float) -> str:
-    """``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
+    """Return ``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
     created, started = snapshot.created_at, snapshot.started_at
     times = []
     if (first := created if created is not None else started) is not None:
@@ -214,7 +217,7 @@ def _times(snapshot: RunSnapshot, now: float) -> str:
 
 
 def _attempt(snapshot: RunSnapshot) -> str:
-    """``2, with optimizer.init_args.lr=0.01``"""
+    """Return ``2, with optimizer.init_args.lr=0.01``."""
     parts = [str(snapshot.attempt)]
     if snapshot.changes:
         parts.append(f"with {', '.join(snapshot.changes)}")
@@ -238,7 +241,7 @@ def _gpu(gpu: GpuSnapshot) -> tuple[str, ...]:
 
 
 def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
-    """A line for each run."""
+    """Return a table with a line for each run."""
     reasons = [short(_reason(snapshot), REASON_CELLS) for snapshot in snapshots]
     head = "REASON" if any(reasons) else ""
     rows = [("ID", "WHAT", "STATE", "PROGRESS", "STARTED", head)]
@@ -257,7 +260,7 @@ def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
 
 
 def _started(snapshot: RunSnapshot, now: float) -> str:
-    """``2 h ago``, with the present attempt's age after a resume: ``2 h ago (attempt 2: 4 m)``."""
+    """Return ``2 h ago``, or after a resume ``2 h ago (attempt 2: 4 m)``."""
     created, started = snapshot.created_at, snapshot.started_at
     first = created if created is not None else started
     if first is None:
@@ -268,7 +271,7 @@ def _started(snapshot: RunSnapshot, now: float) -> str:
 
 
 def _reason(snapshot: RunSnapshot) -> str:
-    """Why a run needs help, or how it ended, if the state's word does not say it."""
+    """Return why a run needs help, or how it ended, if the state's word does not give it."""
     if snapshot.state in LIVE:
         grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
         return clean_line(grave[0].cause) if grave else ""

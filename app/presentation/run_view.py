@@ -1,4 +1,4 @@
-"""From a frame to what the header, the ranks, the GPUs and the lines above them show. Pure."""
+"""View models of a run screen's header, notes, ranks and end. Pure."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow, Tone
 
 RECOVERY_SHOWN_S = 10.0
-"""How long a banner goes on saying that something is over."""
+"""Seconds for which a banner reports that a verdict has ended."""
 SILENT_AFTER_S = 5.0
-"""Nothing new for this long is said, with its age."""
+"""Seconds without new records after which the silence is shown with its age."""
 PROCESS_ROWS = 16
+"""Maximum number of ranks listed on a machine without GPU readings."""
 SAMPLES_PER_S = "samples/s"
 
 STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
@@ -60,6 +61,7 @@ STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
     RunState.CRASHED: ("✗", Tone.BAD),
     RunState.LOST: ("✗", Tone.BAD),
 }
+"""The sign and the tone of each state of a run."""
 
 RANK_TONES: dict[RankState, Tone] = {
     RankState.STARTING: Tone.DIM,
@@ -72,6 +74,7 @@ RANK_TONES: dict[RankState, Tone] = {
     RankState.ENDED: Tone.DIM,
     RankState.UNKNOWN: Tone.DIM,
 }
+"""The tone of each state of a rank."""
 
 
 def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
@@ -88,7 +91,7 @@ def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
 
 
 def header(frame: Frame) -> HeaderViewModel:
-    """The first lines of a run screen."""
+    """Return the first lines of a run screen."""
     run = frame.snapshot
     sign, word, tone = state_sign(run)
     banner, banner_tone = verdict_banner(frame)
@@ -112,7 +115,7 @@ def header(frame: Frame) -> HeaderViewModel:
 
 
 def _held_up(run: RunSnapshot) -> bool:
-    """Whether a rank is stalled or dead, so that no end can be foreseen."""
+    """Return whether a rank is stalled or dead, so that the remaining time is unknown."""
     return any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts) or any(
         rank.state in LOUD_RANK_STATES for rank in run.ranks
     )
@@ -127,7 +130,7 @@ def _epoch(run: RunSnapshot) -> str:
 
 
 def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
-    """The worst verdict that stands now, or the last one that is just over."""
+    """Return the banner: the worst active verdict, else the verdict that ended last."""
     active = [v for v in frame.snapshot.verdicts if v.ended is None]
     if active and frame.snapshot.state in LIVE:
         worst, *others = most_severe_first(active)
@@ -143,7 +146,7 @@ def _verdict_tone(verdict: Verdict) -> Tone:
 
 
 def note_lines(frame: Frame) -> tuple[str, ...]:
-    """What a person must know to read the rest right."""
+    """Return the remarks that are needed to read the rest of the screen correctly."""
     run = frame.snapshot
     lines = []
     if run.history_note:
@@ -165,7 +168,7 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
 
 
 def silence_text(frame: Frame) -> str | None:
-    """``no data for 12 s``, where ranks should be writing and do not."""
+    """Return ``no data for 12 s`` if ranks should be writing records and are not."""
     if frame.snapshot.state is not RunState.RUNNING or frame.last_record_at is None:
         return None
     silent_s = frame.now - frame.last_record_at
@@ -178,7 +181,7 @@ def silence_text(frame: Frame) -> str | None:
 
 
 def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
-    """One row a rank, in order of rank, so that rows keep their place."""
+    """Return one row per rank in order of rank, so that rows keep their places."""
     active = [v for v in most_severe_first(frame.snapshot.verdicts) if v.ended is None]
     places = {rank: v for v in reversed(active) for rank in v.culprits}
     held_up = {rank for v in active if v.level in BLOCKING_LEVELS for rank in v.waiting}
@@ -189,7 +192,7 @@ def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
 
 
 def _current_readings(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
-    """The ranks without the readings that were true only while they lived."""
+    """Return the ranks; if the run has ended, without readings that are true only of live ranks."""
     if run.state in LIVE:
         return run.ranks
     return tuple(
@@ -221,7 +224,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> Ra
 
 
 def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
-    """The state in a word; of a rank that moves, what a verdict says of it."""
+    """Return the state of a rank, or of a rank that moves the word of its verdict."""
     if state in (RankState.OK, RankState.RUNNING, RankState.STARTING):
         if verdict is not None and verdict.level in BLOCKING_LEVELS:
             state = RankState.DEAD if verdict.level == "dead" else RankState.STALLED
@@ -239,7 +242,7 @@ def _device(device: str | None) -> str:
 
 
 def ranks_title(frame: Frame) -> str:
-    """``4 ok`` or ``3 ok, 1 STALLED``."""
+    """Return ``4 ok`` or ``3 ok, 1 STALLED``."""
     counts: dict[RankState, int] = {}
     for rank in frame.snapshot.ranks:
         counts[rank.state] = counts.get(rank.state, 0) + 1
@@ -251,12 +254,12 @@ def ranks_title(frame: Frame) -> str:
 
 
 def gpus_missing(frame: Frame) -> str:
-    """Why there are no GPU rows, in a line."""
+    """Return why there are no GPU rows."""
     return clean_line(frame.snapshot.gpu_note or "no GPU readings yet")
 
 
 def processes_text(frame: Frame) -> Text:
-    """On a machine without GPU readings: why, and the processor and memory of each rank."""
+    """Return the reason for missing GPU readings, with CPU and memory of each rank."""
     out = Text(gpus_missing(frame), "dim")
     for rank in sorted(_current_readings(frame.snapshot), key=lambda r: r.rank)[:PROCESS_ROWS]:
         cpu = formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %"
@@ -267,7 +270,7 @@ def processes_text(frame: Frame) -> Text:
 
 
 def cells_text(cells: Sequence[Cell], hint: str = "") -> Text:
-    """Lines one below the other, loud ones in bold."""
+    """Return the cells as lines, with the important ones in bold."""
     out = Text()
     for i, cell in enumerate(cells):
         out.append("\n" if i else "")
@@ -281,7 +284,7 @@ def cells_text(cells: Sequence[Cell], hint: str = "") -> Text:
 
 
 def end_cells(frame: Frame) -> tuple[Cell, ...]:
-    """How the run ended, the root cause first; empty while it lives."""
+    """Return how the run ended, the root cause first; empty while it lives."""
     run = frame.snapshot
     if run.state in LIVE:
         return ()

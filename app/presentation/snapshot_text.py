@@ -22,10 +22,13 @@ from ltui.widgets.formats import NA, age, metric, percent, quantity
 from ltui.widgets.sanitise import clean_line, clean_name
 
 METRICS_SHOWN = 5
+"""Maximum number of metrics in one line."""
 LOUD_RANK_STATES = frozenset({RankState.STALLED, RankState.DEAD})
+"""States of ranks that need help; they are shown in capitals."""
 
 
 def program_text(run: RunSnapshot) -> str:
+    """Return the preset or the command of a run; empty if neither is known."""
     if run.preset:
         return run.preset
     return " ".join(run.command) if run.command else ""
@@ -39,7 +42,7 @@ def title(snapshot: RunSnapshot) -> str:
 
 
 def position(snapshot: RunSnapshot) -> str:
-    """``epoch 3/30  step 1204/2930``; empty before the first step.
+    """Return ``epoch 3/30 step 1204/2930``; empty before the first step.
 
     Steps are plain digits, so that they can be pasted into ``--at-step``.
     """
@@ -56,7 +59,7 @@ def _out_of(done: int | None, total: int | None) -> str:
 
 
 def shown_epoch(snapshot: RunSnapshot) -> int | None:
-    """The epoch counted from 1, and never past the last."""
+    """Return the epoch counted from 1, and never more than the last epoch."""
     if snapshot.epoch is None:
         return None
     shown = snapshot.epoch + 1
@@ -65,10 +68,12 @@ def shown_epoch(snapshot: RunSnapshot) -> int | None:
 
 
 def total_epochs(snapshot: RunSnapshot) -> int | None:
+    """Return the number of epochs, or None if it is not limited."""
     return snapshot.max_epochs if snapshot.max_epochs and snapshot.max_epochs > 0 else None
 
 
 def total_steps(snapshot: RunSnapshot) -> int | None:
+    """Return the number of steps, or None if it is not limited."""
     return snapshot.max_steps if snapshot.max_steps and snapshot.max_steps > 0 else None
 
 
@@ -83,7 +88,7 @@ def done_fraction(snapshot: RunSnapshot) -> float | None:
 
 
 def training_loss(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
-    """The training loss under whichever name the run has."""
+    """Return name and value of the training loss, whichever name the run uses."""
     for name in TRAIN_LOSS_NAMES:
         if name in snapshot.metrics:
             return name, snapshot.metrics[name]
@@ -94,11 +99,12 @@ def training_loss(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
 
 
 def is_evaluation_metric(name: str) -> bool:
+    """Return whether the name begins like a metric of validation or test data."""
     return name.startswith(EVALUATION_PREFIXES)
 
 
 def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
-    """``train/loss 0.8412  val/acc 0.9510``: the loss and the validation metrics.
+    """Return the loss and the validation metrics: ``train/loss 0.8412 val/acc 0.9510``.
 
     A run that logs no loss shows the other metrics that it logs.
     """
@@ -114,12 +120,12 @@ def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
 
 
 def metric_value_text(value: float) -> str:
-    """Four significant digits; ``not finite`` for NaN and infinities."""
+    """Return four significant digits; ``not finite`` for NaN and infinities."""
     return metric(value) if math.isfinite(value) else "not finite"
 
 
 def speed_text(snapshot: RunSnapshot) -> str:
-    """``2.1 k samples/s  4 % waiting for data``."""
+    """Return ``2.1 k samples/s 4 % waiting for data``."""
     speed = snapshot.throughput
     parts = []
     if speed.samples_per_s is not None:
@@ -130,7 +136,7 @@ def speed_text(snapshot: RunSnapshot) -> str:
 
 
 def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
-    """One rank, in columns."""
+    """Return one rank as a line of columns."""
     step = "" if rank.global_step is None else f"step {rank.global_step}"
     note = rank_note(snapshot, rank)
     return (
@@ -140,13 +146,13 @@ def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
 
 
 def rank_word(state: RankState) -> str:
-    """The state of a rank, in capitals if it needs help, as on the dashboard."""
+    """Return the state of a rank, in capitals if it needs help."""
     word: str = state.value
     return word.upper() if state in LOUD_RANK_STATES else word
 
 
 def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
-    """``2 ranks ok`` or ``3 ok, 1 STALLED``."""
+    """Return ``2 ranks ok`` or ``3 ok, 1 STALLED``."""
     if not ranks:
         return ""
     if all(rank.state is RankState.UNKNOWN and rank.phase is None for rank in ranks):

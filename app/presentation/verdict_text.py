@@ -19,12 +19,16 @@ _DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """``STALLED: rank 2 waits for its DataLoader``."""
+    """Return ``STALLED: rank 2 waits for its DataLoader``, with the remedy if there is one."""
     remedy = f"  {clean_line(verdict.remedy, 200)}" if verdict.remedy else ""
     return f"{verdict.level.upper()}: {clean_line(verdict.cause, 300)}{remedy}"
 
 
 def verdict_banner_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
+    """Return the banner of a verdict: level, duration, cause and remedy.
+
+    ``more`` is the number of other active verdicts.
+    """
     cause = clean_line(verdict.cause)
     # A finding about GPUs says how old it is, and so do some causes.
     aged = verdict.began is not None and not is_gpu_kind(verdict.kind)
@@ -41,6 +45,7 @@ def verdict_banner_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
 
 
 def recovery_text(resolved: ResolvedVerdict) -> str:
+    """Return a sentence about a verdict that has ended."""
     verdict = resolved.verdict
     lasted = formats.age(resolved.lasted_s)
     if is_gpu_kind(verdict.kind):
@@ -53,11 +58,11 @@ def recovery_text(resolved: ResolvedVerdict) -> str:
 
 
 def warning_line(warning: FreezeWarning) -> str:
-    """``WARNING: ranks have different batch counts ... Give every rank as many.``"""
+    """Return ``WARNING: ranks have different batch counts ... Give every rank as many.``"""
     remedy = f" {clean_line(warning.remedy, 300)}" if warning.remedy else ""
     return f"WARNING: {clean_line(warning.what, 500)}{remedy}"
 
 
 def _with_full_stop(text: str) -> str:
-    """``text`` with a full stop, unless it ends with a sign already."""
+    """Return ``text`` with a full stop, unless it ends with a punctuation mark."""
     return text if not text or text[-1] in ".!?…" else f"{text}."
