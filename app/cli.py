@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    # A terminal that can't show a sign gets another in its place, not an error.
+    # Print a replacement for a character that the terminal cannot show, instead of failing.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print_error(str(problem))
         return EXIT_BAD_INPUT
     except BrokenPipeError:
-        # The reader of our output has gone; keep the interpreter's exit from complaining about it.
+        # The reader of our output closed the pipe; avoid an error message at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_FAILED
     except KeyboardInterrupt:
@@ -57,7 +57,7 @@ def _parse(argv: list[str]) -> Namespace:
 
     command: list[str] | None = None
     if argv[:1] == ["exec"] and "--" in argv:
-        # Split here, because Python versions differ in what argparse does with `--` before a rest.
+        # Split here, because argparse treats `--` before a remainder differently by version.
         at = argv.index("--")
         argv, command = argv[:at], argv[at + 1 :]
     options = build_parser().parse_args(argv)

@@ -25,7 +25,7 @@ def run_dashboard(
     """
 
     def make() -> LtuiApp:
-        # Local: the collector rests while Textual is imported.
+        # Local: the garbage collector is paused while Textual is imported.
         from ltui.app.textual_app import LtuiApp
 
         return LtuiApp(home, run=run, readonly=readonly, python=python)

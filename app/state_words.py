@@ -1,7 +1,7 @@
 """Words for a run's state: one word for lists and headers, one sentence for reports. Pure.
 
-Every front end uses these functions, so that they agree: the home screen, the run screen, ``ltui
-runs``, ``ltui show``, ``ltui diagnose`` and the lines of a run in the foreground.
+Every user interface takes its words from here, so that they agree: the home screen, the run screen,
+``ltui runs``, ``ltui show``, ``ltui diagnose`` and the lines of a run in the foreground.
 """
 
 from __future__ import annotations

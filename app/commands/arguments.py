@@ -108,7 +108,7 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        # Local: reading the metadata costs more than the rest of the start.
+        # Local: reading the metadata takes longer than the rest of the start.
         from importlib.metadata import version
 
         print(f"ltui {version('ltui-train')}")

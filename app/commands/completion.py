@@ -11,7 +11,7 @@ from ltui.app.commands.arguments import build_parser
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.preset_names import preset_names
 
-# Runs change, so the shell lists their directories itself: no Python starts at a press of Tab.
+# Runs change, so the shell lists their directories itself. Tab does not start Python.
 _RUNS = '$(cd "${LTUI_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/ltui}/runs" 2>/dev/null && ls)'
 _PREAMBLE = {
     "bash": """

@@ -32,7 +32,7 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
         )
     home = ltui_home(to_write=False)
     run = None if name is None else find_run(home, name)
-    # Local: the errors above must not wait for Textual's half second.
+    # Local: importing Textual takes half a second, which the errors above need not wait for.
     from ltui.app.open_dashboard import run_dashboard
 
     return run_dashboard(home, run=run, readonly=readonly)

@@ -87,7 +87,7 @@ def _progress(description: str, quiet: bool) -> Iterator[OnLine]:
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
-    # Local: it is only worth loading where it is seen.
+    # Local: loaded only if it is visible.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
@@ -106,7 +106,8 @@ def _progress(description: str, quiet: bool) -> Iterator[OnLine]:
 def verify(options: Namespace) -> int:
     """Run ``ltui data verify FILE``."""
     path = Path(options.file).expanduser().absolute()
-    _open(path)  # what is wrong with the file itself is told at once
+    # Report a damaged file before the interpreter is checked.
+    _open(path)
     python = _python(options, ["torchvision"])
     workers = options.workers or len(os.sched_getaffinity(0))
     request = {"do": "verify", "file": str(path), "workers": workers}
@@ -127,7 +128,7 @@ def verify(options: Namespace) -> int:
 def info(options: Namespace) -> int:
     """Run ``ltui data info FILE``."""
     path = Path(options.file).expanduser()
-    # Local: only this command reads such a file; without torch, and without FFCV.
+    # Local: only this command reads such a file; it needs neither torch nor FFCV.
     from ltui.training.data.ffcv.beton_summary import summary
 
     facts = summary(_open(path))

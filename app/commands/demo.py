@@ -27,15 +27,15 @@ gpus 8 h100
 set * util ~92,7,11 sm_activity ~66,14,9 tensor_activity ~41,12,9 dram_activity ~48,9,13
 set * power ~560,80,9 temp ~63,4,60 mem_used 61e9 mem_util ~48,8,11
 set 1 util ~88,9,7 sm_activity ~61,12,7 power ~545,70,7
-# 2 and 3 grow hot, slow down, and cool again.
+# 2 and 3 become hot, slow down, and cool again.
 set 2-3 temp 0:64,20:88,60:88,75:66 throttle 0@0,20@0x20,60@0
 set 2-3 sm_clock 0@1980,20@1395,60@1980
-# 4 is held by a collective that does not come.
+# 4 waits in a collective that does not complete.
 set 4 util 0@94,25@100,80@94 sm_activity 0@66,25@9,80@66 tensor_activity 0@41,25@0,80@41
 set 4 power 0@560,25@74,80@560 dram_activity 0@48,25@2,80@48
-# 5 fills its memory.
+# 5 runs out of memory.
 set 5 mem_used 0:60e9,40:84e9
-# 6 is also used by somebody else, and its power may not be read.
+# 6 is also used by another process, and reading its power is not permitted.
 process 6 {pid} 4e9
 set 6 power !NO_PERMISSION
 # 7 reports an error, and later falls off the bus.
@@ -78,7 +78,7 @@ def _other_process() -> subprocess.Popen[bytes]:
 
 
 def _inside() -> int:
-    # Local: the parent needs no Textual.
+    # Local: the parent process does not need Textual.
     from ltui.app.gpu_demo import DemoApp
 
     app = DemoApp()

@@ -30,7 +30,6 @@ from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import NA, size
 
-# Module, what it is for where it is not needed by every run.
 _USEFUL = {
     "torchvision": "the vision presets",
     "torchmetrics": "presets that measure accuracy",
@@ -38,7 +37,7 @@ _USEFUL = {
     "ffcv": "the FFCV presets",
 }
 """Module to its purpose, for modules that not every run needs."""
-SHM = "/dev/shm"  # noqa: S108 - its size is looked at, nothing is written
+SHM = "/dev/shm"  # noqa: S108 - only its size is read
 SHM_NEEDED_BYTES = 1 << 30
 """Free shared memory below which a note is printed."""
 DISK_NEEDED_BYTES = 5 << 30
@@ -109,7 +108,7 @@ def _ltui() -> list[Finding]:
 
 
 def _stacks() -> Finding:
-    """Look for py-spy, a separate program that ltui's supervisor runs."""
+    """Return the finding about py-spy, a separate program that ltui's supervisor runs."""
     beside = Path(sys.executable).parent / "py-spy"
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     remedy = install_command(sys.executable, ["py-spy"])
@@ -154,7 +153,7 @@ def _gpus() -> list[Finding]:
 
 
 def _gpu() -> list[Finding]:
-    # Local: the other findings must stand even where NVML's binding is broken.
+    # Local: the other findings must be printed even if the binding of NVML is broken.
     import pynvml
 
     try:

@@ -37,7 +37,7 @@ def export(options: Namespace) -> int:
 def _chosen(store: RunStore, globs: Sequence[str]) -> list[str]:
     names = store.metric_names()
     if TRAIN_LOSS in store.logged_names():
-        # Every step's own loss is there too, under another name than the one that was logged.
+        # The loss of the step records exists as well, under another name than the logged loss.
         names.append(STEP_LOSS)
     if not globs:
         return names

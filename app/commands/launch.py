@@ -188,7 +188,7 @@ def _start(start: Callable[[], RunDir], options: Namespace) -> int:
         return EXIT_DONE
     with ReceivedSignals().catching() as signals:
         run_dir = start()
-        # Imported here: the run's processes start meanwhile.
+        # Imported here, so that the run's processes start at the same time.
         from ltui.app.foreground.follow_run import follow_run
 
         return follow_run(run_dir, signals, plain=options.plain)

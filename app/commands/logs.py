@@ -38,7 +38,7 @@ def print_logs(options: Namespace) -> int:
         _require_rank(folder, options.rank)
     printer = _Printer(folder, options.rank)
     while True:
-        # The state is read before the files: what was written until then is then printed.
+        # The state is read before the files, so that everything written before the end is printed.
         live = options.follow and _still_writing(run_dir, attempt)
         printed = printer.print_new(last=not live)
         if not live:

@@ -43,7 +43,7 @@ class _Group:
     """Rank to sequence number to collective."""
     barriers: Mapping[int, str]
     silent: frozenset[int]
-    """Ranks whose heartbeat thread has not run for a while, so that their data is old."""
+    """Ranks with an old heartbeat, so that their data is old."""
 
     @property
     def ranks(self) -> list[int]:
@@ -107,9 +107,9 @@ class _SequenceRow:
     """The operations of all ranks at one sequence number."""
 
     with_sites: bool
-    """Whether call sites are compared: only if each of them is known."""
+    """Call sites are compared, because each of them is known."""
     mixed: bool
-    """Whether the ranks did not all do the same."""
+    """The ranks did not all do the same."""
     usual: _Operation | None
     """The operation of the majority, or None if there is no majority."""
 
@@ -179,7 +179,7 @@ def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[in
     ]
     if differs is None or differs in shown:
         return shown
-    # Nothing that differs comes after the first that is not finished.
+    # The first difference is never after the first unfinished number.
     gap: list[int | None] = [] if shown and shown[0] == differs + 1 else [None]
     return [differs, *gap, *shown]
 

@@ -38,7 +38,7 @@ MAX_EARLIER = 6
 LAST_LINES = 8
 """Maximum number of lines of an exception or log."""
 LAST_WORDS = 4
-"""Maximum number of ranks whose exceptions or logs are shown."""
+"""Maximum number of ranks with their exceptions or logs."""
 MAX_PROGRAM_CHARS = 40
 """Maximum characters of a preset or command in the line below the headline."""
 MAX_SENTENCE_CHARS = 600
@@ -254,7 +254,7 @@ def _scalar(name: str, value: Any) -> str:
             return formats.size(value)
         if name.endswith("_share"):
             return formats.percent(float(value))
-        # Without thin spaces: it may be a pid that is copied into a command.
+        # No thin spaces: the number may be a pid that is copied into a command.
         return str(value) if isinstance(value, int) else formats.significant(value)
     return clean_line(str(value), MAX_SENTENCE_CHARS)
 
@@ -325,7 +325,7 @@ def _no_collectives_note(evidence: Evidence | None, context: DiagnosisContext) -
     )
 
 
-# -- last words, and what is missing ---------------------------------------------------------------
+# -- exceptions, log lines, missing evidence -------------------------------------------------------
 
 
 def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackViewModel, ...]:
@@ -367,7 +367,7 @@ def _raised_at(rank: RankEvidence) -> float:
 
 
 def _missing(diagnosis: Diagnosis, context: DiagnosisContext) -> tuple[str, ...]:
-    """Return each piece of missing evidence once, with the ranks that lack it."""
+    """Return each piece of missing evidence once, with the ranks for which it is missing."""
     evidence = diagnosis.evidence
     if context.asking:
         return ()

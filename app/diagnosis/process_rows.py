@@ -92,7 +92,7 @@ def _wait_note(process: ProcessActivity | None) -> str:
     if process.run_delay_share is not None and process.run_delay_share >= 0.2:
         parts.append(f"waits {formats.percent(process.run_delay_share)} of the time for a CPU core")
     if process.wait_channel and process.wait_channel != "0":
-        # What the compiler made of a function's name tells nobody anything.
+        # The suffix that the compiler adds to a function's name is of no use to a reader.
         parts.append(f"in {clean_name(process.wait_channel.split('.')[0], 40)}")
     return " ".join(parts)
 

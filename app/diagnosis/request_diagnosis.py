@@ -47,7 +47,7 @@ def request_diagnosis(run_dir: RunDir) -> DiagnosisResult:
     verdicts = _stored_verdicts(run_dir, snapshot)
     if snapshot.state in LIVE:
         diagnosis = _request_evidence(run_dir, snapshot)
-        # The question takes seconds, in which the run may have moved on, or ended.
+        # The request takes seconds, during which the run may have continued or ended.
         snapshot = resolve_snapshot(run_dir)
         if snapshot.state in LIVE:
             earlier = tuple(v for v in verdicts if v.ended is not None)
@@ -60,7 +60,7 @@ def request_diagnosis(run_dir: RunDir) -> DiagnosisResult:
 
 def _request_evidence(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
     try:
-        # One that hangs is not waited for as long as one that gathers evidence.
+        # A supervisor that hangs is detected sooner by a ping than by a diagnosis.
         send_request(run_dir, {"cmd": "ping"}, PING_TIMEOUT_S)
         answer = send_request(run_dir, {"cmd": "diagnose"}, ANSWER_TIMEOUT_S)
         return Diagnosis.from_document(answer["diagnosis"])
@@ -110,7 +110,7 @@ def post_mortem(
 
 
 def _how_it_ended(snapshot: RunSnapshot, verdicts: Iterable[Verdict]) -> str:
-    """Return the sentence that every front end shows, with the verdicts of the store."""
+    """Return the sentence that every user interface shows, with the verdicts of the store."""
     return state_sentence(replace(snapshot, verdicts=tuple(verdicts)))
 
 

@@ -1,6 +1,6 @@
 """Follow a run in the foreground: show it until it ends, and turn Ctrl-C into a stop, then a kill.
 
-The run belongs to its supervisor: it continues, whatever happens to this process.
+The run belongs to its supervisor, so it continues even if this process ends.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
 
     After a failure plain lines are shown instead.
     """
-    # Local: plain lines must not pay for Textual.
+    # Local: plain lines do not need Textual.
     from ltui.app.foreground.run_in_dashboard import show_dashboard
 
     sys.stdout.write(f"{started_line(run_dir)}\n")
@@ -186,7 +186,7 @@ class RunFollower:
             self._last_event = event.id
             if event.t < self._began_at or (line := event_line(event)) is None:
                 continue
-            # Several ranks may report one thing, each with its own number.
+            # Several ranks may report the same event, each with its own number.
             key = (event.attempt, event.kind, re.sub(r" on rank \d+", "", event.text))
             if event.kind != "note" or key not in self._printed_notes:
                 self._printed_notes.add(key)
@@ -311,5 +311,5 @@ def _print_still_running(run_dir: RunDir) -> None:
         sys.stderr.write(f"{run_dir.id} keeps running. To watch it: ltui attach {run_dir.id}\n")
         sys.stderr.flush()
     except OSError:
-        # The terminal is gone, which is why we leave.
+        # The terminal is closed, which is the reason for leaving.
         return

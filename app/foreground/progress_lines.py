@@ -75,7 +75,7 @@ class PlainLines:
         self._last_line = ""
 
     def update(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
-        # Numbers in the detail and in verdicts count seconds: they alone are no change.
+        # Numbers in the detail count seconds: a new number alone is no change.
         detail = re.sub(r"\d+", "", snapshot.detail or "")
         state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail)
         validated = {n: v.step for n, v in snapshot.metrics.items() if is_evaluation_metric(n)}
@@ -139,7 +139,7 @@ class LivePanel:
     """Draws a few lines at the bottom of the terminal in place. Messages scroll above them."""
 
     def __init__(self, stream: TextIO) -> None:
-        # Local: plain lines, in pipes and batch jobs, need no rich.
+        # Local: plain lines, as in pipes and batch jobs, do not need rich.
         from rich.console import Console
         from rich.live import Live
 
@@ -160,7 +160,7 @@ class LivePanel:
         self._live.update(text, refresh=True)
 
     def print_line(self, line: str) -> None:
-        # `out` takes the text as it is: no markup, no wrapping at words.
+        # `out` prints the text unchanged, without markup and without wrapping.
         self._console.out(line, highlight=False)
 
     def close(self) -> None:

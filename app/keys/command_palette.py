@@ -17,7 +17,7 @@ def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
     chain = {screen, screen.app, *(screen.focused.ancestors_with_self if screen.focused else ())}
     for key in listed_keys(screen):
         action = key.binding.action
-        # What a widget does needs the focus on it, unless it hands the action to the screen.
+        # An action of a widget needs the focus on it, unless the screen carries it out.
         here = key.node in chain or action.startswith("screen.")
         name = action.removeprefix("screen.")
         done = key.title.lower() in titles or name in actions

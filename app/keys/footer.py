@@ -72,7 +72,7 @@ class KeyFooter(Widget):
     def render(self) -> RenderResult:
         line = Text(" ", no_wrap=True, end="")
         if getattr(self.app, "readonly", False):
-            # Reverse video is seen without colour as well.
+            # Reverse video is visible without colours as well.
             line.append(READONLY_BADGE, Style(reverse=True, bold=True))
             line.append("  ")
         usable = [h for h in self._hints if refusal_of(self.screen, h.action) is None]

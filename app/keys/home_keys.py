@@ -48,7 +48,7 @@ _RUNS = (
     _NEXT,
     *_LAST,
 )
-# Letters are typed into a text field, so none is offered there.
+# A text field takes letters as input, so no letter is offered as a key there.
 _FIELD = (_LAUNCH, _NEXT, _BACK, KeyHint("ctrl+q", "quit", "app.leave"))
 _CHOICE = (KeyHint("⏎", "choose", "app.focus_next", keep=True), _NEXT, _BACK, *_LAST)
 _FILTER = (

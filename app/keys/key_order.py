@@ -50,12 +50,12 @@ class OrderedKeysApp(App[None]):
         """Travel through the message queues that the key travels through, behind it, up to the
         app."""
         if node is not self:
-            # Queues are first in, first out. One that is closed is passed over.
+            # Message queues are first in, first out. A closed queue is skipped.
             above = node._parent or self
             if not node.call_later(self._follow, target, above, key, rounds):
                 self._follow(target, above, key, rounds)
         elif rounds:
-            # What the key's action asked of the app comes before this.
+            # Messages that the key's action sent to the app are handled before this call.
             self.call_later(self._follow, target, target, key, rounds - 1)
         else:
             self.call_later(self._handled, key)

@@ -95,8 +95,8 @@ def _problems_in(
     folders: Sequence[str],
     place: Callable[[Fault], Problem],
 ) -> list[Problem]:
-    """Return the packages that ``python`` lacks for the configuration, or the problems of its
-    classes."""
+    """Return the packages that are missing in ``python`` for the configuration, or the problems
+    of its classes."""
     uses = class_uses(document)
     needed = {**REQUIRED_PACKAGES, **requires}
     seen = probe_interpreter(
@@ -104,7 +104,7 @@ def _problems_in(
     )
     if malicious := malicious_packages(seen):
         return malicious
-    # Without torch nearly every class is missing: those problems would bury their reason.
+    # Without torch nearly every class is missing, and those problems would hide the reason.
     return missing_packages(seen, {**needed, **missing_class_imports(seen), **needed}) or [
         place(fault) for fault in class_faults(uses, seen)
     ]
@@ -166,7 +166,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
         config=document,
         nproc=chosen.nproc,
         nodes=choose_nodes(trainer, machine.node)[0],
-        # Kept through changes of other things: the configuration holds the count alone.
+        # Kept when other keys change, because the configuration contains only the count.
         gpus=chosen.gpus if "trainer.devices" in keys else spec.gpus,
         overrides=(*spec.overrides, *overrides),
     )

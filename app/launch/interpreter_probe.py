@@ -131,7 +131,7 @@ def _bound_by(statement: ast.stmt) -> set[str]:
         return {name for child in inner for name in _bound_by(child)} | _names_in(
             [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr)]
         )
-    # Names that are only read are counted as well: better one too many than a class denied.
+    # Names that are only read count as well: an existing class must not be reported as missing.
     return _names_in([statement])
 
 
@@ -175,7 +175,7 @@ def versions(packages: list[str], distributions: dict[str, str]) -> dict[str, st
 
 def main() -> None:
     question = json.load(sys.stdin)
-    # What ranks find first: the folders that the run adds, not this file's own.
+    # Ranks search the folders that the run adds first, not the folder of this file.
     sys.path[0:1] = question.get("folders", [])
     provided = question.get("rooms", {})
     answer = {

@@ -41,7 +41,7 @@ def run_program(
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # Ctrl-C reaches it through us alone, once.
+        # In its own session, so that Ctrl-C reaches it once, through this process.
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -74,7 +74,7 @@ class _Tail:
     """Reads a pipe to its end in a thread and keeps its last line."""
 
     def __init__(self, stream: Any) -> None:
-        # Local: every other command does without.
+        # Local: no other command needs a thread.
         from threading import Thread
 
         self._stream, self._last = stream, ""

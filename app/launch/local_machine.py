@@ -43,7 +43,7 @@ def usable_cores() -> int:
 def gpu_count() -> int | None:
     """Return the number of GPUs of the NVIDIA driver: 0 without a driver, None if the driver
     does not answer."""
-    # Local: its start is only worth it where a run is checked.
+    # Local: loaded only when a run is checked.
     import pynvml
 
     try:

@@ -57,7 +57,7 @@ class PastRun:
     def modes(self) -> tuple[str, ...]:
         """Return the modes that this run allows."""
         resume = (RESUME,) if self.checkpoints and self.state not in LIVE else ()
-        # A command is given no checkpoint of another run.
+        # A user's command cannot be given a checkpoint of another run.
         from_it = (FROM_CHECKPOINT,) if self.checkpoints and self.spec.config is not None else ()
         return (*resume, *from_it, FROM_START)
 
@@ -105,7 +105,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
 def _as_preset(spec: RunSpec) -> Preset:
     document: Document = dict(spec.config or {})
     if spec.gpus is not None and spec.config is not None:
-        # The configuration of the run holds the number of GPUs that `free:2` came to.
+        # The configuration of the run contains the number of GPUs that `free:2` resulted in.
         document = with_value(document, _DEVICES.key, spec.gpus)
     knobs = _knobs(spec, document) if spec.config is not None else ()
     return Preset(
@@ -198,7 +198,7 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
 
     Raises ``ProblemError`` if nothing was started. Call it in a thread.
     """
-    # Imported here: what starts supervisors is not needed while the form is filled in.
+    # Imported here: these modules are not needed while the form is filled in.
     from ltui.training.lifecycle.launch_run import launch
     from ltui.training.lifecycle.resume_run import resume
 

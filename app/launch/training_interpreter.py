@@ -20,14 +20,12 @@ from ltui.training.problem import Problem, ProblemError
 
 MIN_PYTHON = (3, 10)
 """Oldest supported version of Python."""
-# What a LightningCLI run imports whatever the preset is; module name to what pip calls it.
 REQUIRED_PACKAGES = {
     "torch": "torch",
     "lightning": "lightning",
     "jsonargparse": "jsonargparse[signatures]",
 }
 """Modules that every LightningCLI run imports, with their names for pip."""
-# Either of the two packages that Lightning is published as will do.
 _ALTERNATIVES = {"lightning": "pytorch_lightning"}
 """Modules that can replace a required one. Lightning is published as two packages, and either is
 enough."""
@@ -106,7 +104,7 @@ def probe_interpreter(
         "distributions": DISTRIBUTIONS,
         "class_paths": dict(class_paths or {}),
         "folders": list(folders),
-        # Ranks get these from ltui itself, whether or not the interpreter holds ltui.
+        # Ranks get these from ltui itself, even if the interpreter has no ltui.
         "rooms": {"ltui.training": str(Path(next(iter(ltui.training.__path__))))},
     }
     errors = ""
@@ -151,7 +149,7 @@ def missing_packages(report: InterpreterReport, needed: Mapping[str, str]) -> li
                 remedy="Give another interpreter with --python.",
             )
         ]
-    # What was not asked about is in ``needed`` because a class lacks it.
+    # Modules that were not queried are in ``needed`` because a class cannot import them.
     missing = [module for module in needed if installed_version(report, module) is None]
     if not missing:
         return []
@@ -195,7 +193,7 @@ def install_command(python: str, packages: Sequence[str]) -> str:
 
 
 def missing_class_imports(report: InterpreterReport) -> dict[str, str]:
-    """Return the modules that the inspected classes import and the interpreter lacks."""
+    """Return the modules that the inspected classes import and that are not installed."""
     return pip_names(sorted({m for c in report.classes.values() for m in c.get("lacks", ())}))
 
 

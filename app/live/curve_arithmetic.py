@@ -167,7 +167,7 @@ def throughput_curve(samples: CurveData, seconds: CurveData) -> CurveData:
     timed = select_points(seconds, timed_points)
     spent = np.cumsum(timed.mean * timed.count)
     done = np.cumsum(per_step[timed_points] * timed.count)
-    # Where the window of each point begins; at least one point back, four where steps are slow.
+    # Start of each point's window: at least one point back, or three if steps are slow.
     here = np.arange(len(spent))
     begin = np.searchsorted(spent, spent - WINDOW_S, side="left")
     begin = np.where(begin == here, np.maximum(here - 3, 0), begin)

@@ -69,7 +69,7 @@ class FileTail:
             return []
         self._offset = (self._offset or 0) + len(data)
         lines = self._lines(data, now if self._knows_arrival else None)
-        # A long file is read in parts: the part after this one may be as old.
+        # A long file is read in parts, and the next part may be as old as this one.
         self._knows_arrival = self._knows_arrival or self._offset >= status.st_size
         return lines
 
@@ -113,7 +113,7 @@ class FileTail:
             self._in_traceback = True
             return Tone.BAD, True
         if self._in_traceback:
-            # The first line that is not indented names the exception, however it is called.
+            # The first line that is not indented names the exception, whatever its class.
             if text.strip() and not text.startswith((" ", "|")):
                 self._in_traceback = False
                 return Tone.BAD, True
@@ -165,7 +165,7 @@ class LogTail:
             return
         new = [name for name in logs if name not in self._tails]
         if new:
-            # The file that was written last stands last: that is where a run failed.
+            # The file that was written last comes last, because it shows where a run failed.
             for name in sorted(new, key=lambda n: (_changed_at(logs[n]), n)):
                 self._tails[name] = FileTail(
                     self.folder / name, rank_of_log(name), is_new=self._began

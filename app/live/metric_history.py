@@ -62,8 +62,8 @@ class MetricHistory:
         self._joined: dict[str, CurveData] = {}
         self._returned_names: frozenset[str] = frozenset()
         self._loss_is_logged = False
-        """Whether the loss is logged as a metric. Then the metric replaces the loss of the step
-        records, as in the store: a loss on a GPU is not known yet when its step is recorded."""
+        """The loss is logged as a metric. Then the metric replaces the loss of the step records,
+        as in the store: a loss on a GPU is not known yet when its step is recorded."""
 
     def load(self, stored: Mapping[str, CurveData]) -> None:
         """Replace the stored history of these curves and keep their live points."""

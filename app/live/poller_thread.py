@@ -33,7 +33,7 @@ class FramePacer:
     def period_s(self, cpu_s: float) -> float:
         """Return the seconds until the next frame. ``cpu_s`` is the CPU time of the process for
         the last frame."""
-        # A start, or a long key press, does not slow down what follows.
+        # A single expensive frame, such as the first one, must not slow down the next ones.
         cost_s = min(cpu_s, MAX_CPU_FRACTION * SLOWEST_S)
         self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
         return min(SLOWEST_S, max(FASTEST_S, self._cost_s / MAX_CPU_FRACTION))
@@ -89,7 +89,7 @@ class PollerThread:
                 cpu = time.process_time()
                 period, cpu_before = pace.period_s(cpu - cpu_before), cpu
                 spent = time.monotonic() - began
-                # A look that waits long for files or the supervisor is followed by a rest as long.
+                # After a poll that waited long for files or the supervisor, rest for as long.
                 self._stopped.wait(max(period - spent, spent, 0.02))
         finally:
             if poller is not None:

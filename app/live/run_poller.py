@@ -158,7 +158,7 @@ class RunPoller:
 
     def _track_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
         active = {
-            # GPUs come and go among those that a finding names: its place is no part of it.
+            # The GPUs that a finding names change, so its place does not identify it.
             (v.kind, "" if is_gpu_kind(v.kind) else v.place or "", v.culprits): v
             for v in snapshot.verdicts
             if v.ended is None
@@ -182,7 +182,7 @@ class RunPoller:
             self._reload_due = False
             self._history_error = None
         except (StoreError, OSError, sqlite3.Error) as error:
-            # A run of this very second has no store yet; anything else is worth a line.
+            # A run that has just been created has no store yet; any other error is shown.
             if self.run_dir.db_path.exists():
                 self._history_error = f"the history can't be read ({error})"
 
@@ -239,7 +239,7 @@ class RunPoller:
                 self._metric_history.load_detail(parts)
                 self._throughput_history.load_detail(stored_rates(store, steps) if steps else {})
         except (StoreError, OSError, sqlite3.Error):
-            # Live points are shown without it; the history's own load says what is wrong.
+            # Live points are shown without it; `_load_history` reports the error.
             return
         self._loaded |= missing
 
@@ -270,7 +270,7 @@ class RunPoller:
         if self._queues is not None:
             self._queues.close()
         self._attempt = attempt
-        # A resume may have changed it.
+        # A resume may have changed the specification.
         with suppress(ProblemError):
             self._spec = self.run_dir.read_spec()
         self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
@@ -298,7 +298,7 @@ class RunPoller:
 
     def _add_records(self, rank: int, records: Any, missed: int) -> None:
         if missed and rank == 0:
-            # What was missed stands in the store, or is a gap there: live points begin anew.
+            # Missed records are in the store, or are a gap there: collect live points again.
             self._metric_history.forget_live()
             self._reload_due = True
         self._fold = fold(self._fold, rank, records, missed)
@@ -322,7 +322,7 @@ class RunPoller:
 
     def _reload_after_end(self, live: bool) -> None:
         if self._was_live and not live:
-            # The supervisor has written all there is: load it once more, with the exceptions.
+            # The supervisor has written everything: load it once more, with the exceptions.
             self._reload_due, self._loaded_at = True, 0.0
 
     # -- the frame ---------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class RunPoller:
         ahead = folded_progress(self._fold, pulses, now_ns)
         changes: dict[str, Any] = {"ranks": self._ranks(base, pulses, now_ns)}
         if base.state is not RunState.STARTING:
-            # Until ranks train they count from 0, even where the attempt starts from a checkpoint.
+            # Before training ranks count from 0, even if the attempt starts from a checkpoint.
             changes |= {
                 "epoch": _first_known(ahead.epoch, base.epoch),
                 "global_step": _first_known(ahead.global_step, base.global_step),

@@ -74,7 +74,7 @@ def _attempt_rates(
         return {}
     if len(ranks) > MAX_RANK_CURVES:
         samples, seconds = read_pair(None)
-        # Each point counts the steps of all ranks; the time of one of them passed.
+        # A point counts the steps of all ranks, but only the time of one of them passed.
         curve = throughput_curve(samples, replace(seconds, count=seconds.count / len(ranks)))
         total = curve.mean * len(ranks)
         return {None: replace(curve, mean=total, low=total, high=total)}

@@ -36,7 +36,7 @@ def _length(trainer: Mapping[str, Any]) -> str:
         return " or ".join(limits) if len(limits) == 1 else f"{' or '.join(limits)} at most"
     if trainer.get("max_time") is not None:
         return f"max_time {trainer['max_time']}"
-    # Lightning's default where no limit is set.
+    # Lightning trains for 1000 epochs if no limit is set.
     return "until it is stopped" if epochs == -1 else f"{formats.count(1000)} epochs (the default)"
 
 

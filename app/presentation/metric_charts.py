@@ -26,7 +26,7 @@ AXES = ("step", "epoch", "time")
 SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 """Smoothing weights that the keys step through."""
 DIFFERENCE = 0.05
-"""Ranks whose rates differ by less than this fraction are shown by their total alone."""
+"""If the rates of the ranks differ by less than this fraction, only the total is shown."""
 WAITING_TOO_LONG = 0.2
 """Fraction of time spent waiting for data above which a remedy is shown."""
 MOST_UNSMOOTHED = 3
@@ -316,7 +316,7 @@ def _empty_chart_note(frame: Frame, otherwise: str) -> str:
     if run.started_at is None or run.state is RunState.PAUSED:
         return otherwise
     if run.state is RunState.RUNNING and run.ranks and all(r.phase is None for r in run.ranks):
-        # A program that is not Lightning may well train: only its processes are known.
+        # A program without Lightning may be training, but only its processes are known.
         otherwise = "no telemetry"
-    # Importing torch and preparing data take their time: say how long it has been.
+    # Importing torch and preparing data take a while, so show the time since the start.
     return f"{otherwise}, {formats.duration(frame.now - run.started_at)} after the start"

@@ -80,7 +80,7 @@ class PanelLayout:
     """The last panel chosen below the charts."""
     zoomed: bool = False
     details: bool | None = None
-    """Whether the details are at the side of the other panels. None: if there is room."""
+    """The details are at the side of the other panels. None: if there is room."""
     gpus: bool = False
     """The GPU panel was requested although there is no GPU."""
 

@@ -81,7 +81,7 @@ def _configuration(out: Text, frame: Frame) -> None:
         for change in frame.snapshot.changes:
             out.append(f"{clean_line(change, 300)}\n")
     if spec is None or spec.config is None:
-        # With a configuration they would only be said again.
+        # The configuration would contain them already.
         _pairs(out, "hyperparameters", hyperparameters(frame.hyperparameters))
 
 
@@ -131,7 +131,7 @@ def _events(out: Text, frame: Frame) -> None:
     if not frame.events:
         out.append("none yet\n", "dim")
     for at, text in reversed(frame.events):
-        # The hour, not the age, which would be drawn anew every second.
+        # The time of day, because an age would be redrawn every second.
         out.append(f"{time.strftime('%H:%M:%S', time.localtime(at))} ", "dim")
         out.append(f"{clean_line(text, 200)}\n")
 

@@ -19,7 +19,7 @@ def next_order(order: str) -> str:
 
 
 def matches(line: RunListEntry, query: str) -> bool:
-    """Return whether every word of ``query`` is in the run's name, preset, state or detail."""
+    """Return whether all words in ``query`` occur in the run's name, preset, state or detail."""
     run = line.snapshot
     text = f"{line.id} {line.problem or ''}"
     if run is not None:

@@ -224,7 +224,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> Ra
 
 
 def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
-    """Return the state of a rank, or of a rank that moves the word of its verdict."""
+    """Return the state of a rank. For a rank that moves, return what its verdict says."""
     if state in (RankState.OK, RankState.RUNNING, RankState.STARTING):
         if verdict is not None and verdict.level in BLOCKING_LEVELS:
             state = RankState.DEAD if verdict.level == "dead" else RankState.STALLED
@@ -292,7 +292,7 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     lines = [_cell(ended_detail(run) or run.state.value, Tone.BAD if bad else Tone.PLAIN)]
     if loss := bad_loss_sentence(run):
         lines.append(_cell(loss, Tone.WARN))
-    # Not where the sentence above says the same.
+    # Leave the exception out if the first line repeats it.
     exceptions = [_exception_text(e) for e in frame.rank_exceptions[:1]]
     lines += [_cell(text, Tone.BAD) for text in exceptions if not lines[0].text.startswith(text)]
     if len(frame.rank_exceptions) > 1:

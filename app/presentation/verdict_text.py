@@ -30,12 +30,12 @@ def verdict_banner_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
     ``more`` is the number of other active verdicts.
     """
     cause = clean_line(verdict.cause)
-    # A finding about GPUs says how old it is, and so do some causes.
+    # The text of a GPU finding contains its age, and so do some causes.
     aged = verdict.began is not None and not is_gpu_kind(verdict.kind)
     lasting = ""
     if aged and verdict.began is not None and not _DURATION.search(cause):
         lasting = f" for {formats.age(now - verdict.began)}"
-    # Capitals are for what stops a run.
+    # Only levels that block a run are in capitals.
     word = verdict.level.upper() if verdict.level in BLOCKING_LEVELS else verdict.level.capitalize()
     others = f" (+{more} more, d)" if more else ""
     text = f"{word}{lasting}{others}: "

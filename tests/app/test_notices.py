@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from frames import snapshot
 
+from ltui.app.keys.run_keys import run_hints
 from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for
-from ltui.app.screens.run import key_hints, kill_question
+from ltui.app.screens.stop_question import kill_question
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 
 
@@ -52,7 +53,7 @@ def test_every_control_is_either_offered_or_refused_with_a_sentence(state: RunSt
     run = snapshot(state=state)
     for action in CONTROLS:
         why = refusal(run, action, readonly=False)
-        offered = any(h.action == f"screen.{action}" for h in key_hints(run, readonly=False))
+        offered = any(h.action == f"screen.{action}" for h in run_hints(run, readonly=False))
         assert offered == (why is None)
         assert refusal(run, action, readonly=True) is not None
     assert (refusal(run, "resume", readonly=False) is None) == (state not in LIVE)
