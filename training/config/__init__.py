@@ -1,3 +1,4 @@
-"""Configuration of runs: presets, overrides, checks, the specification. Pure, except that
-``presets.py`` reads files.
+"""Configuration of runs: presets, overrides, checks, specification.
+
+Pure, except that ``presets.py`` and ``preset_names.py`` read files.
 """

@@ -1,4 +1,4 @@
-"""Which devices a run gets: how many ranks, on what. What exists is an argument."""
+"""Selection of the devices of a run: how many ranks, on which accelerator. Pure."""
 
 from __future__ import annotations
 
@@ -11,74 +11,77 @@ from ltui.training.config.node_environment import NodeEnvironment
 from ltui.training.config.yaml_document import Fault, parse_value
 
 RANKS_PER_CORE = 4
-"""More CPU ranks than this for each core is taken for a mistake."""
+"""Number of CPU ranks per core above which the configuration is rejected."""
 _GPU = ("gpu", "cuda")
 _FREE = re.compile(r"free(?::0*([1-9]\d*))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What this machine has; None where nobody looked, and then nothing is refused."""
+    """Resources of this machine. None means unknown; then nothing is checked against the value."""
 
     gpus: int | None = None
     cores: int | None = None
     node: NodeEnvironment | None = None
-    """Which of several nodes it is."""
+    """Position of this machine among several nodes."""
 
 
 UNKNOWN_MACHINE = Machine()
+"""A machine with unknown resources."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Devices:
-    """Decided: ``accelerator`` and ``devices`` as Trainer takes them, ``nproc`` ranks."""
+    """Selected devices: ``accelerator`` and ``devices`` for the Trainer, and ``nproc`` ranks."""
 
     accelerator: str
     devices: int | list[int]
     nproc: int
     gpus: str | None = None
-    """``free:2`` where the run waits for free GPUs and gets those."""
+    """``free:2`` if the run waits until two GPUs are free and then uses these."""
 
 
 def choose_devices(
     trainer: Mapping[str, Any], machine: Machine, cpu_ranks: int
 ) -> tuple[Devices, list[Fault]]:
-    """What ``trainer.accelerator`` and ``trainer.devices`` come to here, and what can't be.
+    """Select devices for ``trainer.accelerator`` and ``trainer.devices``; also return the errors.
 
-    Where ``devices`` is ``auto``: every GPU, else ``cpu_ranks`` ranks on the CPU. An accelerator
-    that isn't CPU or GPU is left to Lightning.
+    If ``devices`` is ``auto``, all GPUs are used, or ``cpu_ranks`` ranks on the CPU if there are
+    none. An accelerator that is neither CPU nor GPU is left to Lightning.
     """
-    asked = trainer.get("accelerator", "auto")
+    accelerator = trainer.get("accelerator", "auto")
     free = free_count(trainer.get("devices", "auto"))
     if free is not None:
-        return _on_free(free, str(asked), machine)
-    wanted = _wanted(trainer.get("devices", "auto"))
-    if asked == "cpu" or (asked == "auto" and not machine.gpus):
-        return _on_cpu(wanted, machine, cpu_ranks, asked)
-    if asked == "auto" or asked in _GPU:
-        return _on_gpu(wanted, machine)
-    count = len(wanted) if isinstance(wanted, list) else wanted or 1
-    return Devices(accelerator=str(asked), devices=wanted or 1, nproc=count), []
+        return _select_free_gpus(free, str(accelerator), machine)
+    requested = _requested_devices(trainer.get("devices", "auto"))
+    if accelerator == "cpu" or (accelerator == "auto" and not machine.gpus):
+        return _select_cpu(requested, machine, cpu_ranks, accelerator)
+    if accelerator == "auto" or accelerator in _GPU:
+        return _select_gpus(requested, machine)
+    count = len(requested) if isinstance(requested, list) else requested or 1
+    return Devices(accelerator=str(accelerator), devices=requested or 1, nproc=count), []
 
 
 def free_count(devices: Any) -> int | None:
-    """How many free GPUs ``free:2`` asks for; None for anything else."""
+    """Return the number of GPUs that ``free:2`` requests; None for any other value."""
     match = _FREE.fullmatch(devices.strip()) if isinstance(devices, str) else None
     return max(1, int(match[1] or 1)) if match else None
 
 
-def _on_free(count: int, asked: str, machine: Machine) -> tuple[Devices, list[Fault]]:
+def _select_free_gpus(
+    count: int, accelerator: str, machine: Machine
+) -> tuple[Devices, list[Fault]]:
     chosen = Devices(accelerator="gpu", devices=count, nproc=count, gpus=f"free:{count}")
-    if asked not in ("auto", *_GPU):
-        what = f"free:{count} requests GPUs, but trainer.accelerator is {asked}."
+    if accelerator not in ("auto", *_GPU):
+        text = f"free:{count} requests GPUs, but trainer.accelerator is {accelerator}."
         remedy = f"Set trainer.devices={count}, or trainer.accelerator=gpu."
-        return chosen, [Fault(path="trainer.devices", what=what, remedy=remedy)]
-    faults = _on_gpu(count, machine)[1]
+        return chosen, [Fault(path="trainer.devices", what=text, remedy=remedy)]
+    faults = _select_gpus(count, machine)[1]
     return chosen, faults
 
 
-def _wanted(devices: Any) -> int | list[int] | None:
-    """None for ``auto``; a form that is wrong otherwise is for the type check to report."""
+def _requested_devices(devices: Any) -> int | list[int] | None:
+    """Return the requested devices, None for ``auto``; the type check reports invalid values."""
     if isinstance(devices, str):
         text = devices.strip()
         if "," in text:
@@ -94,47 +97,49 @@ def _wanted(devices: Any) -> int | list[int] | None:
     return None
 
 
-def _on_cpu(
-    wanted: int | list[int] | None, machine: Machine, cpu_ranks: int, asked: str
+def _select_cpu(
+    requested: int | list[int] | None, machine: Machine, cpu_ranks: int, accelerator: str
 ) -> tuple[Devices, list[Fault]]:
     faults: list[Fault] = []
-    if isinstance(wanted, list):
-        if asked == "auto":
-            what = "GPUs are listed, but this machine has none."
+    if isinstance(requested, list):
+        if accelerator == "auto":
+            text = "GPUs are listed, but this machine has none."
         else:
-            what = "CPU ranks are given as a number, not as a list."
-        remedy = f"Set trainer.devices={max(1, len(wanted))}."
-        faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
-        wanted = max(1, len(wanted))
-    count = wanted or max(1, cpu_ranks)
-    most = RANKS_PER_CORE * machine.cores if machine.cores else None
-    if most is not None and count > most:
-        what = f"{count} ranks are too many for {machine.cores} CPU cores."
-        remedy = f"Use at most {most}."
-        if asked == "auto" and machine.gpus == 0:
-            has = f"no GPU and {machine.cores} CPU cores"
-            what = f"{count} devices requested, but this machine has {has}."
-            remedy = f"Use at most {most} ranks on the CPU."
-        faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
+            text = "CPU ranks are given as a number, not as a list."
+        remedy = f"Set trainer.devices={max(1, len(requested))}."
+        faults.append(Fault(path="trainer.devices", what=text, remedy=remedy))
+        requested = max(1, len(requested))
+    count = requested or max(1, cpu_ranks)
+    maximum = RANKS_PER_CORE * machine.cores if machine.cores else None
+    if maximum is not None and count > maximum:
+        text = f"{count} ranks are too many for {machine.cores} CPU cores."
+        remedy = f"Use at most {maximum}."
+        if accelerator == "auto" and machine.gpus == 0:
+            resources = f"no GPU and {machine.cores} CPU cores"
+            text = f"{count} devices requested, but this machine has {resources}."
+            remedy = f"Use at most {maximum} ranks on the CPU."
+        faults.append(Fault(path="trainer.devices", what=text, remedy=remedy))
     return Devices(accelerator="cpu", devices=count, nproc=count), faults
 
 
-def _on_gpu(wanted: int | list[int] | None, machine: Machine) -> tuple[Devices, list[Fault]]:
-    have, faults = machine.gpus, []
-    if have == 0:
-        what = "a GPU is requested, but this machine has none."
+def _select_gpus(
+    requested: int | list[int] | None, machine: Machine
+) -> tuple[Devices, list[Fault]]:
+    available, faults = machine.gpus, []
+    if available == 0:
+        text = "a GPU is requested, but this machine has none."
         remedy = "Set trainer.accelerator=auto or cpu."
-        faults.append(Fault(path="trainer.accelerator", what=what, remedy=remedy))
-    elif have is not None and isinstance(wanted, int) and wanted > have:
-        what = f"{wanted} GPUs requested, but this machine has {have}."
-        remedy = f"Use at most {have}, or set trainer.accelerator=cpu."
-        faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
-    elif have is not None and isinstance(wanted, list):
-        beyond = [d for d in wanted if not 0 <= d < have]
+        faults.append(Fault(path="trainer.accelerator", what=text, remedy=remedy))
+    elif available is not None and isinstance(requested, int) and requested > available:
+        text = f"{requested} GPUs requested, but this machine has {available}."
+        remedy = f"Use at most {available}, or set trainer.accelerator=cpu."
+        faults.append(Fault(path="trainer.devices", what=text, remedy=remedy))
+    elif available is not None and isinstance(requested, list):
+        beyond = [d for d in requested if not 0 <= d < available]
         if beyond:
-            what = f"there is no GPU {beyond[0]}: this machine has {have}."
-            remedy = f"GPUs are numbered 0 to {have - 1}."
-            faults.append(Fault(path="trainer.devices", what=what, remedy=remedy))
-    devices = wanted or have or 1
+            text = f"there is no GPU {beyond[0]}: this machine has {available}."
+            remedy = f"GPUs are numbered 0 to {available - 1}."
+            faults.append(Fault(path="trainer.devices", what=text, remedy=remedy))
+    devices = requested or available or 1
     nproc = len(devices) if isinstance(devices, list) else devices
     return Devices(accelerator="gpu", devices=devices, nproc=nproc), faults

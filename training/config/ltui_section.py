@@ -1,4 +1,4 @@
-"""The ``ltui:`` section of a preset: what the form shows, and how the run is watched."""
+"""Reader of the ``ltui:`` section of a preset: the form, and how the run is supervised. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AFTER_FIT = ("validate", "test")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knob:
-    """One field of the form: a setting that is worth changing."""
+    """One field of the form: a setting that users often change."""
 
     key: str
     """Dotted path in the document: ``trainer.max_epochs``."""
@@ -31,9 +31,9 @@ class Knob:
     max: float | None = None
     help: str = ""
     unit: str = ""
-    """What the number counts: ``epochs``, ``samples per rank``."""
+    """Unit of a number: ``epochs``, ``samples per rank``."""
     default: Any = None
-    """The value in the document."""
+    """Value in the preset's configuration."""
 
     def with_default(self, value: Any) -> Knob:
         return replace(self, default=value)
@@ -41,7 +41,7 @@ class Knob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LtuiSection:
-    """The section as read; every field has a default, as the section itself is optional."""
+    """The section as read. Every field has a default because the section is optional."""
 
     title: str = ""
     about: str = ""
@@ -93,36 +93,36 @@ Policy = TypeVar("Policy", StallPolicy, CheckpointPolicy)
 
 
 def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
-    """The section and every mistake in it. None (no section) is fine."""
+    """Return the section and all errors in it. A missing section (None) is no error."""
     if value is None:
         return LtuiSection(), []
     if not isinstance(value, Mapping):
         return LtuiSection(), [Fault(path="ltui", what="must be a mapping.")]
-    known = [f.name for f in fields(LtuiSection)]
-    faults = [_unknown(f"ltui.{key}", known) for key in value if key not in known]
+    known_keys = [f.name for f in fields(LtuiSection)]
+    faults = [_unknown_key(f"ltui.{key}", known_keys) for key in value if key not in known_keys]
     section = LtuiSection(
-        title=_text(value, "title", faults),
-        about=" ".join(_text(value, "about", faults).split()),
-        tags=_texts(value, "tags", faults),
-        knobs=_knobs(value.get("knobs"), faults),
-        stall=_policy(value, "stall", StallPolicy(), faults),
-        checkpoint=_policy(value, "checkpoint", CheckpointPolicy(), faults),
-        after_fit=_texts(value, "after_fit", faults, AFTER_FIT),
-        requires=_texts(value, "requires", faults),
-        cpu_ranks=_whole(value, "cpu_ranks", 1, faults),
-        restarts=_whole(value, "restarts", 0, faults),
+        title=_read_text(value, "title", faults),
+        about=" ".join(_read_text(value, "about", faults).split()),
+        tags=_read_texts(value, "tags", faults),
+        knobs=_read_knobs(value.get("knobs"), faults),
+        stall=_read_policy(value, "stall", StallPolicy(), faults),
+        checkpoint=_read_policy(value, "checkpoint", CheckpointPolicy(), faults),
+        after_fit=_read_texts(value, "after_fit", faults, AFTER_FIT),
+        requires=_read_texts(value, "requires", faults),
+        cpu_ranks=_read_int(value, "cpu_ranks", 1, faults),
+        restarts=_read_int(value, "restarts", 0, faults),
     )
     return section, faults
 
 
-def _unknown(path: str, known: list[str]) -> Fault:
+def _unknown_key(path: str, known_keys: list[str]) -> Fault:
     name = path.rpartition(".")[2]
-    near = closest_match(name, known)
-    remedy = f"Did you mean `{near}`?" if near else f"Known keys: {', '.join(known)}."
+    near = closest_match(name, known_keys)
+    remedy = f"Did you mean `{near}`?" if near else f"Known keys: {', '.join(known_keys)}."
     return Fault(path=path, what=f"unknown key `{name}`.", remedy=remedy)
 
 
-def _text(value: Mapping[str, Any], key: str, faults: list[Fault]) -> str:
+def _read_text(value: Mapping[str, Any], key: str, faults: list[Fault]) -> str:
     text = value.get(key, "")
     if isinstance(text, str):
         return text
@@ -130,7 +130,7 @@ def _text(value: Mapping[str, Any], key: str, faults: list[Fault]) -> str:
     return ""
 
 
-def _texts(
+def _read_texts(
     value: Mapping[str, Any], key: str, faults: list[Fault], choices: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     items = value.get(key, [])
@@ -139,39 +139,41 @@ def _texts(
         return ()
     for index, item in enumerate(items):
         if choices and item not in choices:
-            what = f"must be one of {', '.join(choices)} (got {format_value(item)})."
-            faults.append(Fault(path=f"ltui.{key}.{index}", what=what))
+            text = f"must be one of {', '.join(choices)} (got {format_value(item)})."
+            faults.append(Fault(path=f"ltui.{key}.{index}", what=text))
     return tuple(items)
 
 
-def _whole(value: Mapping[str, Any], key: str, low: int, faults: list[Fault]) -> int:
-    """A number from ``low`` up, which is also what holds where none is given."""
+def _read_int(value: Mapping[str, Any], key: str, low: int, faults: list[Fault]) -> int:
+    """Return an integer of at least ``low``; ``low`` is also the default."""
     number = value.get(key, low)
     if type(number) is int and number >= low:
         return number
-    what = f"must be a whole number, {low} or more (got {format_value(number)})."
-    faults.append(Fault(path=f"ltui.{key}", what=what))
+    text = f"must be a whole number, {low} or more (got {format_value(number)})."
+    faults.append(Fault(path=f"ltui.{key}", what=text))
     return low
 
 
-def _policy(value: Mapping[str, Any], key: str, default: Policy, faults: list[Fault]) -> Policy:
-    given = value.get(key)
-    if given is None:
+def _read_policy(
+    value: Mapping[str, Any], key: str, default: Policy, faults: list[Fault]
+) -> Policy:
+    values = value.get(key)
+    if values is None:
         return default
-    if not isinstance(given, Mapping):
+    if not isinstance(values, Mapping):
         faults.append(Fault(path=f"ltui.{key}", what="must be a mapping."))
         return default
-    found = _checked(given, _POLICY[key], f"ltui.{key}")
-    if (what := on_verdict_fault(given.get("on_verdict"))) is not None:
-        found.append(Fault(path=f"ltui.{key}.on_verdict", what=what))
-    faults += found
-    return default if found else replace(default, **given)
+    policy_faults = _value_faults(values, _POLICY[key], f"ltui.{key}")
+    if (text := on_verdict_fault(values.get("on_verdict"))) is not None:
+        policy_faults.append(Fault(path=f"ltui.{key}.on_verdict", what=text))
+    faults += policy_faults
+    return default if policy_faults else replace(default, **values)
 
 
 def on_verdict_fault(value: Any) -> str | None:
-    """What is wrong with ``on_verdict``, which is a list of texts or a URL; None where nothing is.
+    """Return what is wrong with ``on_verdict``, a list of strings or a URL; None if it is valid.
 
-    Whether the command exists is only known where the run is started.
+    Whether the command exists is checked when the run is launched.
     """
     if isinstance(value, (list, tuple)):
         texts = all(isinstance(item, str) for item in value)
@@ -188,18 +190,20 @@ def on_verdict_fault(value: Any) -> str | None:
     return None
 
 
-def _checked(given: Mapping[Any, Any], arguments: Mapping[str, Argument], path: str) -> list[Fault]:
+def _value_faults(
+    values: Mapping[Any, Any], arguments: Mapping[str, Argument], path: str
+) -> list[Fault]:
     faults = []
-    for key, item in given.items():
+    for key, item in values.items():
         argument = arguments.get(str(key))
         if argument is None:
-            faults.append(_unknown(f"{path}.{key}", list(arguments)))
+            faults.append(_unknown_key(f"{path}.{key}", list(arguments)))
         elif (fault := value_fault(f"{path}.{key}", item, argument)) is not None:
             faults.append(fault)
     return faults
 
 
-def _knobs(items: Any, faults: list[Fault]) -> tuple[Knob, ...]:
+def _read_knobs(items: Any, faults: list[Fault]) -> tuple[Knob, ...]:
     if items is None:
         return ()
     if not isinstance(items, list):
@@ -211,18 +215,20 @@ def _knobs(items: Any, faults: list[Fault]) -> tuple[Knob, ...]:
         if not isinstance(item, Mapping):
             faults.append(Fault(path=path, what="must be a mapping with the key `key`."))
             continue
-        found = _checked(item, _KNOB, path)
+        knob_faults = _value_faults(item, _KNOB, path)
         if "key" not in item:
-            found.append(Fault(path=path, what="the key `key` is missing."))
+            knob_faults.append(Fault(path=path, what="the key `key` is missing."))
         elif item.get("type") == "choice" and not item.get("choices"):
-            found.append(Fault(path=path, what="a knob of type choice needs a list of choices."))
-        faults += found
-        if not found:
-            knobs.append(_knob(item))
+            knob_faults.append(
+                Fault(path=path, what="a knob of type choice needs a list of choices.")
+            )
+        faults += knob_faults
+        if not knob_faults:
+            knobs.append(_to_knob(item))
     return tuple(knobs)
 
 
-def _knob(item: Mapping[str, Any]) -> Knob:
+def _to_knob(item: Mapping[str, Any]) -> Knob:
     key = item["key"]
     plain = key.rpartition(".")[2].replace("_", " ")
     choices = tuple(str(c) for c in item.get("choices") or ())

@@ -1,8 +1,8 @@
-"""Which of several machines (nodes) a run stands on, read from the environment that it is started
-in: torchrun's names, or those that SLURM's ``srun`` sets. Pure.
+"""Position of this machine among several nodes, read from environment variables. Pure.
 
-On each node a person, or ``srun``, starts the same command; each ``ltui`` starts the ranks of its
-node, and torch elastic brings them together at the first node's address.
+The variables are those of torchrun or of SLURM's ``srun``. On each node a user, or ``srun``, starts
+the same command. Each ``ltui`` starts the ranks of its node, and torch elastic connects them at the
+address of the first node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from ltui.training.config.run_spec import Nodes
 from ltui.training.config.yaml_document import Fault
 
-USUAL_PORT = 29500
-"""torchrun's."""
+DEFAULT_PORT = 29500
+"""Default port of torchrun."""
 _FIRST_HOST = re.compile(r"(?P<prefix>[^\[,]+)(?:\[(?P<first>[^\],-]+)[^\]]*\](?P<suffix>[^,]*))?")
-_WHERE = "trainer.num_nodes"
+_PATH = "trainer.num_nodes"
 _REMEDY = (
     "Start the same command on every node with NODE_RANK=0, 1, ... and MASTER_ADDR=<address of "
     "node 0>, or by `srun --ntasks-per-node=1`."
@@ -27,21 +27,21 @@ _REMEDY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEnvironment:
-    """What the environment says; None where it says nothing, or nothing that can be."""
+    """Values from the environment; None if a variable is missing or invalid."""
 
     rank: int | None = None
-    """Of the node, from 0."""
+    """Number of this node, from 0."""
     address: str | None = None
-    """Of node 0."""
-    port: int = USUAL_PORT
+    """Address of node 0."""
+    port: int = DEFAULT_PORT
     count: int | None = None
-    """Nodes that SLURM has given."""
+    """Number of nodes that SLURM allocated."""
     second_on_node: bool = False
-    """Whether ``srun`` has started another ``ltui`` on this node."""
+    """True if ``srun`` has started another ``ltui`` on this node."""
 
 
 def read_node_environment(environ: Mapping[str, str]) -> NodeEnvironment:
-    """torchrun's variables go before SLURM's."""
+    """Read the variables of torchrun, or else those of SLURM."""
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     rank = _number(environ.get("NODE_RANK"))
     return NodeEnvironment(
@@ -54,7 +54,7 @@ def read_node_environment(environ: Mapping[str, str]) -> NodeEnvironment:
 
 
 def first_host(hosts: str) -> str | None:
-    """``n3`` of ``n[3-5,9]``; None of nothing."""
+    """Return the first host of a SLURM node list: ``n3`` for ``n[3-5,9]``; None if it is empty."""
     match = _FIRST_HOST.match(hosts.strip())
     if match is None:
         return None
@@ -62,33 +62,35 @@ def first_host(hosts: str) -> str | None:
 
 
 def choose_nodes(
-    trainer: Mapping[str, Any], place: NodeEnvironment | None
+    trainer: Mapping[str, Any], environment: NodeEnvironment | None
 ) -> tuple[Nodes | None, list[Fault]]:
-    """Where this machine stands among ``trainer.num_nodes``, and what is wrong with it.
+    """Return the position of this machine among ``trainer.num_nodes``, and the errors.
 
-    None where there is one node alone, or nobody looked at the environment.
+    The position is None if there is only one node or the environment is unknown.
     """
     count = trainer.get("num_nodes")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 2 or place is None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 2 or environment is None:
         return None, []
-    what = _fault(count, place)
-    if what is not None:
-        return None, [Fault(path=_WHERE, what=what, remedy=_REMEDY)]
-    assert place.rank is not None
-    assert place.address is not None
-    return Nodes(count=count, rank=place.rank, address=place.address, port=place.port), []
+    error = _fault(count, environment)
+    if error is not None:
+        return None, [Fault(path=_PATH, what=error, remedy=_REMEDY)]
+    assert environment.rank is not None
+    assert environment.address is not None
+    return Nodes(
+        count=count, rank=environment.rank, address=environment.address, port=environment.port
+    ), []
 
 
-def _fault(count: int, place: NodeEnvironment) -> str | None:
-    if place.second_on_node:
+def _fault(count: int, environment: NodeEnvironment) -> str | None:
+    if environment.second_on_node:
         return "srun has started more than one ltui on this node."
-    if place.rank is None or place.address is None:
-        missing = "NODE_RANK" if place.rank is None else "MASTER_ADDR"
+    if environment.rank is None or environment.address is None:
+        missing = "NODE_RANK" if environment.rank is None else "MASTER_ADDR"
         return f"the number of this node among {count} nodes is unknown: {missing} is not set."
-    if place.count is not None and place.count != count:
-        return f"SLURM allocated {place.count} nodes, not {count}."
-    if place.rank >= count:
-        return f"NODE_RANK is {place.rank}, but {count} nodes are numbered 0 to {count - 1}."
+    if environment.count is not None and environment.count != count:
+        return f"SLURM allocated {environment.count} nodes, not {count}."
+    if environment.rank >= count:
+        return f"NODE_RANK is {environment.rank}, but {count} nodes are numbered 0 to {count - 1}."
     return None
 
 
@@ -97,5 +99,8 @@ def _number(text: str | None) -> int | None:
 
 
 def _port_of_job(job: str | None) -> int:
-    """Another for each job, so that two on one machine do not meet; as Lightning chooses it."""
-    return USUAL_PORT if _number(job) is None else 15000 + int(str(job)[-4:])
+    """Return a port that depends on the job, so that two jobs on a machine use different ports.
+
+    Lightning chooses the port in the same way.
+    """
+    return DEFAULT_PORT if _number(job) is None else 15000 + int(str(job)[-4:])

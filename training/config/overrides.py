@@ -12,7 +12,7 @@ from ltui.training.problem import Problem, ProblemError
 
 
 def split_override(override: str) -> tuple[str, Any]:
-    """``trainer.devices=4`` as a dotted path and a YAML value. Raises ``ProblemError``."""
+    """Split ``trainer.devices=4`` into a dotted path and a YAML value. Raise ``ProblemError``."""
     key, sign, text = override.partition("=")
     key = key.strip()
     if not sign or not key or "" in key.split("."):
@@ -26,22 +26,24 @@ def split_override(override: str) -> tuple[str, Any]:
     try:
         return key, parse_value(text)
     except ValueError as error:
-        what = f"the value is invalid YAML: {error}."
+        message = f"the value is invalid YAML: {error}."
         raise ProblemError(
-            Problem(where=f"--set {key}", what=what, remedy="Quote the value: --set 'a.b=\"text\"'")
+            Problem(
+                where=f"--set {key}", what=message, remedy="Quote the value: --set 'a.b=\"text\"'"
+            )
         ) from error
 
 
 def overridden_paths(overrides: Iterable[str]) -> tuple[str, ...]:
-    """The dotted paths that well-formed overrides set."""
+    """Return the dotted paths that valid overrides set."""
     return tuple(o.partition("=")[0].strip() for o in overrides if "=" in o)
 
 
 def apply_overrides(document: Mapping[str, Any], overrides: Iterable[str]) -> Document:
-    """A copy of ``document`` with each ``KEY=VALUE`` set, in order.
+    """Return a copy of ``document`` with each ``KEY=VALUE`` set, in order.
 
-    Raises ``ProblemError`` with every override that is malformed, or whose key can't exist, naming
-    the nearest key that can.
+    Raise ``ProblemError`` with all overrides that are malformed or have a key that cannot exist.
+    The problem names the most similar valid key.
     """
     result = dict(document)
     problems: list[Problem] = []
@@ -51,35 +53,38 @@ def apply_overrides(document: Mapping[str, Any], overrides: Iterable[str]) -> Do
         except ProblemError as error:
             problems += error.problems
             continue
-        unknown = _unknown(key, document)
+        unknown = _unknown_key(key, document)
         if unknown is not None:
             problems.append(unknown)
             continue
         try:
             result = with_value(result, key, value)
         except KeyError as error:
-            what = f"`{error.args[0]}` is not a mapping, so it has no keys that can be set."
-            problems.append(Problem(where=f"--set {key}", what=what))
+            text = f"`{error.args[0]}` is not a mapping, so it has no keys that can be set."
+            problems.append(Problem(where=f"--set {key}", what=text))
     if problems:
         raise ProblemError(*problems)
     return result
 
 
-def _unknown(key: str, document: Mapping[str, Any]) -> Problem | None:
+def _unknown_key(key: str, document: Mapping[str, Any]) -> Problem | None:
     fault = key_fault(key)
     if fault is None:
         return None
-    meant = _meant(key, document)
-    remedy = f"Did you mean `{meant}`?" if meant else fault.remedy
+    suggestion = _suggestion(key, document)
+    remedy = f"Did you mean `{suggestion}`?" if suggestion else fault.remedy
     return Problem(where=f"--set {key}", what=fault.what, remedy=remedy)
 
 
-def _meant(key: str, document: Mapping[str, Any]) -> str | None:
-    """The whole path that was probably meant: one with the same last name, else the most alike."""
-    known = [path for path, _ in iterate_values(document)]
-    known += [f"trainer.{name}" for name in TRAINER_ARGUMENTS] + list(TOP_LEVEL)
-    known = [path for path in dict.fromkeys(known) if not path.startswith("ltui")]
-    same = [path for path in known if path.rpartition(".")[2] == key.rpartition(".")[2]]
-    if len(same) == 1:
-        return same[0]
-    return closest_match(key, same or known, cutoff=0.6)
+def _suggestion(key: str, document: Mapping[str, Any]) -> str | None:
+    """Return the path that was probably meant.
+
+    It is the only one with the same last name, or else the most similar one.
+    """
+    paths = [path for path, _ in iterate_values(document)]
+    paths += [f"trainer.{name}" for name in TRAINER_ARGUMENTS] + list(TOP_LEVEL)
+    paths = [path for path in dict.fromkeys(paths) if not path.startswith("ltui")]
+    same_name = [path for path in paths if path.rpartition(".")[2] == key.rpartition(".")[2]]
+    if len(same_name) == 1:
+        return same_name[0]
+    return closest_match(key, same_name or paths, cutoff=0.6)

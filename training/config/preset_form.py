@@ -1,6 +1,6 @@
-"""A preset's form: what is typed into its fields, as a configuration and the mistakes in it.
+"""Form of a preset: the texts in its fields become a configuration and a list of errors.
 
-Pure: the screen calls ``apply_form`` on every change.
+Pure. The screen calls ``apply_form`` on every change.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from ltui.training.config.yaml_document import Document, parse_value, with_value
 from ltui.training.problem import Problem
 
 START_FROM = "start from"
-"""The field for another run's checkpoint, which is no key of the configuration."""
+"""Key of the field for another run's checkpoint, which is no key of the configuration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormResult:
+    """Configuration and errors that follow from a form."""
+
     document: Document
-    """The preset's document with the fields that are right applied."""
+    """The preset's configuration with all valid fields applied."""
     overrides: tuple[str, ...]
-    """The same as ``--set`` would say it: only fields that differ from the preset."""
+    """Changed fields as arguments of ``--set``."""
     problems: tuple[Problem, ...]
-    """``where`` is the knob's key for a mistake in a field, else the place in the file."""
+    """Errors. ``where`` is the key of the field with the error, or else the place in the file."""
 
 
 def field_texts(preset: Preset) -> dict[str, str]:
-    """What each field holds at first, by knob key."""
+    """Return the initial text of each field, by knob key."""
     return {knob.key: field_text(knob.default) for knob in preset.knobs}
 
 
 def field_text(value: Any) -> str:
+    """Return a value as the text of a field."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -52,7 +55,10 @@ def field_text(value: Any) -> str:
 def apply_form(
     preset: Preset, texts: Mapping[str, str], machine: Machine = UNKNOWN_MACHINE
 ) -> FormResult:
-    """``texts`` is what the fields hold, by knob key; a missing one keeps the preset's value."""
+    """Return the configuration and errors for the texts of a form.
+
+    ``texts`` maps knob keys to texts. A field without a text keeps the preset's value.
+    """
     document = dict(preset.document)
     overrides: list[str] = []
     problems: list[Problem] = []
@@ -66,19 +72,19 @@ def apply_form(
         except (ValueError, KeyError) as error:
             problems.append(Problem(where=knob.key, what=str(error.args[0])))
             continue
-        overrides.append(f"{knob.key}={_flow(value)}")
+        overrides.append(f"{knob.key}={_one_line_yaml(value)}")
     keys = {knob.key for knob in preset.knobs}
-    wrong = {problem.where for problem in problems}
+    invalid_fields = {problem.where for problem in problems}
     for fault in find_faults(document, machine=machine, cpu_ranks=preset.cpu_ranks):
         if fault.path not in keys:
             problems.append(locate_fault(fault, preset.where, preset.lines))
-        elif fault.path not in wrong:
+        elif fault.path not in invalid_fields:
             problems.append(Problem(where=fault.path, what=fault.what, remedy=fault.remedy))
     return FormResult(document=document, overrides=tuple(overrides), problems=tuple(problems))
 
 
 def parse_field(knob: Knob, text: str) -> Any:
-    """The value that a field's text stands for. Raises ``ValueError`` with a sentence."""
+    """Return the value of a field's text. Raise ``ValueError`` with a sentence."""
     text = text.strip()
     if knob.type == "choice":
         return _choice(knob, text)
@@ -105,7 +111,7 @@ def _choice(knob: Knob, text: str) -> Any:
     if text not in knob.choices:
         raise ValueError(f"must be one of {', '.join(knob.choices)} (got `{text}`)")
     value = parse_value(text)
-    # A choice keeps the type that the preset gives it: `16-mixed` is a text, `32` may be either.
+    # A choice has the type of the preset's value: `16-mixed` is a string, `32` may be either.
     return text if isinstance(knob.default, str) or isinstance(value, (dict, list)) else value
 
 
@@ -126,8 +132,8 @@ def _devices(text: str) -> Any:
 def _number(knob: Knob, value: Any, text: str) -> int | float:
     whole = knob.type == "int"
     kind = "a whole number" if whole else "a number"
-    right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if right and math.isfinite(value):
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if is_number and math.isfinite(value):
         low = -math.inf if knob.min is None else knob.min
         high = math.inf if knob.max is None else knob.max
         if low <= value <= high:
@@ -136,7 +142,7 @@ def _number(knob: Knob, value: Any, text: str) -> int | float:
     raise ValueError(f"must be {kind}{bounds(knob.min, knob.max)} (got `{text}`)")
 
 
-def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
+def _one_line_yaml(value: Any) -> str:
+    """Return a value as YAML on one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     return text.removesuffix("\n").removesuffix("\n...").removesuffix("\n")

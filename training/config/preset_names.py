@@ -1,4 +1,4 @@
-"""The names of presets, found without reading any: the first screen needs no more than these.
+"""Names of presets, found without parsing any, because the first screen needs only names.
 
 Standard library only.
 """
@@ -16,20 +16,20 @@ _ANY_KEY = re.compile(r"^\s*(trainer|model|ltui)\s*:", re.M)
 
 
 def shipped_folder() -> Path:
-    """The directory of the presets that ltui ships."""
+    """Return the directory of the presets that ltui ships."""
     return Path(str(ltui.presets.__file__)).parent
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The presets that ltui ships, ``quickstart`` first."""
+    """Return the names of the presets that ltui ships, ``quickstart`` first."""
     names = sorted(p.stem for p in shipped_folder().iterdir() if p.suffix == ".yaml")
     return tuple(sorted(names, key=lambda n: n != "quickstart"))
 
 
 def preset_names(cwd: Path | None = None) -> tuple[str, ...]:
-    """Every name that can be run: the shipped presets, then the configuration files in ``cwd``.
+    """Return the names of the shipped presets, then of the configuration files in ``cwd``.
 
-    A file counts if it has the keys ``trainer`` and ``model``; it may still turn out damaged.
+    A file counts if it has the keys ``trainer`` and ``model``; it may still be invalid.
     """
     paths = _yaml_files(cwd) if cwd is not None else []
     local = [path for path in paths if _has_preset_keys(_head(path))]
@@ -37,7 +37,7 @@ def preset_names(cwd: Path | None = None) -> tuple[str, ...]:
 
 
 def suspected_names(cwd: Path) -> tuple[str, ...]:
-    """Files in ``cwd`` that mention a preset's keys, but not where a preset has them.
+    """Return files in ``cwd`` that contain a preset's keys, but not at the top level.
 
     They are other files, or presets that are not valid YAML.
     """

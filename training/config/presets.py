@@ -1,7 +1,7 @@
-"""Presets: reading them, and making a run's specification of one.
+"""Presets: how they are read, and how a run's specification is built from one.
 
 A preset is a configuration file that LightningCLI would accept, with one more section, ``ltui:``.
-The shipped ones stand in ``ltui.presets``; any LightningCLI file of the user's works without it.
+The shipped ones are in ``ltui.presets``; a LightningCLI file of the user works without the section.
 Only this module and ``preset_names`` read files in ``training/config``.
 """
 
@@ -30,8 +30,9 @@ from ltui.training.config.structure_check import closest_match, find_faults, loc
 from ltui.training.config.yaml_document import Document, read_document, resolve, value_at
 from ltui.training.problem import Problem, ProblemError
 
-_MOST_BYTES = 4 << 20
-_MOST_DOUBTFUL_BYTES = 64 << 10
+_MAX_BYTES = 4 << 20
+_MAX_SUSPECTED_BYTES = 64 << 10
+"""Size up to which a file that may be a damaged preset is parsed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +40,15 @@ class Preset:
     """One configuration that can be run."""
 
     name: str
-    """``quickstart``; for a file of the user's its path as given."""
+    """``quickstart``, or the path of the user's file as given."""
     title: str
     about: str = ""
     tags: tuple[str, ...] = ()
     knobs: tuple[Knob, ...] = ()
     document: Document = field(default_factory=dict)
-    """As written, without the ``ltui`` section; interpolations are still in it."""
+    """The configuration as written, with interpolations and without the ``ltui`` section."""
     path: Path | None = None
-    """None for text that was never a file."""
+    """Path of the file; None for text that is not in a file."""
     shipped: bool = False
     lines: Mapping[str, int] = field(default_factory=dict)
     """Line of each dotted path in the file."""
@@ -57,23 +58,24 @@ class Preset:
     requires: tuple[str, ...] = ()
     """Distributions that the ranks' interpreter needs besides torch and Lightning."""
     cpu_ranks: int = 1
-    """Ranks where devices are ``auto`` and there is no GPU."""
+    """Number of ranks if ``devices`` is ``auto`` and there is no GPU."""
     restarts: int = 0
-    """So often at most the run goes back to its last good checkpoint after a crash."""
+    """Maximum number of automatic restarts from the last good checkpoint after a crash."""
     section: Mapping[str, Any] = field(default_factory=dict)
     """The ``ltui`` section as written."""
 
     @property
     def where(self) -> str:
-        """How a mistake in it is located: the file's name."""
+        """Name of the file, as used in the place of an error."""
         return f"{self.name}.yaml" if self.shipped else self.name
 
 
 def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
-    """The shipped preset of that name, else the file (``cwd`` is where relative paths begin).
+    """Return the shipped preset of that name, or else the preset in that file.
 
-    Raises ``ProblemError``: no such preset (with the nearest name), unreadable, not YAML, or a
-    wrong ``ltui`` section. What the configuration itself says is checked by ``check_preset``.
+    Relative paths start at ``cwd``. Raise ``ProblemError`` if there is none (with the most similar
+    name), if the file cannot be read or is not YAML, or if its ``ltui`` section is invalid. The
+    configuration itself is checked by ``check_preset``.
     """
     shipped = shipped_names()
     if name_or_path in shipped:
@@ -86,31 +88,31 @@ def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
 
 
 def damaged_files(cwd: Path) -> dict[str, Problem]:
-    """The files in ``cwd`` that are meant as presets and are not valid YAML, with the mistake.
+    """Return the files in ``cwd`` that seem to be presets but are not valid YAML, with the error.
 
-    A large file is left out: to read it would take longer than its line in a list is worth.
+    Large files are skipped because parsing them takes too long.
     """
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     for name in suspected_names(cwd):
         try:
-            if (cwd / name).stat().st_size <= _MOST_DOUBTFUL_BYTES:
+            if (cwd / name).stat().st_size <= _MAX_SUSPECTED_BYTES:
                 read_document(_read(cwd / name, name), name)
         except ProblemError as error:
-            found[name] = error.problems[0]
+            problems[name] = error.problems[0]
         except OSError:
             continue
-    return found
+    return problems
 
 
-def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
+def _no_such_preset(name: str, path: Path, available: Sequence[str]) -> Problem:
     if path.is_dir():
         return Problem(where=name, what="this is a folder.", remedy="Give a preset or a YAML file.")
-    short = {n.removeprefix("./").rsplit(".", 1)[0]: n for n in known}
-    near = closest_match(name, [*known, *short], cutoff=0.5)
-    remedy = f"Did you mean `{short.get(near, near)}`?" if near else None
+    names_without_suffix = {n.removeprefix("./").rsplit(".", 1)[0]: n for n in available}
+    near = closest_match(name, [*available, *names_without_suffix], cutoff=0.5)
+    remedy = f"Did you mean `{names_without_suffix.get(near, near)}`?" if near else None
     if path.suffix in SUFFIXES or "/" in name:
         return Problem(where=name, what="no such file.", remedy=remedy)
-    names = ", ".join(known)
+    names = ", ".join(available)
     return Problem(
         where=name,
         what="no preset or file of that name.",
@@ -120,12 +122,12 @@ def _no_such_preset(name: str, path: Path, known: Sequence[str]) -> Problem:
 
 def _read(path: Path, where: str) -> str:
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise ProblemError(Problem(where=where, what="too large for a configuration."))
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        what = f"the file cannot be read: {error.strerror}."
-        raise ProblemError(Problem(where=where, what=what)) from error
+        text = f"the file cannot be read: {error.strerror}."
+        raise ProblemError(Problem(where=where, what=text)) from error
     except UnicodeDecodeError as error:
         raise ProblemError(Problem(where=where, what="the file is not UTF-8 text.")) from error
 
@@ -133,7 +135,7 @@ def _read(path: Path, where: str) -> str:
 def parse_preset(
     text: str, *, name: str, path: Path | None = None, shipped: bool = False
 ) -> Preset:
-    """A preset from its YAML: of a file, or as edited on the screen. Raises ``ProblemError``."""
+    """Parse a preset from YAML text, of a file or an editor. Raise ``ProblemError``."""
     where = f"{name}.yaml" if shipped else name
     source = read_document(text, where)
     section, faults = read_section(source.values.get("ltui"))
@@ -142,7 +144,7 @@ def parse_preset(
     document = {k: v for k, v in source.values.items() if k != "ltui"}
     lines: Mapping[str, int] = source.lines
     if "model" not in document and isinstance(document.get("fit"), dict):
-        # LightningCLI also takes its settings below the subcommand's name.
+        # LightningCLI also accepts its settings below the name of the subcommand.
         document = document["fit"]
         lines = {k.removeprefix("fit."): v for k, v in lines.items()}
     knobs = tuple(k.with_default(value_at(document, k.key)) for k in section.knobs)
@@ -181,7 +183,7 @@ def _preset(
 def check_preset(
     preset: Preset, overrides: Sequence[str] = (), machine: Machine = UNKNOWN_MACHINE
 ) -> list[Problem]:
-    """Every mistake in the preset with the overrides applied, each with its place."""
+    """Return all errors in the preset with the overrides applied, each with its place."""
     try:
         document = apply_overrides(preset.document, overrides)
     except ProblemError as error:
@@ -202,18 +204,22 @@ def build_spec(
     created_at: float,
     machine: Machine = UNKNOWN_MACHINE,
 ) -> RunSpec:
-    """The run that the preset and the overrides make on this machine.
+    """Build the specification of a run from a preset and overrides for this machine.
 
-    Interpolations are replaced; ``trainer.accelerator`` and ``devices`` become what was decided.
-    Raises ``ProblemError`` with every mistake.
+    Interpolations are resolved; ``trainer.accelerator`` and ``devices`` are set to the selected
+    devices. Raise ``ProblemError`` with all errors.
     """
     problems = check_preset(preset, overrides, machine)
     if problems:
         raise ProblemError(*problems)
     document, _ = resolve(apply_overrides(preset.document, overrides))
     trainer = dict(document.get("trainer") or {})
-    chosen, _ = choose_devices(trainer, machine, preset.cpu_ranks)
-    document["trainer"] = {**trainer, "accelerator": chosen.accelerator, "devices": chosen.devices}
+    selected, _ = choose_devices(trainer, machine, preset.cpu_ranks)
+    document["trainer"] = {
+        **trainer,
+        "accelerator": selected.accelerator,
+        "devices": selected.devices,
+    }
     folder = preset.path.parent if preset.path is not None and not preset.shipped else None
     return RunSpec(
         id=id,
@@ -225,9 +231,9 @@ def build_spec(
         config=document,
         after_fit=preset.after_fit,
         python_path=() if folder is None else (str(folder),),
-        nproc=chosen.nproc,
+        nproc=selected.nproc,
         nodes=choose_nodes(trainer, machine.node)[0],
-        gpus=chosen.gpus,
+        gpus=selected.gpus,
         overrides=tuple(overrides),
         checkpoint=preset.checkpoint,
         stall=preset.stall,
@@ -238,7 +244,7 @@ def build_spec(
 
 
 def required_modules(requires: Iterable[str]) -> dict[str, str]:
-    """Each required distribution with the module to look for in the ranks' interpreter."""
+    """Return the module that each required distribution provides."""
     named = {r: re.split(r"[<>=!~\[; ]", r, maxsplit=1)[0] for r in requires}
     return {r: MODULES.get(n.lower(), n.replace("-", "_")) for r, n in named.items()}
 
@@ -246,14 +252,16 @@ def required_modules(requires: Iterable[str]) -> dict[str, str]:
 def missing_requirements(
     preset: Preset, installed: Callable[[str], bool], python: str
 ) -> list[Problem]:
-    """What the preset needs and ``python`` lacks, by name, with the command that installs it.
+    """Return a problem that names the missing distributions and the command that installs them.
 
-    ``installed`` tells of a module's name whether that interpreter has it.
+    ``installed`` says whether the interpreter ``python`` has a module.
     """
-    lacking = [r for r, m in required_modules(preset.requires).items() if not installed(m)]
-    if not lacking:
+    missing = [
+        r for r, module in required_modules(preset.requires).items() if not installed(module)
+    ]
+    if not missing:
         return []
-    command = f"{python} -m pip install {' '.join(lacking)}"
-    names = ", ".join(lacking)
-    what = f"{python} lacks {names}, which this preset needs."
-    return [Problem(where=preset.name, what=what, remedy=f"Install with: {command}")]
+    command = f"{python} -m pip install {' '.join(missing)}"
+    names = ", ".join(missing)
+    text = f"{python} lacks {names}, which this preset needs."
+    return [Problem(where=preset.name, what=text, remedy=f"Install with: {command}")]

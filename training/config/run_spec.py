@@ -1,7 +1,7 @@
-"""What a run is: everything that the supervisor needs to start it, and to start it again.
+"""Specification of a run: everything that the supervisor needs to start and restart it.
 
-Pure: reading and writing the file is ``training/store``'s business, finding presets that of
-``run/presets.py``.
+Pure. ``training/store/spec_file.py`` reads and writes the file, ``presets.py`` builds a
+specification from a preset. Field names are stored in ``spec.yaml`` and must not change.
 """
 
 from __future__ import annotations
@@ -15,105 +15,115 @@ from ltui.training.problem import Problem, ProblemError
 
 SPEC_VERSION = 1
 STALL_ACTIONS = ("nothing", "stop", "restart")
+"""Values of ``StallPolicy.then``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
+    """When checkpoints are saved and how many are kept."""
+
     every_s: float = 300.0
-    """Seconds between periodic checkpoints; 0 for none."""
+    """Seconds between periodic checkpoints; 0 disables them."""
     keep: int = CHECKPOINTS_KEPT
-    """Periodic checkpoints kept; those of stops and requests are always kept."""
+    """Number of periodic checkpoints kept; those of stops and requests are always kept."""
     best: str | None = None
-    """A metric, ``val/loss``: the best checkpoints by it are kept too, looked at after each
-    validation and epoch."""
+    """Metric such as ``val/loss`` by which the best checkpoints are kept as well.
+
+    It is read after each validation and epoch.
+    """
     mode: str = "min"
-    """Whether a lower value of ``best`` is better (``min``) or a higher one (``max``)."""
+    """``min`` if a lower value of the metric ``best`` is better, ``max`` if a higher one is."""
     keep_best: int = 1
+    """Number of best checkpoints kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StallPolicy:
+    """When a rank counts as stalled, and what is done about it."""
+
     floor_s: float = 4.0
-    """A rank that moved less than this long ago is never called stalled."""
+    """Seconds without progress before a rank can be called stalled."""
     cap_s: float = 120.0
-    """A training step is called stalled after this long whatever the history says, unless steps
-    take more than half of it."""
+    """Seconds after which a training step is always called stalled.
+
+    It does not apply if steps usually take more than half of this time.
+    """
     factor: float = 5.0
-    """Budget of a training step: this many times the slowest recent one."""
+    """Time limit of a training step, as a multiple of the slowest recent step."""
     slow_phase_s: float = 600.0
-    """Budget of setup, validation, checkpointing and the first steps."""
+    """Time limit in seconds of setup, validation, checkpointing and the first steps."""
     then: str = "nothing"
-    """What is done about a stall or a dead rank: one of ``STALL_ACTIONS``."""
+    """Action on a stall or a dead rank: one of ``STALL_ACTIONS``."""
     then_after_s: float = 30.0
-    """How long the verdict must have stood before ``then`` is done."""
+    """Seconds that the verdict must last before ``then`` is done."""
     restarts: int = 3
-    """So often at most ``then: restart`` goes back to the last good checkpoint."""
+    """Maximum number of restarts from the last good checkpoint by ``then: restart``."""
     on_verdict: tuple[str, ...] | str | None = None
-    """Run on every new verdict: a command and its arguments (no shell), or a webhook's URL."""
+    """Hook for every new verdict: a command and its arguments (no shell), or a webhook URL."""
     on_verdict_level: str = "warning"
-    """Of ``LEVELS``: what is less grave calls nobody."""
+    """Minimum level (one of ``LEVELS``) that triggers ``on_verdict``."""
     on_verdict_timeout_s: float = 20.0
-    """A command or a webhook that takes longer is cut off."""
+    """Seconds after which the command or webhook call is aborted."""
 
     def __post_init__(self) -> None:
-        # YAML knows no tuples; a specification is compared with the one it was written from.
+        # YAML has no tuples. A specification must equal the one that it was written from.
         if isinstance(self.on_verdict, list):
             object.__setattr__(self, "on_verdict", tuple(self.on_verdict))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nodes:
-    """Where a run of several machines meets, and which of them this is."""
+    """Rendezvous of a run on several machines, and the position of this machine."""
 
     count: int
     rank: int
-    """Of this machine, from 0."""
+    """Number of this machine, from 0."""
     address: str
-    """Of machine 0, as the others reach it."""
+    """Address of machine 0 for the others."""
     port: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """A run as launched: either ``config`` (a preset) or ``command`` (``ltui exec``) is given."""
+    """A run as launched. Either ``config`` (a preset) or ``command`` (``ltui exec``) is given."""
 
     id: str
     name: str
     created_at: float
     cwd: str
-    """Directory that ranks start in: where the user was."""
+    """Working directory of the ranks: that of the user at launch."""
     python: str
-    """Interpreter of the ranks."""
+    """Python interpreter of the ranks."""
     preset: str | None = None
-    """Preset name or path of the configuration file, for people."""
+    """Preset name or path of the configuration file, for display."""
     config: Mapping[str, Any] | None = None
-    """What LightningCLI is given: ``seed_everything``, ``trainer``, ``model``, ``data``, ..."""
+    """Configuration for LightningCLI: ``seed_everything``, ``trainer``, ``model``, ``data``, ..."""
     after_fit: tuple[str, ...] = ()
-    """Trainer methods run after ``fit``: ``("test",)``."""
+    """Trainer methods that run after ``fit``: ``("test",)``."""
     python_path: tuple[str, ...] = ()
-    """Folders put before ``sys.path`` of the ranks: that of the preset's file."""
+    """Folders added at the beginning of the ranks' ``sys.path``: that of the preset's file."""
     command: tuple[str, ...] | None = None
     nproc: int = 1
-    """Ranks started on this machine; for a command, 0: the command decides."""
+    """Number of ranks started on this machine; 0 for a command, which decides itself."""
     nodes: Nodes | None = None
-    """Of a preset's run on several machines; None where this one is alone."""
+    """Set if a preset runs on several machines; None for one machine."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the engine."""
+    """Variables added to the environment of the engine."""
     overrides: tuple[str, ...] = ()
-    """``--set`` as given, for people."""
+    """Values of ``--set`` as given, for display."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     stall: StallPolicy = StallPolicy()
     start_from: str | None = None
-    """The run and step whose checkpoint it began from, for people: ``brave-owl-3f2a:1204``."""
+    """Run and step of the checkpoint it started from, for display: ``brave-owl-3f2a:1204``."""
     restarts: int = 0
-    """So often at most the run goes back to its last good checkpoint after a crash."""
+    """Maximum number of automatic restarts from the last good checkpoint after a crash."""
     gpus: str | None = None
-    """``free:2``: the run waits until so many GPUs are free, and gets these alone."""
+    """``free:2`` if the run waits until two GPUs are free and then uses only these."""
     tags: tuple[str, ...] = ()
     about: str | None = None
 
     def to_document(self) -> dict[str, Any]:
-        """Plain values fit for YAML."""
+        """Return plain values for YAML."""
         document = asdict(self)
         for key, value in document.items():
             if isinstance(value, tuple):
@@ -122,7 +132,7 @@ class RunSpec:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str = "spec.yaml") -> RunSpec:
-        """The inverse of ``to_document``. Raises ``ProblemError`` naming ``where``."""
+        """Return the specification that ``to_document`` wrote. Raise ``ProblemError``."""
         version = document.get("version")
         if not isinstance(version, int):
             raise ProblemError(Problem(where=where, what="not the specification of a run."))
@@ -137,8 +147,8 @@ class RunSpec:
                     remedy="Upgrade ltui to open this run.",
                 )
             )
-        known = {f.name for f in fields(cls)}
-        values = {k: v for k, v in document.items() if k in known}
+        field_names = {f.name for f in fields(cls)}
+        values = {k: v for k, v in document.items() if k in field_names}
         try:
             for key in ("after_fit", "python_path", "overrides", "tags"):
                 values[key] = tuple(values.get(key) or ())
@@ -159,4 +169,5 @@ class RunSpec:
             ) from error
 
     def with_changes(self, **changes: Any) -> RunSpec:
+        """Return a copy with some fields replaced."""
         return replace(self, **changes)

@@ -1,7 +1,7 @@
-"""Checks a configuration at once, without torch: structure, types, ranges, unknown keys, devices.
+"""Check of a configuration without torch: structure, types, ranges, unknown keys, devices.
 
-Every mistake is found in one go. What only the real classes can tell (their own parameters) is
-checked elsewhere. Pure: what the machine has is an argument.
+The check reports all errors at once. The parameters of the user's classes are checked elsewhere,
+with the real classes. Pure: the resources of the machine are arguments.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def check_document(
     machine: Machine = UNKNOWN_MACHINE,
     cpu_ranks: int = 1,
 ) -> list[Problem]:
-    """Every mistake of a LightningCLI configuration, with its place.
+    """Return all errors of a LightningCLI configuration, each with its place.
 
-    ``lines`` gives the line of each dotted path, ``overridden`` the paths that ``--set`` gave, so
-    that a mistake is reported where it was made.
+    ``lines`` is the line of each dotted path. ``overridden`` are the paths that ``--set`` changed;
+    an error at one of them is reported there.
     """
     faults = find_faults(document, machine=machine, cpu_ranks=cpu_ranks)
     return [locate_fault(fault, where, lines or {}, overridden) for fault in faults]
@@ -58,16 +58,16 @@ def check_document(
 def find_faults(
     document: Mapping[str, Any], *, machine: Machine = UNKNOWN_MACHINE, cpu_ranks: int = 1
 ) -> list[Fault]:
-    """As ``check_document``, by dotted path."""
+    """Return all errors of a LightningCLI configuration by dotted path."""
     document = {k: v for k, v in document.items() if k != "ltui"}
     resolved, faults = resolve(document)
-    faults += _odd_values(resolved)
-    faults += _top_level(resolved)
+    faults += _check_plain_values(resolved)
+    faults += _check_top_level(resolved)
     trainer = resolved.get("trainer")
     if isinstance(trainer, Mapping):
-        found = _trainer(trainer)
-        faults += found
-        if not {"trainer.devices", "trainer.accelerator"} & {f.path for f in found}:
+        trainer_faults = _check_trainer(trainer)
+        faults += trainer_faults
+        if not {"trainer.devices", "trainer.accelerator"} & {f.path for f in trainer_faults}:
             faults += choose_devices(trainer, machine, cpu_ranks)[1]
         faults += choose_nodes(trainer, machine.node)[1]
     elif trainer is not None:
@@ -84,8 +84,8 @@ def find_faults(
 def locate_fault(
     fault: Fault, where: str, lines: Mapping[str, int], overridden: Iterable[str] = ()
 ) -> Problem:
-    """The fault with the place that a person looks at: ``my.yaml:12 trainer.max_epoch``."""
-    if any(_within(fault.path, key) for key in overridden):
+    """Return the error with its place for the user: ``my.yaml:12 trainer.max_epoch``."""
+    if any(_is_within(fault.path, key) for key in overridden):
         place = f"--set {fault.path}"
     else:
         line = _line(fault.path, lines)
@@ -93,12 +93,12 @@ def locate_fault(
     return Problem(where=place, what=fault.what, remedy=fault.remedy)
 
 
-def _within(path: str, key: str) -> bool:
+def _is_within(path: str, key: str) -> bool:
     return path == key or path.startswith(key + ".")
 
 
 def _line(path: str, lines: Mapping[str, int]) -> int | None:
-    """The line of the path, or of the nearest thing around it that has one."""
+    """Return the line of the path, or of the innermost enclosing path that has a line."""
     while path:
         if path in lines:
             return lines[path]
@@ -106,24 +106,27 @@ def _line(path: str, lines: Mapping[str, int]) -> int | None:
     return None
 
 
-def closest_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
+def closest_match(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the most similar of some words; None if none is similar."""
+    matches = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
-def unknown_key(path: str, known: Iterable[str]) -> Fault:
-    """For a key that isn't among ``known`` (names at its own depth)."""
+def unknown_key(path: str, known_keys: Iterable[str]) -> Fault:
+    """Return the error for a key that is not among the known keys of its mapping."""
     parent, _, name = path.rpartition(".")
-    near = closest_match(name, known)
+    near = closest_match(name, known_keys)
     remedy = f"Did you mean `{parent + '.' if parent else ''}{near}`?" if near else None
     if remedy is None and not parent:
         inner = closest_match(name, TRAINER_ARGUMENTS, cutoff=0.8)
-        remedy = f"Did you mean `trainer.{inner}`?" if inner else f"Known keys: {', '.join(known)}."
+        remedy = (
+            f"Did you mean `trainer.{inner}`?" if inner else f"Known keys: {', '.join(known_keys)}."
+        )
     return Fault(path=path, what=f"unknown key `{name}`.", remedy=remedy)
 
 
 def key_fault(path: str) -> Fault | None:
-    """Whether a dotted path can exist at all, as far as that is known without the classes."""
+    """Return the error if a dotted path cannot exist, as far as is known without the classes."""
     parts = path.split(".")
     if parts[0] not in TOP_LEVEL and parts[0] not in _ALSO_TOP_LEVEL:
         return unknown_key(parts[0], TOP_LEVEL)
@@ -131,16 +134,16 @@ def key_fault(path: str) -> Fault | None:
         return unknown_key(".".join(parts[:2]), TRAINER_ARGUMENTS)
     if parts[0] in ("model", "data") and len(parts) > 1 and parts[1] not in _CLASS_KEYS:
         near = closest_match(parts[1], _CLASS_KEYS)
-        rest = ".".join(parts[2:])
-        meant = f"{parts[0]}.{near}{'.' + rest if rest else ''}" if near else (
-            f"{parts[0]}.init_args.{'.'.join(parts[1:])}"
-        )  # fmt: skip
-        what = f"unknown key `{parts[1]}`."
-        return Fault(path=path, what=what, remedy=f"Did you mean `{meant}`?")
+        if near is None:
+            suggestion = f"{parts[0]}.init_args.{'.'.join(parts[1:])}"
+        else:
+            suggestion = ".".join([parts[0], near, *parts[2:]])
+        text = f"unknown key `{parts[1]}`."
+        return Fault(path=path, what=text, remedy=f"Did you mean `{suggestion}`?")
     return None
 
 
-def _top_level(document: Mapping[str, Any]) -> list[Fault]:
+def _check_top_level(document: Mapping[str, Any]) -> list[Fault]:
     faults = [
         unknown_key(str(key), TOP_LEVEL)
         for key in document
@@ -151,28 +154,30 @@ def _top_level(document: Mapping[str, Any]) -> list[Fault]:
         faults.append(Fault(path="model", what="required key is missing.", remedy=remedy))
     seed = document.get("seed_everything", True)
     if not isinstance(seed, (bool, int)) and seed is not None:
-        what = f"must be a whole number, true or false (got {format_value(seed)})."
-        faults.append(Fault(path="seed_everything", what=what))
+        text = f"must be a whole number, true or false (got {format_value(seed)})."
+        faults.append(Fault(path="seed_everything", what=text))
     return faults
 
 
-def _odd_values(document: Mapping[str, Any]) -> list[Fault]:
-    """Values that a configuration can't hold: sets, dates, bytes, keys that aren't words."""
+def _check_plain_values(document: Mapping[str, Any]) -> list[Fault]:
+    """Report values that a configuration cannot hold: sets, dates, bytes, non-string keys."""
     faults = []
     for path, value in iterate_values(document):
         if isinstance(value, Mapping):
-            odd = [k for k in value if not isinstance(k, str)]
-            if odd and path.split(".")[0] == "trainer":
+            invalid_keys = [k for k in value if not isinstance(k, str)]
+            if invalid_keys and path.split(".")[0] == "trainer":
                 faults.append(
-                    Fault(path=path, what=f"the key {format_value(odd[0])} is not a string.")
+                    Fault(
+                        path=path, what=f"the key {format_value(invalid_keys[0])} is not a string."
+                    )
                 )
         elif not isinstance(value, (*_PLAIN, list)):
-            what = f"a value of type {type(value).__name__} is not allowed in a configuration."
-            faults.append(Fault(path=path, what=what))
+            text = f"a value of type {type(value).__name__} is not allowed in a configuration."
+            faults.append(Fault(path=path, what=text))
     return faults
 
 
-def _trainer(trainer: Mapping[str, Any]) -> list[Fault]:
+def _check_trainer(trainer: Mapping[str, Any]) -> list[Fault]:
     faults = []
     for key, value in trainer.items():
         argument = TRAINER_ARGUMENTS.get(str(key))
@@ -184,11 +189,12 @@ def _trainer(trainer: Mapping[str, Any]) -> list[Fault]:
         if fault is not None:
             faults.append(fault)
         elif "class" in argument.kinds and isinstance(value, (Mapping, list)):
-            faults += _classes(value, path)
-    return faults + _devices_form(trainer) + _not_here(trainer)
+            faults += _check_classes(value, path)
+    return faults + _check_devices(trainer) + _check_torch_elastic(trainer)
 
 
 def value_fault(path: str, value: Any, argument: Argument) -> Fault | None:
+    """Return the error if a value is not valid for an argument."""
     expected = argument.fault(value)
     if expected is None:
         return None
@@ -199,53 +205,53 @@ def value_fault(path: str, value: Any, argument: Argument) -> Fault | None:
     return Fault(path=path, what=f"must be {expected} (got {format_value(value)}).", remedy=remedy)
 
 
-def _devices_form(trainer: Mapping[str, Any]) -> list[Fault]:
+def _check_devices(trainer: Mapping[str, Any]) -> list[Fault]:
     devices = trainer.get("devices", "auto")
-    what = None
+    text = None
     if isinstance(devices, str) and devices != "auto":
         if not re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", devices) and not free_count(
             devices
         ):
-            what = (
+            text = (
                 "must be auto, a number of devices, a list of devices, or free:2 for two free "
                 f"GPUs (got {format_value(devices)})."
             )
     elif isinstance(devices, list):
         if not devices or not all(type(d) is int and d >= 0 for d in devices):
-            what = f"must be a list of device numbers, 0 or more (got {format_value(devices)})."
+            text = f"must be a list of device numbers, 0 or more (got {format_value(devices)})."
         elif len(set(devices)) < len(devices):
-            what = "the list contains a device twice."
+            text = "the list contains a device twice."
     if devices == 0 or devices == "0":
-        what = "must be at least 1: a run needs a device."
-    return [] if what is None else [Fault(path="trainer.devices", what=what)]
+        text = "must be at least 1: a run needs a device."
+    return [] if text is None else [Fault(path="trainer.devices", what=text)]
 
 
-def _not_here(trainer: Mapping[str, Any]) -> list[Fault]:
-    """What Trainer accepts but ranks started by torch elastic can't be."""
+def _check_torch_elastic(trainer: Mapping[str, Any]) -> list[Fault]:
+    """Report settings that the Trainer accepts but that do not work with torch elastic."""
     faults = []
     strategy = trainer.get("strategy")
     if isinstance(strategy, str) and re.search(r"_(spawn|fork|notebook)", strategy):
         plain = re.sub(r"_(spawn|fork|notebook)", "", strategy)
-        what = f"`{strategy}` starts its own processes, but ltui starts the ranks."
-        faults.append(Fault(path="trainer.strategy", what=what, remedy=f"Use `{plain}`."))
+        text = f"`{strategy}` starts its own processes, but ltui starts the ranks."
+        faults.append(Fault(path="trainer.strategy", what=text, remedy=f"Use `{plain}`."))
     return faults
 
 
-def _classes(value: Any, path: str) -> list[Fault]:
-    """Faults of one class or of a list of them."""
+def _check_classes(value: Any, path: str) -> list[Fault]:
+    """Check one class or a list of classes."""
     if not isinstance(value, list):
         return class_faults(value, path, dotted=False)
     return [f for i, v in enumerate(value) for f in class_faults(v, f"{path}.{i}", dotted=False)]
 
 
 def class_faults(value: Any, path: str, *, dotted: bool) -> list[Fault]:
-    """Faults in the form of ``class_path`` and ``init_args``.
+    """Check the form of ``class_path`` and ``init_args``.
 
-    ``dotted``: the class must be named with its module. Lightning's and torch's own (callbacks,
-    optimizers) may go by their bare name.
+    With ``dotted``, the class must be named with its module. Without it, classes of Lightning and
+    torch (callbacks, optimizers) may be given by their bare name.
     """
     if isinstance(value, str):
-        return _class_path(value, path, dotted)
+        return _check_class_path(value, path, dotted)
     if not isinstance(value, Mapping):
         return [
             Fault(
@@ -258,29 +264,29 @@ def class_faults(value: Any, path: str, *, dotted: bool) -> list[Fault]:
             return [unknown_key(f"{path}.{near}", _CLASS_KEYS)]
         remedy = f"Name the class: `{path}: {{class_path: my_package.MyClass, init_args: ...}}`."
         return [Fault(path=path, what="the class_path is missing.", remedy=remedy)]
-    faults = _class_path(value["class_path"], f"{path}.class_path", dotted)
+    faults = _check_class_path(value["class_path"], f"{path}.class_path", dotted)
     faults += [unknown_key(f"{path}.{k}", _CLASS_KEYS) for k in value if k not in _CLASS_KEYS]
     arguments = value.get("init_args")
     if arguments is not None and not isinstance(arguments, Mapping):
-        what = f"must be a mapping of the class's arguments (got {format_value(arguments)})."
-        faults.append(Fault(path=f"{path}.init_args", what=what))
+        text = f"must be a mapping of the class's arguments (got {format_value(arguments)})."
+        faults.append(Fault(path=f"{path}.init_args", what=text))
     return faults
 
 
-def _class_path(value: Any, path: str, dotted: bool) -> list[Fault]:
+def _check_class_path(value: Any, path: str, dotted: bool) -> list[Fault]:
     if isinstance(value, str) and _CLASS_PATH.fullmatch(value) and not value.endswith(".py"):
         return []
     if isinstance(value, str) and not dotted and value.isidentifier():
         return []
-    what = f"must be a dotted path to a class (got {format_value(value)})."
+    text = f"must be a dotted path to a class (got {format_value(value)})."
     remedy = "For example: `my_package.models.MyModel`."
     if isinstance(value, str) and value.endswith(".py"):
         remedy = f"Name the class: `{value.removesuffix('.py').replace('/', '.')}.MyClass`."
-    return [Fault(path=path, what=what, remedy=remedy)]
+    return [Fault(path=path, what=text, remedy=remedy)]
 
 
 def format_value(value: Any) -> str:
-    """A value in a message: short, in backticks."""
+    """Return a value for a message: short and in backticks."""
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )

@@ -1,4 +1,4 @@
-"""The arguments of Lightning's Trainer (2.5 and 2.6), known without importing Lightning.
+"""Arguments of Lightning's Trainer (2.5 and 2.6), listed without importing Lightning.
 
 A test compares the names with the installed Trainer.
 """
@@ -15,17 +15,20 @@ from ltui.training.config.yaml_document import parse_value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Argument:
-    """What a value may be. ``kinds``: whole, number, share, truth, text, list, mapping, class."""
+    """Valid values of one argument.
+
+    ``kinds`` are: whole, number, share, truth, text, list, mapping, class.
+    """
 
     kinds: tuple[str, ...]
     low: float | None = None
     high: float | None = None
     choices: tuple[Any, ...] = ()
     optional: bool = True
-    """Whether null is accepted."""
+    """True if null is valid."""
 
     def fault(self, value: Any) -> str | None:
-        """What is wrong with ``value``, as the end of ``must be ...``; None where nothing is."""
+        """Return what the value must be, as the end of ``must be ...``; None if it is valid."""
         if value is None:
             return None if self.optional else self.expected
         if any(self._fits(kind, value) for kind in self.kinds):
@@ -47,7 +50,7 @@ class Argument:
         if value is None:
             return False
         if kind == "share":
-            # A whole number is a count of batches, a fraction a share of them.
+            # An integer is a number of batches, a float is a fraction of them.
             return value >= 0 if isinstance(value, int) else 0.0 <= value <= 1.0
         if kind == "whole" and not isinstance(value, int):
             return False
@@ -56,7 +59,7 @@ class Argument:
 
     @property
     def expected(self) -> str:
-        """``a whole number, 1 or more, or true or false``."""
+        """Description of valid values: ``a whole number, 1 or more, or true or false``."""
         words = [self._words(kind) for kind in self.kinds if kind != "mapping"]
         return (", or " if any("," in word for word in words) else " or ").join(words)
 
@@ -80,7 +83,7 @@ _WORDS = {
 
 
 def bounds(low: float | None, high: float | None) -> str:
-    """``, 1 or more``, `` from 0 to 1``, or nothing."""
+    """Return a description of limits: ``, 1 or more``, `` from 0 to 1``, or an empty string."""
     if low is None and high is None:
         return ""
     if high is None:
@@ -89,7 +92,7 @@ def bounds(low: float | None, high: float | None) -> str:
 
 
 def _number(value: Any) -> int | float | None:
-    """Numbers in quotes count as well, because LightningCLI reads them so."""
+    """Return a number; a number in quotes is accepted, as by LightningCLI."""
     if isinstance(value, str):
         try:
             value = parse_value(value)
@@ -101,7 +104,7 @@ def _number(value: Any) -> int | float | None:
 
 
 _TRUTH = Argument(kinds=("truth",))
-_SURE = Argument(kinds=("truth",), optional=False)
+_TRUTH_NOT_NULL = Argument(kinds=("truth",), optional=False)
 _SHARE = Argument(kinds=("share",))
 _FROM_0 = Argument(kinds=("whole",), low=0)
 _FROM_MINUS_1 = Argument(kinds=("whole",), low=-1)
@@ -144,15 +147,15 @@ TRAINER_ARGUMENTS: Mapping[str, Argument] = {
     "gradient_clip_algorithm": Argument(kinds=("text",), choices=("norm", "value")),
     "deterministic": Argument(kinds=("truth", "text"), choices=("warn",)),
     "benchmark": _TRUTH,
-    "inference_mode": _SURE,
-    "use_distributed_sampler": _SURE,
+    "inference_mode": _TRUTH_NOT_NULL,
+    "use_distributed_sampler": _TRUTH_NOT_NULL,
     "profiler": _CLASS,
-    "detect_anomaly": _SURE,
-    "barebones": _SURE,
+    "detect_anomaly": _TRUTH_NOT_NULL,
+    "barebones": _TRUTH_NOT_NULL,
     "plugins": Argument(kinds=("class", "list", "text")),
-    "sync_batchnorm": _SURE,
+    "sync_batchnorm": _TRUTH_NOT_NULL,
     "reload_dataloaders_every_n_epochs": Argument(kinds=("whole",), low=0, optional=False),
     "default_root_dir": Argument(kinds=("text",)),
-    "enable_autolog_hparams": _SURE,
+    "enable_autolog_hparams": _TRUTH_NOT_NULL,
     "model_registry": Argument(kinds=("text",)),
 }

@@ -1,4 +1,4 @@
-"""Severity levels of verdicts. They stand in the configuration package because policies name them.
+"""Severity levels of verdicts. They are in this package because policies of runs name them.
 
 The members compare equal to the plain strings that runs store and send, so a level that was read
 from a file is used without conversion. Levels of a later version stay plain strings. Pure.

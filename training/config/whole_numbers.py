@@ -1,4 +1,4 @@
-"""Whole numbers as people paste them from a screen: ``3157``, ``3 157``, ``3,157``. Pure."""
+"""Integers as users paste them from a screen: ``3157``, ``3 157``, ``3,157``. Pure."""
 
 from __future__ import annotations
 

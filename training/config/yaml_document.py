@@ -1,6 +1,6 @@
-"""A configuration as plain values: YAML with the line of every key, dotted paths, interpolation.
+"""Configuration as plain values: YAML with the line of every key, dotted paths, interpolation.
 
-Numbers are read as LightningCLI reads them: ``1e-3`` is a number, a date stays a text.
+Numbers are read as by LightningCLI: ``1e-3`` is a number, and a date is a string.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Document = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and with LightningCLI's idea of a number."""
+    """Safe YAML loader that recognises the same numbers as LightningCLI."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -43,7 +43,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A configuration as read: its values, and the line (from 1) of each dotted path."""
+    """Values of a configuration, and the line (from 1) of each dotted path."""
 
     values: Document
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """A mistake at a dotted path, not yet told where that path was written."""
+    """An error at a dotted path, without the place where that path is written."""
 
     path: str
     what: str
@@ -59,7 +59,7 @@ class Fault:
 
 
 def read_document(text: str, where: str) -> Source:
-    """Parse YAML. Raises ``ProblemError`` with the line for what isn't YAML or isn't a mapping."""
+    """Parse YAML. Raise ``ProblemError`` with the line if the text is not a YAML mapping."""
     loader = _Loader(text)
     lines: dict[str, int] = {}
     faults: list[Problem] = []
@@ -75,13 +75,13 @@ def read_document(text: str, where: str) -> Source:
                     remedy="A configuration has the keys trainer, model and data.",
                 )
             )
-        _note_lines(node, "", lines, faults, where, frozenset())
+        _collect_lines(node, "", lines, faults, where, frozenset())
         values = None if faults else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{where}:{mark.line + 1}" if mark else where
-        what = f"invalid YAML: {error.problem or error.context}."
-        raise ProblemError(Problem(where=place, what=what)) from error
+        position = error.problem_mark or error.context_mark
+        place = f"{where}:{position.line + 1}" if position else where
+        message = f"invalid YAML: {error.problem or error.context}."
+        raise ProblemError(Problem(where=place, what=message)) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         if isinstance(error, ProblemError):
             raise
@@ -94,7 +94,7 @@ def read_document(text: str, where: str) -> Source:
     return Source(values=values, lines=lines)
 
 
-def _note_lines(
+def _collect_lines(
     node: yaml.Node,
     path: str,
     lines: dict[str, int],
@@ -116,15 +116,15 @@ def _note_lines(
                 faults.append(Problem(where=f"{where}:{line} {below}", what="duplicate key."))
             seen.add(name)
             lines[below] = line
-            _note_lines(value, below, lines, faults, where, above)
+            _collect_lines(value, below, lines, faults, where, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[f"{path}.{index}"] = item.start_mark.line + 1
-            _note_lines(item, f"{path}.{index}", lines, faults, where, above)
+            _collect_lines(item, f"{path}.{index}", lines, faults, where, above)
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as after ``--set key=``. Raises ``ValueError`` with a short reason."""
+    """Parse one YAML value, as in ``--set key=value``. Raise ``ValueError`` with a short reason."""
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -137,12 +137,12 @@ def parse_value(text: str) -> Any:
 
 
 def write_document(document: Mapping[str, Any]) -> str:
-    """The YAML of plain values, keys in the order given."""
+    """Return plain values as YAML; keys keep their order."""
     return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)
 
 
 def value_at(document: Any, path: str, default: Any = None) -> Any:
-    """The value at a dotted path; numbers index lists."""
+    """Return the value at a dotted path; numbers are list indices."""
     value = document
     for part in path.split("."):
         if isinstance(value, Mapping) and part in value:
@@ -155,10 +155,10 @@ def value_at(document: Any, path: str, default: Any = None) -> Any:
 
 
 def with_value(document: Mapping[str, Any], path: str, value: Any) -> Document:
-    """A copy with ``value`` at a dotted path; missing mappings on the way are made.
+    """Return a copy with ``value`` at a dotted path; missing mappings on the path are created.
 
-    Raises ``KeyError`` with the path of what stands in the way: a plain value, or a list without
-    such an item.
+    Raise ``KeyError`` with the path that cannot be entered: a plain value, or a list without such
+    an item.
     """
     copy = deepcopy(dict(document))
     target: Any = copy
@@ -184,7 +184,7 @@ def with_value(document: Mapping[str, Any], path: str, value: Any) -> Document:
 
 
 def iterate_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value below ``value`` with its dotted path, outermost first."""
+    """Yield every nested value with its dotted path, outer values first."""
     items: Iterator[tuple[Any, Any]]
     if isinstance(value, Mapping):
         items = iter(value.items())
@@ -199,15 +199,16 @@ def iterate_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def has_interpolation(document: Mapping[str, Any]) -> bool:
+    """Return True if some value contains ``${...}``."""
     return any(isinstance(value, str) and "${" in value for _, value in iterate_values(document))
 
 
 def resolve(document: Mapping[str, Any]) -> tuple[Document, list[Fault]]:
-    """The document with its ``${...}`` replaced, and what could not be; OmegaConf's rules."""
+    """Resolve ``${...}`` by OmegaConf's rules; return the document and the errors."""
     plain = deepcopy(dict(document))
     if not has_interpolation(plain):
         return plain, []
-    # Loading OmegaConf takes a tenth of a second, which the common preset does not need.
+    # Imported here because it takes 0.1 s and most presets have no interpolation.
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

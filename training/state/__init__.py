@@ -1,1 +1,1 @@
-"""A run's state: the fold over the ranks' records and the snapshot that is made of it. Pure."""
+"""State of a run: the fold over the ranks' records and the snapshot built from it. Pure."""
