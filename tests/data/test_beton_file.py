@@ -53,7 +53,7 @@ def test_one_that_was_never_finished(copy: Path) -> None:
     with copy.open("r+b") as file:
         file.seek(16)
         file.write(bytes(8))
-    assert "never finished" in refusal(copy)
+    assert "was not completed" in refusal(copy)
 
 
 def test_something_else(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_something_else(tmp_path: Path) -> None:
     [
         ("ptr", 1 << 40, "points past the data"),
         ("ptr", 3, "points past the data"),
-        ("size", 3 << 20, "does not lie in one page"),
+        ("size", 3 << 20, "is not within one page"),
         ("ptr", None, "has no image where 'image' should be"),
     ],
 )

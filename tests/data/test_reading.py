@@ -187,7 +187,7 @@ def a_file_that_shrinks():
     try:
         list(reader.batches(range(45)))
     except BetonError as error:
-        assert "become shorter" in str(error), error
+        assert "became shorter" in str(error), error
     else:
         raise AssertionError("nothing was raised")
 

@@ -61,13 +61,13 @@ def main(arguments: list[str]) -> int:
     reporter = Reporter()
     sys.path[:0] = request.get("python_path") or []
     try:
-        reporter.tell(phase="loading the classes")
+        reporter.write(phase="loading the classes")
         data = open_data_module(request["config"])
         chosen = variants(data, request.get("workers") or default_worker_counts())
         measured = [VariantMeasurement(variant) for variant in chosen]
         for number in range(request["rounds"]):
             for one in measured:
-                reporter.tell(
+                reporter.write(
                     phase=f"round {number + 1} of {request['rounds']}: {one.variant.name}"
                 )
                 measure(one, request["seconds"])
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
     finally:
         with contextlib.suppress(UnboundLocalError):
             close_data_module(data)
-    reporter.tell(result={"variants": [one.to_document() for one in measured]})
+    reporter.write(result={"variants": [one.to_document() for one in measured]})
     return 0
 
 

@@ -1,6 +1,6 @@
-"""FFCV for small arrays in memory: writing a ``.beton``, and batches of it in a given order.
+"""FFCV for small arrays in memory: write a ``.beton`` file, and read its batches in a given order.
 
-FFCV takes seconds to import (numba) and is optional, so it is imported where it is used.
+FFCV takes seconds to import (numba) and is optional. It is therefore imported locally.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from ltui.training.data.atomic_file import atomic_write
 from ltui.training.data.ffcv.beton_file import BetonFile
 
 _PAGE_BYTES = 2 << 20
-"""FFCV's least; its default wastes megabytes on small data."""
+"""Minimum page size of FFCV. Its default wastes megabytes on small data."""
 
 
 def has_ffcv() -> bool:
-    """Whether FFCV is installed, without importing it."""
+    """Return True if FFCV is installed, without importing it."""
     return find_spec("ffcv") is not None
 
 
 def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Write uint8 ``images`` (n, channels, height, width) and integer ``labels`` unless it exists.
+    """Write uint8 ``images`` (n, channels, height, width) and integer ``labels`` to ``path``.
 
-    The file appears whole or not at all. Call it on one rank of a machine; the others wait.
+    An existing file is kept. The file is created atomically. Call this on one rank of a machine
+    while the other ranks wait.
     """
     if path.exists():
         return
@@ -43,11 +44,11 @@ def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
     dataset = TensorDataset(images, labels)
     with atomic_write(path) as part:
         writer = DatasetWriter(str(part), fields, page_size=_PAGE_BYTES, num_workers=1)
-        writer.from_indexed_dataset(_Pairs(dataset))
+        writer.from_indexed_dataset(_ArraySamples(dataset))
 
 
-class _Pairs:
-    """Samples as the writer wants them: an array and a plain number."""
+class _ArraySamples:
+    """Samples in the form that FFCV's writer requires: an array and a Python int."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self.dataset = dataset
@@ -63,8 +64,10 @@ class _Pairs:
 def beton_batches(
     path: Path, batch_size: int, device: torch.device
 ) -> Callable[[list[int]], Iterator[Any]]:
-    """What ``RankLoader`` opens an epoch with: every field as it stands, on ``device``. Compiled
-    once; ``BetonError`` where the file can't be read."""
+    """Return a function that opens batches with all fields unchanged, on ``device``.
+
+    The pipelines are compiled here, once. Raises ``BetonError`` if the file can't be read.
+    """
     from ltui.training.data.ffcv.ffcv_reader import FfcvReader
     from ltui.training.data.ffcv.field_pipelines import value_pipeline
 

@@ -1,9 +1,8 @@
-"""What a ``.beton`` file says of itself, and whether it is whole. Needs NumPy, neither torch nor
-FFCV.
+"""Tables of a ``.beton`` file and the check that it is complete. NumPy only; no torch, no FFCV.
 
-FFCV follows the pointers in such a file without a look at where they lead: past the end of the
-file is a crash, and elsewhere are other samples' bytes. So they are looked at here, all at once,
-before anything is read. Format: version 2, as FFCV 1.0 writes it.
+FFCV follows the pointers in such a file without checking them. A pointer past the end of the file
+causes a crash, and any other wrong pointer reads the bytes of other samples. All pointers are
+therefore checked here, before anything is read. Format: version 2, as FFCV 1.0 writes it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ KINDS = {
     ARRAY: "array",
     JSON: "JSON",
     TENSOR: "tensor",
-    CUSTOM: "of its own",
+    CUSTOM: "custom",
 }
 _METADATA: dict[int, npt.DTypeLike] = {
     FLOAT: "<f8",
@@ -57,8 +56,7 @@ JPEG, RAW = 0, 1
 
 
 class BetonError(ValueError):
-    """A ``.beton`` file that can't be read. The text names the file, and the sample where it is
-    one."""
+    """A ``.beton`` file can't be read. The text names the file and, if known, the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,140 +66,148 @@ class Field:
     name: str
     type_id: int
     shape: tuple[int, ...] = ()
-    """Of an array or tensor."""
+    """Shape of an array or tensor."""
     dtype: str = ""
-    """Of an array or tensor, as NumPy writes it."""
+    """NumPy dtype string of an array or tensor."""
 
     @property
     def item_bytes(self) -> int | None:
-        """Bytes of a sample's array; None where it is no array."""
+        """Size of a sample's array in bytes; None if the field is no array."""
         if self.type_id not in (ARRAY, TENSOR):
             return None
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
 
     @property
-    def points(self) -> bool:
-        """Whether its content stands in the pages, not beside the sample's number."""
+    def stored_in_pages(self) -> bool:
+        """True if the contents are stored in pages, False if in the table of samples."""
         return self.type_id not in (FLOAT, INT)
 
 
 class BetonFile:
-    """The tables of one file: 30 bytes a sample and more, held in memory."""
+    """The tables of one file, held in memory with at least 30 bytes per sample."""
 
     def __init__(self, path: Path) -> None:
-        """``BetonError`` where the file is cut off, of another format, or points past its data."""
+        """Read and check the tables.
+
+        Raises ``BetonError`` if the file is truncated, has another format, or stored_in_pages past
+        its data.
+        """
         self.path = path
         try:
             self.bytes = path.stat().st_size
             with path.open("rb") as file:
-                self._read(file)
+                self._read_tables(file)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise BetonError(f"{path}: it can't be read ({reason}).") from error
         except MemoryError as error:
-            raise self._damaged("its header promises more samples than could be") from error
+            raise self._damaged("its header has an impossible number of samples") from error
 
-    def _read(self, file: Any) -> None:
-        header = self._take(file, HEADER, 1, "the header")[0]
+    def _read_tables(self, file: Any) -> None:
+        header = self._read_table(file, HEADER, 1, "the header")[0]
         if header["version"] != VERSION or header["num_fields"] == 0:
             raise BetonError(
-                f"{self.path}: it is not a .beton file of version {VERSION}, which FFCV 1.0 writes."
+                f"{self.path}: it is not a .beton file of version {VERSION} (FFCV 1.0)."
             )
         self.page_size = int(header["page_size"])
         self.samples = int(header["num_samples"])
         self.table_at = int(header["alloc_table_ptr"])
         if self.table_at == 0:
-            raise BetonError(f"{self.path}: it was never finished. Build it again.")
+            raise BetonError(f"{self.path}: it was not completed. Build it again.")
         if self.table_at > self.bytes:
-            raise self._cut_off(f"its last table should begin at byte {self.table_at}")
-        fields = self._take(file, FIELD, int(header["num_fields"]), "the fields")
-        self.fields = tuple(self._field(f) for f in fields)
-        self.metadata = self._take(file, self.metadata_type, self.samples, "the samples")
+            raise self._cut_off(f"its allocation table should begin at byte {self.table_at}")
+        fields = self._read_table(file, FIELD, int(header["num_fields"]), "the fields")
+        self.fields = tuple(self._parse_field(f) for f in fields)
+        self.metadata = self._read_table(file, self.metadata_type, self.samples, "the samples")
         self.data_at = file.tell()
         file.seek(self.table_at)
-        self.allocations = self._table(file)
+        self.allocations = self._read_allocations(file)
         self._check()
 
     @cached_property
     def metadata_type(self) -> np.dtype[Any]:
-        """Of one sample; its fields are called ``f0``, ``f1`` and so on."""
+        """Structured dtype of one sample, with fields ``f0``, ``f1`` and so on."""
         parts = [(f"f{i}", _METADATA[f.type_id]) for i, f in enumerate(self.fields)]
         return np.dtype(parts, align=True)
 
-    def _take(self, file: Any, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
-        wanted = dtype.itemsize * count
-        if wanted > self.bytes - file.tell():
-            raise self._cut_off(f"{what} would not fit")
-        return np.frombuffer(file.read(wanted), dtype=dtype, count=count)
+    def _read_table(
+        self, file: Any, dtype: np.dtype[Any], count: int, table_name: str
+    ) -> npt.NDArray[Any]:
+        size = dtype.itemsize * count
+        if size > self.bytes - file.tell():
+            raise self._cut_off(f"{table_name} would not fit")
+        return np.frombuffer(file.read(size), dtype=dtype, count=count)
 
-    def _field(self, described: Any) -> Field:
+    def _parse_field(self, described: Any) -> Field:
         name = bytes(described["name"]).split(b"\0")[0].decode("ascii", "replace")
         kind = int(described["type_id"])
         if kind == CUSTOM or kind not in KINDS:
             raise BetonError(
-                f"{self.path}: its field {name!r} is of a kind that only the code which wrote it "
-                "can read."
+                f"{self.path}: its field {name!r} has a custom type, which only the code that "
+                "wrote it can read."
             )
         if kind not in (ARRAY, TENSOR):
             return Field(name, kind)
         try:
             shape, dtype = _array_arguments(described["arguments"])
         except (ValueError, TypeError, IndexError) as error:
-            raise self._damaged(f"its field {name!r} says no shape") from error
+            raise self._damaged(f"its field {name!r} has no shape") from error
         return Field(name, kind, shape, dtype)
 
-    def _table(self, file: Any) -> npt.NDArray[Any]:
-        expected = self.samples * sum(field.points for field in self.fields)
-        left = self.bytes - self.table_at
-        if left < expected * ALLOCATION.itemsize:
-            raise self._cut_off("its last table is not whole")
-        if left > expected * ALLOCATION.itemsize:
-            raise self._damaged("its last table is longer than its samples need")
-        return np.frombuffer(file.read(left), dtype=ALLOCATION)
+    def _read_allocations(self, file: Any) -> npt.NDArray[Any]:
+        expected = self.samples * sum(field.stored_in_pages for field in self.fields)
+        size = self.bytes - self.table_at
+        if size < expected * ALLOCATION.itemsize:
+            raise self._cut_off("its allocation table is incomplete")
+        if size > expected * ALLOCATION.itemsize:
+            raise self._damaged("its allocation table is longer than its samples need")
+        return np.frombuffer(file.read(size), dtype=ALLOCATION)
 
-    # Whether every pointer leads to the data that it should.
+    # Checks of all pointers.
 
     def _check(self) -> None:
         if self.samples == 0:
             raise BetonError(f"{self.path}: it holds no samples.")
         if self.page_size == 0 or self.page_size & (self.page_size - 1):
-            raise self._damaged(f"its pages would be of {self.page_size} bytes")
+            raise self._damaged(f"its page size is {self.page_size} bytes")
         table, zero = self.allocations, np.uint64(0)
         ends = table["ptr"] + table["size"]
         page = np.uint64(self.page_size)
         last = np.where(table["size"] > zero, ends - np.uint64(1), table["ptr"])
         outside = (table["ptr"] < self.data_at) | (ends > self.table_at) | (ends < table["ptr"])
-        self._refuse(table["sample_id"], outside, "points past the data")
+        self._require_none(table["sample_id"], outside, "stored_in_pages past the data")
         crosses = table["ptr"] // page != last // page
-        self._refuse(table["sample_id"], crosses, "does not lie in one page")
+        self._require_none(table["sample_id"], crosses, "is not within one page")
         for index, field in enumerate(self.fields):
-            if field.points:
+            if field.stored_in_pages:
                 self._check_field(index, field)
 
     def _check_field(self, index: int, field: Field) -> None:
         pointers, sizes = self.pointers(index), self.sizes(index)
         table = self.by_address
         at = np.minimum(np.searchsorted(table["ptr"], pointers), max(0, len(table) - 1))
-        found = table[at]
+        allocations = table[at]
         samples = np.arange(self.samples)
-        # Samples without content stand at the address of the next one's.
-        lost = (found["ptr"] != pointers) | ((found["size"] != sizes) & (sizes > 0))
-        self._refuse(samples, lost, f"has no {KINDS[field.type_id]} where {field.name!r} should be")
+        # A sample without content has the address of the next one.
+        wrong = (allocations["ptr"] != pointers) | ((allocations["size"] != sizes) & (sizes > 0))
+        self._require_none(
+            samples, wrong, f"has no {KINDS[field.type_id]} where {field.name!r} should be"
+        )
 
-    def _refuse(self, samples: npt.NDArray[Any], bad: npt.NDArray[Any], what: str) -> None:
+    def _require_none(self, samples: npt.NDArray[Any], bad: npt.NDArray[Any], problem: str) -> None:
         if bad.any():
             first = int(samples[int(np.argmax(bad))])
             more = int(bad.sum()) - 1
             others = f" (and {more} more)" if more else ""
-            raise self._damaged(f"sample {first}{others} {what}")
+            raise self._damaged(f"sample {first}{others} {problem}")
 
     @cached_property
     def by_address(self) -> npt.NDArray[Any]:
-        """The allocations in the order of the file."""
+        """Allocations sorted by address."""
         return self.allocations[np.argsort(self.allocations["ptr"], kind="stable")]
 
     def pointers(self, index: int) -> npt.NDArray[np.uint64]:
-        """Where in the file each sample's content of a field begins."""
+        """Return the file offset of each sample's content of a field."""
         column = self.metadata[f"f{index}"]
         kind = self.fields[index].type_id
         pointers: npt.NDArray[np.uint64] = (
@@ -210,7 +216,7 @@ class BetonFile:
         return pointers
 
     def sizes(self, index: int) -> npt.NDArray[np.int64]:
-        """Bytes that each sample's content of a field has; of a JPEG, as allocated."""
+        """Return the bytes of each sample's content of a field; for a JPEG, as allocated."""
         field, column = self.fields[index], self.metadata[f"f{index}"]
         if field.item_bytes is not None:
             return np.full(self.samples, field.item_bytes, dtype=np.int64)
@@ -222,10 +228,10 @@ class BetonFile:
         sizes: npt.NDArray[np.int64] = np.where(column["mode"] == RAW, raw, table["size"][at])
         return sizes
 
-    # What a loader asks.
+    # Queries of loaders.
 
     def field_index(self, name: str) -> int:
-        """``BetonError`` with the fields that there are."""
+        """Return the index of a field. Raises ``BetonError``, which lists all fields."""
         names = [field.name for field in self.fields]
         if name not in names:
             raise BetonError(
@@ -234,22 +240,22 @@ class BetonFile:
         return names.index(name)
 
     def image_field(self) -> int | None:
-        """The first field of images."""
+        """Return the index of the first image field; None if there is none."""
         return next((i for i, f in enumerate(self.fields) if f.type_id == IMAGE), None)
 
     def image_sides(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Heights and widths of the images in a field."""
+        """Return heights and widths of the images in a field."""
         column = self.metadata[f"f{index}"]
         return column["height"].astype(np.int64), column["width"].astype(np.int64)
 
     @cached_property
     def pages(self) -> int:
-        """How many pages hold data."""
+        """Number of pages that contain data."""
         return len(np.unique(self.allocations["ptr"] // np.uint64(self.page_size)))
 
     def page_of_samples(self) -> npt.NDArray[np.int64]:
-        """The page in which each sample's content begins; its first field's that has any."""
-        first = next((i for i, f in enumerate(self.fields) if f.points), None)
+        """Return the page of each sample, which is the page of its first field stored in pages."""
+        first = next((i for i, f in enumerate(self.fields) if f.stored_in_pages), None)
         if first is None:
             return np.zeros(self.samples, dtype=np.int64)
         pages: npt.NDArray[np.int64] = (self.pointers(first) // np.uint64(self.page_size)).astype(
@@ -257,13 +263,14 @@ class BetonFile:
         )
         return pages
 
-    def _cut_off(self, why: str) -> BetonError:
+    def _cut_off(self, reason: str) -> BetonError:
         return BetonError(
-            f"{self.path}: it is cut off after {self.bytes} bytes ({why}). Copy or build it again."
+            f"{self.path}: it is cut off after {self.bytes} bytes ({reason}). "
+            "Copy or build it again."
         )
 
-    def _damaged(self, why: str) -> BetonError:
-        return BetonError(f"{self.path}: it is damaged: {why}. Copy or build it again.")
+    def _damaged(self, reason: str) -> BetonError:
+        return BetonError(f"{self.path}: it is damaged: {reason}. Copy or build it again.")
 
 
 def _array_arguments(arguments: npt.NDArray[np.uint8]) -> tuple[tuple[int, ...], str]:

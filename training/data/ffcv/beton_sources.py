@@ -1,9 +1,8 @@
-"""What a ``.beton`` can be built from: an image folder, a torchvision dataset, or any indexed
-dataset by its class path.
+"""Sources of a ``.beton`` file: an image folder, a torchvision dataset, or a dataset by class path.
 
-    photos/                              folder/class/image.jpg, classes in alphabetical order
-    torchvision:CIFAR10?train=true       downloaded where it has to be
-    my_project.data.Scans?split=train    a class, or a function, that gives a dataset
+photos/                              folder/class/image.jpg, with classes in alphabetical order
+torchvision:CIFAR10?train=true       downloaded if it is missing
+my_project.data.Scans?split=train    a dataset class, or a function that returns a dataset
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ IMAGE_ENDINGS = frozenset(
 
 
 class SourceError(ValueError):
-    """``where``: what the person named; ``what`` is wrong with it; ``remedy``."""
+    """A source can't be used. ``where``: the source, ``what``: the problem, ``remedy``: advice."""
 
     def __init__(self, where: str, what: str, remedy: str | None = None) -> None:
         self.where, self.what, self.remedy = where, what, remedy
         super().__init__(f"{where}: {what}" + (f" {remedy}" if remedy else ""))
 
 
-class Indexed(Protocol):
-    """A dataset whose samples have numbers."""
+class IndexedDataset(Protocol):
+    """A dataset with samples that are accessed by index."""
 
     def __len__(self) -> int: ...
 
@@ -40,13 +39,13 @@ class Indexed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image that is still to be read, so that a JPEG can be kept as it is."""
+    """An image file that is not decoded yet, so that a JPEG can be stored unchanged."""
 
     path: Path
 
 
 class ImageFolder:
-    """``root/class/image``; a sample is (image file, number of its class)."""
+    """Dataset of ``root/class/image``. A sample is (image file, class index)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -60,8 +59,8 @@ class ImageFolder:
         if not self.samples:
             raise SourceError(
                 str(root),
-                "it holds no folders with images.",
-                "Put the images of each class into a folder of its own: photos/cat/1.jpg.",
+                "it contains no folders with images.",
+                "Put the images of each class into a separate folder: photos/cat/1.jpg.",
             )
 
     def __len__(self) -> int:
@@ -72,13 +71,15 @@ class ImageFolder:
         return ImageFile(path), number
 
     def name_of(self, index: int) -> str:
-        """As a person knows the sample."""
+        """Return the displayed name of a sample."""
         return str(self.samples[index][0].relative_to(self.root))
 
 
-def open_source(source: str, downloads: Path) -> Indexed:
-    """``SourceError`` where it names nothing, or no dataset. ``downloads``: where torchvision keeps
-    what it fetches."""
+def open_source(source: str, downloads: Path) -> IndexedDataset:
+    """Return the dataset of ``source``. Raises ``SourceError`` if there is none.
+
+    ``downloads``: folder of torchvision's downloads.
+    """
     folder = Path(source).expanduser()
     if folder.is_dir():
         return ImageFolder(folder)
@@ -87,83 +88,86 @@ def open_source(source: str, downloads: Path) -> Indexed:
         raise SourceError(
             source,
             "there is no such folder.",
-            "Name a folder of images, torchvision:CIFAR10, or a class such as my_data.Scans.",
+            "Give a folder of images, torchvision:CIFAR10, or a class such as my_data.Scans.",
         )
     arguments = {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
     if path.startswith("torchvision:"):
         return _torchvision(source, path.removeprefix("torchvision:"), arguments, downloads)
-    return _as_dataset(source, _call(source, _find(source, path), arguments))
+    return _as_dataset(source, _call(source, _import_class(source, path), arguments))
 
 
 def _value(text: str) -> Any:
-    """As JSON where it is that, else the text."""
+    """Parse ``text`` as JSON; return the text itself if it is no JSON."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _find(source: str, path: str) -> Any:
+def _import_class(source: str, path: str) -> Any:
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        target = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         raise SourceError(
             source,
             f"the module {error.name!r} can't be imported.",
             "Correct the path, or start ltui where that module can be imported from.",
         ) from error
-    if not callable(found):
+    if not callable(target):
         raise SourceError(source, f"{module} has no class or function {name!r}.")
-    return found
+    return target
 
 
-def _call(source: str, make: Any, arguments: Mapping[str, Any]) -> Any:
+def _call(source: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
     try:
-        return make(**arguments)
+        return factory(**arguments)
     except Exception as error:
         raise SourceError(
             source,
-            f"it could not be made ({type(error).__name__}: {error}).",
-            f"It takes {_takes(make)}; arguments follow a question mark: {_example(source)}.",
+            f"it could not be created ({type(error).__name__}: {error}).",
+            f"Its parameters are {_signature(factory)}; give arguments after a question mark: "
+            f"{_example(source)}.",
         ) from error
 
 
-def _takes(make: Any) -> str:
+def _signature(factory: Any) -> str:
     try:
-        return str(inspect.signature(make))
+        return str(inspect.signature(factory))
     except (TypeError, ValueError):
-        return "arguments of its own"
+        return "unknown"
 
 
 def _example(source: str) -> str:
     return f"{source.partition('?')[0]}?split=train&size=32"
 
 
-def _as_dataset(source: str, made: Any) -> Indexed:
-    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+def _as_dataset(source: str, dataset: Any) -> IndexedDataset:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise SourceError(
             source,
-            f"it is no dataset: a {type(made).__name__} has no __len__ and __getitem__.",
-            "Name a class whose samples have numbers, like torch.utils.data.Dataset.",
+            f"it is not a dataset: {type(dataset).__name__} has no __len__ and __getitem__.",
+            "Give a class with indexed samples, like torch.utils.data.Dataset.",
         )
-    if len(made) == 0:
-        raise SourceError(source, "it holds no samples.")
-    return made  # type: ignore[no-any-return]
+    if len(dataset) == 0:
+        raise SourceError(source, "it contains no samples.")
+    return dataset  # type: ignore[no-any-return]
 
 
-def _torchvision(source: str, name: str, arguments: Mapping[str, Any], downloads: Path) -> Indexed:
+def _torchvision(
+    source: str, name: str, arguments: Mapping[str, Any], downloads: Path
+) -> IndexedDataset:
     # Local: importing it takes seconds.
     from torchvision import datasets
 
-    make = getattr(datasets, name, None)
-    if make is None:
-        known = ", ".join(n for n in datasets.__all__ if not n.startswith("Dataset"))
-        raise SourceError(source, f"torchvision has no dataset {name!r}. It has: {known}.")
-    parameters = inspect.signature(make).parameters
-    usual: dict[str, Any] = {}
+    factory = getattr(datasets, name, None)
+    if factory is None:
+        names = ", ".join(n for n in datasets.__all__ if not n.startswith("Dataset"))
+        raise SourceError(source, f"torchvision has no dataset {name!r}. It has: {names}.")
+    parameters = inspect.signature(factory).parameters
+    defaults: dict[str, Any] = {}
     if "root" in parameters:
-        usual["root"] = str(downloads)
+        defaults["root"] = str(downloads)
     if "download" in parameters:
-        usual["download"] = True
-    return _as_dataset(source, _call(source, make, {**usual, **arguments}))
+        defaults["download"] = True
+    return _as_dataset(source, _call(source, factory, {**defaults, **arguments}))

@@ -1,8 +1,8 @@
-"""Writes a ``.beton`` from an indexed dataset, with several processes; whole or not at all.
+"""Writer of ``.beton`` files from an indexed dataset, with several processes. The file is atomic.
 
-FFCV's own writer waits for ever where one of its processes raised, and keeps its table in
-``/dev/shm``, which containers make small. Its page allocator and field formats are used here; the
-processes are our own. A JPEG that need not be resized is kept byte for byte. Imports FFCV.
+FFCV's own writer waits forever if one of its processes raises, and keeps its table in ``/dev/shm``,
+which is small in containers. This writer uses FFCV's page allocator and field formats, but its own
+processes. A JPEG that is not resized is stored unchanged. Imports FFCV.
 """
 
 from __future__ import annotations
@@ -46,37 +46,39 @@ from ltui.training.data.ffcv.beton_file import (
     RAW,
     VERSION,
 )
-from ltui.training.data.ffcv.beton_sources import ImageFile, Indexed, SourceError
+from ltui.training.data.ffcv.beton_sources import ImageFile, IndexedDataset, SourceError
 
 _CHUNK = 32
-_LOOK_S = 0.1
+"""Number of samples that a worker takes at a time."""
+_POLL_S = 0.1
+"""Seconds to wait for a result of the workers before their state is checked."""
 _PR_SET_PDEATHSIG = 1
 _TYPES = {IMAGE: RGBImageField, INT: IntField, FLOAT: FloatField}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteOptions:
-    """How samples are stored."""
+    """Options of the storage of samples."""
 
     images: str = "jpeg"
-    """``jpeg``, ``raw``, or ``mixed``: every other image raw."""
+    """``jpeg``, ``raw`` or ``mixed``, which stores every second image raw."""
     max_side: int | None = None
-    """Images are made smaller until their longer side has so many pixels."""
+    """Maximum length of an image's longer side in pixels. Larger images are resized."""
     quality: int = 90
-    """Of JPEGs that are made here, 1 to 100."""
+    """Quality of encoded JPEGs, 1 to 100."""
     page_bytes: int = 8 << 20
     workers: int = 1
     skip_bad: bool = False
-    """Leave out samples that can't be read, instead of giving up."""
+    """Leave out samples that can't be read, instead of failing."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """One that could not be read or stored."""
+    """A sample that could not be read or stored."""
 
     index: int
     name: str
-    """Its file, where it has one."""
+    """File of the sample; empty if it has none."""
     what: str
 
     def __str__(self) -> str:
@@ -84,7 +86,7 @@ class BadSample:
 
 
 class BadSamplesError(ValueError):
-    """Samples that can't be stored."""
+    """Some samples can't be stored."""
 
     def __init__(self, bad: Sequence[BadSample]) -> None:
         self.bad = tuple(bad)
@@ -99,35 +101,36 @@ class _Column:
 
 
 def write(
-    dataset: Indexed,
+    dataset: IndexedDataset,
     path: Path,
     options: WriteOptions,
     progress: Callable[[int, int], None],
 ) -> list[BadSample]:
-    """``progress(done, samples)`` is called now and then. Gives the samples that were left out.
+    """Write ``dataset`` to ``path`` and return the samples that were left out.
 
-    Raises ``BadSamplesError`` and leaves no file where there are any and ``skip_bad`` is not set;
-    ``SourceError`` where a sample is of no kind that can be stored; ``OSError``.
+    ``progress(done, samples)`` is called periodically. Raises ``BadSamplesError`` and writes no
+    file if there are bad samples and ``skip_bad`` is not set, ``SourceError`` if samples have a
+    type that can't be stored, and ``OSError``.
     """
     columns = _columns(dataset)
     with atomic_write(path) as part:
-        bad = _Writing(dataset, part, columns, options, progress).run()
+        bad = _WriteJob(dataset, part, columns, options, progress).run()
         if bad and not options.skip_bad:
             raise BadSamplesError(bad)
     return bad
 
 
-# What the samples are made of.
+# Columns of the samples.
 
 
-def _columns(dataset: Indexed) -> list[_Column]:
-    """By the first sample that can be read."""
+def _columns(dataset: IndexedDataset) -> list[_Column]:
+    """Return the columns of the first readable sample."""
     first, error = None, None
     for index in range(min(len(dataset), 100)):
         try:
             first = dataset[index]
             break
-        except Exception as failed:  # noqa: BLE001  (told as that sample's own error later)
+        except Exception as failed:  # noqa: BLE001  (reported as the error of that sample later)
             error = failed
     if first is None:
         raise BadSamplesError([BadSample(0, _name(dataset, 0), f"{type(error).__name__}: {error}")])
@@ -139,15 +142,15 @@ def _columns(dataset: Indexed) -> list[_Column]:
             raise SourceError(
                 f"sample 0 of {type(dataset).__name__}",
                 f"its part {place} is a {type(value).__name__}, which can't be stored.",
-                "Parts may be images, whole numbers, numbers, arrays and tensors of one shape.",
+                "Parts may be images, integers, floats, and arrays or tensors of equal shape.",
             )
-        name = key or _usual_name(kind, place, {c.name for c in columns})
+        name = key or _default_name(kind, place, {c.name for c in columns})
         columns.append(_Column(name[:16], kind, _field(kind, value)))
     return columns
 
 
 def parts(sample: Any) -> list[tuple[str, Any]]:
-    """Name (empty where it has none) and value of each part."""
+    """Return name (empty if it has none) and value of each part of a sample."""
     if isinstance(sample, dict):
         return [(str(key), value) for key, value in sample.items()]
     if isinstance(sample, (tuple, list)):
@@ -157,7 +160,7 @@ def parts(sample: Any) -> list[tuple[str, Any]]:
 
 
 def kind_of(value: Any) -> int | None:
-    """How a value is stored; None where it can't be."""
+    """Return the type id with which a value is stored; None if it can't be stored."""
     if isinstance(value, (ImageFile, Image.Image)):
         return IMAGE
     if isinstance(value, (bool, int, np.integer)):
@@ -174,7 +177,7 @@ def kind_of(value: Any) -> int | None:
 
 
 def _as_pixels(value: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
-    """Bytes (height, width, 3), from that or (3, height, width)."""
+    """Return uint8 pixels (height, width, 3) of such an array or of (3, height, width), or None."""
     if value.dtype != np.uint8 or value.ndim != 3:
         return None
     if value.shape[2] == 3:
@@ -182,9 +185,9 @@ def _as_pixels(value: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
     return value.transpose(1, 2, 0) if value.shape[0] == 3 else None
 
 
-def _usual_name(kind: int, place: int, taken: set[str]) -> str:
-    usual = {IMAGE: "image", INT: "label"}.get(kind, f"field{place}")
-    return usual if usual not in taken else f"field{place}"
+def _default_name(kind: int, place: int, taken: set[str]) -> str:
+    name = {IMAGE: "image", INT: "label"}.get(kind, f"field{place}")
+    return name if name not in taken else f"field{place}"
 
 
 def _field(kind: int, value: Any) -> Any:
@@ -203,22 +206,24 @@ def _name(dataset: Any, index: int) -> str:
 
 
 def pixels_of(value: Any, max_side: int | None) -> npt.NDArray[np.uint8]:
-    """Pixels (height, width, 3) of an image, made smaller where its longer side is too long."""
+    """Return the pixels (height, width, 3) of an image, resized if its longer side is too long."""
     if isinstance(value, ImageFile):
         value = Image.open(value.path)
     if isinstance(value, Image.Image):
         pixels = np.asarray(value.convert("RGB"))
     else:
-        found = _as_pixels(np.asarray(value))
-        if found is None:
-            raise ValueError(f"it is no image of bytes, but of shape {np.asarray(value).shape}")
-        pixels = found
+        array = _as_pixels(np.asarray(value))
+        if array is None:
+            raise ValueError(f"it is not a uint8 image; its shape is {np.asarray(value).shape}")
+        pixels = array
     return np.ascontiguousarray(resizer(pixels, max_side))
 
 
 def jpeg_of(value: Any, max_side: int | None) -> tuple[npt.NDArray[np.uint8], int, int] | None:
-    """The bytes of an image file with height and width, where it may be kept as it is: a JPEG in
-    colour, small enough, that FFCV's decoder takes without a complaint."""
+    """Return the bytes of an image file with height and width if it can be stored unchanged.
+
+    That requires a small enough JPEG in colour that FFCV's decoder accepts. Otherwise return None.
+    """
     if not isinstance(value, ImageFile):
         return None
     data = value.path.read_bytes()
@@ -226,16 +231,16 @@ def jpeg_of(value: Any, max_side: int | None) -> tuple[npt.NDArray[np.uint8], in
     width, height = image.size
     if image.format != "JPEG" or image.mode != "RGB" or max(image.size) > (max_side or 65535):
         return None
-    source, room = np.frombuffer(data, np.uint8), np.empty(height * width * 3, np.uint8)
+    source, pixels = np.frombuffer(data, np.uint8), np.empty(height * width * 3, np.uint8)
     return (
         (source, height, width)
-        if imdecode(source, room, height, width, height, width) == 0
+        if imdecode(source, pixels, height, width, height, width) == 0
         else None
     )
 
 
 class _Storer:
-    """Puts samples into pages and the table of samples."""
+    """Stores samples in pages and in the table of samples."""
 
     def __init__(
         self,
@@ -248,78 +253,81 @@ class _Storer:
         self._table, self._allocator = table, allocator
 
     def store(self, index: int, sample: Any) -> None:
+        """Store a sample. Raises ``ValueError`` if it does not fit the columns or a page."""
         values = [value for _, value in parts(sample)]
         if len(values) != len(self._columns):
-            raise ValueError(f"it has {len(values)} parts, the first sample {len(self._columns)}")
-        ready = [self._ready(c, v, index) for c, v in zip(self._columns, values, strict=True)]
+            raise ValueError(
+                f"it has {len(values)} parts, but the first sample has {len(self._columns)}"
+            )
+        writers = [self._prepare(c, v, index) for c, v in zip(self._columns, values, strict=True)]
         try:
             for _ in range(2):
                 self._allocator.set_current_sample(index)
                 try:
-                    for number, put in enumerate(ready):
-                        put(self._table[f"f{number}"][index : index + 1])
+                    for number, write_value in enumerate(writers):
+                        write_value(self._table[f"f{number}"][index : index + 1])
                     return
-                except MemoryError:  # it does not fit behind the others: once more, in a new page
+                except MemoryError:  # it does not fit into the current page: try again in a new one
                     continue
             raise ValueError("it is larger than a page; build with a larger --page-size")
         except Exception:
-            self._take_back(index)
+            self._remove_allocations(index)
             raise
 
-    def _take_back(self, index: int) -> None:
+    def _remove_allocations(self, index: int) -> None:
         allocations = self._allocator.allocations
         while allocations and allocations[-1][0] == index:
             allocations.pop()
 
-    def _ready(self, column: _Column, value: Any, index: int) -> Callable[[Any], None]:
-        """What writes the value; all that can fail because of the value fails here."""
+    def _prepare(self, column: _Column, value: Any, index: int) -> Callable[[Any], None]:
+        """Return a function that writes the value. All errors due to the value are raised here."""
         if column.type_id == IMAGE:
             return self._image(value, index)
         if column.type_id == ARRAY:
             array = np.ascontiguousarray(value)
             if array.shape != column.field.shape or array.dtype != column.field.dtype:
                 raise ValueError(
-                    f"{column.name!r} is {array.dtype}{list(array.shape)}, in the first sample "
+                    f"{column.name!r} is {array.dtype}{list(array.shape)}, but in the first sample "
                     f"{column.field.dtype}{list(column.field.shape)}"
                 )
             return lambda row: column.field.encode(row, array, self._allocator.malloc)
         number = int(value) if column.type_id == INT else float(value)
 
-        def put(row: Any) -> None:
+        def write_number(row: Any) -> None:
             row[0] = number
 
-        return put
+        return write_number
 
     def _image(self, value: Any, index: int) -> Callable[[Any], None]:
         options = self._options
         raw = options.images == "raw" or (options.images == "mixed" and index % 2 == 1)
-        kept = None if raw else jpeg_of(value, options.max_side)
-        if kept is not None:
-            data, height, width = kept
+        jpeg = None if raw else jpeg_of(value, options.max_side)
+        if jpeg is not None:
+            data, height, width = jpeg
         else:
             pixels = pixels_of(value, options.max_side)
             height, width = pixels.shape[:2]
             if max(height, width) > 65535:
-                raise ValueError(f"it is {width} by {height} pixels; at most 65535 can be")
+                raise ValueError(f"it has {width} x {height} pixels; the maximum is 65535")
             data = pixels.reshape(-1) if raw else encode_jpeg(pixels, options.quality)
 
-        def put(row: Any) -> None:
+        def write_image(row: Any) -> None:
             row["mode"], row["height"], row["width"] = RAW if raw else JPEG, height, width
-            row["data_ptr"], room = self._allocator.malloc(data.nbytes)
-            room[:] = data
+            row["data_ptr"], memory = self._allocator.malloc(data.nbytes)
+            memory[:] = data
 
-        return put
+        return write_image
 
 
 # The processes.
 
 
-class _Writing:
-    """One file being written."""
+class _WriteJob:
+    """Writes one file."""
 
     def __init__(
         self,
-        dataset: Indexed,
+        dataset: IndexedDataset,
         path: Path,
         columns: Sequence[_Column],
         options: WriteOptions,
@@ -334,7 +342,8 @@ class _Writing:
         self._table = np.frombuffer(self._memory, dtype=self._type, count=self._samples)
         fork = multiprocessing.get_context("fork")
         self._next, self._done = fork.Value(ctypes.c_uint64, 0), fork.Value(ctypes.c_uint64, 0)
-        self._found: Any = fork.Queue()
+        self._results: Any = fork.Queue()
+        """Allocations of finished workers, bad samples, and texts of errors of the output file."""
         self._process = fork.Process
         begin = HEADER.itemsize + FIELD.itemsize * len(columns)
         self._allocator = MemoryAllocator(
@@ -342,85 +351,86 @@ class _Writing:
         )
 
     def run(self) -> list[BadSample]:
+        """Write the file and return the bad samples."""
         self._write_head(samples=self._samples, table_at=0)
         workers = [self._process(target=self._work) for _ in range(self._options.workers)]
         allocations: list[npt.NDArray[Any]] = []
         bad: list[BadSample] = []
         try:
-            with signals_held():
+            with defer_signals():
                 for worker in workers:
                     worker.start()
             running = len(workers)
             while running:
                 with contextlib.suppress(queue.Empty):
-                    found = self._found.get(timeout=_LOOK_S)
-                    if isinstance(found, BadSample):
-                        bad.append(found)
-                    elif isinstance(found, str):
-                        raise SourceError(str(self._path), f"it can't be written ({found}).")
+                    result = self._results.get(timeout=_POLL_S)
+                    if isinstance(result, BadSample):
+                        bad.append(result)
+                    elif isinstance(result, str):
+                        raise SourceError(str(self._path), f"it can't be written ({result}).")
                     else:
-                        allocations.append(found)
+                        allocations.append(result)
                         running -= 1
                 self._progress(min(self._done.value, self._samples), self._samples)
                 if bad and not self._options.skip_bad:
                     return bad
-                _refuse_dead(workers, running)
+                _check_workers(workers, running)
         finally:
             for worker in workers:
                 if worker.pid is not None:
-                    if running_still(worker):
+                    if is_still_running(worker):
                         worker.kill()
                     worker.join()
-        self._finish(np.concatenate(allocations), bad)
+        self._write_tables(np.concatenate(allocations), bad)
         return sorted(bad, key=lambda b: b.index)
 
     def _work(self) -> None:
-        """A worker: takes samples until there are none."""
+        """Store samples in a worker process until there are no more."""
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends it
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         cv2.setNumThreads(0)
         torch.set_num_threads(1)
         try:
-            self._found.put(self._store_all())
+            self._results.put(self._store_all())
         except OSError as error:
-            self._found.put(error.strerror or str(error))
+            self._results.put(error.strerror or str(error))
 
     def _store_all(self) -> npt.NDArray[Any]:
-        """Its allocations, once every page of it is written."""
+        """Store this worker's samples, write all its pages and return its allocations."""
         storer = _Storer(self._columns, self._options, self._table, self._allocator)
         with self._allocator:
-            while (begin := self._take()) < self._samples:
+            while (begin := self._next_chunk()) < self._samples:
                 for index in range(begin, min(self._samples, begin + _CHUNK)):
-                    self._one(storer, index)
+                    self._store_sample(storer, index)
             if self._allocator.page_offset == 0:
-                self._allocator.page_offset = 1  # a page that was begun and holds nothing
+                self._allocator.page_offset = 1  # a started page that is still empty
         rows = [tuple(int(n) for n in row) for row in self._allocator.allocations]
         return np.array(rows, dtype=ALLOCATION)
 
-    def _take(self) -> int:
+    def _next_chunk(self) -> int:
         with self._next.get_lock():
             begin = int(self._next.value)
             self._next.value = begin + _CHUNK
         return begin
 
-    def _one(self, storer: _Storer, index: int) -> None:
+    def _store_sample(self, storer: _Storer, index: int) -> None:
         try:
             storer.store(index, self._dataset[index])
         except OSError as error:
             if error.errno is not None and error.filename is None:
-                raise  # of the file that is written
-            self._found.put(self._bad(index, error))
-        except Exception as error:  # noqa: BLE001  (whatever reading a sample raises)
-            self._found.put(self._bad(index, error))
+                raise  # an error of the output file
+            self._results.put(self._bad_sample(index, error))
+        except Exception as error:  # noqa: BLE001  (reading a sample may raise anything)
+            self._results.put(self._bad_sample(index, error))
         with self._done.get_lock():
             self._done.value += 1
 
-    def _bad(self, index: int, error: Exception) -> BadSample:
+    def _bad_sample(self, index: int, error: Exception) -> BadSample:
         if isinstance(error, UnidentifiedImageError):
-            what = "it is no image that Pillow can read"
-            return BadSample(index, _name(self._dataset, index), what)
+            text = "Pillow can't read it as an image"
+            return BadSample(index, _name(self._dataset, index), text)
         reason = getattr(error, "strerror", None) or str(error)
         return BadSample(index, _name(self._dataset, index), f"{type(error).__name__}: {reason}")
 
@@ -439,15 +449,15 @@ class _Writing:
             file.write(header.tobytes())
             file.write(fields.tobytes())
 
-    def _finish(self, rows: npt.NDArray[Any], bad: Sequence[BadSample]) -> None:
-        """The tables, without the samples that were left out; the header last of all."""
+    def _write_tables(self, rows: npt.NDArray[Any], bad: Sequence[BadSample]) -> None:
+        """Write the tables without the samples that were left out, then the header."""
         left_out = np.zeros(self._samples, dtype=bool)
         left_out[[b.index for b in bad]] = True
         if left_out.all():
             raise BadSamplesError(bad)
-        number = np.cumsum(~left_out) - 1
+        new_index = np.cumsum(~left_out) - 1
         rows = rows.copy()
-        rows["sample_id"] = number[rows["sample_id"].astype(np.int64)]
+        rows["sample_id"] = new_index[rows["sample_id"].astype(np.int64)]
         with self._path.open("r+b") as file:
             file.seek(HEADER.itemsize + FIELD.itemsize * len(self._columns))
             file.write(self._table[~left_out].tobytes())
@@ -459,10 +469,12 @@ class _Writing:
 
 
 @contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Put off this process's own handlers to the end of the block. Python drops what is raised
-    while it runs what libraries have asked for around a fork, an exit of the process too."""
-    caught: list[int] = []
+def defer_signals() -> Iterator[None]:
+    """Defer this process's signal handlers to the end of the block.
+
+    While Python runs the fork handlers of libraries, it drops exceptions, also that of an exit.
+    """
+    received: list[int] = []
     handlers: dict[int, Any] = {
         number: signal.getsignal(number)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -470,27 +482,30 @@ def signals_held() -> Iterator[None]:
     }
     for number, handler in handlers.items():
         if callable(handler):
-            signal.signal(number, lambda signum, _: caught.append(signum))
+            signal.signal(number, lambda signum, _: received.append(signum))
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in caught:
+    for number in received:
         signal.raise_signal(number)
 
 
-def running_still(worker: Any) -> bool:
-    """After a moment in which one that is done may leave."""
+def is_still_running(worker: Any) -> bool:
+    """Return True if the worker still runs after half a second, in which it may exit."""
     worker.join(0.5)
     return bool(worker.is_alive())
 
 
-def _refuse_dead(workers: Sequence[Any], running: int) -> None:
-    """One that was killed has booked a page for which the others would wait for ever."""
+def _check_workers(workers: Sequence[Any], running: int) -> None:
+    """Raise ``SourceError`` if a worker died.
+
+    A killed worker has reserved a page, for which the others would wait forever.
+    """
     dead = [w.exitcode for w in workers if w.exitcode not in (None, 0)]
     if dead and running:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         code = dead[0]
-        why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        raise SourceError("a process that writes", f"it ended before it was done ({why}).")
+        reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        raise SourceError("a writer process", f"it ended before it was finished ({reason}).")

@@ -1,8 +1,9 @@
-"""The order of an epoch's samples for loaders of ``.beton`` files: random, page by page, or as
-stored; with or without what is left over; with padding that can be told from samples.
+"""Order of the samples of an epoch for loaders of ``.beton`` files.
 
-What ``order.py`` says of ``RankOrder`` holds: the order depends on seed and epoch, is dealt to the
-ranks like cards, and what all have used is its beginning.
+The order is random, quasi-random (page by page) or sequential. Incomplete batches can be dropped,
+and padding can be distinguished from samples. As in ``sample_order.RankOrder``, the order depends
+on seed and epoch, its samples are assigned to the ranks in turn, and the samples that all ranks
+have used are its beginning.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, 
 
 Order = Literal["random", "quasi_random", "sequential"]
 POOL_BYTES = 256 << 20
-"""Samples of so many bytes of pages are shuffled with each other in quasi-random order."""
-_LEAST_POOL = 8
+"""Size of the pool of pages in which quasi-random order shuffles samples."""
+_MIN_POOL_PAGES = 8
 
 
 class EpochOrder(RankOrder):
-    """Sample numbers of one rank, epoch by epoch; ``samples`` stands for padding where ``pad``."""
+    """Sample numbers of one rank in each epoch. With ``pad``, number ``samples`` is padding."""
 
     def __init__(
         self,
@@ -37,9 +38,10 @@ class EpochOrder(RankOrder):
         page_of: npt.NDArray[np.int64] | None = None,
         page_bytes: int = 8 << 20,
     ) -> None:
-        """``page_of``: the page of each sample; quasi-random order needs it. ``pad``: even out the
-        ranks with padding, as a measurement needs it, instead of samples that come twice.
-        ``ValueError`` where ``drop_last`` leaves nothing."""
+        """``page_of``: page of each sample, required for quasi-random order. ``pad``: pad the ranks
+        with padding instead of repeated samples, as metrics require. Raises ``ValueError`` if
+        ``drop_last`` drops all samples.
+        """
         super().__init__(
             samples,
             rank=rank,
@@ -51,14 +53,16 @@ class EpochOrder(RankOrder):
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.streams = world_size
-        """Into how many parts quasi-random order deals the pages: one for each rank that there was
-        when the epoch began."""
+        """Number of parts into which quasi-random order divides the pages.
+
+        It is the number of ranks when the epoch began.
+        """
         self._page_of = page_of
-        self._pool = max(_LEAST_POOL, POOL_BYTES // page_bytes)
+        self._pool = max(_MIN_POOL_PAGES, POOL_BYTES // page_bytes)
         if drop_last and self.remaining(0) == 0:
             raise ValueError(
                 f"{samples} samples do not fill one batch of {batch_size} on each of {world_size} "
-                "ranks, and drop_last leaves out what does not: lower the batch size."
+                "ranks, and drop_last drops incomplete batches: reduce the batch size."
             )
 
     def __len__(self) -> int:
@@ -67,17 +71,17 @@ class EpochOrder(RankOrder):
     def remaining(self, used: int) -> int:
         if not self.drop_last:
             return super().remaining(used)
-        together = self.batch_size * self.world_size
-        return max(0, self.samples - used) // together * self.batch_size
+        global_batch = self.batch_size * self.world_size
+        return max(0, self.samples - used) // global_batch * self.batch_size
 
     def draw(self, used: int = 0) -> list[int]:
-        order = self.whole()
+        order = self.global_order()
         if self.drop_last:
             order = order[: used + self.remaining(used) * self.world_size]
         return split_among_ranks(order.tolist(), used, self.rank, self.world_size, self.filler)
 
-    def whole(self) -> npt.NDArray[np.int64]:
-        """All ranks' samples of this epoch, in the order in which they are dealt."""
+    def global_order(self) -> npt.NDArray[np.int64]:
+        """Return the samples of all ranks in the order in which they are assigned to the ranks."""
         if self.kind == "sequential":
             return np.arange(self.samples)
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -91,19 +95,19 @@ class EpochOrder(RankOrder):
 def quasi_random(
     page_of: npt.NDArray[np.int64], streams: int, pool: int, generator: torch.Generator
 ) -> npt.NDArray[np.int64]:
-    """A random order in which the samples ``r``, ``r + streams``, ``r + 2 * streams`` and so on
-    lie in few pages at a time.
+    """Return a random order in which each stream reads only a few pages at a time.
 
-    The pages are put into a random order and cut into as many equal parts as there are streams (a
-    page at a cut belongs to both); within a part, the samples of ``pool`` pages after the other
-    are shuffled.
+    Stream ``r`` consists of the samples at ``r``, ``r + streams``, ``r + 2 * streams`` and so on.
+    The pages are put into a random order and divided into one part per stream, all equally large. A
+    page at a border belongs to both parts. Within a part, the samples of every ``pool`` successive
+    pages are shuffled.
     """
     samples = len(page_of)
     pages, page_index = np.unique(page_of, return_inverse=True)
     place = torch.randperm(len(pages), generator=generator).numpy()
     by_page = np.argsort(place[page_index], kind="stable")
-    chance = torch.rand(samples, generator=generator, dtype=torch.float64).numpy()
-    dealt = np.empty(samples, dtype=np.int64)
+    random_keys = torch.rand(samples, generator=generator, dtype=torch.float64).numpy()
+    order = np.empty(samples, dtype=np.int64)
     begin = 0
     for stream in range(min(streams, samples)):
         size = len(range(stream, samples, streams))
@@ -111,12 +115,12 @@ def quasi_random(
         begin += size
         places = place[page_index[part]]
         pools = (places - places[0]) // pool
-        dealt[stream::streams] = part[np.lexsort((chance[part], pools))]
-    return dealt
+        order[stream::streams] = part[np.lexsort((random_keys[part], pools))]
+    return order
 
 
 class BetonLoader(RankLoader):
-    """A rank's batches by an ``EpochOrder``."""
+    """Loader of a rank's batches in an ``EpochOrder``."""
 
     sampler: EpochOrder
 

@@ -1,11 +1,11 @@
-"""Batches of a ``.beton`` file through FFCV's compiled pipelines, in any order of samples.
+"""Reader of the batches of a ``.beton`` file by FFCV's compiled pipelines, in any sample order.
 
-FFCV's own loader thread catches nothing but the end of its iteration: after any other error the
-training loop waits for ever. It also hands out views of buffers that it overwrites two batches
-later, and may write a batch into pinned memory that is still being copied to the GPU. So the
-thread here is our own; what it runs is FFCV's.
+FFCV's own loader thread only handles the end of its iteration. After any other error, the training
+loop waits forever. It also returns views of buffers that it overwrites two batches later, and may
+write a batch into pinned memory that is still being copied to the GPU. This module therefore uses
+its own thread to run FFCV's code.
 
-Whatever it hands out is memory of its own, or is cloned: a batch may be kept. Imports FFCV.
+All returned batches are copies, so that they stay valid. Imports FFCV.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Ke
 from ltui.training.rank.resume.ffcv_random_operations import describe_inexact_operations
 
 Batch = tuple[Any, ...]
-_LOOK_S = 5.0
-"""How often a training loop that waits for a batch asks whether the thread lives."""
+_ALIVE_CHECK_S = 5.0
+"""Seconds to wait for a batch before checking that the thread is alive."""
 _open_epochs: weakref.WeakSet[_Epoch] = weakref.WeakSet()
 
 
 class FfcvReader:
-    """A file and its pipelines, compiled once; ``batches`` reads any samples."""
+    """A file and its pipelines, which are compiled once. ``batches`` reads any samples."""
 
     def __init__(
         self,
@@ -53,28 +53,29 @@ class FfcvReader:
         batches_ahead: int = 3,
         os_cache: bool = True,
     ) -> None:
-        """``pipelines``: FFCV's operations for each field that is wanted, the decoder first; a
-        batch has the fields in this order. Raises ``BetonError`` where there is no such field, or
-        the first sample can't be decoded."""
+        """``pipelines``: FFCV operations of each field to read, beginning with the decoder. A batch
+        has the fields in this order. Raises ``BetonError`` if there is no such field, or if the
+        first sample can't be decoded.
+        """
         self.file = file
         self.columns = [file.field_index(name) for name in pipelines]
-        """Of the fields of a batch."""
+        """Column indices of the fields of a batch."""
         self.batch_size = batch_size
         self.device = device
         self.batches_ahead = batches_ahead
-        most: int = vars(numba.config)["NUMBA_NUM_THREADS"]
-        self.threads = min(num_workers or cores_per_rank(), most)
+        max_threads: int = vars(numba.config)["NUMBA_NUM_THREADS"]
+        self.threads = min(num_workers or cores_per_rank(), max_threads)
         self.inexact = describe_inexact_operations(o for chain in pipelines.values() for o in chain)
-        """What of its batches a resume can't bring back."""
+        """What a resume can't restore exactly, as text; None if it restores everything."""
         self.pages = OsCache(file) if os_cache else ProcessCache(file)
-        kept = torch.get_num_threads()
+        torch_threads = torch.get_num_threads()
         try:
             Compiler.set_num_threads(self.threads)
             self._compile(pipelines)
             next(self.batches([0]))
         finally:
-            # FFCV sets torch's threads to its own number.
-            torch.set_num_threads(kept)
+            # FFCV sets the number of torch's threads to its own.
+            torch.set_num_threads(torch_threads)
 
     def _compile(self, pipelines: Mapping[str, Sequence[Any]]) -> None:
         reader = Reader(str(self.file.path))
@@ -91,14 +92,16 @@ class FfcvReader:
         self.code, self.outputs = self.graph.codegen_all(code)
 
     def set_side(self, side: int) -> None:
-        """Another resolution of the images from the next epoch on; nothing is compiled anew."""
+        """Set the resolution of the images from the next epoch on, without compiling again."""
         for node in self.graph.root_nodes:
             if isinstance(node.decoder, DecodeImages):
                 node.decoder.side = side
 
     def batches(self, order: Sequence[int], key: int = 0) -> Iterator[Batch]:
-        """Batches of these samples; the last may be smaller. ``key``: what augmentation draws
-        from. To be closed where it is not read to its end."""
+        """Yield the batches of these samples. The last one may be smaller.
+
+        ``key`` determines the random augmentation. Close the iterator if it is not read to its end.
+        """
         numbers = np.asarray(order, dtype=np.uint64)
         batches = [
             numbers[i : i + self.batch_size] for i in range(0, len(numbers), self.batch_size)
@@ -111,7 +114,7 @@ class FfcvReader:
 
 
 class _Memory:
-    """The buffers of an epoch, and where in memory they are."""
+    """The buffers of an epoch and their addresses."""
 
     def __init__(self, reader: FfcvReader, key: int, longest: int) -> None:
         self._batch_size = longest
@@ -121,15 +124,17 @@ class _Memory:
         self._key = key
         self._ranges: list[tuple[int, int]] = []
         self.failed: list[tuple[str, npt.NDArray[np.int32]]] = []
-        """Field and what its decoder said of each sample of the batch."""
+        """Field, and the decoder's error code of each sample of the batch."""
         self._field = ""
-        wanted, _ = reader.graph.collect_requirements()
+        requirements, _ = reader.graph.collect_requirements()
         fields = {node.id: node.field_name for node in reader.graph.root_nodes}
         self.operation = {
             node: self._allocate(query, fields.get(node, ""))
-            for node, query in wanted["operation"].items()
+            for node, query in requirements["operation"].items()
         }
-        self.shared = {node: self._allocate(query, "") for node, query in wanted["shared"].items()}
+        self.shared = {
+            node: self._allocate(query, "") for node, query in requirements["shared"].items()
+        }
 
     def _allocate(self, query: Any, field: str) -> Any:
         if query is None:
@@ -137,7 +142,7 @@ class _Memory:
         if isinstance(query, (tuple, list)):
             return tuple(self._allocate(part, field) for part in query)
         if isinstance(query, Shared):
-            return _ForAll(self._allocate_shared(query, field))
+            return _SharedByBatches(self._allocate_shared(query, field))
         shape = (self._batch_size, *query.shape)
         if isinstance(query.dtype, torch.dtype):
             device = query.device
@@ -146,10 +151,10 @@ class _Memory:
                 torch.empty(shape, dtype=query.dtype, device=device, pin_memory=pin)
                 for _ in range(self._slots)
             ]
-            return [self._note(tensor) for tensor in tensors]
+            return [self._register(tensor) for tensor in tensors]
         dtype = torch.from_numpy(np.empty(0, dtype=query.dtype)).dtype
-        made = torch.empty((self._slots, *shape), dtype=dtype, pin_memory=self._pin)
-        return self._note(made).numpy()
+        buffer = torch.empty((self._slots, *shape), dtype=dtype, pin_memory=self._pin)
+        return self._register(buffer).numpy()
 
     def _allocate_shared(self, query: Shared, field: str) -> npt.NDArray[Any]:
         if isinstance(query, Key):
@@ -158,40 +163,40 @@ class _Memory:
             failed = np.zeros(self._batch_size, dtype=np.int32)
             self.failed.append((field, failed))
             return failed
-        many = (self._threads,) if isinstance(query, PerThread) else ()
-        return np.empty((*many, *query.shape), dtype=query.dtype)
+        leading = (self._threads,) if isinstance(query, PerThread) else ()
+        return np.empty((*leading, *query.shape), dtype=query.dtype)
 
-    def _note(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _register(self, tensor: torch.Tensor) -> torch.Tensor:
         begin = tensor.data_ptr()
         self._ranges.append((begin, begin + tensor.nbytes))
         return tensor
 
-    def kept(self, value: Any) -> Any:
-        """``value``, cloned where it stands in a buffer."""
+    def detach(self, value: Any) -> Any:
+        """Return ``value``, cloned if it is a view of a buffer."""
         if isinstance(value, np.ndarray):
-            return value.copy() if self._holds(value.ctypes.data) else value
+            return value.copy() if self._contains(value.ctypes.data) else value
         if isinstance(value, torch.Tensor):
-            return value.clone() if self._holds(value.data_ptr()) else value
+            return value.clone() if self._contains(value.data_ptr()) else value
         return value
 
-    def _holds(self, address: int) -> bool:
+    def _contains(self, address: int) -> bool:
         return any(begin <= address < end for begin, end in self._ranges)
 
 
-class _ForAll:
-    """Memory that is the same for every batch."""
+class _SharedByBatches:
+    """Memory that all batches share."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self.array = array
 
 
-def _part(memory: Any, slot: int, count: int) -> Any:
-    """What of an operation's memory belongs to a batch."""
+def _batch_memory(memory: Any, slot: int, count: int) -> Any:
+    """Return the part of an operation's memory that belongs to a batch."""
     if memory is None:
         return None
     if isinstance(memory, tuple):
-        return tuple(_part(part, slot, count) for part in memory)
-    if isinstance(memory, _ForAll):
+        return tuple(_batch_memory(part, slot, count) for part in memory)
+    if isinstance(memory, _SharedByBatches):
         return memory.array
     return memory[slot][:count]
 
@@ -216,7 +221,7 @@ class _Epoch(threading.Thread):
         _open_epochs.add(self)
         self.start()
 
-    # The thread's side.
+    # Methods of the thread.
 
     def run(self) -> None:
         try:
@@ -225,33 +230,33 @@ class _Epoch(threading.Thread):
                 if not self._hand_over(self._batch(number, samples)):
                     return
             self._hand_over(None)
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the loop must hear of it)
+        except BaseException as error:  # noqa: BLE001  (any error is passed to the training loop)
             self._hand_over(error)
 
-    def _hand_over(self, what: Any) -> bool:
-        """False where nobody wants it any more."""
+    def _hand_over(self, item: Any) -> bool:
+        """Pass ``item`` to the training loop. Return False if the epoch is closed."""
         if not self._closed.is_set():
-            self._ready.put(what)
+            self._ready.put(item)
         return not self._closed.is_set()
 
     def _batch(self, number: int, samples: npt.NDArray[np.uint64]) -> Any:
         slot = number % len(self._copied)
         if self._copied[slot] is not None:
-            self._copied[slot].synchronize()  # this thread waits, not the training loop
+            self._copied[slot].synchronize()  # only this thread waits, not the training loop
         try:
             self._pages.need(number)
-            on = (
+            stream = (
                 contextlib.nullcontext()
                 if self._stream is None
                 else torch.cuda.stream(self._stream)
             )
-            with on:
-                result = tuple(self._memory.kept(v) for v in self._run(samples, slot))
+            with stream:
+                result = tuple(self._memory.detach(v) for v in self._run(samples, slot))
         except BetonError:
             raise
         except Exception as error:
-            raise self._explained(error, samples, slot) from error
-        self._refuse_failed(samples)
+            raise self._find_failed_sample(error, samples, slot) from error
+        self._require_decoded(samples)
         done = None
         if self._stream is not None:
             done = self._copied[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -265,15 +270,18 @@ class _Epoch(threading.Thread):
             "batch_indices": samples,
             "storage_state": self._pages.state,
             "metadata": self._reader.metadata,
-            **{f"memory_{n}": _part(m, slot, count) for n, m in memory.operation.items()},
-            **{f"shared_memory_{n}": _part(m, slot, count) for n, m in memory.shared.items()},
+            **{f"memory_{n}": _batch_memory(m, slot, count) for n, m in memory.operation.items()},
+            **{
+                f"shared_memory_{n}": _batch_memory(m, slot, count)
+                for n, m in memory.shared.items()
+            },
         }
         for stage, defined in self._reader.code:
             for node, result in zip(defined, stage(**values), strict=True):
                 values[f"result_{node}"] = result
         return tuple(values[f"result_{node}"] for node in self._reader.outputs)
 
-    def _refuse_failed(self, samples: npt.NDArray[np.uint64]) -> None:
+    def _require_decoded(self, samples: npt.NDArray[np.uint64]) -> None:
         path = self._reader.file.path
         for field, failed in self._memory.failed:
             bad = np.flatnonzero(failed[: len(samples)])
@@ -283,55 +291,55 @@ class _Epoch(threading.Thread):
                     f"can't be decoded. `ltui data verify {path}` names every such sample."
                 )
 
-    def _explained(
+    def _find_failed_sample(
         self, error: Exception, samples: npt.NDArray[np.uint64], slot: int
     ) -> BetonError:
-        """Which sample it was, found by running each alone."""
-        what = f"{type(error).__name__}: {error}"
+        """Run each sample alone and return an error that names the failed one."""
+        text = f"{type(error).__name__}: {error}"
         path = self._reader.file.path
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            return BetonError(f"{path}: {what}")
+            return BetonError(f"{path}: {text}")
         bad = []
         for i in range(len(samples)):
             try:
                 self._run(samples[i : i + 1], slot)
-            except Exception:  # noqa: BLE001  (any at all: it is this sample)
+            except Exception:  # noqa: BLE001  (any error belongs to this sample)
                 bad.append(int(samples[i]))
         where = f"sample {bad[0]}" if bad else f"one of the samples {samples.tolist()}"
-        return BetonError(f"{path}: {where}: {what}")
+        return BetonError(f"{path}: {where}: {text}")
 
-    # The training loop's side.
+    # Methods of the training loop.
 
     def __iter__(self) -> _Epoch:
         return self
 
     def __next__(self) -> Batch:
-        given = self._take()
-        if given is None:
+        item = self._take()
+        if item is None:
             raise StopIteration
-        if isinstance(given, BaseException):
-            raise given
-        batch, done = given
+        if isinstance(item, BaseException):
+            raise item
+        batch, done = item
         if done is not None:
             stream = torch.cuda.current_stream(self._reader.device)
             stream.wait_event(done)
             for value in batch:
                 if isinstance(value, torch.Tensor) and value.is_cuda:
-                    # It was made on another stream, and may be freed while this one uses it.
+                    # It was created on another stream and may be freed while this one uses it.
                     value.record_stream(stream)
         return batch  # type: ignore[no-any-return]
 
     def _take(self) -> Any:
         while True:
             try:
-                return self._ready.get(timeout=_LOOK_S)
+                return self._ready.get(timeout=_ALIVE_CHECK_S)
             except queue.Empty:
                 if not self.is_alive() and self._ready.empty():
-                    text = f"{self._reader.file.path}: the thread that reads it has died."
+                    text = f"{self._reader.file.path}: the reader thread has died."
                     raise BetonError(text) from None
 
     def close(self) -> None:
-        """Have the thread end. One that still decodes while Python ends would abort it."""
+        """Stop the thread. If it still decoded while Python exits, the process would abort."""
         if threading.current_thread() is self:
             return
         self._closed.set()

@@ -1,11 +1,11 @@
-"""FFCV pipelines for the fields of a ``.beton`` file: built on a rank once its device is known.
+"""FFCV pipelines of the fields of a ``.beton`` file, built on a rank once its device is known.
 
     pipelines = image_pipelines(file, device=trainer.strategy.root_device,
                                 dtype=precision_dtype(trainer.precision),
                                 transform=ImageTransformConfig(side=224, flip=True))
     reader = FfcvReader(file, pipelines, batch_size=64, device=device)
 
-A project of one's own can change what ``image_pipelines`` gives, or write its own for
+A project can modify the result of ``image_pipelines``, or write its own pipelines for
 ``FfcvReader``. Imports FFCV.
 """
 
@@ -51,12 +51,15 @@ def image_pipelines(
     transform: ImageTransformConfig,
     names: Sequence[str] | None = None,
 ) -> dict[str, list[Any]]:
-    """For every field, or those of ``names`` in that order: images as ``look`` says in ``dtype``,
-    numbers (n,), arrays as they are. ``BetonError`` where there is no such field."""
+    """Return the pipelines of all fields, or of those in ``names`` in this order.
+
+    Images are transformed by ``transform`` and converted to ``dtype``. Numbers have shape (n,), and
+    arrays are unchanged. Raises ``BetonError`` if there is no such field.
+    """
     chosen = [f.name for f in file.fields] if names is None else list(names)
     fields = [file.fields[file.field_index(name)] for name in chosen]
     return {
-        field.name: _images(device, dtype, transform)
+        field.name: _image_pipeline(device, dtype, transform)
         if field.type_id == IMAGE
         else value_pipeline(field.type_id, device)
         for field in fields
@@ -64,12 +67,14 @@ def image_pipelines(
 
 
 def value_pipeline(type_id: int, device: torch.device) -> list[Any]:
-    """Of a field that is no image."""
-    one = [Squeeze(1)] if type_id in (FLOAT, INT) else []
-    return [_DECODERS[type_id](), ToTensor(), *_there(device), *one]
+    """Return the pipeline of a field that is no image."""
+    squeeze = [Squeeze(1)] if type_id in (FLOAT, INT) else []
+    return [_DECODERS[type_id](), ToTensor(), *_to_device(device), *squeeze]
 
 
-def _images(device: torch.device, dtype: torch.dtype, transform: ImageTransformConfig) -> list[Any]:
+def _image_pipeline(
+    device: torch.device, dtype: torch.dtype, transform: ImageTransformConfig
+) -> list[Any]:
     decode = DecodeImages(
         transform.side,
         scale=transform.scale,
@@ -85,11 +90,11 @@ def _images(device: torch.device, dtype: torch.dtype, transform: ImageTransformC
         decode,
         *([augment] if augments else []),
         ToTensor(),
-        *_there(device),
+        *_to_device(device),
         ToTorchImage(),
         Normalize(dtype, transform.mean, transform.std, channels_last=transform.channels_last),
     ]
 
 
-def _there(device: torch.device) -> list[Any]:
+def _to_device(device: torch.device) -> list[Any]:
     return [] if device.type == "cpu" else [ToDevice(device, non_blocking=True)]

@@ -1,4 +1,4 @@
-"""How images are to look in a batch: size, part, augmentation, normalisation. Plain values."""
+"""Transform of images for a batch: size, crop, augmentation, normalisation. Plain values."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageTransformConfig:
-    """Of one loader."""
+    """Transform of one loader's images."""
 
     side: int
-    """Of the square images, in pixels."""
+    """Side of the square images in pixels."""
     scale: tuple[float, float] | None = None
-    """Shares of the area between which a random part has; None: the middle."""
+    """Minimum and maximum fraction of the area for a random crop; None for a centre crop."""
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width by height of a random part."""
+    """Minimum and maximum ratio of width to height of a random crop."""
     center_ratio: float = 1.0
-    """Share of the shorter side that the middle has."""
+    """Side of the centre crop as a fraction of the shorter side."""
     flip: bool = False
     shift: int = 0
-    """Pixels."""
+    """Maximum shift in pixels."""
     cutout: int = 0
     """Side of a blank square, in pixels."""
     mean: Triple = (0.485, 0.456, 0.406)
-    """Of values from 0 to 1, like ``std``."""
+    """Mean of values from 0 to 1. ``std`` uses the same scale."""
     std: Triple = (0.229, 0.224, 0.225)
     channels_last: bool = True
 
     @property
     def fill(self) -> tuple[int, int, int]:
-        """The mean as bytes: what a shift leaves blank, and a cutout."""
+        """The mean as bytes, the colour of areas left blank by a shift or cutout."""
         red, green, blue = (round(255 * value) for value in self.mean)
         return red, green, blue
 
 
 def precision_dtype(precision: object) -> torch.dtype:
-    """What a Trainer's ``precision`` computes in."""
+    """Return the dtype in which a Trainer with this ``precision`` computes."""
     text = str(precision)
     if text.startswith("bf16"):
         return torch.bfloat16

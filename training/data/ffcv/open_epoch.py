@@ -1,4 +1,4 @@
-"""What ``RankLoader`` opens an epoch with, for a ``.beton`` file: FFCV, or torch's DataLoader."""
+"""Functions that open an epoch of a ``.beton`` file for ``RankLoader``: FFCV or DataLoader."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _FILLERS = {INT: NO_LABEL, FLOAT: math.nan}
 def ffcv_batches(
     reader: Any, order: EpochOrder, sides: Mapping[int, int] | None = None
 ) -> OpenBatches:
-    """``reader``: an ``FfcvReader``, whose pipelines' fields may be anything. ``sides``: the
-    images' resolution from an epoch on."""
+    """Return a function that opens batches of ``reader``, an ``FfcvReader`` with any fields.
+
+    ``sides``: resolution of the images by the first epoch for which it applies.
+    """
     fillers = [_FILLERS.get(reader.file.fields[i].type_id) for i in reader.columns]
 
     def open_batches(numbers: list[int]) -> Iterator[Any]:
@@ -32,21 +34,21 @@ def ffcv_batches(
             reader.set_side(side)
         drawn = np.array(numbers, dtype=np.int64)
         padding = drawn == order.samples
-        # Padding is read from a sample that is at hand, and then told from it by its label.
+        # Padding reads any sample of the batch, and its label is then replaced.
         drawn[padding] = drawn[0] if not padding[0] else 0
         size, begin = order.batch_size, 0
         with closing(reader.batches(drawn, epoch_key(order.seed, order.epoch))) as batches:
             for batch in batches:
-                _mark(batch, padding[begin : begin + size], fillers)
+                _mark_padding(batch, padding[begin : begin + size], fillers)
                 begin += size
                 yield batch
 
-    vars(open_batches)["inexact"] = reader.inexact  # for the loader's note on resume
+    vars(open_batches)["inexact"] = reader.inexact  # for the loader's message on resume
     return open_batches
 
 
-def _mark(batch: Sequence[Any], padding: Any, fillers: Sequence[Any]) -> None:
-    # It is never long, and stands at the end of a rank's numbers.
+def _mark_padding(batch: Sequence[Any], padding: Any, fillers: Sequence[Any]) -> None:
+    # There is little padding, at the end of a rank's samples.
     for place in np.flatnonzero(padding).tolist():
         for value, filler in zip(batch, fillers, strict=True):
             if filler is not None:
@@ -54,9 +56,9 @@ def _mark(batch: Sequence[Any], padding: Any, fillers: Sequence[Any]) -> None:
 
 
 def side_at_epoch(sides: Mapping[int, int] | None, epoch: int) -> int | None:
-    """The resolution in an epoch; None where nothing is said of it."""
-    begun = [first for first in sides or {} if first <= epoch]
-    return (sides or {})[max(begun)] if begun else None
+    """Return the resolution in an epoch; None if none is configured."""
+    started = [first for first in sides or {} if first <= epoch]
+    return (sides or {})[max(started)] if started else None
 
 
 def dataloader_batches(
@@ -66,7 +68,7 @@ def dataloader_batches(
     sides: Mapping[int, int] | None = None,
     pin_memory: bool = False,
 ) -> OpenBatches:
-    """The same batches, on the CPU."""
+    """Return a function that opens the same batches on the CPU with torch's DataLoader."""
 
     def open_batches(numbers: list[int]) -> Iterable[Any]:
         if side := side_at_epoch(sides, order.epoch):
@@ -85,7 +87,7 @@ def dataloader_batches(
 
 
 def uniform_side(file: BetonFile, column: int) -> int | None:
-    """The side of the images where all are squares of one size."""
+    """Return the side of the images if all are squares of equal size, else None."""
     heights, widths = file.image_sides(column)
     side = int(heights[0])
     return side if bool((heights == side).all() and (widths == side).all()) else None

@@ -1,9 +1,9 @@
-"""Steps of an FFCV pipeline that FFCV lacks: decoding that notices a damaged image, augmentation
-that can be drawn again, normalisation to any dtype.
+"""Operations for FFCV pipelines that FFCV does not have: decoding that detects damaged images,
+reproducible augmentation, and normalisation to any dtype.
 
-FFCV's own decoders throw away what the JPEG library answers, so that a damaged image trains as
-whatever stood in the buffer, and its augmentation draws from threads whose random states nobody
-keeps. Imports FFCV, which takes seconds: import this module where it is needed.
+FFCV's own decoders ignore the result of the JPEG library, so that the previous contents of the
+buffer are used in place of a damaged image. Its augmentation draws from threads with random states
+that can't be saved. Imports FFCV, which takes seconds, so import this module locally.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _ONE, _R11, _R27, _R30, _R31 = (np.uint64(n) for n in (1, 11, 27, 30, 31))
 
 @dataclass(frozen=True)
 class Shared(AllocationQuery):  # type: ignore[misc]
-    """Memory that the batches of an epoch use one after the other, not one each."""
+    """Memory that all batches of an epoch use in turn, instead of separate memory for each."""
 
 
 class PerThread(Shared):
-    """One of these for each thread that decodes."""
+    """Shared memory with a separate part for each decoding thread."""
 
 
 class Key(Shared):
-    """One number (1,), which the reader sets for each epoch."""
+    """One number (1,), the random key that the reader sets for each epoch."""
 
     def __init__(self) -> None:
         super().__init__((1,), np.dtype("<u8"))
 
 
 class Failed(Shared):
-    """A number for each sample of the batch; not 0: it could not be decoded."""
+    """Error code of each sample of the batch; not 0 if the sample could not be decoded."""
 
     def __init__(self) -> None:
         super().__init__((), np.dtype("<i4"))
@@ -74,41 +74,44 @@ def _first_state(key: Any, sample: Any, salt: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _as_share(state: Any) -> Any:
+def _as_fraction(state: Any) -> Any:
     return np.float64(_mix(state) >> _R11) / 9007199254740992.0
 
 
 @numba.njit
-def random_part(height: Any, width: Any, state: Any, scale: Any, log_ratio: Any) -> Any:
-    """Row, column, height and width of a random part, as torchvision's RandomResizedCrop."""
+def random_crop(height: Any, width: Any, state: Any, scale: Any, log_ratio: Any) -> Any:
+    """Return row, column, height and width of a random crop, as torchvision's RandomResizedCrop."""
     area = height * width
     for _ in range(10):
         state += _STEP
-        target = area * (scale[0] + (scale[1] - scale[0]) * _as_share(state))
+        target = area * (scale[0] + (scale[1] - scale[0]) * _as_fraction(state))
         state += _STEP
-        aspect = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * _as_share(state))
+        aspect = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * _as_fraction(state))
         w = round(math.sqrt(target * aspect))
         h = round(math.sqrt(target / aspect))
         if 0 < w <= width and 0 < h <= height:
             state += _STEP
-            row = int(_as_share(state) * (height - h + 1))
+            row = int(_as_fraction(state) * (height - h + 1))
             state += _STEP
-            column = int(_as_share(state) * (width - w + 1))
+            column = int(_as_fraction(state) * (width - w + 1))
             return row, column, h, w
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 
 
 @numba.njit
-def central_part(height: Any, width: Any, ratio: float) -> Any:
-    """Row, column, height and width of the square in the middle."""
+def centre_crop(height: Any, width: Any, ratio: float) -> Any:
+    """Return row, column, height and width of the square centre crop."""
     side = max(1, int(ratio * min(height, width)))
     return (height - side) // 2, (width - side) // 2, side, side
 
 
 class DecodeImages(Operation):  # type: ignore[misc]
-    """Images of any size to ``side`` squared: a random part where ``scale`` is given, else the
-    middle. Decodes through one buffer a thread, however large the batch is."""
+    """Decodes images of any size to ``side`` x ``side`` pixels.
+
+    It takes a random crop if ``scale`` is given, else a centre crop. Each thread decodes into one
+    buffer, independent of the batch size.
+    """
 
     def __init__(
         self,
@@ -149,18 +152,18 @@ class DecodeImages(Operation):  # type: ignore[misc]
                 height, width = np.uint32(field["height"]), np.uint32(field["width"])
                 failed[i] = 0
                 if field["mode"] == _JPEG:
-                    room = scratch[get_thread_id()][: 3 * height * width]
+                    buffer = scratch[get_thread_id()][: 3 * height * width]
                     failed[i] = decode_jpeg(
-                        data, room, height, width, height, width, 0, 0, 1, 1, False, False
+                        data, buffer, height, width, height, width, 0, 0, 1, 1, False, False
                     )
-                    image = room.reshape(height, width, 3)
+                    image = buffer.reshape(height, width, 3)
                 else:
                     image = data.reshape(height, width, 3)
                 if is_random:
                     state = _first_state(key[0], sample, CROP_SALT)
-                    y, x, h, w = random_part(height, width, state, scale, log_ratio)
+                    y, x, h, w = random_crop(height, width, state, scale, log_ratio)
                 else:
-                    y, x, h, w = central_part(height, width, ratio)
+                    y, x, h, w = centre_crop(height, width, ratio)
                 target = destination[i]
                 if h == target.shape[0] and h == height and w == width and w == target.shape[1]:
                     copy(image, target)
@@ -173,7 +176,7 @@ class DecodeImages(Operation):  # type: ignore[misc]
 
 
 class Augment(Operation):  # type: ignore[misc]
-    """Flips, shifts and blanks a square of images (n, height, width, 3) of bytes."""
+    """Flips and shifts uint8 images (n, height, width, 3) and blanks a square."""
 
     def __init__(
         self,
@@ -183,8 +186,8 @@ class Augment(Operation):  # type: ignore[misc]
         cutout: int = 0,
         fill: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        """``flip``: every other image; ``shift``: up to so many pixels, with ``fill`` behind;
-        ``cutout``: side of the square that becomes ``fill``."""
+        """``flip``: flip every second image on average. ``shift``: maximum shift in pixels; blank
+        areas are set to ``fill``. ``cutout``: side of the square that is set to ``fill``."""
         super().__init__()
         self.flip, self.shift, self.cutout, self.fill = flip, shift, cutout, fill
 
@@ -202,11 +205,11 @@ class Augment(Operation):  # type: ignore[misc]
             height, width = images.shape[1], images.shape[2]
             for i in threads(len(indices)):
                 state = _first_state(key[0], indices[i], AUGMENT_SALT) + _STEP
-                flip = may_flip and _as_share(state) < 0.5
+                flip = may_flip and _as_fraction(state) < 0.5
                 state += _STEP
-                dy = int(_as_share(state) * (2 * shift + 1)) - shift
+                dy = int(_as_fraction(state) * (2 * shift + 1)) - shift
                 state += _STEP
-                dx = int(_as_share(state) * (2 * shift + 1)) - shift
+                dx = int(_as_fraction(state) * (2 * shift + 1)) - shift
                 for y in range(height):
                     for x in range(width):
                         from_y = y + dy
@@ -219,9 +222,9 @@ class Augment(Operation):  # type: ignore[misc]
                                 destination[i, y, x, c] = fill[c]
                 if cutout > 0:
                     state += _STEP
-                    top = int(_as_share(state) * max(1, height - cutout + 1))
+                    top = int(_as_fraction(state) * max(1, height - cutout + 1))
                     state += _STEP
-                    left = int(_as_share(state) * max(1, width - cutout + 1))
+                    left = int(_as_fraction(state) * max(1, width - cutout + 1))
                     for y in range(top, min(height, top + cutout)):
                         for x in range(left, min(width, left + cutout)):
                             for c in range(3):
@@ -234,8 +237,11 @@ class Augment(Operation):  # type: ignore[misc]
 
 
 class Normalize(Operation):  # type: ignore[misc]
-    """Images of bytes (n, 3, height, width), channels last in memory, to ``dtype``, less ``mean``
-    and by ``std`` (of values from 0 to 1). What it gives is new memory, on the images' device."""
+    """Normalises uint8 images (n, 3, height, width), channels last in memory, to ``dtype``.
+
+    It subtracts ``mean`` and divides by ``std``, both for values from 0 to 1. The result is new
+    memory on the device of the images.
+    """
 
     def __init__(
         self,
@@ -258,39 +264,42 @@ class Normalize(Operation):  # type: ignore[misc]
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[self.dtype.itemsize]
         values = (torch.arange(256, dtype=torch.float64)[:, None] - self.mean) * self.factor
         table = values.to(self.dtype).view(bits).numpy()
-        look_up = _table_reader(Compiler.num_threads > 1)
+        apply_table = _compile_table(Compiler.num_threads > 1)
         constants = [x.float().view(1, 3, 1, 1) for x in (self.mean, self.factor)]
-        there: dict[torch.device, list[torch.Tensor]] = {}
+        constants_on: dict[torch.device, list[torch.Tensor]] = {}
 
         def on_device(images: torch.Tensor) -> torch.Tensor:
-            if images.device not in there:
-                there[images.device] = [x.to(images.device) for x in constants]
-            mean, factor = there[images.device]
+            if images.device not in constants_on:
+                constants_on[images.device] = [x.to(images.device) for x in constants]
+            mean, factor = constants_on[images.device]
             return images.to(torch.float32).sub_(mean).mul_(factor).to(self.dtype)
 
         def normalize(images: torch.Tensor, _: Any) -> torch.Tensor:
             if images.device.type != "cpu":
-                made = on_device(images)
+                result = on_device(images)
             else:
                 flat = images.permute(0, 2, 3, 1)
-                made = torch.empty(flat.shape, dtype=self.dtype)
-                look_up(flat.numpy(), table, made.view(bits).numpy())
-                made = made.permute(0, 3, 1, 2)
-            return made if self.channels_last else made.contiguous()
+                result = torch.empty(flat.shape, dtype=self.dtype)
+                apply_table(flat.numpy(), table, result.view(bits).numpy())
+                result = result.permute(0, 3, 1, 2)
+            return result if self.channels_last else result.contiguous()
 
         return normalize
 
 
-def _table_reader(parallel: bool) -> Callable[..., None]:
-    """Bytes (n, height, width, 3) to the table's (256, 3) values at them."""
+def _compile_table(parallel: bool) -> Callable[..., None]:
+    """Return a compiled function that replaces bytes (n, height, width, 3) by values of a table.
+
+    The table has shape (256, 3).
+    """
     images_in_parallel = numba.prange if parallel else range
 
-    def look_up(images: Any, table: Any, out: Any) -> None:
+    def apply_table(images: Any, table: Any, out: Any) -> None:
         for i in images_in_parallel(images.shape[0]):
             for y in range(images.shape[1]):
                 for x in range(images.shape[2]):
                     for c in range(3):
                         out[i, y, x, c] = table[images[i, y, x, c], c]
 
-    compiled: Callable[..., None] = numba.njit(parallel=parallel, nogil=True)(look_up)
+    compiled: Callable[..., None] = numba.njit(parallel=parallel, nogil=True)(apply_table)
     return compiled

@@ -1,5 +1,8 @@
-"""The samples of a ``.beton`` file for torch's DataLoader: the same crops, flips and labels as
-through FFCV, decoded by Pillow. For machines without FFCV, and to compare the two."""
+"""Dataset of a ``.beton`` file for torch's DataLoader, decoded by Pillow.
+
+Crops, flips and labels are the same as with FFCV. It is used on machines without FFCV, and to
+compare the two.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,16 @@ from ltui.training.data.ffcv.image_transform import ImageTransformConfig
 from ltui.training.data.ffcv.keyed_random import AUGMENT_SALT, CROP_SALT, KeyedRandom
 
 NO_LABEL = -1
-Part = tuple[int, int, int, int]
+Crop = tuple[int, int, int, int]
 """Row, column, height, width."""
 
 
 class BetonSamples(Dataset[tuple[Any, ...]]):
-    """A sample is a tuple of the fields that ``names`` lists: an image (height, width, 3) in
-    ``dtype``, a number, an array. The one past the last is padding: labelled ``NO_LABEL``."""
+    """Samples as tuples of the fields in ``names``: images (height, width, 3) in ``dtype``, numbers
+    and arrays.
+
+    The sample after the last one is padding with the label ``NO_LABEL``.
+    """
 
     def __init__(
         self, file: BetonFile, names: list[str], transform: ImageTransformConfig, dtype: torch.dtype
@@ -35,15 +41,15 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
         self.transform = transform
         self.dtype = dtype
         self.key = 0
-        """What augmentation is drawn from; to be set for each epoch."""
+        """Random key of the augmentation. Set it for each epoch."""
         self._columns = [file.field_index(name) for name in names]
-        self._sizes = {i: file.sizes(i) for i in self._columns if file.fields[i].points}
+        self._sizes = {i: file.sizes(i) for i in self._columns if file.fields[i].stored_in_pages}
         self._fd: int | None = None
         self._mean = 255 * np.array(transform.mean, dtype=np.float32)
         self._factor = 1 / (255 * np.array(transform.std, dtype=np.float32))
 
     def set_side(self, side: int) -> None:
-        """Another resolution from the next batch on."""
+        """Set the resolution from the next batch on."""
         self.transform = replace(self.transform, side=side)
 
     def __len__(self) -> int:
@@ -63,50 +69,50 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
 
     def _value(self, sample: int, column: int) -> Any:
         field = self.file.fields[column]
-        described = self.file.metadata[f"f{column}"][sample]
-        if not field.points:
-            return described.item()
+        entry = self.file.metadata[f"f{column}"][sample]
+        if not field.stored_in_pages:
+            return entry.item()
         data = self.content(sample, column)
         if field.type_id == IMAGE:
             return self._image(self.decode(sample, column, data), sample)
         return torch.from_numpy(_array(field, data))
 
     def content(self, sample: int, column: int) -> bytes:
-        """What stands in the file. ``BetonError`` where it can't be read."""
+        """Return the stored bytes of a field. Raises ``BetonError`` if they can't be read."""
         at, size = int(self.file.pointers(column)[sample]), int(self._sizes[column][sample])
         if self._fd is None:
             self._fd = os.open(self.file.path, os.O_RDONLY)
         try:
             data = os.pread(self._fd, size, at)
         except OSError as error:
-            raise self._bad(sample, f"it can't be read ({error.strerror})") from error
+            raise self._error(sample, f"it can't be read ({error.strerror})") from error
         if len(data) != size:
-            raise self._bad(sample, "the file has become shorter")
+            raise self._error(sample, "the file became shorter")
         return data
 
     def decode(self, sample: int, column: int, data: bytes) -> Image.Image:
-        """The image as it was stored. ``BetonError`` where it is damaged."""
-        described = self.file.metadata[f"f{column}"][sample]
-        shape = int(described["height"]), int(described["width"]), 3
-        if described["mode"] != JPEG:
+        """Return the stored image. Raises ``BetonError`` if it is damaged."""
+        entry = self.file.metadata[f"f{column}"][sample]
+        shape = int(entry["height"]), int(entry["width"]), 3
+        if entry["mode"] != JPEG:
             return Image.fromarray(np.frombuffer(data, dtype=np.uint8).reshape(shape))
         try:
             image = Image.open(io.BytesIO(data)).convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:
             name = self.file.fields[column].name
-            raise self._bad(
+            raise self._error(
                 sample, f"the image in {name!r} is damaged and can't be decoded ({error})"
             ) from error
         if image.size != (shape[1], shape[0]):
-            raise self._bad(sample, "its image is of another size than the file says")
+            raise self._error(sample, "its image has another size than the file says")
         return image
 
-    def _bad(self, sample: int, why: str) -> BetonError:
-        return BetonError(f"{self.file.path}: sample {sample}: {why}.")
+    def _error(self, sample: int, reason: str) -> BetonError:
+        return BetonError(f"{self.file.path}: sample {sample}: {reason}.")
 
     def _image(self, image: Image.Image, sample: int) -> torch.Tensor:
         transform = self.transform
-        y, x, h, w = self._part(image.height, image.width, sample)
+        y, x, h, w = self._crop(image.height, image.width, sample)
         if (h, w) != (transform.side, transform.side) or (h, w) != (image.height, image.width):
             box = (x, y, x + w, y + h)
             image = image.resize(
@@ -114,61 +120,61 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
             )
         values = np.asarray(image)
         if transform.flip or transform.shift or transform.cutout:
-            values = augmented(
+            values = augment(
                 values, transform, KeyedRandom.for_sample(self.key, sample, AUGMENT_SALT)
             )
         exact = (values - self._mean) * self._factor
         return torch.from_numpy(exact).to(self.dtype)
 
-    def _part(self, height: int, width: int, sample: int) -> Part:
+    def _crop(self, height: int, width: int, sample: int) -> Crop:
         transform = self.transform
         if transform.scale is None:
             side = max(1, int(transform.center_ratio * min(height, width)))
             return (height - side) // 2, (width - side) // 2, side, side
-        return random_part(
+        return random_crop(
             height, width, transform, KeyedRandom.for_sample(self.key, sample, CROP_SALT)
         )
 
 
-def random_part(
-    height: int, width: int, transform: ImageTransformConfig, draws: KeyedRandom
-) -> Part:
-    """As ``ffcv_operations.random_part``."""
+def random_crop(
+    height: int, width: int, transform: ImageTransformConfig, random: KeyedRandom
+) -> Crop:
+    """Return a random crop, like ``pipeline_operations.random_crop``."""
     assert transform.scale is not None
     low, high = transform.scale
-    thin, wide = (math.log(aspect) for aspect in transform.aspect)
+    low_log_ratio, high_log_ratio = (math.log(aspect) for aspect in transform.aspect)
     for _ in range(10):
-        target = height * width * (low + (high - low) * draws.next())
-        aspect = math.exp(thin + (wide - thin) * draws.next())
+        target = height * width * (low + (high - low) * random.next())
+        aspect = math.exp(low_log_ratio + (high_log_ratio - low_log_ratio) * random.next())
         w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
         if 0 < w <= width and 0 < h <= height:
-            y = int(draws.next() * (height - h + 1))
-            return y, int(draws.next() * (width - w + 1)), h, w
+            y = int(random.next() * (height - h + 1))
+            return y, int(random.next() * (width - w + 1)), h, w
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def augmented(
-    image: npt.NDArray[np.uint8], transform: ImageTransformConfig, draws: KeyedRandom
+def augment(
+    image: npt.NDArray[np.uint8], transform: ImageTransformConfig, random: KeyedRandom
 ) -> npt.NDArray[np.uint8]:
-    """As ``ffcv_operations.Augment``."""
+    """Return an augmented image, like ``pipeline_operations.Augment``."""
     height, width, _ = image.shape
-    flip = draws.next() < 0.5 and transform.flip
-    dy = int(draws.next() * (2 * transform.shift + 1)) - transform.shift
-    dx = int(draws.next() * (2 * transform.shift + 1)) - transform.shift
-    made = np.empty_like(image)
-    made[:] = transform.fill
+    flip = random.next() < 0.5 and transform.flip
+    dy = int(random.next() * (2 * transform.shift + 1)) - transform.shift
+    dx = int(random.next() * (2 * transform.shift + 1)) - transform.shift
+    result = np.empty_like(image)
+    result[:] = transform.fill
     flipped = image[:, ::-1] if flip else image
-    # Column x of a flipped image is taken from width - 1 - x + dx.
+    # Column x of a flipped image is column width - 1 - x + dx of the original.
     right = -dx if flip else dx
     y0, y1 = max(0, -dy), min(height, height - dy)
     x0, x1 = max(0, -right), min(width, width - right)
-    made[y0:y1, x0:x1] = flipped[y0 + dy : y1 + dy, x0 + right : x1 + right]
+    result[y0:y1, x0:x1] = flipped[y0 + dy : y1 + dy, x0 + right : x1 + right]
     if transform.cutout:
-        top = int(draws.next() * max(1, height - transform.cutout + 1))
-        left = int(draws.next() * max(1, width - transform.cutout + 1))
-        made[top : top + transform.cutout, left : left + transform.cutout] = transform.fill
-    return made
+        top = int(random.next() * max(1, height - transform.cutout + 1))
+        left = int(random.next() * max(1, width - transform.cutout + 1))
+        result[top : top + transform.cutout, left : left + transform.cutout] = transform.fill
+    return result
 
 
 def _array(field: Field, data: bytes) -> npt.NDArray[Any]:
@@ -178,11 +184,11 @@ def _array(field: Field, data: bytes) -> npt.NDArray[Any]:
 
 
 def collate(samples: list[tuple[Any, ...]]) -> tuple[torch.Tensor, ...]:
-    """Images become (n, 3, height, width), channels last in memory."""
-    return tuple(_together(list(column)) for column in zip(*samples, strict=True))
+    """Collate samples. Images become (n, 3, height, width), channels last in memory."""
+    return tuple(_stack(list(column)) for column in zip(*samples, strict=True))
 
 
-def _together(values: list[Any]) -> torch.Tensor:
+def _stack(values: list[Any]) -> torch.Tensor:
     if not isinstance(values[0], torch.Tensor):
         return torch.tensor(values)
     stacked = torch.stack(values)

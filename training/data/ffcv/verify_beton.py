@@ -1,5 +1,7 @@
-"""Decodes every sample of a ``.beton`` and names those that can't be. FFCV's decoder judges, where
-it is installed; else Pillow."""
+"""Verification of a ``.beton`` file by decoding every sample.
+
+The decoder is that of FFCV if it is installed, else Pillow.
+"""
 
 from __future__ import annotations
 
@@ -22,44 +24,44 @@ Bad = tuple[int, str]
 
 
 def verify(path: Path, workers: int, progress: Callable[[int, int], None]) -> list[Bad]:
-    """Sample and what is wrong with it. ``BetonError`` where the file itself is damaged."""
+    """Return the bad samples and their problems. Raises ``BetonError`` if the file is damaged."""
     file = BetonFile(path)
     samples = BetonSamples(
         file, [f.name for f in file.fields], ImageTransformConfig(side=1), torch.float32
     )
     decode = _turbo()
 
-    def transform(begin: int) -> list[Bad]:
-        found = []
+    def check_chunk(begin: int) -> list[Bad]:
+        problems = []
         for sample in range(begin, min(file.samples, begin + _CHUNK)):
-            found += [(sample, why) for why in _faults(samples, sample, decode)]
-        return found
+            problems += [(sample, text) for text in _check_sample(samples, sample, decode)]
+        return problems
 
     bad: list[Bad] = []
     with ThreadPoolExecutor(workers) as pool:
-        for number, found in enumerate(pool.map(transform, range(0, file.samples, _CHUNK))):
-            bad += found
+        for number, problems in enumerate(pool.map(check_chunk, range(0, file.samples, _CHUNK))):
+            bad += problems
             progress(min(file.samples, (number + 1) * _CHUNK), file.samples)
     return bad
 
 
-def _faults(
+def _check_sample(
     samples: BetonSamples, sample: int, decode: Callable[[bytes, int, int], bool] | None
 ) -> Iterator[str]:
     file = samples.file
     for column, field in enumerate(file.fields):
-        if not field.points:
+        if not field.stored_in_pages:
             continue
-        described = file.metadata[f"f{column}"][sample]
+        entry = file.metadata[f"f{column}"][sample]
         try:
             data = samples.content(sample, column)
-            if field.type_id != IMAGE or described["mode"] != JPEG:
+            if field.type_id != IMAGE or entry["mode"] != JPEG:
                 continue
-            height, width = int(described["height"]), int(described["width"])
+            height, width = int(entry["height"]), int(entry["width"])
             if decode is None:
                 samples.decode(sample, column, data)
             elif _size(data) != (width, height):
-                yield f"the image in {field.name!r} is no JPEG of {width}x{height} pixels"
+                yield f"the image in {field.name!r} is not a JPEG of {width}x{height} pixels"
             elif not decode(data, height, width):
                 yield f"the image in {field.name!r} is damaged and can't be decoded"
         except BetonError as error:
