@@ -114,7 +114,7 @@ def damaged():
     restored(lambda: index.write_bytes(entries[: offset(7) + 3]))
     refused(lambda: SequenceDataset(path), "sample 7:", "7 of 20")
     restored(lambda: index.write_bytes(b"PNG" + entries[3:]))
-    refused(lambda: SequenceDataset(path), "no index of sequences")
+    refused(lambda: SequenceDataset(path), "not a sequence index")
     restored(lambda: index.write_bytes(entries[:40] + b"!" + entries[41:]))
     refused(lambda: SequenceDataset(path), "header", "checksum")
 

@@ -12,16 +12,16 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 NO_LABEL = -1
-"""Label of an image that only fills a batch: neither learned nor counted."""
+"""Label of an image that only pads a batch. It is neither trained on nor counted."""
 
 
 class CifarCNN(LightningModule):
-    """For images (n, 3, 32, 32). Adam, and a learning rate that falls by ``gamma`` in steps."""
+    """Classifier for images (n, 3, 32, 32), trained by Adam with a StepLR schedule."""
 
     def __init__(
         self, learning_rate: float = 0.001, step_size: int = 1, gamma: float = 0.1
     ) -> None:
-        """``step_size``: epochs between two falls of the learning rate."""
+        """``step_size``: epochs between two reductions of the learning rate by ``gamma``."""
         super().__init__()
         self.save_hyperparameters()
         self.learning_rate = learning_rate
@@ -65,7 +65,7 @@ class CifarCNN(LightningModule):
         scores = self(images)
         counted = (labels != NO_LABEL).sum()
         total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
-        # Weighted by what counts; torchmetrics sums both over the ranks.
+        # The mean is weighted by the number of labelled samples; torchmetrics sums over the ranks.
         loss.update(total / counted.clamp(min=1), weight=counted)
         accuracy.update(scores, labels)
         self.log(f"{part}/loss", loss)

@@ -12,14 +12,14 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 NO_LABEL = -1
-"""Label of an image that only fills a batch: neither learned nor counted."""
+"""Label of an image that only pads a batch. It is neither trained on nor counted."""
 
 
 class DigitsCNN(LightningModule):
-    """Three convolutions and a linear layer, for images (n, 1, 8, 8)."""
+    """Classifier for images (n, 1, 8, 8) with three convolutions and a linear layer."""
 
     def __init__(self, learning_rate: float = 0.002, width: int = 32, classes: int = 10) -> None:
-        """``width``: channels of the first convolution; the others have twice as many."""
+        """``width``: channels of the first convolution. The others have twice as many."""
         super().__init__()
         self.save_hyperparameters()
         self.learning_rate = learning_rate
@@ -53,7 +53,7 @@ class DigitsCNN(LightningModule):
         scores = self(images)
         counted = (labels != NO_LABEL).sum()
         total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
-        # Weighted by what counts; torchmetrics sums both over the ranks.
+        # The mean is weighted by the number of labelled samples; torchmetrics sums over the ranks.
         self.validation_loss.update(total / counted.clamp(min=1), weight=counted)
         self.validation_accuracy.update(scores, labels)
         self.log("val/loss", self.validation_loss)

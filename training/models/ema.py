@@ -1,7 +1,8 @@
-"""An exponential moving average of the weights, for validation and test.
+"""Exponential moving average of the weights, for validation and test.
 
-Lightning's own callback swaps the averages into the module for a validation; a checkpoint that is
-saved within one then holds each in the other's place. This one puts them where they belong.
+Lightning's own callback swaps the averages into the module for a validation. A checkpoint that is
+saved during a validation then has weights and averages exchanged. This callback saves both
+correctly.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from lightning.pytorch import Callback
 
 
 class WeightAverage(Callback):
-    """Averages every weight and every buffer of floats after each optimizer step.
+    """Averages all weights and floating point buffers after each optimizer step.
 
-    The module itself keeps the weights that are trained; the averages are in the checkpoint's state
-    of this callback, and in the module while it is validated and tested.
+    The module keeps the trained weights. The averages are stored in the checkpoint, and they are in
+    the module during validation and test.
     """
 
     def __init__(self, decay: float = 0.999, every: int = 1) -> None:
-        """``decay``: the share of the old average that stays. In the first steps less of it does:
-        step n keeps at most (1 + n) / (10 + n). ``every``: steps between two updates. Not for
-        strategies that shard the weights."""
+        """``decay``: weight of the previous average. In the first steps it is smaller: at step n it
+        is at most (1 + n) / (10 + n). ``every``: steps between two updates. Strategies that shard
+        the weights are not supported."""
         if not 0 <= decay < 1 or every < 1:
-            raise ValueError(f"no average with a decay of {decay} every {every} steps")
+            raise ValueError(
+                f"decay must be from 0 to below 1 and every at least 1, not {decay} and {every}"
+            )
         self.decay = decay
         self.every = every
         self._averages: list[torch.Tensor] = []
@@ -36,7 +39,8 @@ class WeightAverage(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.strategy.restore_checkpoint_after_setup:
             raise TypeError(
-                f"WeightAverage can't average what {type(trainer.strategy).__name__} shards"
+                f"WeightAverage does not support the sharded weights of "
+                f"{type(trainer.strategy).__name__}"
             )
         current = _tensors(pl_module)
         loaded, self._loaded = self._loaded, None
@@ -81,11 +85,11 @@ class WeightAverage(Callback):
             self._swap(pl_module)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """The averages are kept; within a validation, the trained weights take their place."""
+        """Save the averages, and the trained weights also during a validation."""
         state = checkpoint.get("state_dict")
         averages = self._averages
         if self._swapped and state:
-            names = [name for name, _ in _named(pl_module)]
+            names = [name for name, _ in _named_tensors(pl_module)]
             averages = [state[name] for name in names]
             trained = dict(zip(names, self._averages, strict=True))
             checkpoint["state_dict"] = {**state, **trained}
@@ -96,11 +100,11 @@ class WeightAverage(Callback):
             self._loaded, self._updates = saved["averages"], saved["updates"]
 
 
-def _named(module: Any) -> list[tuple[str, torch.Tensor]]:
-    """Weights and persistent buffers of floats, under their names in the state dict."""
+def _named_tensors(module: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return weights and persistent floating point buffers with their names in the state dict."""
     state = module.state_dict(keep_vars=True)
     return [(k, v) for k, v in state.items() if torch.is_floating_point(v)]
 
 
 def _tensors(module: Any) -> list[torch.Tensor]:
-    return [tensor.detach() for _, tensor in _named(module)]
+    return [tensor.detach() for _, tensor in _named_tensors(module)]

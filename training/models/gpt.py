@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002  (save_hyperparameters keeps the arguments)
-"""A small GPT on bytes, that shards itself where the strategy has a device mesh."""
+"""A small GPT on bytes, which shards itself if the strategy has a device mesh."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torchmetrics import MeanMetric
 from ltui.training.models.schedules import one_cycle
 
 BYTES = 256
-_SPREAD = 0.02
-"""Standard deviation of weights at the beginning."""
+_INITIAL_STD = 0.02
+"""Standard deviation of the initial weights."""
 NO_LABEL = -1
-"""Next byte of what only fills a batch: neither learned nor counted."""
+"""Next byte of padding, which is neither trained on nor counted."""
 
 
 class Block(nn.Module):
-    """Causal self-attention and two linear layers, each beside a way around it."""
+    """Transformer block: causal self-attention and two linear layers, with residual connections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Block(nn.Module):
         parts = self.enter(self.before_attention(inner))
         parts = parts.view(samples, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        inner = inner + self.leave(seen.transpose(1, 2).reshape(samples, length, width))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        inner = inner + self.leave(attended.transpose(1, 2).reshape(samples, length, width))
         wide = functional.gelu(self.widen(self.before_mlp(inner)))
         return inner + cast(torch.Tensor, self.narrow(wide))
 
 
 class Network(nn.Module):
-    """Scores of the next byte (samples, length, 256) for bytes (samples, length)."""
+    """Network that returns scores of the next byte (samples, length, 256) for bytes (samples, length)."""
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Network(nn.Module):
 
 
 class GPT(LightningModule):
-    """For batches of (bytes (samples, length), the byte after each (samples, length))."""
+    """Language model for batches of (bytes (samples, length), next bytes (samples, length))."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class GPT(LightningModule):
         meta_device: bool = False,
         compile: bool = False,  # noqa: A002  (as torch names it)
     ) -> None:
-        """``width``: a multiple of ``heads``. ``context``: as of the data, or longer.
-        ``meta_device``: under a sharding strategy, build the model without memory and give each
-        rank its part alone. ``compile``: each block by ``torch.compile``."""
+        """``width``: a multiple of ``heads``. ``context``: at least the context of the data.
+        ``meta_device``: with a sharding strategy, build the model on the meta device, so that each
+        rank only allocates its own part. ``compile``: use ``torch.compile`` for each block."""
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is no multiple of heads {heads}")
@@ -85,24 +85,27 @@ class GPT(LightningModule):
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
 
     def configure_model(self) -> None:
+        """Build and shard the network."""
         if self.network is not None:
             return
-        given, mesh = self.hparams, self.device_mesh
-        on_meta = mesh is not None and given["meta_device"]
+        options, mesh = self.hparams, self.device_mesh
+        on_meta = mesh is not None and options["meta_device"]
         with torch.device("meta"):
-            network = Network(given["width"], given["layers"], given["heads"], given["context"])
-        if given["compile"]:
+            network = Network(
+                options["width"], options["layers"], options["heads"], options["context"]
+            )
+        if options["compile"]:
             for block in network.blocks:
                 block.compile()
         if not on_meta:
             network.to_empty(device="cpu")
-            draw_weights(network)
+            initialise_weights(network)
         if mesh is not None:
             shard(network, mesh["data_parallel"])
         if on_meta:
-            # Lightning would make the metrics' counts of nothing, too.
+            # Lightning's own initialisation would leave the counts of the metrics uninitialised.
             network.to_empty(device=self.trainer.strategy.root_device)
-            draw_weights(network)
+            initialise_weights(network)
         self.network = network
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
@@ -111,7 +114,7 @@ class GPT(LightningModule):
         return scores
 
     def _losses(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum over the bytes that count, in nats, and their number."""
+        """Return the sum of the losses of all counted bytes in nats, and their number."""
         text, following = batch
         scores = self(text).flatten(0, 1).float()
         total = functional.cross_entropy(
@@ -148,7 +151,7 @@ class GPT(LightningModule):
 
 
 def shard(network: Network, mesh: Any) -> None:
-    """FSDP2: each rank keeps a part of every block, and has a block whole while it computes it."""
+    """Shard by FSDP2: a rank keeps a part of each block and gathers the block to compute it."""
     from torch.distributed.fsdp import fully_shard
 
     for block in network.blocks:
@@ -157,22 +160,25 @@ def shard(network: Network, mesh: Any) -> None:
 
 
 @torch.no_grad()
-def draw_weights(network: nn.Module) -> None:
-    """As GPT-2 does. The same for a seed, whether and among how many ranks they are shared out:
-    every parameter is drawn from a seed of its own, whole, and a rank keeps its part of it."""
+def initialise_weights(network: nn.Module) -> None:
+    """Initialise the weights as in GPT-2.
+
+    The result depends only on the seed and not on the sharding: every parameter is drawn completely
+    from its own seed, and a rank keeps its part.
+    """
     seed = torch.initial_seed()
     for number, (name, parameter) in enumerate(network.named_parameters()):
         generator = torch.Generator().manual_seed(seed + number)
         if parameter.ndim > 1:
-            whole = torch.empty(parameter.shape).normal_(0.0, _SPREAD, generator=generator)
-        elif name.endswith("weight"):  # of a LayerNorm
-            whole = torch.ones(parameter.shape)
+            full = torch.empty(parameter.shape).normal_(0.0, _INITIAL_STD, generator=generator)
+        elif name.endswith("weight"):  # weight of a LayerNorm
+            full = torch.ones(parameter.shape)
         else:
-            whole = torch.zeros(parameter.shape)
+            full = torch.zeros(parameter.shape)
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is None:
-            parameter.copy_(whole)
+            parameter.copy_(full)
             continue
         part = cast(Any, parameter).to_local()
-        begin = -(-len(whole) // mesh.size()) * mesh.get_local_rank()
-        part.copy_(whole[begin : begin + len(part)])
+        begin = -(-len(full) // mesh.size()) * mesh.get_local_rank()
+        part.copy_(full[begin : begin + len(part)])

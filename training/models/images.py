@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002  (save_hyperparameters keeps the arguments)
-"""torchvision's image classifiers: from scratch, or with pretrained weights and a new head."""
+"""Image classifiers of torchvision, trained from scratch or fine-tuned with a new head."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torchmetrics.classification import MulticlassAccuracy
 from ltui.training.models.schedules import one_cycle
 
 NO_LABEL = -1
-"""Label of an image that only fills a batch: neither learned nor counted."""
+"""Label of an image that only pads a batch. It is neither trained on nor counted."""
 
 
 class ImageClassifier(LightningModule):
-    """For batches of (images (n, 3, height, width), labels (n,))."""
+    """Classifier for batches of (images (n, 3, height, width), labels (n,))."""
 
     def __init__(
         self,
@@ -40,45 +40,45 @@ class ImageClassifier(LightningModule):
         mirror_test: bool = False,
         compile: bool = False,  # noqa: A002  (as torch names it)
     ) -> None:
-        """``architecture``: a name of torchvision's. ``classes``: by default as many as the data
-        module has in ``classes``. ``stem``: ``3x3`` looks at small images whole (ResNets only).
-        ``pretrained``: ``if there`` takes weights that torch has in its cache, ``yes`` downloads
-        them; the head is new where the classes are others. ``freeze``: learn the head alone.
-        ``learning_rate``: the highest of a one-cycle schedule. ``mirror_test``: in tests, the mean
-        of an image's scores and its mirror image's. ``compile``: by ``torch.compile``.
+        """``architecture``: a model name of torchvision. ``classes``: number of classes, by default
+        that of the data module's ``classes``. ``stem``: ``3x3`` keeps the resolution of small
+        images (ResNets only). ``pretrained``: ``if there`` uses weights in torch's cache, ``yes``
+        downloads them. The head is new if the number of classes differs. ``freeze``: train only the
+        head. ``learning_rate``: maximum of the one-cycle schedule. ``mirror_test``: average the
+        scores of an image and its mirror image in tests. ``compile``: use ``torch.compile``.
         """
         super().__init__()
         self.save_hyperparameters()
-        known = torchvision.models.list_models(module=torchvision.models)
-        if architecture not in known:
-            near = difflib.get_close_matches(architecture, known, n=1)
-            meant = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(f"torchvision has no classifier named {architecture!r}.{meant}")
+        names = torchvision.models.list_models(module=torchvision.models)
+        if architecture not in names:
+            similar = difflib.get_close_matches(architecture, names, n=1)
+            hint = f" Did you mean {similar[0]}?" if similar else ""
+            raise ValueError(f"torchvision has no classifier named {architecture!r}.{hint}")
         if stem == "3x3" and not architecture.startswith(("resnet", "resnext", "wide_resnet")):
             raise ValueError(f"stem=3x3 is for ResNets, not for {architecture}")
         self.classes = classes
         self.network: nn.Module | None = None
 
     def configure_model(self) -> None:
-        """Lightning calls this once the data is set up, in every stage."""
+        """Build the network. Lightning calls this in every stage after the setup of the data."""
         if self.network is not None:
             return
-        given, chosen = self.hparams, self.classes or _classes_of(self.trainer)
-        network = torchvision.models.get_model(given["architecture"], num_classes=chosen)
-        if given["pretrained"] != "no":
-            load_pretrained(network, given["architecture"], given["pretrained"] == "yes")
-        if given["stem"] == "3x3":
+        options, classes = self.hparams, self.classes or _classes_of(self.trainer)
+        network = torchvision.models.get_model(options["architecture"], num_classes=classes)
+        if options["pretrained"] != "no":
+            load_pretrained(network, options["architecture"], options["pretrained"] == "yes")
+        if options["stem"] == "3x3":
             network.conv1 = nn.Conv2d(3, network.conv1.out_channels, 3, padding=1, bias=False)
             network.maxpool = nn.Identity()
-        if given["freeze"]:
+        if options["freeze"]:
             freeze_all_but_head(network)
-        if given["channels_last"]:
+        if options["channels_last"]:
             network.to(memory_format=torch.channels_last)
-        if given["compile"]:
+        if options["compile"]:
             network.compile()
         self.network = network
-        self.val_metrics = _metrics(chosen, "val/")
-        self.test_metrics = _metrics(chosen, "test/")
+        self.val_metrics = _metrics(classes, "val/")
+        self.test_metrics = _metrics(classes, "test/")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         assert self.network is not None
@@ -113,7 +113,7 @@ class ImageClassifier(LightningModule):
         scores = scores.float()
         counted = (labels != NO_LABEL).sum()
         total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
-        # Weighted by what counts; torchmetrics sums all of them over the ranks.
+        # The mean is weighted by the number of labelled samples; torchmetrics sums over the ranks.
         metrics["loss"].update(total / counted.clamp(min=1), weight=counted)
         for name, metric in metrics.items(keep_base=True):
             if name != "loss":
@@ -126,17 +126,20 @@ class ImageClassifier(LightningModule):
             )
 
     def configure_optimizers(self) -> Any:
-        """Norms and biases do not decay."""
-        given = self.hparams
-        learned = [p for p in self.parameters() if p.requires_grad]
+        """Return the optimizer and its schedule. Norms and biases have no weight decay."""
+        options = self.hparams
+        trainable = [p for p in self.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in learned if p.ndim > 1], "weight_decay": given["weight_decay"]},
-            {"params": [p for p in learned if p.ndim <= 1], "weight_decay": 0.0},
+            {
+                "params": [p for p in trainable if p.ndim > 1],
+                "weight_decay": options["weight_decay"],
+            },
+            {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        rate = given["learning_rate"]
-        if given["optimizer"] == "adamw":
+        rate = options["learning_rate"]
+        if options["optimizer"] == "adamw":
             return one_cycle(torch.optim.AdamW(groups, lr=rate), rate, self.trainer)
-        momentum = given["momentum"]
+        momentum = options["momentum"]
         sgd = torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=momentum > 0)
         return one_cycle(sgd, rate, self.trainer)
 
@@ -145,8 +148,8 @@ def _classes_of(trainer: Any) -> int:
     classes = getattr(trainer.datamodule, "classes", None)
     if classes is None:
         raise ValueError(
-            "how many classes there are is not known: set model.init_args.classes, or give the "
-            "data module an attribute `classes`"
+            "the number of classes is unknown: set model.init_args.classes, or add an attribute "
+            "`classes` to the data module"
         )
     return classes if isinstance(classes, int) else len(classes)
 
@@ -163,23 +166,24 @@ def _accuracy(classes: int, top_k: int) -> MulticlassAccuracy:
 
 
 def load_pretrained(network: nn.Module, architecture: str, download: bool) -> bool:
-    """Put torchvision's best weights into all of ``network`` but what has another shape (the head).
+    """Load torchvision's best weights into all parameters of equal shape (not into a new head).
 
-    Without ``download``, only where torch has them in its cache. Whether they were there.
+    Without ``download``, only weights in torch's cache are loaded. Return True if weights were
+    loaded.
     """
     weights = torchvision.models.get_model_weights(architecture).DEFAULT
     cached = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rpartition("/")[2]
     if not cached.exists() and not download:
         return False
     state = weights.get_state_dict(progress=False, check_hash=True)
-    own = network.state_dict()
-    fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
-    network.load_state_dict(fitting, strict=False)
+    current = network.state_dict()
+    matching = {k: v for k, v in state.items() if k in current and current[k].shape == v.shape}
+    network.load_state_dict(matching, strict=False)
     return True
 
 
 def freeze_all_but_head(network: nn.Module) -> None:
-    """The head is the last linear layer."""
+    """Freeze all parameters except those of the head, which is the last linear layer."""
     head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
     for parameter in network.parameters():
         parameter.requires_grad = False

@@ -1,4 +1,4 @@
-"""How the learning rate moves over a training."""
+"""Schedules of the learning rate."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, peak: float, trainer: Any) -> dict[str, Any]:
-    """Up to ``peak`` and down again, step by step, over what the trainer will do; constant where it
-    has no end. For ``configure_optimizers`` to return."""
+    """Return ``optimizer`` with a one-cycle schedule, as a result for ``configure_optimizers``.
+
+    The learning rate rises to ``peak`` and falls again over all steps of the trainer. It is
+    constant if the number of steps is unknown.
+    """
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps) or steps < 2:
         return {"optimizer": optimizer}

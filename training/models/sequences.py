@@ -1,4 +1,4 @@
-"""A convolution and a transformer encoder that tell which class a sequence of rows belongs to."""
+"""Sequence classifier with a convolution and a transformer encoder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torchmetrics.classification import MulticlassAccuracy
 from ltui.training.models.schedules import one_cycle
 
 NO_LABEL = -1
-"""Label of a sequence that only fills a batch: neither learned nor counted."""
-_LONGEST_WAVE = 10_000.0
+"""Label of a sequence that only pads a batch. It is neither trained on nor counted."""
+_MAX_WAVELENGTH = 10_000.0
 _ROWS_SEEN = 7
-"""How many neighbouring rows the first layer looks at."""
+"""Kernel size of the first layer in rows."""
 
 
 class SequenceClassifier(LightningModule):
-    """For batches of (values (samples, rows, columns), mask (samples, rows), labels)."""
+    """Classifier for batches of (values (samples, rows, columns), mask (samples, rows), labels)."""
 
     def __init__(
         self,
@@ -36,8 +36,10 @@ class SequenceClassifier(LightningModule):
         weight_decay: float = 0.01,
         compile: bool = False,  # noqa: A002  (as Lightning and torch name it)
     ) -> None:
-        """``columns``: of a row, as in the file. ``width``: of a layer, a multiple of ``heads``.
-        ``compile``: by ``torch.compile``; every length of batch is compiled for once at most."""
+        """``columns``: columns of a row in the file. ``width``: width of a layer, a multiple of
+        ``heads``. ``compile``: use ``torch.compile``, which compiles at most once for each length
+        of
+        a batch."""
         super().__init__()
         self.save_hyperparameters()
         self.learning_rate = learning_rate
@@ -54,13 +56,13 @@ class SequenceClassifier(LightningModule):
         self.test_loss, self.test_accuracy = MeanMetric(), _accuracy(classes)
 
     def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Scores (samples, classes). What the mask leaves out changes nothing."""
+        """Return scores (samples, classes). Masked rows have no effect."""
         values = values * mask.unsqueeze(-1).to(values.dtype)
         inner = functional.gelu(self.enter(values.transpose(1, 2)).transpose(1, 2))
         inner = inner + positions(inner.shape[1], inner.shape[2]).to(inner)
         inner = self.encoder(inner, src_key_padding_mask=~mask)
-        there = mask.unsqueeze(-1).to(inner.dtype)
-        mean = (inner * there).sum(1) / there.sum(1).clamp(min=1)
+        weights = mask.unsqueeze(-1).to(inner.dtype)
+        mean = (inner * weights).sum(1) / weights.sum(1).clamp(min=1)
         scores: torch.Tensor = self.leave(mean)
         return scores
 
@@ -81,7 +83,7 @@ class SequenceClassifier(LightningModule):
         scores = self(values, mask)
         counted = (labels != NO_LABEL).sum()
         total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
-        # Weighted by what counts; torchmetrics sums both over the ranks.
+        # The mean is weighted by the number of labelled samples; torchmetrics sums over the ranks.
         loss.update(total / counted.clamp(min=1), weight=counted)
         accuracy.update(scores, labels)
         self.log(f"{part}/loss", loss, batch_size=len(labels))
@@ -95,10 +97,10 @@ class SequenceClassifier(LightningModule):
 
 
 def positions(rows: int, width: int) -> torch.Tensor:
-    """Sines and cosines of row numbers (rows, width), as in "Attention is all you need"."""
+    """Return sines and cosines of row numbers (rows, width), as in "Attention is all you need"."""
     numbers = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
-    waves = torch.exp(torch.arange(0, width, 2) * (-math.log(_LONGEST_WAVE) / width))
-    angles = numbers * waves
+    frequencies = torch.exp(torch.arange(0, width, 2) * (-math.log(_MAX_WAVELENGTH) / width))
+    angles = numbers * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).reshape(rows, -1)[:, :width]
 
 
