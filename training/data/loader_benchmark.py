@@ -72,8 +72,8 @@ def main(arguments: list[str]) -> int:
                 )
                 measure(one, request["seconds"])
     except BetonError as error:
-        where, _, what = str(error).partition(": ")
-        reporter.problem(where, what)
+        where, _, text = str(error).partition(": ")
+        reporter.problem(where, text)
         return EXIT_BAD_INPUT
     except (Exception, SystemExit) as error:  # noqa: BLE001  (of the configuration or its classes)
         problem = to_config_error(error)

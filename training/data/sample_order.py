@@ -92,9 +92,9 @@ class RankLoader:
     """
 
     inexact: str | None = None
-    """What differs in the remaining batches after ``load_state_dict``, as a part of a sentence.
+    """Differences of the remaining batches after ``load_state_dict``, as a part of a sentence.
 
-    None if nothing differs from an uninterrupted epoch.
+    None if they do not differ from those of an uninterrupted epoch.
     """
 
     def __init__(self, order: RankOrder, batch_size: int, open_batches: OpenBatches) -> None:

@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Network that returns scores of the next byte (samples, length, 256) for bytes (samples, length)."""
+    """Network from bytes (samples, length) to scores of the next byte (samples, length, 256)."""
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()

@@ -68,8 +68,8 @@ def main(arguments: list[str]) -> int:
     except SourceError as error:
         reporter.problem(error.where, error.what, error.remedy)
     except BetonError as error:
-        where, _, what = str(error).partition(": ")
-        reporter.problem(where, what)
+        where, _, text = str(error).partition(": ")
+        reporter.problem(where, text)
     except OSError as error:
         where = str(error.filename or request.get("output") or request.get("file"))
         reporter.problem(where, f"it can't be read or written ({error.strerror or error}).")

@@ -66,7 +66,7 @@ class FfcvReader:
         max_threads: int = vars(numba.config)["NUMBA_NUM_THREADS"]
         self.threads = min(num_workers or cores_per_rank(), max_threads)
         self.inexact = describe_inexact_operations(o for chain in pipelines.values() for o in chain)
-        """What a resume can't restore exactly, as text; None if it restores everything."""
+        """Text about operations that a resume can't restore exactly; None if there are none."""
         self.pages = OsCache(file) if os_cache else ProcessCache(file)
         torch_threads = torch.get_num_threads()
         try:
@@ -270,10 +270,13 @@ class _Epoch(threading.Thread):
             "batch_indices": samples,
             "storage_state": self._pages.state,
             "metadata": self._reader.metadata,
-            **{f"memory_{n}": _batch_memory(m, slot, count) for n, m in memory.operation.items()},
             **{
-                f"shared_memory_{n}": _batch_memory(m, slot, count)
-                for n, m in memory.shared.items()
+                f"memory_{n}": _batch_memory(part, slot, count)
+                for n, part in memory.operation.items()
+            },
+            **{
+                f"shared_memory_{n}": _batch_memory(part, slot, count)
+                for n, part in memory.shared.items()
             },
         }
         for stage, defined in self._reader.code:

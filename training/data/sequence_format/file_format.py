@@ -115,19 +115,19 @@ def _append_crc(head: bytes) -> bytes:
     return head + struct.pack("<I", zlib.crc32(head))
 
 
-def _read_header(path: Path, magic: bytes, what: str) -> bytes:
+def _read_header(path: Path, magic: bytes, file_kind: str) -> bytes:
     """Read and check the header of a file. Raises ``SequenceError``."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
     except OSError as error:
-        raise SequenceError(path, f"the {what} can't be read: {error.strerror}") from error
+        raise SequenceError(path, f"the {file_kind} can't be read: {error.strerror}") from error
     if len(head) < HEADER_BYTES:
-        raise SequenceError(path, f"the {what} is cut off within its header")
+        raise SequenceError(path, f"the {file_kind} is cut off within its header")
     if head[:8] != magic:
-        raise SequenceError(path, f"it is not a sequence {what}")
+        raise SequenceError(path, f"it is not a sequence {file_kind}")
     if struct.pack("<I", zlib.crc32(head[:-4])) != head[-4:]:
-        raise SequenceError(path, f"the header of the {what} does not match its checksum")
+        raise SequenceError(path, f"the header of the {file_kind} does not match its checksum")
     return head
 
 
