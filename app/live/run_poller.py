@@ -10,13 +10,13 @@ import sqlite3
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from ltui.app.live.attempt_queues import AttemptQueues
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
 from ltui.app.live.gpu_history import HISTORY_S, GpuHistory, GpuSample
+from ltui.app.live.live_values import LiveValues
 from ltui.app.live.log_tail import LogTail
 from ltui.app.live.metric_history import (
     STEP_CURVES,
@@ -33,22 +33,14 @@ from ltui.training.state.metric_names import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, fold, step_rows
 from ltui.training.state.run_snapshot import (
     LIVE,
-    RankSnapshot,
-    RankState,
     RunSnapshot,
-    RunState,
-    Throughput,
     Verdict,
 )
-from ltui.training.state.snapshot_parts import metrics as folded_metrics
-from ltui.training.state.snapshot_parts import progress as folded_progress
-from ltui.training.state.throughput import current_window, without_current_rates
-from ltui.training.state.throughput import throughput as folded_throughput
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import Phase, PulseState, RecordKind
+from ltui.training.tensor_queue.record_types import PulseState, RecordKind
 
 STATUS_S = 0.9
 """Seconds between two status requests to the supervisor."""
@@ -136,7 +128,8 @@ class RunPoller:
             if not live:
                 self._log.finish()
         self._was_live = live
-        return self._frame(self._with_live_values(base, pulses, now, now_ns), now)
+        live_values = LiveValues(self._fold, pulses, now, now_ns, self._supervisor_answers)
+        return self._frame(live_values.applied_to(base), now)
 
     # -- the supervisor and the store --------------------------------------------------------------
 
@@ -327,72 +320,6 @@ class RunPoller:
 
     # -- the frame ---------------------------------------------------------------------------------
 
-    def _with_live_values(
-        self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now: float, now_ns: int
-    ) -> RunSnapshot:
-        """Return ``base`` with the values that the ranks sent since it was taken."""
-        if base.state not in LIVE or not pulses:
-            return base
-        ahead = folded_progress(self._fold, pulses, now_ns)
-        changes: dict[str, Any] = {"ranks": self._ranks(base, pulses, now_ns)}
-        if base.state is not RunState.STARTING:
-            # Before training ranks count from 0, even if the attempt starts from a checkpoint.
-            changes |= {
-                "epoch": _first_known(ahead.epoch, base.epoch),
-                "global_step": _first_known(ahead.global_step, base.global_step),
-                "max_steps": _first_known(ahead.max_steps, base.max_steps),
-                "max_epochs": _first_known(ahead.max_epochs, base.max_epochs),
-            }
-        if base.started_at is not None:
-            changes["elapsed_s"] = max(0.0, now - base.started_at)
-        changes["throughput"] = self._throughput(base, now_ns)
-        if not self._supervisor_answers:
-            changes["eta_s"] = ahead.eta_s
-            changes["metrics"] = {**base.metrics, **folded_metrics(self._fold)}
-        return replace(base, **changes)
-
-    def _throughput(self, base: RunSnapshot, now_ns: int) -> Throughput:
-        """Return the throughput of the chart's newest point; that of the supervisor is up to a
-        second older."""
-        if base.state in (RunState.PAUSED, RunState.QUEUED):
-            return without_current_rates(base.throughput)
-        if self._supervisor_answers and base.throughput.samples_per_s is None:
-            return base.throughput
-        measured = folded_throughput(self._fold, now_ns)
-        if self._supervisor_answers and measured.samples_per_s is None:
-            return base.throughput
-        best = [base.throughput.best_samples_per_s, measured.best_samples_per_s]
-        known_rates = [rate for rate in best if rate is not None]
-        return replace(measured, best_samples_per_s=max(known_rates, default=None))
-
-    def _ranks(
-        self, base: RunSnapshot, pulses: Mapping[int, PulseState | None], now_ns: int
-    ) -> tuple[RankSnapshot, ...]:
-        by_rank = {r.rank: r for r in base.ranks}
-        for rank, pulse in pulses.items():
-            row = by_rank.get(rank) or RankSnapshot(rank=rank, state=RankState.STARTING)
-            by_rank[rank] = self._rank(row, pulse, now_ns)
-        return tuple(by_rank[rank] for rank in sorted(by_rank))
-
-    def _rank(self, row: RankSnapshot, pulse: PulseState | None, now_ns: int) -> RankSnapshot:
-        folded = self._fold.ranks.get(row.rank)
-        if folded is not None and folded.recent_step_s:
-            row = replace(row, recent_step_s=folded.recent_step_s)
-        if folded is not None and (row.samples_per_s is not None or not self._supervisor_answers):
-            present = current_window(folded, now_ns)
-            row = replace(row, samples_per_s=present.samples_per_s if present else None)
-        if pulse is None or pulse.phase is Phase.UNKNOWN or row.state is RankState.DEAD:
-            return row
-        return replace(
-            row,
-            pid=pulse.pid,
-            phase=pulse.phase.label,
-            epoch=pulse.epoch,
-            batch=pulse.batch,
-            global_step=pulse.global_step,
-            age_s=max(0.0, (now_ns - pulse.changed_ns) / 1e9),
-        )
-
     def _frame(self, snapshot: RunSnapshot, now: float) -> Frame:
         times = [r.wall_s for r in self._fold.ranks.values() if r.wall_s is not None]
         log = self._log
@@ -416,10 +343,6 @@ class RunPoller:
             log_count=log.count if log else 0,
             error=self._history_error,
         )
-
-
-def _first_known(first: int | None, second: int | None) -> int | None:
-    return second if first is None else first
 
 
 def _decode_label(label: bytes) -> dict[str, Any]:
