@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run_command(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except ProblemError as error:
         for problem in error.problems:
@@ -43,16 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(argv: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     if not argv:
         from ltui.app.commands.dashboard import show_dashboard
 
         return show_dashboard()
-    options = _parse(argv)
+    options = _parse_arguments(argv)
     return _import_command(options.do)(options)
 
 
-def _parse(argv: list[str]) -> Namespace:
+def _parse_arguments(argv: list[str]) -> Namespace:
     from ltui.app.commands.arguments import build_parser
 
     command: list[str] | None = None

@@ -16,10 +16,10 @@ def exit_with_terminal(handle: int = 0) -> None:
     The process exits at once and prints nothing: drawing to a closed terminal would block or fail.
     Runs keep running; the dashboard owns none of their processes.
     """
-    threading.Thread(target=_watch, args=(handle,), name="terminal", daemon=True).start()
+    threading.Thread(target=_watch_terminal, args=(handle,), name="terminal", daemon=True).start()
 
 
-def _watch(handle: int) -> None:
+def _watch_terminal(handle: int) -> None:
     pause = threading.Event()
     while os.isatty(handle):
         pause.wait(POLL_INTERVAL_S)

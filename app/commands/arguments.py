@@ -79,7 +79,7 @@ def build_parser() -> Parser:
     options."""
     parser = Parser(prog="ltui", description=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--version", action=_Version)
-    _add_readonly(parser)
+    _add_readonly_option(parser)
     parser.set_defaults(do="dashboard:open_dashboard", run=None)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", prog="ltui")
 
@@ -96,8 +96,8 @@ def build_parser() -> Parser:
     _add_setup_commands(add)
     add_data(commands)
     bench = add_bench(commands)
-    _add_preset(bench)
-    _add_set(bench)
+    _add_preset_argument(bench)
+    _add_set_option(bench)
     return parser
 
 
@@ -115,17 +115,17 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_readonly(parser: Parser) -> None:
+def _add_readonly_option(parser: Parser) -> None:
     parser.add_argument(
         "--readonly", action="store_true", help="open the dashboard without any control over runs"
     )
 
 
-def _add_run(parser: Parser) -> None:
+def _add_run_argument(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
 
 
-def _add_json(parser: Parser) -> None:
+def _add_json_option(parser: Parser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document and nothing else"
     )
@@ -133,7 +133,7 @@ def _add_json(parser: Parser) -> None:
 
 def _add_launch_options(parser: Parser) -> None:
     parser.add_argument("--name", help="a name for the run (default: two random words)")
-    _add_detach(parser)
+    _add_detach_options(parser)
     parser.add_argument(
         "--python",
         metavar="PATH",
@@ -154,7 +154,7 @@ def stall_action(text: str) -> tuple[str, int | None]:
     raise argparse.ArgumentTypeError(f"`{text}` is not a valid choice. {hint}")
 
 
-def _add_stall(parser: Parser) -> None:
+def _add_stall_options(parser: Parser) -> None:
     parser.add_argument(
         "--on-stall",
         type=stall_action,
@@ -170,7 +170,7 @@ def _add_stall(parser: Parser) -> None:
     )
 
 
-def _add_detach(parser: Parser) -> None:
+def _add_detach_options(parser: Parser) -> None:
     parser.add_argument(
         "--detach",
         action="store_true",
@@ -181,7 +181,7 @@ def _add_detach(parser: Parser) -> None:
     )
 
 
-def _add_set(parser: Parser) -> None:
+def _add_set_option(parser: Parser) -> None:
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -192,7 +192,7 @@ def _add_set(parser: Parser) -> None:
     )
 
 
-def _add_restarts(parser: Parser, default: int | None, otherwise: str) -> None:
+def _add_restarts_option(parser: Parser, default: int | None, otherwise: str) -> None:
     """Add ``--restarts``. ``otherwise`` describes the default in words."""
     parser.add_argument(
         "--restarts",
@@ -204,7 +204,7 @@ def _add_restarts(parser: Parser, default: int | None, otherwise: str) -> None:
     )
 
 
-def _add_preset(parser: Parser) -> None:
+def _add_preset_argument(parser: Parser) -> None:
     parser.add_argument(
         "preset",
         metavar="PRESET|FILE",
@@ -214,27 +214,27 @@ def _add_preset(parser: Parser) -> None:
 
 def _add_launch_commands(add: Add) -> None:
     run = add("run", "launch:run", "train a preset or a LightningCLI configuration file", _RUN)
-    _add_preset(run)
-    _add_set(run)
+    _add_preset_argument(run)
+    _add_set_option(run)
     _add_launch_options(run)
-    _add_restarts(run, None, "the value in the file, or 0")
+    _add_restarts_option(run, None, "the value in the file, or 0")
     run.add_argument(
         "--from",
         dest="start_from",
         metavar="RUN[:STEP]",
         help="start from a checkpoint of another run: its last good one, or that of a step",
     )
-    _add_stall(run)
+    _add_stall_options(run)
     execute = add("exec", "launch:execute", "run your own command as a run", _EXEC)
     _add_launch_options(execute)
-    _add_restarts(execute, 0, "0")
+    _add_restarts_option(execute, 0, "0")
     execute.add_argument(
         "--keep-best",
         metavar="METRIC[:max][:N]",
         help="keep the N best checkpoints by a metric, such as val/acc:max:3 (default: 1 "
         "checkpoint; lower is better unless `max` is given)",
     )
-    _add_stall(execute)
+    _add_stall_options(execute)
     execute.add_argument(
         "--gpus",
         metavar="free:N",
@@ -244,28 +244,28 @@ def _add_launch_commands(add: Add) -> None:
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
     )
     resume = add("resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME)
-    _add_run(resume)
-    _add_set(resume)
-    _add_restarts(resume, None, "that of the run")
-    _add_detach(resume)
+    _add_run_argument(resume)
+    _add_set_option(resume)
+    _add_restarts_option(resume, None, "that of the run")
+    _add_detach_options(resume)
     attach = add("attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH)
     attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
-    _add_readonly(attach)
+    _add_readonly_option(attach)
 
 
 def _add_inspection_commands(add: Add) -> None:
-    _add_json(add("runs", "runs:list_all", "list the runs, newest first"))
+    _add_json_option(add("runs", "runs:list_all", "list the runs, newest first"))
     show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
-    _add_run(show)
-    _add_json(show)
+    _add_run_argument(show)
+    _add_json_option(show)
     diagnose = add(
         "diagnose",
         "diagnose:diagnose",
         "find out which rank stalls, where, why and what to do",
         _DIAGNOSE,
     )
-    _add_run(diagnose)
-    _add_json(diagnose)
+    _add_run_argument(diagnose)
+    _add_json_option(diagnose)
     diagnose.add_argument(
         "-o",
         dest="output",
@@ -273,7 +273,7 @@ def _add_inspection_commands(add: Add) -> None:
         help="write the report to a file, for example for a bug report",
     )
     logs = add("logs", "logs:print_logs", "print the logs of a run", _LOGS)
-    _add_run(logs)
+    _add_run_argument(logs)
     logs.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
     logs.add_argument(
         "--attempt",
@@ -283,7 +283,7 @@ def _add_inspection_commands(add: Add) -> None:
     )
     logs.add_argument("--follow", action="store_true", help="keep printing until the run ends")
     export = add("export", "export:export", "write a run's metrics as a table", _EXPORT)
-    _add_run(export)
+    _add_run_argument(export)
     export.add_argument(
         "--format", choices=("csv", "json"), default="csv", help="the format (default: csv)"
     )
@@ -304,7 +304,7 @@ def _add_inspection_commands(add: Add) -> None:
 
 def _add_control_commands(add: Add) -> None:
     stop = add("stop", "stop_and_pause:stop", "stop a run with a checkpoint to resume from", _STOP)
-    _add_run(stop)
+    _add_run_argument(stop)
     stop.add_argument(
         "--timeout",
         type=seconds,
@@ -332,19 +332,21 @@ def _add_control_commands(add: Add) -> None:
         "--at", metavar="TIME", help="at a time such as 18:30, or after +90s, +20min, +2h, +1d"
     )
     later.add_argument("--cancel", action="store_true", help="cancel every scheduled stop")
-    _add_run(add("pause", "stop_and_pause:pause", "pause a run between two steps"))
-    _add_run(add("continue", "stop_and_pause:continue_run", "continue a paused run"))
-    _add_run(
+    _add_run_argument(add("pause", "stop_and_pause:pause", "pause a run between two steps"))
+    _add_run_argument(add("continue", "stop_and_pause:continue_run", "continue a paused run"))
+    _add_run_argument(
         add("checkpoint", "stop_and_pause:checkpoint", "save a checkpoint now and keep training")
     )
-    _add_run(add("delete", "runs:delete", "delete a run with its history, logs and checkpoints"))
+    _add_run_argument(
+        add("delete", "runs:delete", "delete a run with its history, logs and checkpoints")
+    )
 
 
 def _add_setup_commands(add: Add) -> None:
-    _add_json(add("presets", "presets:list_all", "list the presets"))
+    _add_json_option(add("presets", "presets:list_all", "list the presets"))
     check = add("check", "presets:check", "check a configuration without starting a run", _CHECK)
-    _add_preset(check)
-    _add_set(check)
+    _add_preset_argument(check)
+    _add_set_option(check)
     check.add_argument(
         "--python",
         metavar="PATH",
@@ -353,7 +355,7 @@ def _add_setup_commands(add: Add) -> None:
     check.add_argument(
         "--quick", action="store_true", help="only the checks that do not import torch"
     )
-    _add_json(
+    _add_json_option(
         add("doctor", "doctor:examine", "check this machine and name what is missing", _DOCTOR)
     )
     demo = add("demo", "demo:show", "show the GPU panels with simulated GPUs", _DEMO)

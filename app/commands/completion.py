@@ -34,18 +34,18 @@ _COMPLETERS = {
 def print_script(options: Namespace) -> int:
     """Run ``ltui completion bash|zsh|tcsh``."""
     parser = build_parser()
-    _mark(parser)
+    _set_completers(parser)
     words = {"runs": _RUNS, "presets": " ".join(preset_names())}
     preamble = _PREAMBLE.get(options.shell, "") % words
     print(shtab.complete(parser, shell=options.shell, preamble=preamble))
     return EXIT_DONE
 
 
-def _mark(parser: argparse.ArgumentParser) -> None:
+def _set_completers(parser: argparse.ArgumentParser) -> None:
     """Set how each argument is completed."""
     for action in parser._actions:
         if action.dest in _COMPLETERS and action.option_strings != ["--version"]:
             action.complete = _COMPLETERS[action.dest]  # type: ignore[attr-defined]
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                _mark(command)
+                _set_completers(command)

@@ -32,8 +32,8 @@ OnLine = Callable[[dict[str, Any]], None]
 
 def build(options: Namespace) -> int:
     """Run ``ltui data build SOURCE -o FILE``."""
-    output = _output(options)
-    python = _python(options, ["ffcv", "torchvision"])
+    output = _output_path(options)
+    python = _require_python(options, ["ffcv", "torchvision"])
     request = {
         "do": "build",
         "source": options.source,
@@ -47,7 +47,7 @@ def build(options: Namespace) -> int:
             "skip_bad": options.skip_bad,
         },
     }
-    with _progress("building", quiet=options.json) as on_line:
+    with _progress_bar("building", quiet=options.json) as on_line:
         result = run_program(python, _PROGRAM, request, on_line)
     if options.json:
         print(json.dumps(result))
@@ -58,7 +58,7 @@ def build(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def _output(options: Namespace) -> Path:
+def _output_path(options: Namespace) -> Path:
     output = Path(options.output).expanduser().absolute()
     if output.is_dir() or (output.exists() and not options.force):
         message = "this is a folder." if output.is_dir() else "the file exists already."
@@ -72,7 +72,7 @@ def _output(options: Namespace) -> Path:
     return output
 
 
-def _python(options: Namespace, packages: list[str]) -> str:
+def _require_python(options: Namespace, packages: list[str]) -> str:
     """Return the interpreter that trains. Raises ``ProblemError`` if packages are missing."""
     python = choose_python(options.python, os.environ)
     needed = {"torch": "torch", **pip_names(packages)}
@@ -82,7 +82,7 @@ def _python(options: Namespace, packages: list[str]) -> str:
 
 
 @contextmanager
-def _progress(description: str, quiet: bool) -> Iterator[OnLine]:
+def _progress_bar(description: str, quiet: bool) -> Iterator[OnLine]:
     """Show a progress bar on standard error if it is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
@@ -107,11 +107,11 @@ def verify(options: Namespace) -> int:
     """Run ``ltui data verify FILE``."""
     path = Path(options.file).expanduser().absolute()
     # Report a damaged file before the interpreter is checked.
-    _open(path)
-    python = _python(options, ["torchvision"])
+    _open_file(path)
+    python = _require_python(options, ["torchvision"])
     workers = options.workers or len(os.sched_getaffinity(0))
     request = {"do": "verify", "file": str(path), "workers": workers}
-    with _progress("decoding", quiet=options.json) as on_line:
+    with _progress_bar("decoding", quiet=options.json) as on_line:
         bad = run_program(python, _PROGRAM, request, on_line)["bad"]
     if options.json:
         print(json.dumps({"file": str(path), "bad": bad}))
@@ -131,7 +131,7 @@ def info(options: Namespace) -> int:
     # Local: only this command reads such a file; it needs neither torch nor FFCV.
     from ltui.training.data.ffcv.beton_summary import summary
 
-    facts = summary(_open(path))
+    facts = summary(_open_file(path))
     if options.json:
         print(json.dumps(facts))
         return EXIT_DONE
@@ -163,7 +163,7 @@ def _field_text(field: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _open(path: Path) -> Any:
+def _open_file(path: Path) -> Any:
     from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 
     try:

@@ -51,18 +51,18 @@ def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ProblemError(Problem(where="ltui demo gpus", what="the demo needs a terminal."))
     if os.environ.get(MARK):
-        return _inside()
+        return _show_demo()
     folder = ltui_home() / "demo"
     library = nvml_stand_in.build(folder)
     script = folder / "gpus.txt"
-    nvml_stand_in.write_script(script, SCRIPT.format(pid=_other_process().pid))
+    nvml_stand_in.write_script(script, SCRIPT.format(pid=_start_other_process().pid))
     env = {**nvml_stand_in.environment(library.parent, script), MARK: "1"}
     sys.stdout.flush()
     argv = [sys.executable, "-m", "ltui.app", "demo", "gpus"]
     return os.execve(argv[0], argv, env)  # noqa: S606
 
 
-def _other_process() -> subprocess.Popen[bytes]:
+def _start_other_process() -> subprocess.Popen[bytes]:
     """Start a process that plays the process of another user on a GPU, and sleeps until the demo
     ends.
 
@@ -77,7 +77,7 @@ def _other_process() -> subprocess.Popen[bytes]:
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _inside() -> int:
+def _show_demo() -> int:
     # Local: the parent process does not need Textual.
     from ltui.app.gpu_demo import DemoApp
 

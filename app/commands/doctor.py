@@ -60,7 +60,13 @@ class Finding:
 
 def examine(options: Namespace) -> int:
     """Run ``ltui doctor``."""
-    findings = [*_ltui(), *_interpreter(), *_gpus(), *_machine(), *_terminal()]
+    findings = [
+        *_check_ltui(),
+        *_check_interpreter(),
+        *_check_gpus(),
+        *_check_machine(),
+        *_check_terminal(),
+    ]
     healthy = all(finding.ok for finding in findings if finding.needed)
     if options.json:
         fields = ("what", "value", "ok", "needed", "remedy")
@@ -71,12 +77,12 @@ def examine(options: Namespace) -> int:
         json.dump(document, sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(_lines(findings)))
+        print("\n".join(_report_lines(findings)))
     return EXIT_DONE
 
 
-def _lines(findings: list[Finding]) -> list[str]:
-    rows = [(_sign(finding), finding.what, finding.value) for finding in findings]
+def _report_lines(findings: list[Finding]) -> list[str]:
+    rows = [(_status_word(finding), finding.what, finding.value) for finding in findings]
     lines = []
     for finding, line in zip(findings, columns(rows), strict=True):
         lines.append(line)
@@ -85,7 +91,7 @@ def _lines(findings: list[Finding]) -> list[str]:
     return lines
 
 
-def _sign(finding: Finding) -> str:
+def _status_word(finding: Finding) -> str:
     if finding.ok:
         return "ok"
     if finding.danger:
@@ -93,7 +99,7 @@ def _sign(finding: Finding) -> str:
     return "MISSING" if finding.needed else "note"
 
 
-def _ltui() -> list[Finding]:
+def _check_ltui() -> list[Finding]:
     own = Finding("ltui", f"{version('ltui-train')} on Python {platform.python_version()}")
     try:
         home = ltui_home()
@@ -104,10 +110,10 @@ def _ltui() -> list[Finding]:
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
-    return [own, runs, _stacks()]
+    return [own, runs, _check_py_spy()]
 
 
-def _stacks() -> Finding:
+def _check_py_spy() -> Finding:
     """Return the finding about py-spy, a separate program that ltui's supervisor runs."""
     beside = Path(sys.executable).parent / "py-spy"
     program = str(beside) if beside.exists() else shutil.which("py-spy")
@@ -116,43 +122,46 @@ def _stacks() -> Finding:
     return Finding("py-spy", program or missing, program is not None, remedy)
 
 
-def _interpreter() -> list[Finding]:
+def _check_interpreter() -> list[Finding]:
     try:
         python = choose_python(None, os.environ)
-        seen = probe_interpreter(python, [*REQUIRED_PACKAGES, *_USEFUL])
+        report = probe_interpreter(python, [*REQUIRED_PACKAGES, *_USEFUL])
     except ProblemError as error:
         problem = error.problems[0]
         return [Finding("Python", str(problem), False, problem.remedy, needed=True)]
-    rows = [Finding("Python", f"{python}, Python {seen.version}")]
+    rows = [Finding("Python", f"{python}, Python {report.version}")]
     rows += [
-        _package(seen, module, REQUIRED_PACKAGES[module], None) for module in REQUIRED_PACKAGES
+        _check_package(report, module, REQUIRED_PACKAGES[module], None)
+        for module in REQUIRED_PACKAGES
     ]
-    pips = pip_names(list(_USEFUL))
-    rows += [_package(seen, m, pips[m], purpose) for m, purpose in _USEFUL.items()]
+    pip_name_of = pip_names(list(_USEFUL))
+    rows += [_check_package(report, m, pip_name_of[m], purpose) for m, purpose in _USEFUL.items()]
     rows += [
         Finding("lightning", problem.what, False, problem.remedy, needed=True, danger=True)
-        for problem in malicious_packages(seen)
+        for problem in malicious_packages(report)
     ]
     return rows
 
 
-def _package(seen: InterpreterReport, module: str, pip_name: str, purpose: str | None) -> Finding:
-    version = installed_version(seen, module)
+def _check_package(
+    report: InterpreterReport, module: str, pip_name: str, purpose: str | None
+) -> Finding:
+    version = installed_version(report, module)
     if version is not None:
         return Finding(module, version, needed=purpose is None)
     use = f"not installed (used by {purpose})" if purpose else "not installed (every run needs it)"
-    remedy = install_command(seen.python, [pip_name])
+    remedy = install_command(report.python, [pip_name])
     if module == "ffcv":
         remedy += "   (first: apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++)"
     return Finding(module, use, False, remedy, needed=purpose is None)
 
 
-def _gpus() -> list[Finding]:
+def _check_gpus() -> list[Finding]:
     silent = Finding("GPU", "the driver does not answer", False, "See: dmesg | grep -i nvrm")
-    return call_with_timeout(DRIVER_TIMEOUT_S, _gpu) or [silent]
+    return call_with_timeout(DRIVER_TIMEOUT_S, _list_gpus) or [silent]
 
 
-def _gpu() -> list[Finding]:
+def _list_gpus() -> list[Finding]:
     # Local: the other findings must be printed even if the binding of NVML is broken.
     import pynvml
 
@@ -161,12 +170,12 @@ def _gpu() -> list[Finding]:
     except pynvml.NVMLError as error:
         return [Finding("GPU", f"none ({error}); runs train on the CPU", False)]
     try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        driver = _decode(pynvml.nvmlSystemGetDriverVersion())
         rows = [Finding("GPU driver", driver)]
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            name = _text(pynvml.nvmlDeviceGetName(handle))
+            name = _decode(pynvml.nvmlDeviceGetName(handle))
             free = f"{size(memory.free)} of {size(memory.total)} free"
             rows.append(Finding(f"GPU {index}", f"{name}, {free}"))
         return rows
@@ -176,11 +185,11 @@ def _gpu() -> list[Finding]:
         pynvml.nvmlShutdown()
 
 
-def _text(value: str | bytes) -> str:
+def _decode(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _machine() -> list[Finding]:
+def _check_machine() -> list[Finding]:
     rows = [Finding("processors", f"{usable_cores()} usable")]
     if Path(SHM).is_dir():
         total, _, free = shutil.disk_usage(SHM)
@@ -192,7 +201,7 @@ def _machine() -> list[Finding]:
     return rows
 
 
-def _terminal() -> list[Finding]:
+def _check_terminal() -> list[Finding]:
     term = os.environ.get("TERM", "")
     if not sys.stdout.isatty():
         return [Finding("terminal", "the output is not a terminal; the dashboard needs one")]
@@ -201,14 +210,14 @@ def _terminal() -> list[Finding]:
     return [
         Finding(
             "terminal",
-            f"{columns_}x{lines}, TERM={term or NA}, {_colours(term)}",
+            f"{columns_}x{lines}, TERM={term or NA}, {_colour_support(term)}",
             large,
             "The dashboard needs at least 80x24 to show every panel.",
         )
     ]
 
 
-def _colours(term: str) -> str:
+def _colour_support(term: str) -> str:
     if os.environ.get("NO_COLOR"):
         return "no colours (NO_COLOR)"
     if os.environ.get("COLORTERM") in ("truecolor", "24bit"):

@@ -24,7 +24,7 @@ STEP_LOSS = "step/loss"
 def export(options: Namespace) -> int:
     """Run ``ltui export RUN``."""
     store = RunStore(find_run(ltui_home(to_write=False), options.run))
-    names = _chosen(store, options.metric)
+    names = _select_metrics(store, options.metric)
     write = write_json if options.format == "json" else write_csv
     thinned = WindowedPart()
     with output(options.output) as stream:
@@ -34,7 +34,7 @@ def export(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def _chosen(store: RunStore, globs: Sequence[str]) -> list[str]:
+def _select_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
     names = store.metric_names()
     if TRAIN_LOSS in store.logged_names():
         # The loss of the step records exists as well, under another name than the logged loss.
@@ -42,13 +42,13 @@ def _chosen(store: RunStore, globs: Sequence[str]) -> list[str]:
     if not globs:
         return names
     names += [name for name in STEP_SERIES if name not in names]
-    problems = [_unknown(glob, names) for glob in globs if not fnmatch.filter(names, glob)]
+    problems = [_unknown_metric(glob, names) for glob in globs if not fnmatch.filter(names, glob)]
     if problems:
         raise ProblemError(*problems)
     return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-def _unknown(glob: str, names: Sequence[str]) -> Problem:
+def _unknown_metric(glob: str, names: Sequence[str]) -> Problem:
     near = difflib.get_close_matches(glob, names, n=1)
     logged = (
         f"Logged metrics: {', '.join(names)}." if names else "It has not logged any metric yet."

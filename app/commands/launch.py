@@ -40,7 +40,9 @@ def run(options: Namespace) -> int:
         spec, start_from = apply_start_from(home, spec, options.start_from)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     print_warnings(freeze_warnings(spec))
-    return _start(lambda: launch(spec, home, start_from, interpreter_checked=True), options)
+    return _start_and_follow(
+        lambda: launch(spec, home, start_from, interpreter_checked=True), options
+    )
 
 
 def execute(options: Namespace) -> int:
@@ -50,7 +52,7 @@ def execute(options: Namespace) -> int:
     home = ltui_home()
     spec = _command_spec(options, home)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
-    return _start(lambda: launch(spec, home), options)
+    return _start_and_follow(lambda: launch(spec, home), options)
 
 
 def _command_spec(options: Namespace, home: Path) -> RunSpec:
@@ -178,10 +180,10 @@ def resume(options: Namespace) -> int:
         resume_run(run_dir, spec=spec, checkpoint=None)
         return run_dir
 
-    return _start(start, options)
+    return _start_and_follow(start, options)
 
 
-def _start(start: Callable[[], RunDir], options: Namespace) -> int:
+def _start_and_follow(start: Callable[[], RunDir], options: Namespace) -> int:
     if options.detach:
         run_dir = start()
         print(f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}")

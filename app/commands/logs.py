@@ -32,7 +32,7 @@ _TIMESTAMP = re.compile(rb"\W{0,2}(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\
 def print_logs(options: Namespace) -> int:
     """Run ``ltui logs RUN``."""
     run_dir = find_run(ltui_home(to_write=False), options.run)
-    attempt = _attempt(run_dir, options.attempt)
+    attempt = _find_attempt(run_dir, options.attempt)
     folder = run_dir.logs_dir(attempt)
     if not options.follow:
         _require_rank(folder, options.rank)
@@ -48,7 +48,7 @@ def print_logs(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def _attempt(run_dir: RunDir, requested: int | None) -> int:
+def _find_attempt(run_dir: RunDir, requested: int | None) -> int:
     logs = run_dir.path / "logs"
     attempts = (
         sorted(int(p.name) for p in logs.iterdir() if p.name.isdecimal()) if logs.is_dir() else []

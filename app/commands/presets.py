@@ -30,7 +30,7 @@ def list_all(options: Namespace) -> int:
             # One damaged preset must not hide the others.
             sys.stderr.write(f"{error}\n")
     if options.json:
-        json.dump([_document(preset) for preset in presets], sys.stdout, indent=1)
+        json.dump([_to_document(preset) for preset in presets], sys.stdout, indent=1)
         print()
     else:
         rows = [
@@ -41,7 +41,7 @@ def list_all(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def _document(preset: Preset) -> dict[str, object]:
+def _to_document(preset: Preset) -> dict[str, object]:
     shown = to_json(preset)
     return {
         key: shown.get(key) if key != "path" else (str(preset.path) if preset.path else None)

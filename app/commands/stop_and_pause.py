@@ -33,7 +33,7 @@ ESCALATION_TIMEOUT_S = 60.0
 
 def stop(options: Namespace) -> int:
     """Run ``ltui stop RUN``."""
-    later = _conditions(options)
+    later = _stop_conditions(options)
     if options.cancel and later:
         raise ProblemError(
             Problem(
@@ -45,21 +45,21 @@ def stop(options: Namespace) -> int:
     run_dir = find_run(ltui_home(), options.run)
     before = require_live(run_dir)
     if later or options.cancel:
-        return _stop_later(run_dir, before, later)
+        return _schedule_stop(run_dir, before, later)
     if options.kill:
         send_request(run_dir, {"cmd": "kill"})
-        return _report_stop(*wait_until(run_dir, _ended, ESCALATION_TIMEOUT_S), killed=True)
+        return _report_stop(*wait_until(run_dir, _has_ended, ESCALATION_TIMEOUT_S), killed=True)
     send_request(run_dir, {"cmd": "stop", "timeout_s": options.timeout})
 
     def settled(snapshot: RunSnapshot) -> bool:
         refused = snapshot.detail != before.detail and _was_refused(snapshot)
-        return _ended(snapshot) or refused
+        return _has_ended(snapshot) or refused
 
     snapshot, _ = wait_until(run_dir, settled, options.timeout + ESCALATION_TIMEOUT_S)
-    return _report_stop(snapshot, _ended(snapshot), killed=False)
+    return _report_stop(snapshot, _has_ended(snapshot), killed=False)
 
 
-def _conditions(options: Namespace) -> list[StopCondition]:
+def _stop_conditions(options: Namespace) -> list[StopCondition]:
     """Return the stop conditions of the options. Raises ``ProblemError`` if one cannot be
     parsed."""
     conditions = [parse_metric_condition(text) for text in options.when]
@@ -72,7 +72,7 @@ def _conditions(options: Namespace) -> list[StopCondition]:
     return conditions
 
 
-def _stop_later(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondition]) -> int:
+def _schedule_stop(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondition]) -> int:
     if not conditions:
         send_request(run_dir, {"cmd": "stop_when", "cancel": True})
         cancelled = ", ".join(before.stops)
@@ -94,7 +94,7 @@ def _stop_later(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCondi
     return EXIT_DONE
 
 
-def _ended(snapshot: RunSnapshot) -> bool:
+def _has_ended(snapshot: RunSnapshot) -> bool:
     return snapshot.state not in LIVE
 
 
@@ -122,26 +122,26 @@ def _report_stop(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
 
 def pause(options: Namespace) -> int:
     """Run ``ltui pause RUN``."""
-    return _change(options, "pause", RunState.PAUSED, "paused")
+    return _request_state(options, "pause", RunState.PAUSED, "paused")
 
 
 def continue_run(options: Namespace) -> int:
     """Run ``ltui continue RUN``."""
-    return _change(options, "continue", RunState.RUNNING, "continued")
+    return _request_state(options, "continue", RunState.RUNNING, "continued")
 
 
-def _change(options: Namespace, command: str, target: RunState, past_tense: str) -> int:
+def _request_state(options: Namespace, command: str, target: RunState, past_tense: str) -> int:
     run_dir = find_run(ltui_home(), options.run)
     require_live(run_dir)
     send_request(run_dir, {"cmd": command})
     snapshot, done = wait_until(run_dir, lambda s: s.state is target, STEP_TIMEOUT_S)
     if not done:
         return _report_timeout(snapshot, command)
-    print(f"{snapshot.id} {past_tense}{_at(snapshot.global_step)}.")
+    print(f"{snapshot.id} {past_tense}{_at_step(snapshot.global_step)}.")
     return EXIT_DONE
 
 
-def _at(step: int | None) -> str:
+def _at_step(step: int | None) -> str:
     return "" if step is None else f" at step {step}"
 
 
@@ -161,25 +161,25 @@ def checkpoint(options: Namespace) -> int:
     """Run ``ltui checkpoint RUN``."""
     run_dir = find_run(ltui_home(), options.run)
     require_live(run_dir)
-    last_event = _last_event(run_dir)
+    last_event = _last_event_id(run_dir)
     send_request(run_dir, {"cmd": "checkpoint"})
     snapshot, _ = wait_until(
-        run_dir, lambda _: _outcome(run_dir, last_event) is not None, STEP_TIMEOUT_S
+        run_dir, lambda _: _checkpoint_event(run_dir, last_event) is not None, STEP_TIMEOUT_S
     )
-    outcome = _outcome(run_dir, last_event)
+    outcome = _checkpoint_event(run_dir, last_event)
     if outcome is None:
         return _report_timeout(snapshot, "save a checkpoint")
     saved = outcome.kind == "checkpoint_saved"
     path = outcome.data.get("path")
     if saved and path:
-        step = _at(outcome.data.get("global_step"))
+        step = _at_step(outcome.data.get("global_step"))
         print(f"{snapshot.id} saved a checkpoint{step}: {clean_line(str(path))}")
     else:
         print(f"{snapshot.id}: {clean_line(outcome.text)}")
     return EXIT_DONE if saved else EXIT_FAILED
 
 
-def _last_event(run_dir: RunDir) -> int:
+def _last_event_id(run_dir: RunDir) -> int:
     with RunStore(run_dir) as store:
         last = 0
         while events := store.events(last):
@@ -187,7 +187,7 @@ def _last_event(run_dir: RunDir) -> int:
     return last
 
 
-def _outcome(run_dir: RunDir, after: int) -> StoredEvent | None:
+def _checkpoint_event(run_dir: RunDir, after: int) -> StoredEvent | None:
     """Return the first event about a checkpoint that is not periodic: the result of the request."""
     with RunStore(run_dir) as store:
         for event in store.events(after):

@@ -57,8 +57,8 @@ def collective_tables(
 
     Without ``alarm``, ranks at different numbers are no problem: they are only on their way.
     """
-    groups = _groups(diagnosis)
-    groups.sort(key=lambda g: (_unfinished(g) is None, _difference(g) is None, g.name))
+    groups = _process_groups(diagnosis)
+    groups.sort(key=lambda g: (_first_unfinished(g) is None, _first_difference(g) is None, g.name))
     shown = [_group_table(group, culprits, alarm) for group in groups[:MAX_GROUPS]]
     if len(groups) > MAX_GROUPS and shown:
         note = f"{len(groups) - MAX_GROUPS} more process groups are not shown"
@@ -66,7 +66,7 @@ def collective_tables(
     return tuple(shown)
 
 
-def _groups(diagnosis: Diagnosis) -> list[_Group]:
+def _process_groups(diagnosis: Diagnosis) -> list[_Group]:
     ranks: Mapping[int, RankEvidence] = diagnosis.evidence.ranks if diagnosis.evidence else {}
     by_name: dict[str, dict[int, dict[int, Collective]]] = {}
     for number, rank in ranks.items():
@@ -88,7 +88,7 @@ def _groups(diagnosis: Diagnosis) -> list[_Group]:
     ]
 
 
-def _unfinished(group: _Group) -> int | None:
+def _first_unfinished(group: _Group) -> int | None:
     """Return the first number that some rank enqueued and some rank has not finished."""
     pending = [
         entry.seq for own in group.entries.values() for entry in own.values() if not entry.retired
@@ -96,7 +96,7 @@ def _unfinished(group: _Group) -> int | None:
     return min(pending, default=None)
 
 
-def _difference(group: _Group) -> int | None:
+def _first_difference(group: _Group) -> int | None:
     """Return the first number at which the ranks that reached it did not do the same."""
     numbers = sorted({seq for own in group.entries.values() for seq in own})
     return next((seq for seq in numbers if _sequence_row(group, seq).mixed), None)
@@ -133,15 +133,15 @@ def _operation(entry: Collective, with_site: bool) -> _Operation:
 
 
 def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTable:
-    pending, differs = _unfinished(group), _difference(group)
-    numbers = _numbers(group, pending, differs)
+    pending, differs = _first_unfinished(group), _first_difference(group)
+    numbers = _row_numbers(group, pending, differs)
     sequence_rows = {seq: _sequence_row(group, seq) for seq in numbers if seq is not None}
     columns: dict[tuple[CollectiveCell, ...], list[int]] = {}
     for rank in group.ranks:
         cells = tuple(
             CollectiveCell(text="…")
             if seq is None
-            else _cell(group, rank, seq, sequence_rows[seq], alarm)
+            else _table_cell(group, rank, seq, sequence_rows[seq], alarm)
             for seq in numbers
         )
         columns.setdefault(cells, []).append(rank)
@@ -151,15 +151,15 @@ def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTa
         rest = [rank for _, members in ordered[MAX_COLUMNS:] for rank in members]
         notes.append(f"{len(rest)} more ranks differ: {formats.ranks(tuple(sorted(rest)))}")
         ordered = ordered[:MAX_COLUMNS]
-    notes += _barriers(group)
+    notes += _barrier_notes(group)
     return CollectiveTable(
-        title=_title(group, pending, differs, alarm),
-        columns=tuple(_column(members, culprits) for _, members in ordered),
+        title=_table_title(group, pending, differs, alarm),
+        columns=tuple(_column_header(members, culprits) for _, members in ordered),
         rows=tuple(
             CollectiveRow(
                 number="…" if seq is None else f"#{seq}",
                 cells=tuple(cells[place] for cells, _ in ordered),
-                note=_note(seq, pending if alarm else None, differs),
+                note=_row_note(seq, pending if alarm else None, differs),
             )
             for place, seq in enumerate(numbers)
         ),
@@ -167,7 +167,7 @@ def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTa
     )
 
 
-def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[int | None]:
+def _row_numbers(group: _Group, pending: int | None, differs: int | None) -> list[int | None]:
     """Return the sequence numbers of the rows; None marks rows that are left out."""
     recorded_numbers = {seq for own in group.entries.values() for seq in own}
     recorded_numbers |= {f.last_enqueued for f in group.fronts.values() if f.last_enqueued}
@@ -184,24 +184,26 @@ def _numbers(group: _Group, pending: int | None, differs: int | None) -> list[in
     return [differs, *gap, *shown]
 
 
-def _cell(group: _Group, rank: int, seq: int, row: _SequenceRow, alarm: bool) -> CollectiveCell:
+def _table_cell(
+    group: _Group, rank: int, seq: int, row: _SequenceRow, alarm: bool
+) -> CollectiveCell:
     entry = group.entries.get(rank, {}).get(seq)
     if entry is None:
-        return _absent(group, rank, seq, alarm)
+        return _absent_cell(group, rank, seq, alarm)
     differs = row.differs(entry)
     state = "done" if entry.retired else "waiting" if alarm else "started"
     site = frame_location(entry.call_site) if entry.call_site is not None else ""
     waits = Tone.WARN if alarm else Tone.PLAIN
     tone = Tone.BAD if differs else Tone.DIM if entry.retired else waits
     return CollectiveCell(
-        text=f"{clean_name(entry.op, 40)}{_sizes(entry)} {state}",
+        text=f"{clean_name(entry.op, 40)}{_sizes_text(entry)} {state}",
         site=site,
         differs=differs,
         tone=tone,
     )
 
 
-def _absent(group: _Group, rank: int, seq: int, alarm: bool) -> CollectiveCell:
+def _absent_cell(group: _Group, rank: int, seq: int, alarm: bool) -> CollectiveCell:
     front = group.fronts.get(rank)
     last = front.last_enqueued if front is not None else None
     if last is None:
@@ -218,21 +220,21 @@ def _absent(group: _Group, rank: int, seq: int, alarm: bool) -> CollectiveCell:
     return CollectiveCell(text="finished, not recorded", tone=Tone.DIM)
 
 
-def _sizes(entry: Collective) -> str:
+def _sizes_text(entry: Collective) -> str:
     if not entry.sizes:
         return ""
     shown = ["x".join(str(n) for n in size) or "scalar" for size in entry.sizes[:2]]
     return f" [{', '.join(shown)}{', …' if len(entry.sizes) > 2 else ''}]"
 
 
-def _column(members: Sequence[int], culprits: set[int]) -> Cell:
+def _column_header(members: Sequence[int], culprits: set[int]) -> Cell:
     marked = bool(culprits & set(members))
     word = "rank" if len(members) == 1 else "ranks"
     text = f"{'! ' if marked else '  '}{word} {formats.ranks(tuple(members))}"
     return Cell(text=text, tone=Tone.BAD if marked else Tone.PLAIN)
 
 
-def _note(seq: int | None, pending: int | None, differs: int | None) -> str:
+def _row_note(seq: int | None, pending: int | None, differs: int | None) -> str:
     if seq is None:
         return ""
     words = []
@@ -243,7 +245,7 @@ def _note(seq: int | None, pending: int | None, differs: int | None) -> str:
     return ", ".join(words)
 
 
-def _title(group: _Group, pending: int | None, differs: int | None, alarm: bool) -> str:
+def _table_title(group: _Group, pending: int | None, differs: int | None, alarm: bool) -> str:
     name = f"process group {clean_name(group.name, 40)}"
     if pending is not None and not alarm:
         return f"{name}: ranks are currently executing collective #{pending}"
@@ -254,7 +256,7 @@ def _title(group: _Group, pending: int | None, differs: int | None, alarm: bool)
     return f"{name}: no rank is waiting"
 
 
-def _barriers(group: _Group) -> list[str]:
+def _barrier_notes(group: _Group) -> list[str]:
     """Return Lightning's names of the barriers, which the flight recorder does not know."""
     by_name: dict[str, list[int]] = {}
     for rank, name in sorted(group.barriers.items()):

@@ -87,17 +87,17 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> Dia
     grids = collective_rows.collective_tables(diagnosis, culprits, alarm=alarm)
     return DiagnosisViewModel(
         headline=_headline(diagnosis, active, context),
-        about=_about(diagnosis, context),
-        verdicts=tuple(_verdict(v, context) for v in active),
-        earlier=tuple(_earlier(v) for v in _over(diagnosis, context)[-MAX_EARLIER:]),
+        about=_about_line(diagnosis, context),
+        verdicts=tuple(_verdict_view_model(v, context) for v in active),
+        earlier=tuple(_earlier_line(v) for v in _ended_verdicts(diagnosis, context)[-MAX_EARLIER:]),
         collectives=grids,
         collectives_note="" if grids else _no_collectives_note(evidence, context),
-        stacks=_stacks(diagnosis, culprits, context),
+        stacks=_stack_view_models(diagnosis, culprits, context),
         stacks_note=_no_stacks_note(evidence, context),
         processes=process_rows(evidence, culprits, waiting) if evidence else (),
         machine=machine_lines(evidence.host) if evidence else (),
-        last_output=_last_words(evidence, culprits) if evidence else (),
-        missing=_missing(diagnosis, context),
+        last_output=_exceptions_and_logs(evidence, culprits) if evidence else (),
+        missing=_missing_lines(diagnosis, context),
     )
 
 
@@ -122,7 +122,7 @@ def level_word(verdict: Verdict, until: float) -> str:
     return f"{word} for {formats.age(max(0.0, until - verdict.began))}"
 
 
-def _until(context: DiagnosisContext) -> float:
+def _end_time(context: DiagnosisContext) -> float:
     run = context.snapshot
     return context.now if run.state in LIVE or run.ended_at is None else run.ended_at
 
@@ -131,14 +131,14 @@ def _headline(diagnosis: Diagnosis, active: Sequence[Verdict], context: Diagnosi
     if not active:
         return Cell(text=clean_line(diagnosis.headline, MAX_SENTENCE_CHARS))
     first = active[0]
-    text = f"{level_word(first, _until(context))}: {clean_line(first.cause, MAX_SENTENCE_CHARS)}"
+    text = f"{level_word(first, _end_time(context))}: {clean_line(first.cause, MAX_SENTENCE_CHARS)}"
     if context.snapshot.state not in LIVE:
         text = clean_line(diagnosis.headline, MAX_SENTENCE_CHARS)
     more = f"  (+{len(active) - 1} more)" if len(active) > 1 else ""
     return Cell(text=f"! {text}{more}", tone=LEVEL_TONES.get(first.level, Tone.WARN))
 
 
-def _about(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
+def _about_line(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     run = context.snapshot
     program = clean_name(program_text(run))
     program = (
@@ -153,7 +153,7 @@ def _about(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     return " · ".join(w for w in words if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
 
 
-def _verdict(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:
+def _verdict_view_model(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:
     facts = []
     if verdict.culprits:
         facts.append(("who", f"{formats.rank_words(verdict.culprits)}"))
@@ -168,12 +168,12 @@ def _verdict(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:
     facts.append(("certainty", certainty(verdict.confidence)))
     return VerdictViewModel(
         title=Cell(
-            text=level_word(verdict, _until(context)),
+            text=level_word(verdict, _end_time(context)),
             tone=LEVEL_TONES.get(verdict.level, Tone.WARN),
         ),
         sentence=clean_line(verdict.cause, MAX_SENTENCE_CHARS),
         facts=tuple(facts),
-        evidence=tuple(_evidence(verdict)),
+        evidence=tuple(_evidence_entries(verdict)),
     )
 
 
@@ -192,7 +192,7 @@ def _kill_and_resume(run: RunSnapshot) -> str:
     return f"{text} (repeats {formats.count(lost)} steps)" if lost > 0 else text
 
 
-def _over(diagnosis: Diagnosis, context: DiagnosisContext) -> list[Verdict]:
+def _ended_verdicts(diagnosis: Diagnosis, context: DiagnosisContext) -> list[Verdict]:
     current = {(v.kind, v.began) for v in diagnosis.verdicts}
     earlier = [v for v in context.earlier if (v.kind, v.began) not in current]
     every = [*earlier, *diagnosis.verdicts]
@@ -200,12 +200,12 @@ def _over(diagnosis: Diagnosis, context: DiagnosisContext) -> list[Verdict]:
     return sorted(over, key=lambda v: v.began or 0.0)
 
 
-def _earlier(verdict: Verdict) -> str:
+def _earlier_line(verdict: Verdict) -> str:
     who = f" ({formats.rank_words(verdict.culprits)})" if verdict.culprits else ""
     return f"{level_word(verdict, verdict.ended or 0.0)}{who}: {clean_line(verdict.cause, 200)}"
 
 
-def _evidence(verdict: Verdict) -> list[tuple[str, str]]:
+def _evidence_entries(verdict: Verdict) -> list[tuple[str, str]]:
     entries = []
     for name, value in sorted(verdict.evidence.items(), key=lambda item: _sort_position(item[0])):
         text = evidence_text(str(name), value)
@@ -223,18 +223,18 @@ def evidence_text(name: str, value: Any) -> str:
     """Return one entry of a verdict's evidence as text. A value that several ranks share is
     given once."""
     if isinstance(value, Mapping) and value and all(str(k).isdecimal() for k in value):
-        return _by_rank(name, {int(k): v for k, v in value.items()})
+        return _by_rank_text(name, {int(k): v for k, v in value.items()})
     if name == "collective" and isinstance(value, Mapping) and "seq" in value:
-        return _collective(value)
+        return _collective_text(value)
     if isinstance(value, Mapping):
         parts = ((clean_name(str(k)), evidence_text(str(k), v)) for k, v in value.items())
         return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parts if v)
     if isinstance(value, (list, tuple)):
         return ", ".join(t for t in (evidence_text(name, v) for v in value) if t)
-    return _scalar(name, value)
+    return _scalar_text(name, value)
 
 
-def _collective(value: Mapping[str, Any]) -> str:
+def _collective_text(value: Mapping[str, Any]) -> str:
     """Return ``all_reduce #16 of group 0``."""
     op = clean_name(str(value.get("op") or ""), 40)
     group = clean_name(str(value.get("group", "")), 40)
@@ -242,7 +242,7 @@ def _collective(value: Mapping[str, Any]) -> str:
     return f"{op} {number}".strip()
 
 
-def _scalar(name: str, value: Any) -> str:
+def _scalar_text(name: str, value: Any) -> str:
     if value is None or value == "":
         return ""
     if isinstance(value, bool):
@@ -259,10 +259,10 @@ def _scalar(name: str, value: Any) -> str:
     return clean_line(str(value), MAX_SENTENCE_CHARS)
 
 
-def _by_rank(name: str, values: Mapping[int, Any]) -> str:
+def _by_rank_text(name: str, values: Mapping[int, Any]) -> str:
     numbers = {r: float(v) for r, v in values.items() if type(v) in (int, float)}
     if name.endswith("_s") and len(numbers) == len(values) and len(values) > 2:
-        return _spread(numbers)
+        return _spread_text(numbers)
     alike: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
         alike.setdefault(evidence_text(name, value), []).append(rank)
@@ -271,7 +271,7 @@ def _by_rank(name: str, values: Mapping[int, Any]) -> str:
     return "; ".join(shown[:MAX_SINGLE_ROWS]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def _spread(numbers: Mapping[int, float]) -> str:
+def _spread_text(numbers: Mapping[int, float]) -> str:
     low, high = min(numbers.values()), max(numbers.values())
     if high - low < 1:
         return f"{formats.age(high)} ({formats.rank_words(list(numbers))})"
@@ -282,7 +282,7 @@ def _spread(numbers: Mapping[int, float]) -> str:
 # -- stacks ----------------------------------------------------------------------------------------
 
 
-def _stacks(
+def _stack_view_models(
     diagnosis: Diagnosis, culprits: set[int], context: DiagnosisContext
 ) -> tuple[StackViewModel, ...]:
     def order(group: Any) -> tuple[bool, int]:
@@ -328,7 +328,7 @@ def _no_collectives_note(evidence: Evidence | None, context: DiagnosisContext) -
 # -- exceptions, log lines, missing evidence -------------------------------------------------------
 
 
-def _last_words(evidence: Evidence, culprits: set[int]) -> tuple[StackViewModel, ...]:
+def _exceptions_and_logs(evidence: Evidence, culprits: set[int]) -> tuple[StackViewModel, ...]:
     """Return exceptions, the earliest first if times are known, then the last log lines of the
     culprits."""
     raised = [r for r in evidence.ranks.values() if r.exception]
@@ -366,7 +366,7 @@ def _raised_at(rank: RankEvidence) -> float:
     return float(t) if isinstance(t, (int, float)) else float("inf")
 
 
-def _missing(diagnosis: Diagnosis, context: DiagnosisContext) -> tuple[str, ...]:
+def _missing_lines(diagnosis: Diagnosis, context: DiagnosisContext) -> tuple[str, ...]:
     """Return each piece of missing evidence once, with the ranks for which it is missing."""
     evidence = diagnosis.evidence
     if context.asking:

@@ -59,18 +59,18 @@ def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> Proc
     if rank.still_s is not None and rank.still_s >= 1 and rank.alive is not False:
         where.append(f"for {formats.age(rank.still_s)}")
     notes = [" ".join(w for w in where if w), _gil_note(rank), _wait_note(rank.process)]
-    return _row(
+    return _process_row(
         f"{sign}rank {rank.rank}",
         rank.process,
         rank.pid,
-        _ended(rank),
+        _end_text(rank),
         ", ".join(n for n in notes if n),
         bad=marked,
         marked=marked,
     )
 
 
-def _ended(rank: RankEvidence) -> str | None:
+def _end_text(rank: RankEvidence) -> str | None:
     """Return how the rank's process ended, or None if it is alive."""
     if rank.alive is not False:
         return None
@@ -109,7 +109,7 @@ def _process_state(process: ProcessActivity | None, *, marked: bool) -> str:
     return f"{word}, FROZEN" if frozen else word
 
 
-def _row(
+def _process_row(
     who: str,
     process: ProcessActivity | None,
     pid: int | None,
@@ -149,7 +149,7 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
                 pid="",
                 state=Cell(text="normal"),
                 cpu=cpu,
-                memory=_memory([w.process for w in usual]),
+                memory=_max_memory([w.process for w in usual]),
             )
         )
     return rows
@@ -158,7 +158,7 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
 def _worker_row(worker: WorkerEvidence, marked: bool) -> ProcessRow:
     kind = "worker" if worker.loader else clean_name(worker.process.name or "child", 16)
     ended = (worker.exit_reason or "gone") if worker.gone else None
-    return _row(
+    return _process_row(
         f"    {kind}",
         worker.process,
         worker.process.pid,
@@ -169,7 +169,7 @@ def _worker_row(worker: WorkerEvidence, marked: bool) -> ProcessRow:
     )
 
 
-def _memory(processes: Sequence[ProcessActivity]) -> str:
+def _max_memory(processes: Sequence[ProcessActivity]) -> str:
     sizes = [p.rss_bytes for p in processes if p.rss_bytes is not None]
     return formats.size(max(sizes)) if sizes else formats.NA
 
@@ -178,7 +178,7 @@ def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     """Return one row for each group of ranks in the same state."""
     alike: dict[tuple[str, str], list[RankEvidence]] = {}
     for rank in ranks:
-        doing = _ended(rank) or _process_state(rank.process, marked=False)
+        doing = _end_text(rank) or _process_state(rank.process, marked=False)
         alike.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
     rows = []
     by_size = sorted(alike.items(), key=lambda item: -len(item[1]))
@@ -191,7 +191,7 @@ def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
                 pid=f"×{len(members)}",
                 state=Cell(text=doing),
                 cpu=formats.percent(max(shares)) if shares else formats.NA,
-                memory=_memory(processes),
+                memory=_max_memory(processes),
                 note=phase,
             )
         )

@@ -61,7 +61,9 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
         )
         if len(shown) < len(library):
             rest = [f for f in library if f not in shown]
-            lines.append(Cell(text=f"  … {len(rest)} calls in {_packages(rest)}", tone=Tone.DIM))
+            lines.append(
+                Cell(text=f"  … {len(rest)} calls in {_package_names(rest)}", tone=Tone.DIM)
+            )
         library.clear()
 
     for frame in frames:
@@ -77,7 +79,7 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
     return tuple(lines)
 
 
-def _packages(frames: Sequence[Frame]) -> str:
+def _package_names(frames: Sequence[Frame]) -> str:
     """Return the packages of some calls in order of appearance: ``torch, lightning``."""
     names = (clean_name((in_library(f.file) or f.file).lstrip("/").split("/")[0]) for f in frames)
     plain = (re.sub(r"^<frozen ([\w]+).*", r"\1", name).removesuffix(".py") for name in names)

@@ -142,7 +142,7 @@ class RunFollower:
             self._print_events()
             self._print_warnings(snapshot)
             if snapshot.state not in LIVE:
-                return self._ended(snapshot)
+                return self._report_end(snapshot)
             self._display.update(snapshot, time.monotonic(), self._hint())
             if self._signals.leave is not None:
                 self._display.close()
@@ -198,7 +198,7 @@ class RunFollower:
                 self._printed_warnings.add((snapshot.attempt, caution))
                 self._display.print_line(warning_line(caution))
 
-    def _ended(self, snapshot: RunSnapshot) -> int:
+    def _report_end(self, snapshot: RunSnapshot) -> int:
         self._display.close()
         for line in [*failure_lines(self._run_dir, snapshot), *end_report(snapshot)]:
             self._display.print_line(line)

@@ -107,7 +107,7 @@ def plain_line(snapshot: RunSnapshot) -> str:
     parts = [
         elapsed_text(snapshot.elapsed_s),
         word,
-        _detail(snapshot),
+        _extra_detail(snapshot),
         position(snapshot),
         metrics_text(snapshot),
         speed_text(snapshot) if moving else "",
@@ -124,7 +124,7 @@ def elapsed_text(elapsed_s: float | None) -> str:
     return f"{whole} s" if whole < 60 else duration(float(whole))
 
 
-def _detail(snapshot: RunSnapshot) -> str:
+def _extra_detail(snapshot: RunSnapshot) -> str:
     """Return the detail if it contains more than the state and the step, which are shown next to
     it."""
     detail = clean_line(snapshot.detail, 300) if snapshot.detail else ""
@@ -208,9 +208,9 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
     return [(line, style) for line, style in lines if line]
 
 
-def bar(share: float, cells: int) -> str:
+def bar(fraction: float, cells: int) -> str:
     """Return a progress bar: ``▮▮▮▮▯▯▯▯▯▯``."""
-    full = min(cells, max(0, int(share * cells)))
+    full = min(cells, max(0, int(fraction * cells)))
     return "▮" * full + "▯" * (cells - full)
 
 

@@ -25,13 +25,13 @@ def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
             continue
         titles.add(key.title.lower())
         actions.add(name)
-        yield SystemCommand(key.title, key.about, _run(screen, key))
+        yield SystemCommand(key.title, key.about, _command_action(screen, key))
     palette_entries = getattr(screen, "palette_entries", None)
     if palette_entries is not None:
         for title, about, jump in palette_entries():
             yield SystemCommand(title, about, jump)
 
 
-def _run(screen: Screen[object], key: ListedKey) -> Callable[[], object]:
+def _command_action(screen: Screen[object], key: ListedKey) -> Callable[[], object]:
     app = screen.app
     return lambda: app.call_later(app.run_action, key.binding.action, default_namespace=key.node)

@@ -34,41 +34,43 @@ class OrderedKeysApp(App[None]):
         if not isinstance(event, events.Key) or event.is_forwarded:
             await super().on_event(event)
         elif self._current_key is None:
-            await self._handle(event)
+            await self._dispatch(event)
         else:
             self._waiting_keys.append(event)
             if len(self._waiting_keys) == 1:
                 self._limit_wait(self._current_key)
 
-    async def _handle(self, key: events.Key) -> None:
+    async def _dispatch(self, key: events.Key) -> None:
         self._current_key = key
         target = self.focused or self.screen
         await super().on_event(key)
-        self._follow(target, target, key, ROUNDS)
+        self._follow_key(target, target, key, ROUNDS)
 
-    def _follow(self, target: MessagePump, node: MessagePump, key: events.Key, rounds: int) -> None:
+    def _follow_key(
+        self, target: MessagePump, node: MessagePump, key: events.Key, rounds: int
+    ) -> None:
         """Travel through the message queues that the key travels through, behind it, up to the
         app."""
         if node is not self:
             # Message queues are first in, first out. A closed queue is skipped.
             above = node._parent or self
-            if not node.call_later(self._follow, target, above, key, rounds):
-                self._follow(target, above, key, rounds)
+            if not node.call_later(self._follow_key, target, above, key, rounds):
+                self._follow_key(target, above, key, rounds)
         elif rounds:
             # Messages that the key's action sent to the app are handled before this call.
-            self.call_later(self._follow, target, target, key, rounds - 1)
+            self.call_later(self._follow_key, target, target, key, rounds - 1)
         else:
-            self.call_later(self._handled, key)
+            self.call_later(self._finish_key, key)
 
-    async def _handled(self, key: events.Key) -> None:
+    async def _finish_key(self, key: events.Key) -> None:
         if key is not self._current_key:
             return
         self._current_key = None
         if self._waiting_keys:
-            await self._handle(self._waiting_keys.popleft())
+            await self._dispatch(self._waiting_keys.popleft())
             if self._waiting_keys and self._current_key is not None:
                 self._limit_wait(self._current_key)
 
     def _limit_wait(self, key: events.Key) -> None:
         """Continue with the next key even if ``key`` is never reported as handled."""
-        self.set_timer(LOST_AFTER_S, lambda: self.call_later(self._handled, key))
+        self.set_timer(LOST_AFTER_S, lambda: self.call_later(self._finish_key, key))

@@ -69,14 +69,14 @@ def prepare_preset_launch(
 
     Raises ``ProblemError`` with every problem found.
     """
-    _refuse_section(overrides)
+    _reject_ltui_section(overrides)
     problems = check_preset(preset, overrides, detect_machine(os.environ))
     python = choose_python(named_python, os.environ)
     if not problems:
         document, _ = resolve(apply_overrides(preset.document, overrides))
         requires = {module: r for r, module in required_modules(preset.requires).items()}
         keys = overridden_paths(overrides)
-        problems = _problems_in(
+        problems = _interpreter_problems(
             python,
             document,
             requires,
@@ -88,7 +88,7 @@ def prepare_preset_launch(
     return LaunchRequest(preset=preset, overrides=tuple(overrides), python=python)
 
 
-def _problems_in(
+def _interpreter_problems(
     python: str,
     document: Mapping[str, Any],
     requires: Mapping[str, str],
@@ -110,7 +110,7 @@ def _problems_in(
     ]
 
 
-def _refuse_section(overrides: Sequence[str]) -> None:
+def _reject_ltui_section(overrides: Sequence[str]) -> None:
     """Raise ``ProblemError`` for an override of the section ``ltui``.
 
     The section is read with the file, so an override would have no effect.
@@ -144,7 +144,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
                 remedy="Resume it without --set, or start the changed command with `ltui exec`.",
             )
         )
-    _refuse_section(overrides)
+    _reject_ltui_section(overrides)
     machine = detect_machine(os.environ)
     document = apply_overrides(spec.config, overrides)
     faults = find_faults(document, machine=machine, cpu_ranks=spec.nproc)
@@ -155,7 +155,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
 
     folders = [*spec.python_path, spec.cwd]
     problems = [place(fault) for fault in faults]
-    problems = problems or _problems_in(spec.python, document, {}, folders, place)
+    problems = problems or _interpreter_problems(spec.python, document, {}, folders, place)
     if problems:
         raise ProblemError(*problems)
     document, _ = resolve(document)

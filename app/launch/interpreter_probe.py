@@ -115,11 +115,11 @@ def top_level_names(body: list[ast.stmt]) -> tuple[set[str], bool]:
     """Return the names that a module binds or may bind, and whether there can be no others."""
     names: set[str] = set()
     for statement in body:
-        names |= _bound_by(statement)
+        names |= _bound_names(statement)
     return names, "*" not in names and "__getattr__" not in names and "globals" not in names
 
 
-def _bound_by(statement: ast.stmt) -> set[str]:
+def _bound_names(statement: ast.stmt) -> set[str]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {statement.name}
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -128,7 +128,7 @@ def _bound_by(statement: ast.stmt) -> set[str]:
     for handler in getattr(statement, "handlers", []):
         inner += handler.body
     if inner:
-        return {name for child in inner for name in _bound_by(child)} | _names_in(
+        return {name for child in inner for name in _bound_names(child)} | _names_in(
             [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr)]
         )
     # Names that are only read count as well: an existing class must not be reported as missing.

@@ -53,7 +53,7 @@ def run_program(
         for line in process.stdout:
             message = _decode_line(line)
             if "problem" in message:
-                problems.append(_problem(message["problem"]))
+                problems.append(_parse_problem(message["problem"]))
             elif "result" in message:
                 result = message["result"]
             else:
@@ -111,7 +111,7 @@ def _decode_line(line: str) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def _problem(document: Mapping[str, Any]) -> Problem:
+def _parse_problem(document: Mapping[str, Any]) -> Problem:
     remedy = document.get("remedy")
     return Problem(
         where=clean_line(str(document.get("where")), 500),

@@ -35,13 +35,13 @@ def check_with_classes(request: LaunchRequest) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
-        done = _run(spec, config, install_rank_package(ltui_home()))
+        done = _run_check(spec, config, install_rank_package(ltui_home()))
     if done.returncode != 0:
-        raise ProblemError(*_problems(done, request))
+        raise ProblemError(*_reported_problems(done, request))
     return [
         Problem(where=fault.path, what=fault.what, remedy=fault.remedy)
         for line in done.stdout.splitlines()
-        if (fault := _fault(line)) is not None
+        if (fault := _parse_fault(line)) is not None
     ]
 
 
@@ -58,7 +58,7 @@ def _rank_config(spec: RunSpec, folder: str) -> object:
     )
 
 
-def _run(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedProcess[str]:
+def _run_check(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedProcess[str]:
     paths = [str(rank_side), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     try:
@@ -78,14 +78,16 @@ def _run(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedPr
         raise ProblemError(Problem(where=spec.python, what=what)) from error
 
 
-def _problems(done: subprocess.CompletedProcess[str], request: LaunchRequest) -> list[Problem]:
+def _reported_problems(
+    done: subprocess.CompletedProcess[str], request: LaunchRequest
+) -> list[Problem]:
     """Return the problems that the check printed, or the last line of errors if the check itself
     failed."""
     keys = overridden_paths(request.overrides)
     problems = [
         locate_fault(fault, request.preset.where, request.preset.lines, keys)
         for line in done.stdout.splitlines()
-        if (fault := _fault(line)) is not None
+        if (fault := _parse_fault(line)) is not None
     ]
     if problems:
         return problems
@@ -94,7 +96,7 @@ def _problems(done: subprocess.CompletedProcess[str], request: LaunchRequest) ->
     return [Problem(where=request.preset.where, what=last)]
 
 
-def _fault(line: str) -> Fault | None:
+def _parse_fault(line: str) -> Fault | None:
     """Return one line of the check's report, or None if the user's code printed the line."""
     try:
         message = json.loads(line)

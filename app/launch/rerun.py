@@ -107,7 +107,7 @@ def _as_preset(spec: RunSpec) -> Preset:
     if spec.gpus is not None and spec.config is not None:
         # The configuration of the run contains the number of GPUs that `free:2` resulted in.
         document = with_value(document, _DEVICES.key, spec.gpus)
-    knobs = _knobs(spec, document) if spec.config is not None else ()
+    knobs = _form_knobs(spec, document) if spec.config is not None else ()
     return Preset(
         name=spec.id,
         title=spec.name,
@@ -117,7 +117,7 @@ def _as_preset(spec: RunSpec) -> Preset:
     )
 
 
-def _knobs(spec: RunSpec, document: Document) -> tuple[Knob, ...]:
+def _form_knobs(spec: RunSpec, document: Document) -> tuple[Knob, ...]:
     try:
         knobs = load_preset(spec.preset or "", Path(spec.cwd)).knobs
     except ProblemError:

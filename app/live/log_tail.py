@@ -68,7 +68,7 @@ class FileTail:
         except FileNotFoundError:
             return []
         self._offset = (self._offset or 0) + len(data)
-        lines = self._lines(data, now if self._knows_arrival else None)
+        lines = self._split_lines(data, now if self._knows_arrival else None)
         # A long file is read in parts, and the next part may be as old as this one.
         self._knows_arrival = self._knows_arrival or self._offset >= status.st_size
         return lines
@@ -77,7 +77,7 @@ class FileTail:
         """Return the last line of a file without a final line end. To be called when nothing
         more is written."""
         rest, self._rest = self._rest, b""
-        return [self._line(rest, None)] if rest else []
+        return [self._log_line(rest, None)] if rest else []
 
     def _check_replaced(self, status: os.stat_result) -> None:
         replaced = self._inode is not None and self._inode != status.st_ino
@@ -89,7 +89,7 @@ class FileTail:
             self._offset, self._rest, self._skip_first = 0, b"", False
         self._inode = status.st_ino
 
-    def _lines(self, data: bytes, seen_at: float | None) -> list[LogLine]:
+    def _split_lines(self, data: bytes, seen_at: float | None) -> list[LogLine]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_BYTES:
             lines.append(self._rest)
@@ -97,9 +97,9 @@ class FileTail:
         if self._skip_first and lines:
             lines.pop(0)
             self._skip_first = False
-        return [self._line(line[:LINE_BYTES], seen_at) for line in lines]
+        return [self._log_line(line[:LINE_BYTES], seen_at) for line in lines]
 
-    def _line(self, line: bytes, seen_at: float | None) -> LogLine:
+    def _log_line(self, line: bytes, seen_at: float | None) -> LogLine:
         """Return a line as it was written, made safe to display."""
         text = clean_line(line.decode("utf-8", "replace"))
         tone, in_traceback = self._classify(_RANK_PREFIX.sub("", text))

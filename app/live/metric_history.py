@@ -175,21 +175,21 @@ class ThroughputHistory:
         self._timed_s = lead.totals.timed_s
         place = (float(lead.global_step or 0), float(lead.epoch or 0), lead.wall_s)
         known_rates = {rank: rate for rank, rate in rates.items() if rate is not None}
-        self._curve(None).append(*place, sum(known_rates.values()))
+        self._live_curve(None).append(*place, sum(known_rates.values()))
         for rank in known_rates if len(known_rates) <= MAX_RANK_CURVES else ():
-            self._curve(rank).append(*place, known_rates[rank])
+            self._live_curve(rank).append(*place, known_rates[rank])
         self.version += 1
 
     def rates(self) -> dict[int | None, CurveData]:
         if self._cached[0] != self.version:
             ranks = self._stored.keys() | self._rates.keys()
-            self._cached = (self.version, {rank: self._joined(rank) for rank in ranks})
+            self._cached = (self.version, {rank: self._join_curves(rank) for rank in ranks})
         return self._cached[1]
 
-    def _joined(self, rank: int | None) -> CurveData:
+    def _join_curves(self, rank: int | None) -> CurveData:
         live = self._rates.get(rank)
         joined = join(self._stored.get(rank), live.curve() if live else None)
         return splice(joined, self._detail.get(rank, empty_curve()))
 
-    def _curve(self, rank: int | None) -> GrowingCurve:
+    def _live_curve(self, rank: int | None) -> GrowingCurve:
         return self._rates.setdefault(rank, GrowingCurve())

@@ -83,9 +83,9 @@ class PollerThread:
                     poller = poller or self._make_poller()
                     self._last = poller.poll(time.time(), time.monotonic_ns())
                     self._error_since = None
-                    self._deliver(self._last)
+                    self._post_frame(self._last)
                 except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-                    self._deliver(self._failed(error))
+                    self._post_frame(self._error_frame(error))
                 cpu = time.process_time()
                 period, cpu_before = pace.period_s(cpu - cpu_before), cpu
                 spent = time.monotonic() - began
@@ -95,12 +95,12 @@ class PollerThread:
             if poller is not None:
                 poller.close()
 
-    def _failed(self, error: Exception) -> Frame:
+    def _error_frame(self, error: Exception) -> Frame:
         now = time.time()
         self._error_since = self._error_since or now
         text = str(error) or type(error).__name__
         return replace(self._last, now=now, error=text, error_since=self._error_since)
 
-    def _deliver(self, frame: Frame) -> None:
+    def _post_frame(self, frame: Frame) -> None:
         if not self._stopped.is_set():
             self._post(frame)

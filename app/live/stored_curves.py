@@ -28,17 +28,19 @@ def stored_curve(
     store: RunStore, name: str, *, rank: int | None = 0, attempt: int | None = None
 ) -> CurveData:
     """Return a whole curve, with its end at full resolution."""
-    whole = _read(store, name, rank=rank, attempt=attempt)
+    whole = _read_curve(store, name, rank=rank, attempt=attempt)
     if not len(whole) or float(whole.count.max()) <= 1:
         return whole
     first = int(whole.steps[-1]) - TAIL_STEPS
-    tail = _read(store, name, rank=rank, attempt=attempt, first_step=first, points=4 * TAIL_STEPS)
+    tail = _read_curve(
+        store, name, rank=rank, attempt=attempt, first_step=first, points=4 * TAIL_STEPS
+    )
     return splice(whole, tail)
 
 
 def stored_segment(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData:
     """Return the part of a curve between two steps, in as much detail as the store has."""
-    return _read(store, name, first_step=steps[0], last_step=steps[1])
+    return _read_curve(store, name, first_step=steps[0], last_step=steps[1])
 
 
 def stored_rates(
@@ -65,7 +67,7 @@ def _attempt_rates(
 
     def read_pair(rank: int | None) -> tuple[CurveData, CurveData]:
         samples, seconds = (
-            _read(store, name, rank=rank, attempt=attempt, first_step=first, last_step=last)
+            _read_curve(store, name, rank=rank, attempt=attempt, first_step=first, last_step=last)
             for name in ("step/samples", "step/seconds")
         )
         return samples, seconds
@@ -85,7 +87,7 @@ def _attempt_rates(
     return {None: sum_curves(list(rates.values())), **rates} if rates else {}
 
 
-def _read(
+def _read_curve(
     store: RunStore,
     name: str,
     *,

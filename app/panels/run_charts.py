@@ -152,7 +152,7 @@ class RunCharts(Horizontal):
 
     def smooth(self, by: int) -> None:
         """More smoothing by so many notches; less where ``by`` is negative."""
-        self.settings = replace(self.settings, smoothing=self.settings.smoother(by))
+        self.settings = replace(self.settings, smoothing=self.settings.next_smoothing(by))
         self._redraw()
 
     def _redraw(self) -> None:

@@ -17,9 +17,9 @@ GIB = float(1 << 30)
 _NOTHING = "not available on this GPU, or not sampled yet"
 
 
-def gpu_charts(gpu: GpuSnapshot, past: GpuSeries) -> dict[str, ChartViewModel]:
+def gpu_charts(gpu: GpuSnapshot, history: GpuSeries) -> dict[str, ChartViewModel]:
     """Return the charts by name: activity, power, temperature and memory."""
-    samples = past.samples
+    samples = history.samples
     times = np.array([s.at for s in samples], dtype=np.float64)
     x = times - times[0] if len(times) else times
 
@@ -41,7 +41,7 @@ def gpu_charts(gpu: GpuSnapshot, past: GpuSeries) -> dict[str, ChartViewModel]:
     return {
         "activity": chart(
             "activity, % of time",
-            formats.percent(_of_hundred(gpu.utilisation_percent)),
+            formats.percent(_as_fraction(gpu.utilisation_percent)),
             [
                 line("utilisation", [100 * s.utilisation for s in samples], 0),
                 line("SM", [100 * s.sm for s in samples], 1),
@@ -71,5 +71,5 @@ def _column(samples: Sequence[GpuSample], name: str) -> list[float]:
     return [float(getattr(sample, name)) for sample in samples]
 
 
-def _of_hundred(percent: float | None) -> float | None:
+def _as_fraction(percent: float | None) -> float | None:
     return None if percent is None else percent / 100

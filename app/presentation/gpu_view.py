@@ -43,11 +43,11 @@ def active_findings(frame: Frame) -> tuple[Verdict, ...]:
     return tuple(sorted(findings, key=lambda v: not v.evidence.get("serious")))
 
 
-def _tones(frame: Frame) -> dict[int, Tone]:
+def _tone_by_gpu(frame: Frame) -> dict[int, Tone]:
     """Return the tone of each GPU that has an active finding, by index."""
     tones: dict[int, Tone] = {}
     for finding in reversed(active_findings(frame)):
-        tone = _tone(finding)
+        tone = _finding_tone(finding)
         gpus = finding.evidence.get("gpus")
         for index in gpus if isinstance(gpus, (list, tuple)) else ():
             if isinstance(index, int):
@@ -55,17 +55,17 @@ def _tones(frame: Frame) -> dict[int, Tone]:
     return tones
 
 
-def _tone(finding: Verdict) -> Tone:
+def _finding_tone(finding: Verdict) -> Tone:
     return Tone.BAD if finding.evidence.get("serious") else Tone.WARN
 
 
 def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
     """Return one row per GPU or MIG slice, slices below their GPU."""
-    tones = _tones(frame)
+    tones = _tone_by_gpu(frame)
     gpus = frame.snapshot.gpus
     with_slices = {g.mig_parent for g in gpus if g.mig_parent is not None}
     return tuple(
-        _row(
+        _gpu_row(
             gpu,
             frame.gpu_series.get(gpu.index, GpuSeries()),
             frame.now,
@@ -85,9 +85,11 @@ def gpu_label(gpu: GpuSnapshot) -> str:
     return clean_name(gpu.label or str(gpu.index))
 
 
-def _row(gpu: GpuSnapshot, past: GpuSeries, now: float, tone: Tone, *, sliced: bool) -> GpuRow:
+def _gpu_row(
+    gpu: GpuSnapshot, history: GpuSeries, now: float, tone: Tone, *, sliced: bool
+) -> GpuRow:
     use = _fraction(gpu.utilisation_percent)
-    note = _note(gpu, now)
+    note = _gpu_note(gpu, now)
     return GpuRow(
         index=gpu_label(gpu),
         name=clean_name((gpu.name or formats.NA).removeprefix("NVIDIA ")),
@@ -97,10 +99,10 @@ def _row(gpu: GpuSnapshot, past: GpuSeries, now: float, tone: Tone, *, sliced: b
         memory=_ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
         memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
         power_text=formats.power(gpu.power_w, gpu.power_limit_w),
-        temperature=_temperature(gpu),
+        temperature=_temperature_cell(gpu),
         clock_text=formats.clock(gpu.sm_clock_mhz),
-        strip=past.strip,
-        heat=past.heat,
+        strip=history.strip,
+        heat=history.heat,
         note=clean_name(note),
         sm_text=formats.percent(gpu.sm_activity),
         tensor_text=formats.percent(gpu.tensor_activity),
@@ -110,7 +112,7 @@ def _row(gpu: GpuSnapshot, past: GpuSeries, now: float, tone: Tone, *, sliced: b
     )
 
 
-def _temperature(gpu: GpuSnapshot) -> Cell:
+def _temperature_cell(gpu: GpuSnapshot) -> Cell:
     limit = gpu.slowdown_temperature_c
     least = HOT_C if limit is None else limit - HOT_MARGIN_C
     hot = gpu.temperature_c is not None and gpu.temperature_c >= least
@@ -118,7 +120,7 @@ def _temperature(gpu: GpuSnapshot) -> Cell:
     return Cell(text=f"{text}!" if hot else text, tone=Tone.WARN if hot else Tone.PLAIN)
 
 
-def _note(gpu: GpuSnapshot, now: float) -> str:
+def _gpu_note(gpu: GpuSnapshot, now: float) -> str:
     if gpu.error:
         return gpu.error
     if gpu.sampled_at is not None and now - gpu.sampled_at > STALE_AFTER_S:
@@ -143,7 +145,7 @@ def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Tex
     if frame.snapshot.gpu_note and frame.snapshot.gpus:
         lines.append((f"! {clean_line(frame.snapshot.gpu_note)}", "bold"))
     for finding in active_findings(frame):
-        tone = _tone(finding)
+        tone = _finding_tone(finding)
         style = "bold" if tone is Tone.BAD else ""
         lines.append((f"{SIGNS[tone]} {clean_line(finding.cause)}{_rank_suffix(finding)}", style))
     out = Text()
@@ -188,30 +190,30 @@ def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
         out.append(f"! {clean_line(gpu.error)}\n", "bold")
     for finding in active_findings(frame):
         if gpu.index in (finding.evidence.get("gpus") or ()):
-            out.append(f"{SIGNS[_tone(finding)]} {clean_line(finding.cause)}\n", "bold")
-    for title, lines in _groups(gpu, frame.now):
+            out.append(f"{SIGNS[_finding_tone(finding)]} {clean_line(finding.cause)}\n", "bold")
+    for title, lines in _reading_groups(gpu, frame.now):
         out.append(f"{title}\n", "bold")
         for label, value in lines:
             out.append(f"  {label:<22}", "dim")
             out.append(f"{value}\n")
-    _processes(out, gpu)
+    _append_processes(out, gpu)
     return out
 
 
 Lines = list[tuple[str, str]]
 
 
-def _groups(gpu: GpuSnapshot, now: float) -> list[tuple[str, Lines]]:
+def _reading_groups(gpu: GpuSnapshot, now: float) -> list[tuple[str, Lines]]:
     return [
-        ("GPU", _identity(gpu, now)),
-        ("work", _work(gpu)),
-        ("power and heat", _heat(gpu)),
-        ("links", _links(gpu)),
-        ("memory health", _health(gpu)),
+        ("GPU", _identity_lines(gpu, now)),
+        ("work", _work_lines(gpu)),
+        ("power and heat", _heat_lines(gpu)),
+        ("links", _link_lines(gpu)),
+        ("memory health", _health_lines(gpu)),
     ]
 
 
-def _identity(gpu: GpuSnapshot, now: float) -> Lines:
+def _identity_lines(gpu: GpuSnapshot, now: float) -> Lines:
     age = None if gpu.sampled_at is None else max(0.0, now - gpu.sampled_at)
     return [
         ("model", clean_name(gpu.name or formats.NA)),
@@ -221,9 +223,9 @@ def _identity(gpu: GpuSnapshot, now: float) -> Lines:
     ]
 
 
-def _work(gpu: GpuSnapshot) -> Lines:
+def _work_lines(gpu: GpuSnapshot) -> Lines:
     return [
-        ("utilisation", _utilisation(gpu.utilisation_percent)),
+        ("utilisation", _utilisation_text(gpu.utilisation_percent)),
         ("SM activity", formats.percent(gpu.sm_activity)),
         ("SM occupancy", formats.percent(gpu.sm_occupancy)),
         ("tensor-core activity", formats.percent(gpu.tensor_activity)),
@@ -233,12 +235,12 @@ def _work(gpu: GpuSnapshot) -> Lines:
     ]
 
 
-def _utilisation(percent: float | None) -> str:
+def _utilisation_text(percent: float | None) -> str:
     text = formats.percent(_fraction(percent))
     return text if percent is None else f"a kernel was running {text} of the time"
 
 
-def _heat(gpu: GpuSnapshot) -> Lines:
+def _heat_lines(gpu: GpuSnapshot) -> Lines:
     reasons = gpu.throttle_reasons
     held = formats.NA if reasons is None else ", ".join(reasons) or "nothing"
     state = gpu.performance_state
@@ -260,15 +262,15 @@ def _value_of(value: float | None, most: float | None, unit: str) -> str:
     return f"{text} {unit}" if most is None else f"{text} of {formats.count(most)} {unit}"
 
 
-def _links(gpu: GpuSnapshot) -> Lines:
+def _link_lines(gpu: GpuSnapshot) -> Lines:
     up = formats.NA if gpu.nvlinks is None else f"{formats.count(gpu.nvlinks_up)} of {gpu.nvlinks}"
     generation = _value_of_max(gpu.pcie_generation, gpu.pcie_generation_max)
     lanes = _value_of_max(gpu.pcie_width, gpu.pcie_width_max)
     return [
         ("PCIe", f"generation {generation}, {lanes} lanes"),
-        ("PCIe out, in", _rates(gpu.pcie_tx_bytes_per_s, gpu.pcie_rx_bytes_per_s)),
+        ("PCIe out, in", _rate_pair(gpu.pcie_tx_bytes_per_s, gpu.pcie_rx_bytes_per_s)),
         ("NVLinks up", up),
-        ("NVLink out, in", _rates(gpu.nvlink_tx_bytes_per_s, gpu.nvlink_rx_bytes_per_s)),
+        ("NVLink out, in", _rate_pair(gpu.nvlink_tx_bytes_per_s, gpu.nvlink_rx_bytes_per_s)),
         ("NVLink errors", formats.count(gpu.nvlink_errors)),
     ]
 
@@ -279,11 +281,11 @@ def _value_of_max(value: int | None, most: int | None) -> str:
     return f"{value} of {most}" if most is not None else str(value)
 
 
-def _rates(out: float | None, into: float | None) -> str:
+def _rate_pair(out: float | None, into: float | None) -> str:
     return f"{formats.quantity(out, 'B/s')}, {formats.quantity(into, 'B/s')}"
 
 
-def _health(gpu: GpuSnapshot) -> Lines:
+def _health_lines(gpu: GpuSnapshot) -> Lines:
     repair = {None: formats.NA, False: "none", True: "yes, at the next reset"}
     failed = " (a repair failed)" if gpu.repair_failed else ""
     xid = formats.NA if gpu.xid_code is None else f"XID {gpu.xid_code}"
@@ -297,17 +299,17 @@ def _health(gpu: GpuSnapshot) -> Lines:
     ]
 
 
-def _processes(out: Text, gpu: GpuSnapshot) -> None:
+def _append_processes(out: Text, gpu: GpuSnapshot) -> None:
     out.append("processes\n", "bold")
     if gpu.processes is None:
         out.append(f"  {formats.NA}\n")
     elif not gpu.processes:
         out.append("  none\n")
     for process in sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0)):
-        out.append(f"  {_process(process)}\n", "bold" if process.owner == "foreign" else "")
+        out.append(f"  {_process_line(process)}\n", "bold" if process.owner == "foreign" else "")
 
 
-def _process(process: GpuProcessSnapshot) -> str:
+def _process_line(process: GpuProcessSnapshot) -> str:
     owner = OWNERS.get(process.owner, clean_name(process.owner))
     if process.rank is not None:
         owner = f"rank {process.rank}"

@@ -31,12 +31,12 @@ def headline_metric(run: RunSnapshot) -> HeadlineMetric | None:
     """Return the training loss, else another loss, else a score, else any logged metric."""
     if not run.metrics:
         return None
-    name = min(run.metrics, key=lambda name: (_rank(name), name))
+    name = min(run.metrics, key=lambda name: (_priority(name), name))
     short = "loss" if name.lower() in TRAIN_LOSS_ALIASES else name
     return HeadlineMetric(short, run.metrics[name].last)
 
 
-def _rank(name: str) -> int:
+def _priority(name: str) -> int:
     lower = name.lower()
     if lower in TRAIN_LOSS_ALIASES:
         return 0

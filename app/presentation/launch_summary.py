@@ -19,11 +19,11 @@ def launch_summary(document: Mapping[str, Any], machine: Machine, cpu_ranks: int
     nodes = choose_nodes(trainer, machine.node)[0]
     if nodes is not None and nodes.count > 1:
         ranks += f" on each of {nodes.count} machines"
-    where = _where(chosen.accelerator, chosen.devices, chosen.gpus)
-    return ", ".join(part for part in (ranks, _length(trainer), where) if part)
+    where = _device_text(chosen.accelerator, chosen.devices, chosen.gpus)
+    return ", ".join(part for part in (ranks, _length_text(trainer), where) if part)
 
 
-def _length(trainer: Mapping[str, Any]) -> str:
+def _length_text(trainer: Mapping[str, Any]) -> str:
     if trainer.get("fast_dev_run"):
         return "a test of a few batches (fast_dev_run)"
     epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps")
@@ -40,7 +40,7 @@ def _length(trainer: Mapping[str, Any]) -> str:
     return "until it is stopped" if epochs == -1 else f"{formats.count(1000)} epochs (the default)"
 
 
-def _where(accelerator: str, devices: int | list[int], free: str | None) -> str:
+def _device_text(accelerator: str, devices: int | list[int], free: str | None) -> str:
     if accelerator == "cpu":
         return "on the CPU"
     if accelerator not in ("gpu", "cuda"):

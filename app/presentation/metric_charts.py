@@ -45,7 +45,7 @@ class ChartSettings:
     def next_axis(self) -> str:
         return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
 
-    def smoother(self, by: int) -> float:
+    def next_smoothing(self, by: int) -> float:
         place = min(range(len(SMOOTHINGS)), key=lambda i: abs(SMOOTHINGS[i] - self.smoothing))
         return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + by))]
 
@@ -57,20 +57,20 @@ class Axis:
         self._kind = settings.axis
         self._reference = reference_curve(frame)
         self._steps_per_epoch = _steps_per_epoch(frame)
-        self._origin = _beginning(frame, self._reference)
+        self._origin = _time_origin(frame, self._reference)
         self.label = self._kind
         self.is_time = self._kind == "time"
         self.ends = self._ends([*frame.curves.values(), *frame.rates.values()])
         """Start and end of the axis, the same for every chart."""
 
     def _ends(self, curves: Sequence[CurveData]) -> tuple[float, float] | None:
-        ends_of_curves = [self.places(select_points(c, [0, -1])) for c in curves if len(c)]
+        ends_of_curves = [self.positions(select_points(c, [0, -1])) for c in curves if len(c)]
         finite_ends = [ends for ends in ends_of_curves if np.isfinite(ends).all()]
         if not finite_ends:
             return None
         return min(float(e[0]) for e in finite_ends), max(float(e[1]) for e in finite_ends)
 
-    def places(self, curve: CurveData) -> FloatArray:
+    def positions(self, curve: CurveData) -> FloatArray:
         if self._kind == "time":
             return curve.times - self._origin
         if self._kind == "epoch":
@@ -83,11 +83,11 @@ class Axis:
             return math.floor(low), math.ceil(high)
         if self._reference is None:
             return None
-        places = self.places(self._reference)
-        inside = np.flatnonzero((places >= low) & (places <= high))
+        positions = self.positions(self._reference)
+        inside = np.flatnonzero((positions >= low) & (positions <= high))
         if not inside.size:
             return None
-        first, last = max(0, inside[0] - 1), min(len(places) - 1, inside[-1] + 1)
+        first, last = max(0, inside[0] - 1), min(len(positions) - 1, inside[-1] + 1)
         return int(self._reference.steps[first]), int(self._reference.steps[last])
 
 
@@ -103,7 +103,7 @@ def _steps_per_epoch(frame: Frame) -> float | None:
     return run.batches_per_epoch
 
 
-def _beginning(frame: Frame, reference: CurveData | None) -> float:
+def _time_origin(frame: Frame, reference: CurveData | None) -> float:
     """Return the start of the time axis in unix seconds: the creation of the run."""
     if frame.snapshot.created_at is not None:
         return frame.snapshot.created_at
@@ -124,12 +124,12 @@ def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartViewModel]
     axis = Axis(settings, frame)
     names = shown_metrics(frame, settings)
     colours = {name: number for number, name in enumerate(names)}
-    shapes = [
+    charts = [
         _metric_chart(frame, axis, settings, [(name, colours[name]) for name in group])
         for group in chart_groups(names)
         if any(name in frame.curves for name in group)
     ]
-    return shapes or [_metric_chart(frame, axis, settings, [])]
+    return charts or [_metric_chart(frame, axis, settings, [])]
 
 
 def _metric_chart(
@@ -169,30 +169,30 @@ def is_smoothed(name: str) -> bool:
 def _metric_series(
     name: str, curve: CurveData, axis: Axis, smoothing: float, colour: int
 ) -> list[ChartSeries]:
-    places = axis.places(curve)
+    positions = axis.positions(curve)
     shown = clean_name(name)
     if smoothing <= 0 or len(curve) < MOST_UNSMOOTHED:
-        return [_series(shown, places, curve, colour=colour)]
+        return [_series(shown, positions, curve, colour=colour)]
     smoothed = smooth(curve, smoothing)
     return [
-        _series(f"{shown} raw", places, curve, colour=colour, dim=True),
-        ChartSeries(name=f"{shown} smoothed", x=places, y=smoothed, colour=colour),
+        _series(f"{shown} raw", positions, curve, colour=colour, dim=True),
+        ChartSeries(name=f"{shown} smoothed", x=positions, y=smoothed, colour=colour),
     ]
 
 
 def _series(
-    name: str, places: FloatArray, curve: CurveData, *, colour: int, dim: bool = False
+    name: str, positions: FloatArray, curve: CurveData, *, colour: int, dim: bool = False
 ) -> ChartSeries:
     banded = bool(np.any(curve.low != curve.high))
     low, high = (curve.low, curve.high) if banded else (None, None)
     return ChartSeries(
-        name=name, x=places, y=curve.mean, colour=colour, dim=dim, low=low, high=high
+        name=name, x=positions, y=curve.mean, colour=colour, dim=dim, low=low, high=high
     )
 
 
-def metrics_title(shapes: Sequence[ChartViewModel]) -> str:
+def metrics_title(charts: Sequence[ChartViewModel]) -> str:
     """Return the title of the panel: the quantity of its only chart, or ``metrics``."""
-    return shapes[0].title if len(shapes) == 1 else "metrics"
+    return charts[0].title if len(charts) == 1 else "metrics"
 
 
 def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:
@@ -201,11 +201,11 @@ def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:
     quiet = silence_text(frame) if frame.curves else None
     smoothed = any(is_smoothed(name) for name in names)
     smoothing = f"smoothing {settings.smoothing:g}" if settings.smoothing else "raw"
-    scores = _scores(frame, names)
+    scores = _score_texts(frame, names)
     return " · ".join([*([quiet] if quiet else []), *scores, *([smoothing] if smoothed else [])])
 
 
-def _scores(frame: Frame, shown: Collection[str]) -> list[str]:
+def _score_texts(frame: Frame, shown: Collection[str]) -> list[str]:
     """Return validation metrics other than the loss: ``val/acc 0.9870``."""
     metrics = frame.snapshot.metrics
     names = sorted(n for n in metrics if is_validation(n) and "loss" not in n.lower())
@@ -221,7 +221,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     series: list[ChartSeries] = []
     if total is not None and len(total):
         series += _rank_series(frame.rates, axis)
-        series.append(_series("total", axis.places(total), total, colour=2))
+        series.append(_series("total", axis.positions(total), total, colour=2))
     return ChartViewModel(
         title="throughput, samples/s",
         subtitle=throughput_subtitle(frame),
@@ -236,15 +236,15 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
 
 def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[ChartSeries]:
     by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
-    if not 1 < len(by_rank) <= MAX_RANK_CURVES or not _differ(list(by_rank.values())):
+    if not 1 < len(by_rank) <= MAX_RANK_CURVES or not _rates_differ(list(by_rank.values())):
         return []
     return [
-        _series(f"r{rank}", axis.places(curve), curve, colour=3 + rank, dim=True)
+        _series(f"r{rank}", axis.positions(curve), curve, colour=3 + rank, dim=True)
         for rank, curve in sorted(by_rank.items())
     ]
 
 
-def _differ(curves: list[CurveData]) -> bool:
+def _rates_differ(curves: list[CurveData]) -> bool:
     lately = [float(np.nanmean(c.mean[-20:])) for c in curves]
     return max(lately) - min(lately) > DIFFERENCE * max(lately)
 
@@ -254,7 +254,7 @@ def throughput_subtitle(frame: Frame) -> str:
     best = best_throughput(frame)
     words = []
     if frame.snapshot.state in LIVE:
-        words.append(_rate_now(frame.snapshot))
+        words.append(_current_rate(frame.snapshot))
     if best is not None:
         words.append(f"best {formats.quantity(best, '')}")
     share = frame.snapshot.model_flop_utilisation
@@ -263,7 +263,7 @@ def throughput_subtitle(frame: Frame) -> str:
     return " · ".join(words)
 
 
-def _rate_now(run: RunSnapshot) -> str:
+def _current_rate(run: RunSnapshot) -> str:
     if run.state is RunState.PAUSED:
         return "paused"
     if any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts):

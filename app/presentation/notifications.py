@@ -20,7 +20,7 @@ def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, 
         return []
     toasts = []
     if now.attempt != before.attempt:
-        toasts.append((f"attempt {now.attempt} started{_from(now)}", "information"))
+        toasts.append((f"attempt {now.attempt} started{_start_step(now)}", "information"))
     elif now.state is not before.state:
         toasts += _state_change(before, now)
     if now.attempt == before.attempt and now.state in LIVE:
@@ -47,17 +47,20 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]
 def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
     old = {c.path for c in before.checkpoints}
     return [
-        (f"checkpoint saved at step {formats.step(c.global_step)}{_checked(c.ok)}", "information")
+        (
+            f"checkpoint saved at step {formats.step(c.global_step)}{_verification_text(c.ok)}",
+            "information",
+        )
         for c in now.checkpoints
         if c.path not in old and c.reason == "request"
     ]
 
 
-def _checked(ok: bool | None) -> str:
+def _verification_text(ok: bool | None) -> str:
     return {True: ", verified", False: ", but it is damaged", None: ""}[ok]
 
 
-def _from(now: RunSnapshot) -> str:
+def _start_step(now: RunSnapshot) -> str:
     return f" from step {formats.step(now.global_step)}" if now.global_step else ""
 
 

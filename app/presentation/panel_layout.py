@@ -59,11 +59,11 @@ def layout_mode(width: int, height: int, needs: TableLines | None = None) -> Lay
         return LayoutMode.VAST
     if width >= 130 and height >= 40:
         return LayoutMode.FULL
-    fits = needs is not None and height >= _lines_of_all(needs)
+    fits = needs is not None and height >= _full_height(needs)
     return LayoutMode.FULL if fits else LayoutMode.HALF
 
 
-def _lines_of_all(needs: TableLines) -> int:
+def _full_height(needs: TableLines) -> int:
     gpus = needs.gpus + FRAME_LINES if needs.gpus else 0
     return OTHER_LINES + CHART_LINES + gpus + needs.ranks + FRAME_LINES + LOG_LINES
 

@@ -31,8 +31,8 @@ LEARNING_RATE = "step/lr"
 def metrics_and_configuration(frame: Frame) -> Text:
     """Return metrics and configuration."""
     out = Text()
-    _metrics(out, frame)
-    _configuration(out, frame)
+    _append_metrics(out, frame)
+    _append_configuration(out, frame)
     out.rstrip()
     return out
 
@@ -40,15 +40,15 @@ def metrics_and_configuration(frame: Frame) -> Text:
 def checkpoints_and_events(frame: Frame) -> Text:
     """Return checkpoints, events, and the facts about the run."""
     out = Text()
-    _checkpoints(out, frame)
-    _script_checkpoints(out, frame)
-    _events(out, frame)
-    _run(out, frame)
+    _append_checkpoints(out, frame)
+    _append_script_checkpoints(out, frame)
+    _append_events(out, frame)
+    _append_run_facts(out, frame)
     out.rstrip()
     return out
 
 
-def _metrics(out: Text, frame: Frame) -> None:
+def _append_metrics(out: Text, frame: Frame) -> None:
     titles = "".join(title.rjust(10) for title in ("last", "lowest", "highest"))
     out.append(f"{'metric'.ljust(NAME_CELLS)}{titles}\n", "bold")
     metrics = ordered_metrics(frame.snapshot)
@@ -57,35 +57,37 @@ def _metrics(out: Text, frame: Frame) -> None:
     for name, value in metrics[:MAX_METRICS]:
         last, low, high = value.last, value.best_min, value.best_max
         numbers = "".join(formats.metric(number).rjust(10) for number in (last, low, high))
-        out.append(f"{_cut(clean_name(name))}{numbers}\n")
+        out.append(f"{_fit_name(clean_name(name))}{numbers}\n")
     if len(metrics) > MAX_METRICS:
         out.append(f"and {len(metrics) - MAX_METRICS} more\n", "dim")
     rates = frame.curves.get(LEARNING_RATE)
     if rates is not None and len(rates):
-        out.append(f"{_cut('learning rate')}{formats.metric(float(rates.mean[-1])).rjust(10)}\n")
+        out.append(
+            f"{_fit_name('learning rate')}{formats.metric(float(rates.mean[-1])).rjust(10)}\n"
+        )
 
 
-def _cut(name: str) -> str:
+def _fit_name(name: str) -> str:
     return (name if len(name) < NAME_CELLS else f"{name[: NAME_CELLS - 2]}…").ljust(NAME_CELLS)
 
 
-def _configuration(out: Text, frame: Frame) -> None:
+def _append_configuration(out: Text, frame: Frame) -> None:
     spec = frame.spec
     if spec is not None and spec.start_from:
         out.append("\nstarted from\n", "bold")
         out.append(f"{clean_name(spec.start_from)}\n")
     if spec is not None:
-        _pairs(out, "configuration", settings(spec))
+        _append_pairs(out, "configuration", settings(spec))
     if frame.snapshot.changes:
         out.append("\nchanged for this attempt\n", "bold")
         for change in frame.snapshot.changes:
             out.append(f"{clean_line(change, 300)}\n")
     if spec is None or spec.config is None:
         # The configuration would contain them already.
-        _pairs(out, "hyperparameters", hyperparameters(frame.hyperparameters))
+        _append_pairs(out, "hyperparameters", hyperparameters(frame.hyperparameters))
 
 
-def _pairs(out: Text, title: str, pairs: Sequence[tuple[str, str]]) -> None:
+def _append_pairs(out: Text, title: str, pairs: Sequence[tuple[str, str]]) -> None:
     if not pairs:
         return
     out.append(f"\n{title}\n", "bold")
@@ -94,30 +96,30 @@ def _pairs(out: Text, title: str, pairs: Sequence[tuple[str, str]]) -> None:
         out.append(f"{clean_line(value, 300)}\n")
 
 
-def _checkpoints(out: Text, frame: Frame) -> None:
+def _append_checkpoints(out: Text, frame: Frame) -> None:
     out.append("checkpoints\n", "bold")
     saved = frame.snapshot.checkpoints
     if not saved:
         none = "none by ltui yet" if frame.snapshot.script_checkpoints else "none yet"
         out.append(f"{none}\n", "dim")
-    for checkpoint in _newest(saved):
+    for checkpoint in _newest_first(saved):
         age = formats.ago(frame.now - checkpoint.saved_at) if checkpoint.saved_at else ""
         out.append(f"{checkpoint_text(checkpoint)}, {checkpoint.reason or 'saved'} {age}\n")
 
 
-def _newest(saved: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
+def _newest_first(saved: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
     ordered = sorted(saved, key=lambda c: (c.saved_at or 0.0, c.global_step), reverse=True)
     return ordered[:MAX_CHECKPOINTS]
 
 
-def _script_checkpoints(out: Text, frame: Frame) -> None:
+def _append_script_checkpoints(out: Text, frame: Frame) -> None:
     """Append the checkpoints of the script's own ModelCheckpoint, which ltui does not resume
     from."""
     saved = frame.snapshot.script_checkpoints
     if not saved:
         return
     out.append("\ncheckpoints of the script's own callbacks\n", "bold")
-    for checkpoint in _newest(saved):
+    for checkpoint in _newest_first(saved):
         words = [f"step {checkpoint.global_step}"]
         words += [clean_line(checkpoint.reason)] if checkpoint.reason else []
         words += [] if checkpoint.size_bytes is None else [formats.size(checkpoint.size_bytes)]
@@ -126,7 +128,7 @@ def _script_checkpoints(out: Text, frame: Frame) -> None:
         out.append(f"  {clean_line(checkpoint.path)}\n", "dim")
 
 
-def _events(out: Text, frame: Frame) -> None:
+def _append_events(out: Text, frame: Frame) -> None:
     out.append("\nevents, newest first\n", "bold")
     if not frame.events:
         out.append("none yet\n", "dim")
@@ -136,7 +138,7 @@ def _events(out: Text, frame: Frame) -> None:
         out.append(f"{clean_line(text, 200)}\n")
 
 
-def _run(out: Text, frame: Frame) -> None:
+def _append_run_facts(out: Text, frame: Frame) -> None:
     run = frame.snapshot
     out.append("\nrun\n", "bold")
     hosts = sorted({clean_name(r.host) for r in run.ranks if r.host})
@@ -148,7 +150,7 @@ def _run(out: Text, frame: Frame) -> None:
         ("hosts", ", ".join(hosts)),
         ("Python", python),
         ("supervisor", "" if run.supervisor_pid is None else f"pid {run.supervisor_pid}"),
-        ("FLOP per batch", _flops(run.flops_per_batch)),
+        ("FLOP per batch", _flops_text(run.flops_per_batch)),
         ("model FLOP utilisation", formats.percent(run.model_flop_utilisation)),
         ("folder", run.run_dir or ""),
     ):
@@ -156,5 +158,5 @@ def _run(out: Text, frame: Frame) -> None:
             out.append(f"{name}: {clean_line(value)}\n")
 
 
-def _flops(count: float | None) -> str:
+def _flops_text(count: float | None) -> str:
     return "" if count is None else f"{formats.quantity(count, 'FLOP')} per rank"

@@ -57,18 +57,18 @@ def run_row(line: RunListEntry, now: float) -> RunRow:
         id=line.id,
         sign=Cell(text=sign, tone=tone),
         name=clean_name(run.name),
-        preset=clean_name(_program(run)),
+        preset=clean_name(_short_program(run)),
         state=Cell(text=word, tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
         share=done_fraction(run),
-        progress=_progress(run),
+        progress=_progress_text(run),
         metric=formats.metric(shown.value) if shown is not None else "",
         metric_name=clean_name(shown.name) if shown is not None else "",
         created=formats.ago(_age_s(run, now)),
-        note=_note(run),
+        note=_note_cell(run),
     )
 
 
-def _program(run: RunSnapshot) -> str:
+def _short_program(run: RunSnapshot) -> str:
     """Return the preset, or the script of a command without the interpreter and the folders
     before it."""
     if run.preset or not run.command:
@@ -78,7 +78,7 @@ def _program(run: RunSnapshot) -> str:
     return " ".join([program.rpartition("/")[2], *rest])
 
 
-def _progress(run: RunSnapshot) -> str:
+def _progress_text(run: RunSnapshot) -> str:
     if run.global_step is None:
         return ""
     return f"step {formats.step(run.global_step, run.max_steps)}"
@@ -88,7 +88,7 @@ def _age_s(run: RunSnapshot, now: float) -> float | None:
     return None if run.created_at is None else max(0.0, now - run.created_at)
 
 
-def _note(run: RunSnapshot) -> Cell:
+def _note_cell(run: RunSnapshot) -> Cell:
     bad = rank_problem(run)
     if bad is not None:
         return Cell(text=bad, tone=Tone.BAD)

@@ -68,7 +68,7 @@ def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) 
     ]
 
 
-def short(text: str, cells: int) -> str:
+def truncated(text: str, cells: int) -> str:
     """Return ``text`` cut to ``cells`` columns, with an ellipsis if it was longer."""
     return text if len(text) <= cells else f"{text[: cells - 1]}…"
 
@@ -150,7 +150,11 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
         rest = snapshot.ranks[RANKS_SHOWN:]
         lines += [f"  and {ranks_text(rest)}"] if rest else []
     if snapshot.gpus:
-        lines += ["", "GPUs", *(f"  {line}" for line in columns([_gpu(g) for g in snapshot.gpus]))]
+        lines += [
+            "",
+            "GPUs",
+            *(f"  {line}" for line in columns([_gpu_columns(g) for g in snapshot.gpus])),
+        ]
     if snapshot.checkpoints:
         lines += ["", "checkpoints"]
         lines += [
@@ -163,7 +167,7 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     return lines
 
 
-def _flop_use(snapshot: RunSnapshot) -> str:
+def _flop_utilisation(snapshot: RunSnapshot) -> str:
     """Return the model FLOP utilisation; empty if the operations were not counted."""
     if snapshot.flops_per_batch is None:
         return ""
@@ -183,12 +187,12 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
     rows = [
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),
-        ("time", _times(snapshot, now) or NA),
-        ("attempt", _attempt(snapshot)),
+        ("time", _times_text(snapshot, now) or NA),
+        ("attempt", _attempt_text(snapshot)),
         ("stops", clean_line(" or ".join(snapshot.stops))),
         ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
         ("throughput", f"{pace}{data_wait}"),
-        ("MFU", _flop_use(snapshot)),
+        ("MFU", _flop_utilisation(snapshot)),
         ("supervisor", supervisor),
         ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
         ("GPUs", clean_line(snapshot.gpu_note) if snapshot.gpu_note else ""),
@@ -198,7 +202,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _times(snapshot: RunSnapshot, now: float) -> str:
+def _times_text(snapshot: RunSnapshot, now: float) -> str:
     """Return ``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
     created, started = snapshot.created_at, snapshot.started_at
     times = []
@@ -216,7 +220,7 @@ def _times(snapshot: RunSnapshot, now: float) -> str:
     return ", ".join(times)
 
 
-def _attempt(snapshot: RunSnapshot) -> str:
+def _attempt_text(snapshot: RunSnapshot) -> str:
     """Return ``2, with optimizer.init_args.lr=0.01``."""
     parts = [str(snapshot.attempt)]
     if snapshot.changes:
@@ -226,7 +230,7 @@ def _attempt(snapshot: RunSnapshot) -> str:
     return clean_line(", ".join(parts), 300)
 
 
-def _gpu(gpu: GpuSnapshot) -> tuple[str, ...]:
+def _gpu_columns(gpu: GpuSnapshot) -> tuple[str, ...]:
     if gpu.error:
         return (str(gpu.index), clean_name(gpu.name or NA), clean_line(gpu.error), "", "", "")
     busy = None if gpu.utilisation_percent is None else gpu.utilisation_percent / 100
@@ -242,24 +246,24 @@ def _gpu(gpu: GpuSnapshot) -> tuple[str, ...]:
 
 def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
     """Return a table with a line for each run."""
-    reasons = [short(_reason(snapshot), REASON_CELLS) for snapshot in snapshots]
+    reasons = [truncated(_reason_text(snapshot), REASON_CELLS) for snapshot in snapshots]
     head = "REASON" if any(reasons) else ""
     rows = [("ID", "WHAT", "STATE", "PROGRESS", "STARTED", head)]
     for snapshot, reason in zip(snapshots, reasons, strict=True):
         rows.append(
             (
                 clean_name(snapshot.id),
-                short(clean_name(program_text(snapshot)), 30) or NA,
+                truncated(clean_name(program_text(snapshot)), 30) or NA,
                 state_words(snapshot),
                 position(snapshot) or NA,
-                _started(snapshot, now),
+                _started_text(snapshot, now),
                 reason,
             )
         )
     return columns(rows)
 
 
-def _started(snapshot: RunSnapshot, now: float) -> str:
+def _started_text(snapshot: RunSnapshot, now: float) -> str:
     """Return ``2 h ago``, or after a resume ``2 h ago (attempt 2: 4 m)``."""
     created, started = snapshot.created_at, snapshot.started_at
     first = created if created is not None else started
@@ -270,7 +274,7 @@ def _started(snapshot: RunSnapshot, now: float) -> str:
     return f"{ago(now - first)} (attempt {snapshot.attempt}: {ago(now - started)})"
 
 
-def _reason(snapshot: RunSnapshot) -> str:
+def _reason_text(snapshot: RunSnapshot) -> str:
     """Return why a run needs help, or how it ended, if the state's word does not give it."""
     if snapshot.state in LIVE:
         grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []

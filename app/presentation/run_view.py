@@ -95,14 +95,14 @@ def header(frame: Frame) -> HeaderViewModel:
     run = frame.snapshot
     sign, word, tone = state_sign(run)
     banner, banner_tone = verdict_banner(frame)
-    moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not _held_up(run)
+    moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not _is_blocked(run)
     return HeaderViewModel(
         name=clean_name(run.name),
         preset=clean_name(program_text(run)),
         state=word,
         state_sign=sign,
         tone=tone,
-        epoch=f"epoch {_epoch(run)}",
+        epoch=f"epoch {_epoch_text(run)}",
         step=f"step {formats.step(run.global_step, run.max_steps)}",
         share=done_fraction(run),
         eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
@@ -114,14 +114,14 @@ def header(frame: Frame) -> HeaderViewModel:
     )
 
 
-def _held_up(run: RunSnapshot) -> bool:
+def _is_blocked(run: RunSnapshot) -> bool:
     """Return whether a rank is stalled or dead, so that the remaining time is unknown."""
     return any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts) or any(
         rank.state in LOUD_RANK_STATES for rank in run.ranks
     )
 
 
-def _epoch(run: RunSnapshot) -> str:
+def _epoch_text(run: RunSnapshot) -> str:
     shown = shown_epoch(run)
     if shown is None:
         return formats.NA
@@ -210,7 +210,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> Ra
     return RankRow(
         rank=f"r{rank.rank}",
         pid=formats.NA if rank.pid is None else str(rank.pid),
-        device=_device(rank.device),
+        device=_device_text(rank.device),
         phase=clean_name(rank.phase or formats.NA),
         step=formats.step(rank.global_step),
         age=formats.age(rank.age_s),
@@ -235,7 +235,7 @@ def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
     return _cell(rank_word(state), RANK_TONES[state])
 
 
-def _device(device: str | None) -> str:
+def _device_text(device: str | None) -> str:
     if device is None:
         return formats.NA
     return clean_name(device).replace("cuda:", "gpu")
@@ -313,6 +313,6 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     return tuple(lines)
 
 
-def _exception_text(ending: RankException) -> str:
-    message = clean_line(ending.message.strip().split("\n", 1)[0])
-    return f"rank {ending.rank} raised {clean_name(ending.type)}: {message}"
+def _exception_text(exception: RankException) -> str:
+    message = clean_line(exception.message.strip().split("\n", 1)[0])
+    return f"rank {exception.rank} raised {clean_name(exception.type)}: {message}"

@@ -56,9 +56,9 @@ def test_axes_cycle_and_smoothing_stays_in_its_bounds() -> None:
         settings = ChartSettings(axis=settings.next_axis())
         seen.append(settings.axis)
     assert seen == [*AXES, AXES[0]]
-    assert ChartSettings(smoothing=0.0).smoother(-1) == 0.0
-    assert ChartSettings(smoothing=0.995).smoother(1) == 0.995
-    assert ChartSettings(smoothing=0.9).smoother(1) > 0.9
+    assert ChartSettings(smoothing=0.0).next_smoothing(-1) == 0.0
+    assert ChartSettings(smoothing=0.995).next_smoothing(1) == 0.995
+    assert ChartSettings(smoothing=0.9).next_smoothing(1) > 0.9
 
 
 def test_nothing_to_draw_says_why() -> None:

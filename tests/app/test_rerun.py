@@ -143,7 +143,7 @@ async def test_a_resume_with_changes_from_an_earlier_checkpoint(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, started = a_run(home), Started(monkeypatch)
-    monkeypatch.setattr("ltui.app.launch.build_spec._problems_in", lambda *_: [])
+    monkeypatch.setattr("ltui.app.launch.build_spec._interpreter_problems", lambda *_: [])
     app = LtuiApp(home)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await opened(pilot, app, "r")
