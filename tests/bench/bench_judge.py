@@ -11,7 +11,7 @@ from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.judge_input import JudgeInput
 from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, HeartbeatThread
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.heartbeat_table import TABLE_FILE_NAME, HeartbeatTable
@@ -45,14 +45,15 @@ def _stalled() -> float:
     for _ in range(ROUNDS):
         began = time.perf_counter()
         found = judge(
-            evidence.taken_ns + 1_000_000_000,
-            pulses,
-            StallPolicy(),
-            HealthHistory(),
-            fold=state,
-            evidence=evidence,
-            closer=True,
-            now_s=evidence.taken_at,
+            JudgeInput(
+                now_ns=evidence.taken_ns + 1_000_000_000,
+                pulses=pulses,
+                policy=StallPolicy(),
+                fold=state,
+                evidence=evidence,
+                evidence_expected=True,
+                now_s=evidence.taken_at,
+            )
         )
         times.append(time.perf_counter() - began)
         assert [v.culprits for v in found.verdicts] == [(37,)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.judge_input import JudgeInput
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import to_json
@@ -76,15 +76,16 @@ def judged(
         )
         state = replace(state, ranks={**state.ranks, rank: known})
     return judge(
-        evidence.taken_ns + round(later_s * 1e9),
-        pulses_of(evidence),
-        StallPolicy(),
-        HealthHistory(),
-        fold=state,
-        evidence=evidence,
-        closer=True,
-        now_s=evidence.taken_at + later_s,
-        **more,  # type: ignore[arg-type]
+        JudgeInput(
+            now_ns=evidence.taken_ns + round(later_s * 1e9),
+            pulses=pulses_of(evidence),
+            policy=StallPolicy(),
+            fold=state,
+            evidence=evidence,
+            evidence_expected=True,
+            now_s=evidence.taken_at + later_s,
+            **more,
+        )
     )
 
 

@@ -15,7 +15,7 @@ from ltui.training.diagnosis.evidence import (
 )
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.rules.collective_positions import collective_positions
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.judge_input import JudgeInput
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase
@@ -59,9 +59,16 @@ def _said(members: Mapping[str, tuple[int, ...]], *waits_in: str | None) -> Verd
     )  # fmt: skip
     pulses = {r: pulse(r, Phase.FORWARD, 4.0, batch=20, pid=100 + r) for r in everybody}
     (verdict,) = judge(
-        12 * SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, evidence=evidence,
-        closer=True, now_s=1012.0,
-    ).verdicts  # fmt: skip
+        JudgeInput(
+            now_ns=12 * SECOND,
+            pulses=pulses,
+            policy=StallPolicy(),
+            fold=state,
+            evidence=evidence,
+            evidence_expected=True,
+            now_s=1012.0,
+        )
+    ).verdicts
     return verdict
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.judge_input import Death, HealthHistory, JudgeInput
 from ltui.training.diagnosis.rules.thresholds import budget_s
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import RankState
@@ -33,13 +33,15 @@ def at(
     now_s: float, pulses: Sequence[PulseState], state: FoldState | None = None, **more
 ) -> Judgement:  # type: ignore[no-untyped-def]
     return judge(
-        round(now_s * SECOND),
-        {p.rank: p for p in pulses},
-        POLICY,
-        more.pop("history", HealthHistory()),
-        fold=trained() if state is None else state,
-        now_s=1000 + now_s,
-        **more,
+        JudgeInput(
+            now_ns=round(now_s * SECOND),
+            pulses={p.rank: p for p in pulses},
+            policy=POLICY,
+            history=more.pop("history", HealthHistory()),
+            fold=trained() if state is None else state,
+            now_s=1000 + now_s,
+            **more,
+        )
     )
 
 
@@ -134,14 +136,14 @@ def test_a_stopped_process_is_named_long_before_the_budget() -> None:
         pulse(0, Phase.BACKWARD, 10.0, batch=20),
         pulse(1, Phase.BACKWARD, 10.0, batch=20),
     ]
-    found = at(12, pulses, held={1: 4711})
+    found = at(12, pulses, stopped_pids={1: 4711})
     assert found.states == {0: RankState.WAITING, 1: RankState.STALLED}
     (verdict,) = found.verdicts
     assert (verdict.culprits, verdict.waiting) == ((1,), (0,))
     assert "rank 1 is stopped" in verdict.cause
     assert verdict.remedy == "To continue it: kill -CONT 4711"
-    assert not at(10.5, pulses, held={1: 4711}).verdicts
-    assert not at(12, pulses, held={}).verdicts
+    assert not at(10.5, pulses, stopped_pids={1: 4711}).verdicts
+    assert not at(12, pulses, stopped_pids={}).verdicts
 
 
 def test_a_rank_that_finished_while_another_trains_is_mentioned() -> None:
@@ -154,7 +156,7 @@ def test_a_rank_that_finished_while_another_trains_is_mentioned() -> None:
 
 def test_the_dead_are_told_with_their_reason_and_the_rest_only_waits() -> None:
     pulses = [pulse(r, Phase.BACKWARD, 4.0) for r in range(3)]
-    found = at(12, pulses, dead={1: "killed by SIGKILL"})
+    found = at(12, pulses, dead=frozenset({1}), deaths={1: Death(signal="SIGKILL")})
     assert found.states == {0: RankState.WAITING, 1: RankState.DEAD, 2: RankState.WAITING}
     (verdict,) = found.verdicts
     assert (verdict.kind, verdict.culprits) == ("killed", (1,))
@@ -163,7 +165,13 @@ def test_the_dead_are_told_with_their_reason_and_the_rest_only_waits() -> None:
 
 def test_a_dead_rank_without_a_pulse_is_dead() -> None:
     found = judge(
-        SECOND, {0: None, 1: None}, POLICY, HealthHistory(), dead={1: "exited with code 1"}
+        JudgeInput(
+            now_ns=SECOND,
+            pulses={0: None, 1: None},
+            policy=POLICY,
+            dead=frozenset({1}),
+            deaths={1: Death(exit_code=1)},
+        )
     )
     assert found.states == {0: RankState.STARTING, 1: RankState.DEAD}
     assert found.verdicts[0].culprits == (1,)
@@ -250,13 +258,14 @@ pulses_of_any_kind = st.builds(
 @given(
     st.lists(pulses_of_any_kind, unique_by=lambda p: p.rank),
     st.floats(0, 5000),
-    st.dictionaries(st.integers(0, 5), st.just("killed by SIGKILL"), max_size=2),
+    st.frozensets(st.integers(0, 5), max_size=2),
 )
 def test_any_moment_is_judged_consistently(
-    pulses: list[PulseState], now_s: float, dead: dict[int, str]
+    pulses: list[PulseState], now_s: float, dead: frozenset[int]
 ) -> None:
-    found = at(now_s, pulses, FOLD, dead=dead)
-    assert set(found.states) == {p.rank for p in pulses} | set(dead)
+    deaths = {rank: Death(signal="SIGKILL") for rank in dead}
+    found = at(now_s, pulses, FOLD, dead=dead, deaths=deaths)
+    assert set(found.states) == {p.rank for p in pulses} | dead
     for verdict in found.verdicts:
         assert not set(verdict.culprits) & set(verdict.waiting)
         for rank in verdict.culprits:

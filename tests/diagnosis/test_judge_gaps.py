@@ -15,7 +15,7 @@ from ltui.training.diagnosis.evidence import (
     WorkerEvidence,
 )
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.judge_input import JudgeInput
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.diagnosis.recordings import judged, load
@@ -49,9 +49,17 @@ def _judged(ranks: tuple[int, ...], looked_at: tuple[int, ...]) -> Judgement:
     pulses = {r: pulse(r, Phase.FETCH, 4.0, batch=20, pid=100 + r) for r in ranks}
     silent = {r: 20.0 for r in (0, 1, 2) if r not in ranks}
     return judge(
-        12 * SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, silent=silent,
-        evidence=_evidence(looked_at), closer=True, now_s=1012.0,
-    )  # fmt: skip
+        JudgeInput(
+            now_ns=12 * SECOND,
+            pulses=pulses,
+            policy=StallPolicy(),
+            fold=state,
+            silent_s=silent,
+            evidence=_evidence(looked_at),
+            evidence_expected=True,
+            now_s=1012.0,
+        )
+    )
 
 
 def test_any_part_of_the_evidence_may_be_missing() -> None:
@@ -72,9 +80,17 @@ def test_a_stuck_rank_is_named_beside_a_stopped_one() -> None:
         2: pulse(2, Phase.FORWARD, 4.0, batch=20, pid=102),
     }
     found = judge(
-        12 * SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, held={2: 102},
-        evidence=_with_a_wait(), closer=True, now_s=1012.0,
-    )  # fmt: skip
+        JudgeInput(
+            now_ns=12 * SECOND,
+            pulses=pulses,
+            policy=StallPolicy(),
+            fold=state,
+            stopped_pids={2: 102},
+            evidence=_with_a_wait(),
+            evidence_expected=True,
+            now_s=1012.0,
+        )
+    )
     by_kind = {v.kind: v for v in found.verdicts}
     assert by_kind["stopped"].culprits == (2,)
     assert 1 not in by_kind["stopped"].waiting
@@ -110,9 +126,15 @@ def _finished(
     ranks = {r: replace(e, process=gone, stacks=()) for r, e in evidence.ranks.items()}
     ranks[1] = replace(evidence.ranks[1], process=process, workers=workers)
     return judge(
-        round((1.0 + since_s) * SECOND), pulses, StallPolicy(), HealthHistory(),
-        evidence=replace(evidence, ranks=ranks), closer=True, now_s=1012.0,
-    )  # fmt: skip
+        JudgeInput(
+            now_ns=round((1.0 + since_s) * SECOND),
+            pulses=pulses,
+            policy=StallPolicy(),
+            evidence=replace(evidence, ranks=ranks),
+            evidence_expected=True,
+            now_s=1012.0,
+        )
+    )
 
 
 def test_a_rank_that_finished_and_does_not_exit_is_told_where_it_stands() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.judge_input import HealthHistory, JudgeInput
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
@@ -50,10 +50,16 @@ def _verdicts(
 ) -> list[Verdict]:
     return list(
         judge(
-            10_000_000_000, {p.rank: p for p in pulses}, StallPolicy(),
-            history or HealthHistory(), fold=fold, now_s=1010.0,
+            JudgeInput(
+                now_ns=10_000_000_000,
+                pulses={p.rank: p for p in pulses},
+                policy=StallPolicy(),
+                history=history or HealthHistory(),
+                fold=fold,
+                now_s=1010.0,
+            )
         ).verdicts
-    )  # fmt: skip
+    )
 
 
 def test_what_the_others_then_raise_is_its_consequence() -> None:

@@ -13,7 +13,7 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
 )
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory, verdict_key
+from ltui.training.diagnosis.rules.judge_input import HealthHistory, JudgeInput, verdict_key
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase
@@ -57,7 +57,7 @@ def _rank(rank: int, still_s: float, *, switches: int = 3, delay: float = 0.0) -
 
 def _at(
     state: FoldState, later_s: float, *, evidence: Evidence | None = None,
-    history: HealthHistory | None = None, closer: bool = True,
+    history: HealthHistory | None = None, expected: bool = True,
 ) -> Judgement:  # fmt: skip
     """Since the last step rank 1 fetches data and the other one waits for it."""
     last_s = _end_s(state)
@@ -66,9 +66,17 @@ def _at(
         for r in state.ranks
     }
     return judge(
-        round((last_s + later_s) * SECOND), pulses, StallPolicy(), history or HealthHistory(),
-        fold=state, evidence=evidence, closer=closer, now_s=1000 + last_s + later_s,
-    )  # fmt: skip
+        JudgeInput(
+            now_ns=round((last_s + later_s) * SECOND),
+            pulses=pulses,
+            policy=StallPolicy(),
+            history=history or HealthHistory(),
+            fold=state,
+            evidence=evidence,
+            evidence_expected=expected,
+            now_s=1000 + last_s + later_s,
+        )
+    )
 
 
 def _seen(state: FoldState, later_s: float, **fields: float) -> Evidence:
@@ -122,11 +130,11 @@ def test_six_long_steps_are_enough_where_none_was_ever_short() -> None:
     slow = (2.0, 0.1, 1.7)
     state = _folded(*[slow] * 6, usual=4)
     since = _straggling_since(_end_s(state) - 3)
-    (verdict,) = _at(state, 0.3, history=since, closer=False).verdicts
+    (verdict,) = _at(state, 0.3, history=since, expected=False).verdicts
     assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
     for other in ((2.0, 1.7, 1.7), (2.0, 1.7, 0.1)):
         state = _folded(*[slow] * 3, other, *[slow] * 2, usual=4)
-        assert not _at(state, 0.3, history=since, closer=False).verdicts
+        assert not _at(state, 0.3, history=since, expected=False).verdicts
 
 
 def test_a_straggler_is_looked_at_and_told_with_what_takes_its_processor() -> None:
@@ -158,9 +166,16 @@ def test_where_all_ranks_lack_a_processor_nobody_is_to_blame() -> None:
     own = {r: replace(_rank(1, 2.0, switches=300, delay=0.7), rank=r, pid=100 + r) for r in pulses}
     taken_ns = round((_end_s(state) + 2.0) * SECOND)
     found = judge(
-        taken_ns + SECOND, pulses, StallPolicy(), HealthHistory(), fold=state, closer=True,
-        evidence=Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=own), now_s=1000.0,
-    )  # fmt: skip
+        JudgeInput(
+            now_ns=taken_ns + SECOND,
+            pulses=pulses,
+            policy=StallPolicy(),
+            fold=state,
+            evidence_expected=True,
+            evidence=Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=own),
+            now_s=1000.0,
+        )
+    )
     verdict: Verdict
     (verdict,) = found.verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_step", "slow", ())
@@ -198,9 +213,17 @@ def _computing(devices: tuple[Verdict, ...]) -> Verdict:
     last_s = _end_s(state)
     pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in range(2)}
     (verdict,) = judge(
-        round((last_s + 0.1) * SECOND), pulses, StallPolicy(), _straggling_since(last_s - 3),
-        fold=state, closer=False, devices=devices, now_s=1000 + last_s,
-    ).verdicts  # fmt: skip
+        JudgeInput(
+            now_ns=round((last_s + 0.1) * SECOND),
+            pulses=pulses,
+            policy=StallPolicy(),
+            history=_straggling_since(last_s - 3),
+            fold=state,
+            evidence_expected=False,
+            gpu_verdicts=devices,
+            now_s=1000 + last_s,
+        )
+    ).verdicts
     return verdict
 
 
@@ -217,7 +240,7 @@ def test_a_stall_on_a_gpu_that_reported_an_error_names_it() -> None:
 
 def _stuck(devices: tuple[Verdict, ...]) -> Verdict:
     """Rank 1 is stuck in its dataset, which has nothing to do with its GPU as far as is known."""
-    (verdict,) = judged(load("data_sleep"), devices=devices).verdicts
+    (verdict,) = judged(load("data_sleep"), gpu_verdicts=devices).verdicts
     return verdict
 
 
@@ -232,10 +255,18 @@ def _contended(
         for r in state.ranks
     }
     found = judge(
-        round((last_s + 0.3) * SECOND), pulses, StallPolicy(), _straggling_since(last_s - 3),
-        fold=state, evidence=_seen(state, 0.2, delay=delays[1]), closer=True, now_s=1000 + last_s,
-        delays=delays,
-    )  # fmt: skip
+        JudgeInput(
+            now_ns=round((last_s + 0.3) * SECOND),
+            pulses=pulses,
+            policy=StallPolicy(),
+            history=_straggling_since(last_s - 3),
+            fold=state,
+            evidence=_seen(state, 0.2, delay=delays[1]),
+            evidence_expected=True,
+            now_s=1000 + last_s,
+            cpu_delays=delays,
+        )
+    )
     return state, list(found.verdicts)
 
 
@@ -260,7 +291,15 @@ def test_a_crowded_rank_stays_named_while_the_difference_shrinks() -> None:
     pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
     for delays, kept in (({0: 0.3, 1: 0.6}, True), ({0: 0.5, 1: 0.6}, False)):
         found = judge(
-            round((last_s + 0.3) * SECOND), pulses, StallPolicy(), active, fold=level,
-            closer=True, now_s=1000 + last_s, delays=delays,
-        )  # fmt: skip
+            JudgeInput(
+                now_ns=round((last_s + 0.3) * SECOND),
+                pulses=pulses,
+                policy=StallPolicy(),
+                history=active,
+                fold=level,
+                evidence_expected=True,
+                now_s=1000 + last_s,
+                cpu_delays=delays,
+            )
+        )
         assert [v.kind for v in found.verdicts] == (["straggler"] if kept else [])

@@ -15,7 +15,7 @@ import yaml
 
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
-from ltui.training.supervise.watchdog.gather_evidence import read_diagnoses
+from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses
 from tests.faults.fault import GRAVE, SCRIPTS, Fault, line_of, one
 from tests.faults.run import ZooRun, zoo_environment
 from tests.faults.verdicts import in_force

@@ -23,9 +23,8 @@ from ltui.training.supervise.watchdog.gather_evidence import (
     EvidenceRequest,
     RankTarget,
     collect_evidence,
-    read_diagnoses,
-    write_diagnosis,
 )
+from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses, write_diagnosis
 from tests.supervise.conftest import Runs
 
 SCRIPT = Path(__file__).with_name("stuck_rank.py")
@@ -39,7 +38,7 @@ class Stuck:
         (self.run_dir.path / "queue" / "1").mkdir(parents=True)
         self.side = install_rank_package(home)
         self.processes: list[subprocess.Popen[str]] = []
-        self.memory = CollectorCache()
+        self.cache = CollectorCache()
 
     def start(self, how: str, *more: str, **extra: str) -> int:
         rank = len(self.processes)
@@ -59,7 +58,7 @@ class Stuck:
     def look(self) -> Evidence:
         targets = [RankTarget(rank=r, pid=p.pid) for r, p in enumerate(self.processes)]
         question = EvidenceRequest(
-            run_dir=self.run_dir, attempt=1, targets=targets, memory=self.memory
+            run_dir=self.run_dir, attempt=1, targets=targets, cache=self.cache
         )
         return collect_evidence(question)
 

@@ -35,7 +35,7 @@ def calls(target: tuple[str, ...] | str | None, cwd: Path, timeout_s: float = 20
 
 def texts(made: VerdictHooks) -> list[str]:
     assert made.close(90)
-    return [text for _, text, _ in made.take_events()]
+    return [event.text for event in made.take_events()]
 
 
 class Hook(BaseHTTPRequestHandler):
@@ -215,10 +215,10 @@ def test_calls_are_rate_limited_and_that_is_said(
     hook: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = calls(url(hook), tmp_path)
-    for _ in range(verdict_hooks.MOST_CALLS + 5):
+    for _ in range(verdict_hooks.MAXIMUM_CALLS + 5):
         made.call(STALL)
     said = texts(made)
-    assert len(hook.got) == verdict_hooks.MOST_CALLS  # type: ignore[attr-defined]
+    assert len(hook.got) == verdict_hooks.MAXIMUM_CALLS  # type: ignore[attr-defined]
     assert sum("is not called for what follows" in text for text in said) == 1
     monkeypatch.setattr(verdict_hooks, "WINDOW_S", 0.0)
     again = calls(url(hook), tmp_path)

@@ -1,1 +1,1 @@
-"""Health of a run's ranks as a pure judgement: which rank is dead, stalled or slow, and why."""
+"""Judge the health of a run's ranks: which rank is dead, stalled or slow, and why. Pure."""

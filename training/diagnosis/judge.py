@@ -1,10 +1,12 @@
-"""Which rank is dead, stalled, slow or only waiting, and why: a pure judgement of one moment.
+"""Decide which rank is dead, stalled, slow or only waiting, and why. Pure.
 
-Calls the rules in ``diagnosis/rules``. Pulses alone show which ranks make no progress; with
-evidence the verdict names the line, the process or the collective that is at fault. A paused or
-finished run never stalls. Call ``judge`` at least every two seconds with the history it
-returned: a longer gap means that the watcher slept (a suspended laptop), and the ranks get their
-budget anew.
+``judge`` calls the rules in ``diagnosis/rules``. Pulses alone show which ranks make no progress.
+With evidence, a verdict names the line, the process or the collective that is at fault. A paused or
+finished run never stalls.
+
+Call ``judge`` at least every two seconds, each time with the history that it returned. A longer gap
+means that the supervisor itself was asleep, such as on a suspended laptop, and the ranks get their
+whole budget again.
 """
 
 from __future__ import annotations
@@ -12,347 +14,274 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.evidence import Evidence, HostEvidence
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS, VerdictLevel, severity
 from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
-from ltui.training.diagnosis.rules.deaths import Death, death_verdicts
+from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.judge_input import (
     BEFORE_TRAINING,
-    LIVE_STATES,
     STEP_PHASES,
     HealthHistory,
-    PreparedInput,
-    initial_state,
-    position_facts,
-    settled_evidence,
+    JudgeInput,
     verdict_key,
 )
-from ltui.training.diagnosis.rules.stalls import Stalls, stalls
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput, prepare
+from ltui.training.diagnosis.rules.stalls import Stalls, find_stalls
+from ltui.training.diagnosis.rules.stopped_processes import (
+    find_stopped_ranks,
+    is_independent_of,
+    stopped_verdict,
+)
 from ltui.training.diagnosis.rules.thresholds import slowest_step_s
-from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb, waiting_text
-from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RankState, Verdict
-from ltui.training.tensor_queue.record_types import Phase, PulseState
+from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import Phase
 
-CLOCK_JUMP_S = 5.0
-"""A gap between two judgements that means that the watcher itself was asleep."""
-STOPPED_AFTER_S = 1.0
-"""A process stopped for less (a debugger that looks and goes on) is not worth a word."""
 _STRAGGLING_S = 2.0
-_LOOKED_S = 0.9
-"""A round that ends so long after a beginning has seen something of what began."""
-_UNSEEN_S = 6.0
-"""After so long a straggler is told without a closer look at it."""
-_GRAVITY = {"dead": 0, "stalled": 1, "slow": 2, "warning": 3}
+"""Seconds that a rank must straggle before it is reported."""
+_EVIDENCE_ROUND_S = 0.9
+"""Evidence that is complete this many seconds after a beginning has observed part of what began."""
+_STRAGGLER_PATIENCE_S = 6.0
+"""Seconds after which a straggler is reported without evidence of it."""
+_EVIDENCE_LIFETIME_S = 60.0
+"""Age in seconds up to which call sites in evidence are compared."""
+
+_EXPLAINED_BY_DEATH = frozenset(
+    {
+        VerdictKind.TRANSPORT,
+        VerdictKind.UNKNOWN,
+        VerdictKind.FINISHED_EARLY,
+        VerdictKind.LEFT_EARLY,
+        VerdictKind.UNEVEN,
+        VerdictKind.RENDEZVOUS,
+    }
+)
+"""Verdicts that the end of a rank causes among the ranks that are left."""
+_EXPLAINS_DRIFT = frozenset(
+    {VerdictKind.UNEVEN, VerdictKind.FINISHED_EARLY, VerdictKind.LEFT_EARLY}
+)
+"""Verdicts that replace a warning about drift."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
+    """The result of one call of ``judge``."""
+
     states: Mapping[int, RankState]
     verdicts: tuple[Verdict, ...]
-    """In force now, the gravest first."""
+    """Active verdicts, the most severe first."""
     ended: tuple[Verdict, ...]
-    """In force at the last call and no longer, with ``ended`` set."""
+    """Verdicts that were active at the last call and are not any more, with ``ended`` set."""
     history: HealthHistory
     suspects: frozenset[int] = frozenset()
-    """Ranks that a closer look should be taken at."""
+    """Ranks of which evidence is to be collected."""
 
 
-def judge(
-    now_ns: int,
-    pulses: Mapping[int, PulseState | None],
-    policy: StallPolicy,
-    history: HealthHistory,
-    *,
-    fold: FoldState | None = None,
-    dead: Mapping[int, str] | None = None,
-    held: Mapping[int, int] | None = None,
-    held_workers: Mapping[int, tuple[int, ...]] | None = None,
-    silent: Mapping[int, float] | None = None,
-    deaths_told: Mapping[int, Death] | None = None,
-    oom_kills: int | None = None,
-    evidence: Evidence | None = None,
-    host: HostEvidence | None = None,
-    devices: Sequence[Verdict] = (),
-    delays: Mapping[int, float] | None = None,
-    closer: bool = False,
-    now_s: float | None = None,
-) -> Judgement:
-    """Every rank's state, and what is wrong with the run.
-
-    ``now_ns`` is CLOCK_MONOTONIC, as in the pulses; ``now_s`` unix time, for ``began``, ``ended``.
-    ``dead`` names the ranks whose process is gone without having finished, and how it ended
-    (``killed by SIGKILL``); ``deaths_told`` says more of them. ``held`` gives the pids of ranks
-    whose process is stopped: no budget need pass for them; ``held_workers`` the stopped DataLoader
-    workers of ranks. ``silent``: ranks that have a process and no pulse, for how many seconds.
-    ``oom_kills``: processes that the kernel killed for want of memory in the last moments.
-    ``host``: the machine as it is now; ``devices``: what is wrong with GPUs now. ``delays``:
-    the share of the last seconds in which each rank waited for a processor. ``evidence`` is the
-    last closer look; ``closer`` says that there will be one for suspects.
-    """
-    m = _moment(
-        now_ns, pulses, policy, history, fold or FoldState(), dead or {}, held or {},
-        held_workers or {}, silent or {}, evidence, devices, now_s,
-    )  # fmt: skip
-    m = replace(m, delays=delays or {})
-    found: list[Verdict] = death_verdicts(m, deaths_told or {}, oom_kills)
-    stopped = _stopped(m)
-    paused = RankState.PAUSED in m.states.values()
-    suspects: frozenset[int] = frozenset()
-    since_ns: int | None = None
-    looked = Stalls() if paused else stalls(m, slowest_step_s(m.fold), closer=closer)
-    told = [v for v in looked.verdicts if not stopped or _stands_by_itself(v, stopped)]
-    if stopped:
-        found.append(_held(m, stopped, {r for v in told for r in v.culprits}))
-    if not paused:
-        suspects = looked.suspects
-        if RankState.DEAD in m.states.values():
-            told = [v for v in told if v.level == "stalled" and v.kind not in _AFTER_DEATH]
-        found += told
-        _mark(m, found, looked.waiting, dead=bool(found and found[0].level == "dead"))
-        since_ns, straggles = _add_straggler(m, found, closer=closer)
-        suspects |= straggles
-    _add_warnings(m, found, host)
-    drift_ns = _add_drift(m, found)
-    found.sort(key=lambda v: _GRAVITY.get(v.level, 4))
-    verdicts = tuple(_begun(v, history, now_s) for v in found)
-    active = {verdict_key(v): v for v in verdicts}
-    kinds = {v.kind for v in verdicts}
-    ended = tuple(
-        replace(v, ended=now_s)
-        for k, v in history.active.items()
-        if k not in active and not (v.kind in kinds and v.level == "warning")
-    )
+def judge(inputs: JudgeInput) -> Judgement:
+    """Return the state of every rank and what is wrong with the run."""
+    prepared = prepare(inputs)
+    verdicts = death_verdicts(prepared)
+    stalls, stall_verdicts = _stalls(prepared)
+    suspects = stalls.suspects
+    verdicts += stall_verdicts
+    straggling_since_ns: int | None = None
+    if RankState.PAUSED not in prepared.states.values():
+        prepared = replace(prepared, states=_final_states(prepared, verdicts, stalls.waiting))
+        slowness, straggling_since_ns, straggler_suspects = _slowness(prepared, verdicts)
+        verdicts += slowness
+        suspects |= straggler_suspects
+    verdicts += _early_warnings(prepared, verdicts)
+    drift, drift_ns = _drift(prepared, verdicts)
+    verdicts += drift
+    verdicts.sort(key=lambda v: severity(v.level))
+    history = prepared.history
+    current = tuple(_with_beginning(v, history, inputs.now_s) for v in verdicts)
+    active = {verdict_key(v): v for v in current}
     return Judgement(
-        states=m.states,
-        verdicts=verdicts,
-        ended=ended,
+        states=prepared.states,
+        verdicts=current,
+        ended=_ended_verdicts(history, active, inputs.now_s),
         suspects=suspects,
-        history=_remember(m, active, drift_ns, since_ns),
+        history=_next_history(prepared, active, drift_ns, straggling_since_ns),
     )
 
 
-_AFTER_DEATH = frozenset(
-    {"transport", "unknown", "finished_early", "left_early", "uneven", "rendezvous"}
-)
-"""What the end of a rank looks like to those that are left."""
+def _stalls(inputs: PreparedInput) -> tuple[Stalls, list[Verdict]]:
+    """Return the stalls, and the verdicts that neither a stopped process nor a death explains.
+
+    In a paused run only stopped processes are reported.
+    """
+    paused = RankState.PAUSED in inputs.states.values()
+    stalls = Stalls() if paused else find_stalls(inputs, slowest_step_s(inputs.fold))
+    stopped = find_stopped_ranks(inputs)
+    independent = [v for v in stalls.verdicts if not stopped or is_independent_of(v, stopped)]
+    verdicts = []
+    if stopped:
+        other_culprits = {r for v in independent for r in v.culprits}
+        verdicts.append(stopped_verdict(inputs, stopped, other_culprits))
+    if RankState.DEAD in inputs.states.values():
+        independent = [
+            v
+            for v in independent
+            if v.level == VerdictLevel.STALLED and v.kind not in _EXPLAINED_BY_DEATH
+        ]
+    return stalls, verdicts + independent
 
 
-def _moment(
-    now_ns: int,
-    pulses: Mapping[int, PulseState | None],
-    policy: StallPolicy,
-    history: HealthHistory,
-    fold: FoldState,
-    dead: Mapping[int, str],
-    held: Mapping[int, int],
-    held_workers: Mapping[int, tuple[int, ...]],
-    silent: Mapping[int, float],
-    evidence: Evidence | None,
-    devices: Sequence[Verdict],
-    now_s: float | None,
-) -> PreparedInput:
-    if history.judged_ns is not None and now_ns - history.judged_ns > CLOCK_JUMP_S * 1e9:
-        history = replace(history, forgiven_ns=now_ns)
-    since = history.forgiven_ns
-    states = {r: initial_state(p, r, dead) for r, p in pulses.items()}
-    states.update(
-        {
-            r: RankState.DEAD
-            for r in dead
-            if states.get(r) is not RankState.ENDED or pulses.get(r) is None
-        }
+def _final_states(
+    inputs: PreparedInput, verdicts: Sequence[Verdict], waiting: frozenset[int]
+) -> dict[int, RankState]:
+    """Return the states of ranks according to the verdicts."""
+    states = dict(inputs.states)
+    live = set(inputs.alive)
+    stopped = {r for v in verdicts if v.kind == VerdictKind.STOPPED for r in v.culprits}
+    states.update(dict.fromkeys(stopped & inputs.silent_s.keys(), RankState.STALLED))
+    if verdicts and verdicts[0].level == VerdictLevel.DEAD:
+        held_up = {r for r in live if inputs.still_s.get(r, 0.0) > inputs.policy.floor_s}
+        states.update(dict.fromkeys(held_up, RankState.WAITING))
+    states.update(dict.fromkeys(live & waiting, RankState.WAITING))
+    for verdict in verdicts:
+        if verdict.level != VerdictLevel.DEAD:
+            states.update(dict.fromkeys(live.intersection(verdict.waiting), RankState.WAITING))
+    for verdict in verdicts:
+        if verdict.level == VerdictLevel.STALLED:
+            stalled = verdict.culprits or verdict.waiting
+            states.update(dict.fromkeys(live.intersection(stalled), RankState.STALLED))
+    return states
+
+
+def _slowness(
+    inputs: PreparedInput, verdicts: Sequence[Verdict]
+) -> tuple[list[Verdict], int | None, frozenset[int]]:
+    """Return the verdict on a straggler or on slow data, once it lasts.
+
+    Return also since when a rank straggles, and the ranks of which evidence is to be collected.
+    """
+    kinds = {v.kind for v in verdicts}
+    if any(v.level in BLOCKING_LEVELS for v in verdicts):
+        return [], None, frozenset()
+    since_ns = inputs.history.straggling_since_ns or inputs.now_ns
+    if VerdictKind.STRAGGLER in kinds:
+        return [], since_ns, frozenset()
+    current = straggler.find_straggler(inputs)
+    if current is None:
+        reported = next(
+            (v for v in inputs.history.active.values() if v.kind == VerdictKind.STRAGGLER), None
+        )
+        if reported is not None and straggler.still_straggles(inputs, reported.culprits[0]):
+            return [reported], since_ns, frozenset(reported.culprits)
+        if kinds & {VerdictKind.SLOW_DATA, VerdictKind.SLOW_STEP}:
+            return [], None, frozenset()
+        slow_data = data_slowdown.slow_data_verdict(inputs)
+        return [] if slow_data is None else [slow_data], None, frozenset()
+    evidence = inputs.evidence
+    if evidence is not None and evidence.taken_ns <= since_ns + _EVIDENCE_ROUND_S * 1e9:
+        evidence = None
+    lasted_s = (inputs.now_ns - since_ns) / 1e9
+    need_not_wait = (
+        evidence is not None or not inputs.evidence_expected or lasted_s > _STRAGGLER_PATIENCE_S
     )
-    return PreparedInput(
-        now_ns=now_ns,
-        now_s=now_s,
-        pulses=pulses,
-        policy=policy,
-        history=history,
-        fold=fold,
-        dead=dead,
-        held=held,
-        held_workers=held_workers,
-        silent=silent,
-        still={
-            r: max(0.0, (now_ns - max(p.changed_ns, since)) / 1e9)
-            for r, p in pulses.items()
-            if p is not None
-        },
-        states=states,
-        evidence=evidence,
-        close=settled_evidence(evidence, pulses),
-        devices=devices,
-    )
+    suspects = frozenset((current.rank,))
+    if lasted_s <= _STRAGGLING_S or not need_not_wait:
+        return [], since_ns, suspects
+    rank_evidence = evidence.ranks.get(current.rank) if evidence is not None else None
+    return [straggler.straggler_verdict(inputs, current, rank_evidence)], since_ns, suspects
 
 
-def _stopped(m: PreparedInput) -> list[int]:
-    return sorted(
-        r
-        for r in m.held
-        if r in m.silent
-        or (m.states.get(r) in LIVE_STATES and m.still.get(r, 0.0) > STOPPED_AFTER_S)
-    )
+def _early_warnings(inputs: PreparedInput, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return warnings about the loss, the machine and the call sites of collectives."""
+    kinds = {v.kind for v in verdicts}
+    candidates = [early_warnings.loss_warning(inputs.fold)]
+    if inputs.host is not None and inputs.alive:
+        candidates += [
+            warning
+            for warning in (
+                early_warnings.memory_warning(inputs.host),
+                early_warnings.shared_memory_warning(inputs.host),
+            )
+            if warning is not None and warning.kind not in kinds
+        ]
+    evidence = inputs.evidence
+    if evidence is not None and inputs.now_ns - evidence.taken_ns < _EVIDENCE_LIFETIME_S * 1e9:
+        divergence = early_warnings.divergence_warning(evidence.ranks)
+        if VerdictKind.MISMATCH not in kinds:
+            candidates.append(divergence)
+    return [warning for warning in candidates if warning is not None]
 
 
-def _stands_by_itself(verdict: Verdict, stopped: list[int]) -> bool:
-    """Whether it names a line or a worker of other ranks than those that are stopped: a second
-    fault, which the first does not explain."""
-    line = verdict.evidence.get("frame") or verdict.evidence.get("worker")
-    return bool(line and verdict.culprits and not set(verdict.culprits) & set(stopped))
+def _drift(
+    inputs: PreparedInput, verdicts: Sequence[Verdict]
+) -> tuple[list[Verdict], tuple[int, int] | None]:
+    """Return the warning about a drift that lasts.
 
-
-def _held(m: PreparedInput, stopped: list[int], at_fault: set[int]) -> Verdict:
-    """Ranks whose process was stopped from outside; the others that stand still wait for them,
-    but for those with a fault of their own."""
-    waiting = sorted(
-        r
-        for r, s in m.states.items()
-        if s is RankState.OK
-        and r not in stopped
-        and r not in at_fault
-        and m.still.get(r, 0.0) > STOPPED_AFTER_S
-    )
-    alive = {r: p for r in stopped if (p := m.pulses.get(r)) is not None}
-    who = f"the process of {ranks_text(stopped)}" if len(stopped) == 1 else ranks_text(stopped)
-    cause = f"{who} {verb(stopped, 'is', 'are')} stopped (SIGSTOP or a debugger)"
-    if alive:
-        seconds = max(m.still[r] for r in alive)
-        cause += f" in {next(iter(alive.values())).phase.label} for {seconds:.0f} s"
-    cause += waiting_text(waiting, None)
-    return Verdict(
-        kind="stopped",
-        level="stalled",
-        culprits=tuple(stopped),
-        waiting=tuple(waiting),
-        place=next((p.phase.label for p in alive.values()), None),
-        cause=cause,
-        remedy=f"To continue it: kill -CONT {' '.join(str(m.held[r]) for r in stopped)}",
-        confidence=1.0,
-        began=min((p.changed_wall_s for p in alive.values()), default=None),
-        evidence={
-            "stopped_pids": {str(r): m.held[r] for r in stopped},
-            "still_s": {str(r): round(m.still[r], 1) for r in (*stopped, *waiting) if r in m.still},
-            "ranks": {str(r): position_facts(p) for r, p in alive.items()},
-        },
-    )
-
-
-def _mark(m: PreparedInput, found: list[Verdict], waiting: frozenset[int], *, dead: bool) -> None:
-    """Rank states as the verdicts have them."""
-    live = set(m.alive)
-    stopped = {r for v in found if v.kind == "stopped" for r in v.culprits}
-    m.states.update(dict.fromkeys(stopped & m.silent.keys(), RankState.STALLED))
-    if dead:
-        held_up = {r for r in live if m.still.get(r, 0.0) > m.policy.floor_s}
-        m.states.update(dict.fromkeys(held_up, RankState.WAITING))
-    m.states.update(dict.fromkeys(live & waiting, RankState.WAITING))
-    for verdict in found:
-        if verdict.level == "dead":
-            continue
-        m.states.update(dict.fromkeys(live.intersection(verdict.waiting), RankState.WAITING))
-    for verdict in found:
-        if verdict.level == "stalled":
-            blamed = verdict.culprits or verdict.waiting
-            m.states.update(dict.fromkeys(live.intersection(blamed), RankState.STALLED))
-
-
-def _add_straggler(
-    m: PreparedInput, found: list[Verdict], *, closer: bool
-) -> tuple[int | None, frozenset[int]]:
-    """Add the straggler's verdict once it lasts. Since when there is one, and its rank, which is
-    looked at closely."""
-    if any(v.level in ("dead", "stalled") for v in found):
-        return None, frozenset()
-    since_ns = m.history.straggling_since_ns or m.now_ns
-    if any(v.kind == "straggler" for v in found):
-        return since_ns, frozenset()
-    slow = straggler.find(m)
-    before = next((v for v in m.history.active.values() if v.kind == "straggler"), None)
-    if slow is None and before is not None and straggler.still(m, before.culprits[0]):
-        found.append(before)
-        return since_ns, frozenset(before.culprits)
-    if slow is None:
-        if not any(v.kind in ("slow_data", "slow_step") for v in found):
-            found += [v for v in (data_slowdown.slow_data_verdict(m),) if v is not None]
-        return None, frozenset()
-    lasted_s = (m.now_ns - since_ns) / 1e9
-    seen = m.evidence is not None and m.evidence.taken_ns > since_ns + _LOOKED_S * 1e9
-    if lasted_s > _STRAGGLING_S and (seen or not closer or lasted_s > _UNSEEN_S):
-        of_rank = m.evidence.ranks.get(slow.rank) if m.evidence is not None and seen else None
-        found.append(straggler.verdict(m, slow, of_rank))
-    return since_ns, frozenset((slow.rank,))
-
-
-def _add_warnings(m: PreparedInput, found: list[Verdict], host: HostEvidence | None) -> None:
-    """Add the early warnings of the loss, the machine and the call sites."""
-    if (bad := early_warnings.bad_loss(m.fold)) is not None:
-        found.append(bad)
-    if host is not None and m.alive:
-        for warned in (early_warnings.memory(host), early_warnings.shared_memory(host)):
-            if warned is not None and warned.kind not in {v.kind for v in found}:
-                found.append(warned)
-    if m.evidence is not None and m.now_ns - m.evidence.taken_ns < 60e9:
-        apart = early_warnings.diverging(dict(m.evidence.ranks))
-        if apart is not None and not any(v.kind == "mismatch" for v in found):
-            found.append(apart)
-
-
-def _add_drift(m: PreparedInput, found: list[Verdict]) -> tuple[int, int] | None:
-    """Add a drift that lasts. Since when ranks drift, and when they were last seen to; ns."""
-    drifting = early_warnings.drifting(m)
-    known = m.history.drift_ns
-    told = any(v.kind in ("uneven", "finished_early", "left_early") for v in found)
-    if (
-        drifting is None
-        and known is not None
-        and m.now_ns - known[1] < early_warnings.DRIFT_KEPT_S * 1e9
-    ):
-        found += [v for v in m.history.active.values() if v.kind == "drift" and not told]
-        return known
+    Return also when the ranks began to drift and when they were last observed to drift, in ns.
+    """
+    drifting = early_warnings.find_drifting_ranks(inputs)
+    earlier_ns = inputs.history.drift_ns
+    explained = any(v.kind in _EXPLAINS_DRIFT for v in verdicts)
+    kept_ns = early_warnings.DRIFT_KEPT_S * 1e9
+    if drifting is None and earlier_ns is not None and inputs.now_ns - earlier_ns[1] < kept_ns:
+        active = inputs.history.active.values()
+        kept = [] if explained else [v for v in active if v.kind == VerdictKind.DRIFT]
+        return kept, earlier_ns
     if not drifting:
-        return None
-    since_ns = known[0] if known is not None else m.now_ns
-    if m.now_ns - since_ns > early_warnings.DRIFT_S * 1e9 and not told:
-        found.append(early_warnings.drift(m, drifting))
-    return since_ns, m.now_ns
+        return [], None
+    since_ns = earlier_ns[0] if earlier_ns is not None else inputs.now_ns
+    lasts = inputs.now_ns - since_ns > early_warnings.DRIFT_S * 1e9
+    warnings = [early_warnings.drift_warning(inputs, drifting)] if lasts and not explained else []
+    return warnings, (since_ns, inputs.now_ns)
 
 
-def _begun(verdict: Verdict, history: HealthHistory, now_s: float | None) -> Verdict:
-    """With when it began: as the same verdict said before, else what the pulse says, else now."""
-    before = history.active.get(verdict_key(verdict))
-    if before is not None and before.began is not None:
-        return replace(verdict, began=before.began)
+def _with_beginning(verdict: Verdict, history: HealthHistory, now_s: float | None) -> Verdict:
+    """Set when a verdict began: as in the history, else by the pulse, else now."""
+    earlier = history.active.get(verdict_key(verdict))
+    if earlier is not None and earlier.began is not None:
+        return replace(verdict, began=earlier.began)
     return verdict if verdict.began is not None else replace(verdict, began=now_s)
 
 
-def _remember(
-    m: PreparedInput,
+def _ended_verdicts(
+    history: HealthHistory, active: Mapping[str, Verdict], now_s: float | None
+) -> tuple[Verdict, ...]:
+    """Return the verdicts of the last call that are not active any more.
+
+    A warning whose kind is still active for other ranks does not count as ended.
+    """
+    kinds = {v.kind for v in active.values()}
+    return tuple(
+        replace(v, ended=now_s)
+        for key, v in history.active.items()
+        if key not in active and not (v.kind in kinds and v.level == VerdictLevel.WARNING)
+    )
+
+
+def _next_history(
+    inputs: PreparedInput,
     active: dict[str, Verdict],
     drift_ns: tuple[int, int] | None,
-    straggling_ns: int | None,
+    straggling_since_ns: int | None,
 ) -> HealthHistory:
-    """What the phases took, and how far evaluations went."""
-    longest = dict(m.history.longest_s)
-    evaluated = dict(m.history.evaluated)
+    """Return the history for the next call: durations of phases and progress of evaluations too."""
+    history = inputs.history
+    longest_s = dict(history.longest_s)
+    evaluated = dict(history.evaluated)
     places: dict[int, tuple[Phase, int]] = {}
-    for rank, pulse in m.pulses.items():
+    for rank, pulse in inputs.pulses.items():
         if pulse is None:
             continue
         places[rank] = (pulse.phase, pulse.changed_ns)
-        phase, since_ns = m.history.places.get(rank, places[rank])
+        phase, since_ns = history.places.get(rank, places[rank])
         if phase in (Phase.VALIDATION, Phase.TEST) and pulse.phase is phase:
             evaluated[rank] = pulse.batch + 1
         if pulse.changed_ns > since_ns and phase not in STEP_PHASES | BEFORE_TRAINING:
-            took_s = (pulse.changed_ns - max(since_ns, m.history.forgiven_ns)) / 1e9
-            longest[phase] = max(longest.get(phase, 0.0), took_s)
+            took_s = (pulse.changed_ns - max(since_ns, history.forgiven_ns)) / 1e9
+            longest_s[phase] = max(longest_s.get(phase, 0.0), took_s)
     return HealthHistory(
-        judged_ns=m.now_ns,
-        forgiven_ns=m.history.forgiven_ns,
+        judged_ns=inputs.now_ns,
+        forgiven_ns=history.forgiven_ns,
         active=active,
         places=places,
-        longest_s=longest,
+        longest_s=longest_s,
         evaluated=evaluated,
         drift_ns=drift_ns,
-        straggling_since_ns=straggling_ns,
+        straggling_since_ns=straggling_since_ns,
     )

@@ -1,1 +1,1 @@
-"""The rules of the judgement, one kind of fault a module. ``diagnosis/judge.py`` calls them."""
+"""The rules of the judgement, one situation for each module. ``diagnosis/judge.py`` calls them."""

@@ -1,14 +1,14 @@
-"""What torch's back ends say in a rank whose partner has gone. Pure.
+"""Error messages that torch's communication back ends raise when another rank has ended. Pure.
 
-Phrases of torch, gloo, NCCL and Lightning, as they stand in their sources; a single word such as
-"store" or "peer" may as well be of the user's own error.
+The patterns are complete phrases from the sources of torch, gloo, NCCL and Lightning. A single word
+such as "store" or "peer" may as well belong to an error of the user's own code.
 """
 
 from __future__ import annotations
 
 import re
 
-_SAID = re.compile(
+_CONSEQUENCE = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|closed by (remote )?peer|"
     r"socket timeout|timed out waiting|client socket has (failed|timed out)|"
     r"timed out after \S+ seconds waiting for clients|wait timeout after|"
@@ -20,9 +20,9 @@ _SAID = re.compile(
 )
 
 
-def is_consequence(said: str) -> bool:
-    """Whether an exception, as ``Type: message``, is what follows from another rank's end.
+def is_consequence(error: str) -> bool:
+    """Return True if an error, as ``Type: message``, is a consequence of another rank's end.
 
-    Not the cause, then, where another rank says more.
+    Such an error is not the cause of a failure if another rank reports a different error.
     """
-    return _SAID.search(said) is not None
+    return _CONSEQUENCE.search(error) is not None

@@ -1,8 +1,8 @@
-"""The wavefront: where every rank stands among the collectives, and what does not match. Pure.
+"""The position of every rank in the sequence of collectives, and where they do not match. Pure.
 
-Back ends match collectives by their number, so the place where a run hangs is N, the first
-collective that is not complete on some rank; what each rank did at N tells who is at fault. The
-recorder's "completed" is not monotonic on gloo, so only entries that are not retired are trusted.
+Back ends match collectives by their number. So a run hangs at N, the first collective that is not
+complete on some rank, and what each rank did at N shows which rank is at fault. The recorder's
+"completed" is not monotonic on gloo, so only entries that are not retired count as unfinished.
 """
 
 from __future__ import annotations
@@ -19,241 +19,277 @@ from ltui.training.diagnosis.rules.stack_frames import (
     user_frame,
 )
 
-_SIZED = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
+_SAME_SIZE_OPERATIONS = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
 """Collectives whose sizes must be equal on all ranks."""
 
-_IDLE_SHARE = 0.2
-"""A rank that computes less than this in its backward waits there."""
+_IDLE_CPU_SHARE = 0.2
+"""A rank that uses a smaller fraction of a core in its backward pass waits there."""
 
 UNNUMBERED = -1
-"""The number of a collective that is known by a stack alone."""
+"""The sequence number of a collective that is known only from a stack."""
 
+Shape = tuple[str, tuple[tuple[int, ...], ...]]
+"""Operation, and sizes if they must be equal on all ranks."""
 Signature = tuple[str, tuple[tuple[int, ...], ...], tuple[str, int] | None]
+"""Operation, sizes, and file and line of the call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnfinishedCollective:
-    """What the ranks did at the first unfinished collective of one group."""
+    """What the ranks did at the first unfinished collective of one process group."""
 
     group: str
     seq: int
     at: Mapping[int, Collective]
-    """Ranks that enqueued number ``seq`` and whose entry is known."""
+    """Entries of the ranks that enqueued number ``seq``, as far as they are known."""
     absent: tuple[int, ...]
-    """Ranks that did not come to it."""
+    """Ranks that have not enqueued it."""
     unknown: tuple[int, ...]
-    """Ranks of which nothing is known."""
+    """Ranks for which no record is available."""
     elsewhere: tuple[int, ...] = ()
-    """Ranks that wait in a collective of another group, which the absent hold up in the end."""
+    """Ranks that wait in a collective of another group, indirectly for the absent ranks."""
     crossed: bool = False
-    """Every absent rank waits in a collective of another group itself."""
+    """True if every absent rank waits in a collective of another group itself."""
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        here = (r for r, entry in self.at.items() if not entry.retired)
-        return tuple(sorted({*here, *self.elsewhere}))
+        waiting_here = (r for r, entry in self.at.items() if not entry.retired)
+        return tuple(sorted({*waiting_here, *self.elsewhere}))
 
     @property
-    def differs(self) -> bool:
-        """Whether those that came can't match."""
+    def mismatched(self) -> bool:
+        """True if the ranks enqueued collectives that cannot match."""
         return len({_shape(e) for e in self.at.values()}) > 1
 
 
-def collective_positions(close: Mapping[int, RankEvidence]) -> tuple[CollectivePosition, ...]:
-    """One a rank and group, for people: of groups that the rank uses, or should have come to."""
-    waited = {e.group for of in close.values() if (e := pending_collective(of)) is not None}
-    found = []
-    for rank, of_rank in sorted(close.items()):
-        of_groups = {**dict.fromkeys(waited & of_rank.groups.keys(), 0), **of_rank.last_enqueued}
-        for group, last in sorted(of_groups.items()):
-            entries = [e for e in of_rank.collectives if e.group == group and not e.p2p]
-            pending = next((e for e in entries if not e.retired), None)
-            done = max((e.seq for e in entries if e.retired), default=None)
-            found.append(
+def collective_positions(evidence: Mapping[int, RankEvidence]) -> tuple[CollectivePosition, ...]:
+    """Return one position for each rank and group, to show to people.
+
+    A rank has positions in the groups that it uses, and in groups of which it is a member and in
+    which another rank waits.
+    """
+    groups_with_waiting = {
+        e.group for rank in evidence.values() if (e := pending_collective(rank)) is not None
+    }
+    positions = []
+    for rank, rank_evidence in sorted(evidence.items()):
+        last_by_group = {
+            **dict.fromkeys(groups_with_waiting & rank_evidence.groups.keys(), 0),
+            **rank_evidence.last_enqueued,
+        }
+        for group, last in sorted(last_by_group.items()):
+            entries = [e for e in rank_evidence.collectives if e.group == group and not e.p2p]
+            positions.append(
                 CollectivePosition(
                     rank=rank,
                     group=group,
                     last_enqueued=last,
-                    last_done=done,
-                    waits_in=pending,
-                    barrier=of_rank.barrier,
+                    last_done=max((e.seq for e in entries if e.retired), default=None),
+                    waits_in=next((e for e in entries if not e.retired), None),
+                    barrier=rank_evidence.barrier,
                 )
             )
-    return tuple(found)
+    return tuple(positions)
 
 
 def find_unfinished_collective(
-    close: Mapping[int, RankEvidence], ranks: set[int]
+    evidence: Mapping[int, RankEvidence], ranks: set[int]
 ) -> UnfinishedCollective | None:
-    """Where the trouble begins; None where nobody waits or nothing is recorded.
+    """Return the collective at which the run hangs; None if no rank waits or nothing is recorded.
 
-    Of several groups in which somebody waits, the one whose collective can't match, else one whose
-    absent ranks are not themselves waiting in another group: those that are wait for the same ranks
-    in the end. Where all absent ranks wait elsewhere, the groups are used in different orders.
+    If ranks wait in several groups, choose the group whose collective cannot match. Otherwise
+    choose a group whose absent ranks do not wait in another group themselves, because absent ranks
+    that do wait are held up by the same ranks in the end. If all absent ranks wait elsewhere, the
+    groups are used in different orders.
     """
-    groups = sorted({g for r in ranks if r in close for g in close[r].last_enqueued})
-    found = [s for g in groups if (s := _split_of(g, close, ranks)) is not None and s.waiting]
-    waiting = {r for s in found for r in s.waiting}
-    free = [s for s in found if not {*s.absent} <= waiting]
-    for first in ([s for s in found if s.differs], free, [s for s in found if not s.absent]):
-        if first:
-            chosen = first[0]
+    groups = sorted({g for r in ranks if r in evidence for g in evidence[r].last_enqueued})
+    candidates = [
+        c
+        for g in groups
+        if (c := _unfinished_of_group(g, evidence, ranks)) is not None and c.waiting
+    ]
+    waiting = {r for c in candidates for r in c.waiting}
+    for preferred in (
+        [c for c in candidates if c.mismatched],
+        [c for c in candidates if not {*c.absent} <= waiting],
+        [c for c in candidates if not c.absent],
+    ):
+        if preferred:
+            chosen = preferred[0]
             absent = tuple(r for r in chosen.absent if r not in waiting)
             held_up = waiting - {*chosen.at} if absent else set()
             return replace(chosen, absent=absent, elsewhere=tuple(sorted(held_up)))
-    # No rank waits in two groups at once; where the most wait is taken for right.
-    most = max(found, key=lambda s: len(s.waiting), default=None)
-    return replace(most, crossed=True) if most is not None else None
+    # No rank waits in two groups at once. Assume that the group in which most ranks wait is right.
+    fullest = max(candidates, key=lambda c: len(c.waiting), default=None)
+    return replace(fullest, crossed=True) if fullest is not None else None
 
 
-def pending_collective(of_rank: RankEvidence) -> Collective | None:
-    """The collective that the rank waits in, of whatever group."""
-    return next((e for e in of_rank.collectives if not e.retired and not e.p2p), None)
+def pending_collective(rank_evidence: RankEvidence) -> Collective | None:
+    """Return the collective that the rank waits in, of any group, or None."""
+    return next((e for e in rank_evidence.collectives if not e.retired and not e.p2p), None)
 
 
-def _split_of(
-    group: str, close: Mapping[int, RankEvidence], ranks: set[int]
+def _unfinished_of_group(
+    group: str, evidence: Mapping[int, RankEvidence], ranks: set[int]
 ) -> UnfinishedCollective | None:
-    first: dict[int, int] = {}
-    known: dict[int, dict[int, Collective]] = {}
-    counted: dict[int, int] = {}
-    members = {r for other in close.values() for r in other.groups.get(group, ())}
-    for rank in ranks & close.keys():
-        of_rank = close[rank]
-        last = of_rank.last_enqueued.get(group)
+    first_unfinished: dict[int, int] = {}
+    recorded: dict[int, dict[int, Collective]] = {}
+    count_only: dict[int, int] = {}
+    members = {r for other in evidence.values() for r in other.groups.get(group, ())}
+    for rank in ranks & evidence.keys():
+        rank_evidence = evidence[rank]
+        last = rank_evidence.last_enqueued.get(group)
         if last is None:
-            member = rank in members or (group == "0" and of_rank.joined is False)
-            if not member:
-                continue  # or nothing is known of it
+            is_member = rank in members or (group == "0" and rank_evidence.joined is False)
+            if not is_member:
+                continue  # or it is not known whether the rank is a member
             last = 0
-        entries = {e.seq: e for e in of_rank.collectives if e.group == group and not e.p2p}
+        entries = {e.seq: e for e in rank_evidence.collectives if e.group == group and not e.p2p}
         if last and not entries:
-            counted[rank] = last  # from its last beat, and it may have gone on for half a second
+            # The number is from the last heartbeat, which may be half a second old.
+            count_only[rank] = last
             continue
-        known[rank] = entries
+        recorded[rank] = entries
         last = max([last, *entries])
         pending = min((s for s, e in entries.items() if not e.retired), default=None)
-        first[rank] = pending if pending is not None else last + 1
-    if not first:
+        first_unfinished[rank] = pending if pending is not None else last + 1
+    if not first_unfinished:
         return None
-    number = min(first.values())
-    at = {r: known[r][number] for r in first if number in known[r]}
+    seq = min(first_unfinished.values())
+    at = {r: recorded[r][seq] for r in first_unfinished if seq in recorded[r]}
     absent = tuple(
         sorted(
-            [r for r in first if r not in at and first[r] <= number]
-            + [r for r, last in counted.items() if last < number]
+            [r for r in first_unfinished if r not in at and first_unfinished[r] <= seq]
+            + [r for r, last in count_only.items() if last < seq]
         )
     )
     unknown = tuple(sorted(r for r in ranks if r not in at and r not in absent))
-    return UnfinishedCollective(group=group, seq=number, at=at, absent=absent, unknown=unknown)
+    return UnfinishedCollective(group=group, seq=seq, at=at, absent=absent, unknown=unknown)
 
 
 def find_mismatch_by_stacks(
-    close: Mapping[int, RankEvidence], ranks: set[int]
+    evidence: Mapping[int, RankEvidence], ranks: set[int]
 ) -> UnfinishedCollective | None:
-    """What ranks stand in by their stacks, where nothing is recorded; its number is not known. None
-    where some stand in no collective, or all in the same one, called from the same line."""
+    """Return the collectives that ranks are in by their stacks, if they differ.
+
+    This is for runs without a flight recorder. The sequence number is unknown. Return None if a
+    rank is in no collective, or if all are in the same one, called from the same line.
+    """
     at: dict[int, Collective] = {}
     for rank in sorted(ranks):
-        stack = close[rank].main_stack if rank in close else None
-        name = collective_on_stack(close[rank]) if stack is not None else None
+        stack = evidence[rank].main_stack if rank in evidence else None
+        name = collective_on_stack(evidence[rank]) if stack is not None else None
         if stack is None or name is None:
             return None
         explicit = collective_in(stack) is not None
-        inner = next((f for f in stack.frames if "/torch/" not in f.file), None)
-        site = (user_frame(stack) or inner) if explicit else None
+        outside_torch = next((f for f in stack.frames if "/torch/" not in f.file), None)
+        site = (user_frame(stack) or outside_torch) if explicit else None
         at[rank] = Collective(group="0", seq=UNNUMBERED, op=name, call_site=site)
     if len({call_signature(entry) for entry in at.values()}) < 2:
         return None
     return UnfinishedCollective(group="0", seq=UNNUMBERED, at=at, absent=(), unknown=())
 
 
-def _shape(entry: Collective) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    return entry.op, entry.sizes if entry.op in _SIZED else ()
+def _shape(entry: Collective) -> Shape:
+    return entry.op, entry.sizes if entry.op in _SAME_SIZE_OPERATIONS else ()
 
 
 def minority_ranks(
-    found: UnfinishedCollective, close: Mapping[int, RankEvidence]
+    unfinished: UnfinishedCollective, evidence: Mapping[int, RankEvidence]
 ) -> tuple[int, ...]:
-    """Of ranks that did different things at one number: who did what the others did not.
+    """Return the ranks to blame for a collective mismatch.
 
-    The minority where there is one; else whoever did what no rank has ever done before at that
-    place, which two ranks have to decide between them; else all.
+    These are the ranks that differ from the majority. With a tie, such as between two ranks, they
+    are the ranks whose call was never recorded before. Otherwise they are all ranks.
     """
-    key: Callable[[Collective], object] = _shape if found.differs else call_signature
-    (most, count), *others = Counter(key(e) for e in found.at.values()).most_common()
+    key: Callable[[Collective], object] = _shape if unfinished.mismatched else call_signature
+    counts = Counter(key(e) for e in unfinished.at.values()).most_common()
+    (majority, count), *others = counts
     if not others or count > others[0][1]:
-        return tuple(sorted(r for r, e in found.at.items() if key(e) != most))
-    seen = {
+        return tuple(sorted(r for r, e in unfinished.at.items() if key(e) != majority))
+    earlier_calls = {
         call_signature(e)
-        for of_rank in close.values()
-        for e in of_rank.collectives
-        if e.group == found.group and e.seq < found.seq
+        for rank_evidence in evidence.values()
+        for e in rank_evidence.collectives
+        if e.group == unfinished.group and e.seq < unfinished.seq
     }
-    fresh = [r for r, e in found.at.items() if call_signature(e) not in seen]
-    if fresh and len(fresh) < len(found.at):
-        return tuple(sorted(fresh))
-    return tuple(sorted(found.at))
+    with_new_call = [r for r, e in unfinished.at.items() if call_signature(e) not in earlier_calls]
+    if with_new_call and len(with_new_call) < len(unfinished.at):
+        return tuple(sorted(with_new_call))
+    return tuple(sorted(unfinished.at))
 
 
 def call_signature(entry: Collective) -> Signature:
+    """Return what two calls of one collective must have in common to be the same call."""
     site = entry.call_site
     return entry.op, entry.sizes, (site.file, site.line) if site else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """The first number at which ranks called the same collective from different lines."""
+    """The first sequence number at which ranks called a collective from different lines."""
 
     group: str
     seq: int
     op: str
     sites: Mapping[int, Frame]
-    odd: tuple[int, ...]
+    """rank -> line of the call."""
+    minority: tuple[int, ...]
+    """Ranks whose line differs from the majority's; all ranks if there is no majority."""
 
 
-def find_divergence(close: Mapping[int, RankEvidence]) -> Divergence | None:
-    """None where call sites agree, or where they are not known."""
-    sites: dict[tuple[str, int], dict[int, Collective]] = {}
-    for rank, of_rank in close.items():
-        for entry in of_rank.collectives:
+def find_divergence(evidence: Mapping[int, RankEvidence]) -> Divergence | None:
+    """Return where call sites first differ; None if they agree or are unknown."""
+    recorded: dict[tuple[str, int], dict[int, Collective]] = {}
+    for rank, rank_evidence in evidence.items():
+        for entry in rank_evidence.collectives:
             if entry.call_site is not None and not entry.p2p:
-                sites.setdefault((entry.group, entry.seq), {})[rank] = entry
-    for (group, seq), entries in sorted(sites.items()):
-        places = Counter(_site(e) for e in entries.values())
-        if len(entries) < 2 or len(places) < 2:
+                recorded.setdefault((entry.group, entry.seq), {})[rank] = entry
+    for (group, seq), entries in sorted(recorded.items()):
+        lines = Counter(_site_line(e) for e in entries.values())
+        if len(entries) < 2 or len(lines) < 2:
             continue
-        most, count = places.most_common(1)[0]
-        odd = [r for r, e in entries.items() if _site(e) != most]
+        most_common, count = lines.most_common(1)[0]
+        minority = [r for r, e in entries.items() if _site_line(e) != most_common]
         if count * 2 == len(entries):
-            odd = list(entries)
-        found = {r: e.call_site for r, e in entries.items() if e.call_site is not None}
-        op = next(iter(entries.values())).op
-        return Divergence(group=group, seq=seq, op=op, sites=found, odd=tuple(sorted(odd)))
+            minority = list(entries)
+        return Divergence(
+            group=group,
+            seq=seq,
+            op=next(iter(entries.values())).op,
+            sites={r: e.call_site for r, e in entries.items() if e.call_site is not None},
+            minority=tuple(sorted(minority)),
+        )
     return None
 
 
-def _site(entry: Collective) -> tuple[str, int]:
+def _site_line(entry: Collective) -> tuple[str, int]:
     assert entry.call_site is not None
     return entry.call_site.file, entry.call_site.line
 
 
-def collective_on_stack(of_rank: RankEvidence) -> str | None:
-    """The collective that the rank's main thread is in, by its stack: where nothing is recorded."""
-    stack = of_rank.main_stack
+def collective_on_stack(rank_evidence: RankEvidence) -> str | None:
+    """Return the collective that the rank's main thread is in by its stack, or None.
+
+    An idle backward pass without a frame of user code counts as ``all_reduce``.
+    """
+    stack = rank_evidence.main_stack
     if (name := collective_in(stack)) is not None:
         return name
-    share = of_rank.process.cpu_share if of_rank.process is not None else None
-    idle = share is not None and share < _IDLE_SHARE
+    process = rank_evidence.process
+    cpu_share = process.cpu_share if process is not None else None
+    idle = cpu_share is not None and cpu_share < _IDLE_CPU_SHARE
     return "all_reduce" if in_backward(stack) and idle and user_frame(stack) is None else None
 
 
-def call_site_of(entry: Collective, of_rank: RankEvidence | None) -> Frame | None:
-    """The user's line that issued the collective; from the live stack where the recorder kept
-    none."""
+def call_site_of(entry: Collective, rank_evidence: RankEvidence | None) -> Frame | None:
+    """Return the line of user code that issued the collective, or None.
+
+    Use the current stack of the rank if the recorder has not stored the line.
+    """
     if entry.call_site is not None:
         return entry.call_site
-    stack = of_rank.main_stack if of_rank is not None else None
+    stack = rank_evidence.main_stack if rank_evidence is not None else None
     if stack is None or collective_in(stack) is None:
         return None
     return call_site(stack.frames)

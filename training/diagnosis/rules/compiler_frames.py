@@ -1,9 +1,9 @@
-"""Whether a thread is compiling, by the frames of its stack. Pure.
+"""Detect from the frames of a stack that a thread is compiling. Pure.
 
-A compilation takes seconds to minutes, computes without a pause or waits for a C++ compiler, may
-hold the GIL, and happens on one rank where another finds its result in a cache: it looks like a
-busy loop, a frozen rank or a held GIL, and is none. What has been compiled runs through files of
-the same packages, so functions count, not packages.
+A compilation takes seconds to minutes. It computes without a pause or waits for a C++ compiler, may
+hold the GIL, and may happen on one rank while another finds its result in a cache. So it resembles
+a busy loop, a frozen rank or a held GIL. Compiled code runs through files of the same packages, so
+the functions are compared too, not only the packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from ltui.training.diagnosis.evidence import RankEvidence, ThreadStack
 
 _COMPILERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = (
-    # Called on a miss alone; what is compiled returns from it before it runs.
+    # Called only on a cache miss. It returns before the compiled code runs.
     ("torch.compile", re.compile(r"/torch/_dynamo/convert_frame\.py$"), re.compile("")),
     # The backward is compiled at its first call, from within the running graph.
     (
@@ -30,7 +30,7 @@ _COMPILERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = (
     ),
     ("Triton", re.compile(r"/triton/(compiler/|backends/[^/]+/compiler\.py$)"), re.compile("")),
     ("Triton", re.compile(r"/triton/runtime/autotuner\.py$"), re.compile("^_?bench")),
-    # Machine code is called without a frame of numba's, but for one that turns back to Python.
+    # Machine code runs without a frame of numba's, unless it calls back into Python.
     (
         "Numba",
         re.compile(r"/numba/core/(dispatcher|compiler|compiler_machinery|compiler_lock)\.py$"),
@@ -45,7 +45,7 @@ _COMPILERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = (
 
 
 def compiler_on_stack(stack: ThreadStack | None) -> str | None:
-    """What the thread compiles with: ``torch.compile``, ``Triton``, ``Numba``; None: it doesn't."""
+    """Return the compiler that the thread runs, such as ``torch.compile``, or None."""
     for frame in stack.frames if stack is not None else ():
         for name, files, functions in _COMPILERS:
             if files.search(frame.file) and functions.search(frame.function):
@@ -53,10 +53,13 @@ def compiler_on_stack(stack: ThreadStack | None) -> str | None:
     return None
 
 
-def active_compiler(of_rank: RankEvidence) -> str | None:
-    """What the rank waits for: its main thread's compiler, else Numba in another thread, where
-    loaders compile their pipelines."""
-    if (name := compiler_on_stack(of_rank.main_stack)) is not None:
+def active_compiler(rank_evidence: RankEvidence) -> str | None:
+    """Return the compiler that the rank waits for, or None.
+
+    It runs in the main thread, or it is Numba in another thread, where data loaders compile their
+    pipelines.
+    """
+    if (name := compiler_on_stack(rank_evidence.main_stack)) is not None:
         return name
-    others = {compiler_on_stack(s) for s in of_rank.stacks if not s.main}
-    return "Numba" if "Numba" in others else None
+    other_compilers = {compiler_on_stack(s) for s in rank_evidence.stacks if not s.main}
+    return "Numba" if "Numba" in other_compilers else None

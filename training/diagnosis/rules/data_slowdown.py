@@ -1,40 +1,53 @@
-"""All ranks at once slower than they were, for want of data: slow, and nobody's fault. Pure."""
+"""All ranks are slower than before because they wait for data, and no rank is to blame. Pure."""
 
 from __future__ import annotations
 
-from ltui.training.diagnosis.rules.judge_input import PreparedInput, position_facts
+from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
 from ltui.training.diagnosis.rules.thresholds import FAULT_SETTLE_S
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase
 
-_LEAST_S = 2.5
-_TIMES = 4.0
-_SHARE = 0.6
+_SLOW_STEP_S = 2.5
+"""Minimum length of a slow step in seconds."""
+_SLOW_STEP_FACTOR = 4.0
+"""Minimum length of a slow step, in lengths of the median step before it."""
+_DATA_SHARE = 0.6
+"""Minimum fraction of a slow step that every rank waits for data."""
 
 
-def slow_data_verdict(m: PreparedInput) -> Verdict | None:
-    """Every rank's last step was several times as long as usual, most of it waiting for data, and
-    every rank waits for data again."""
-    alive = m.alive
-    stands = any(v.kind == "slow_data" for v in m.history.active.values())
-    again = all(p.phase is Phase.FETCH and m.still[r] > FAULT_SETTLE_S for r, p in alive.items())
-    if not alive or not (again or stands):
+def slow_data_verdict(inputs: PreparedInput) -> Verdict | None:
+    """Return a verdict if data slow down all ranks, or None.
+
+    The last step of every rank was several times as long as usual, most of it was spent waiting for
+    data, and every rank waits for data again.
+    """
+    alive = inputs.alive
+    active = any(v.kind == VerdictKind.SLOW_DATA for v in inputs.history.active.values())
+    waits_again = all(
+        p.phase is Phase.FETCH and inputs.still_s[r] > FAULT_SETTLE_S for r, p in alive.items()
+    )
+    if not alive or not (waits_again or active):
         return None
-    shares = [_share_of_slow_step(m.fold.ranks.get(r)) for r in alive]
-    known = [share for share in shares if share is not None]
-    if len(known) < len(alive) or min(known) < _SHARE:
+    shares = [
+        share
+        for r in alive
+        if (share := _data_share_of_slow_step(inputs.fold.ranks.get(r))) is not None
+    ]
+    if len(shares) < len(alive) or min(shares) < _DATA_SHARE:
         return None
-    last_s = max(m.fold.ranks[r].recent_step_s[-1] for r in alive)
-    who = "all ranks" if len(alive) > 1 else f"rank {next(iter(alive))}"
+    last_s = max(inputs.fold.ranks[r].recent_step_s[-1] for r in alive)
+    ranks = "all ranks are" if len(alive) > 1 else f"rank {next(iter(alive))} is"
     return Verdict(
-        kind="slow_data",
-        level="slow",
+        kind=VerdictKind.SLOW_DATA,
+        level=VerdictLevel.SLOW,
         waiting=tuple(sorted(alive)),
         place=Phase.FETCH.label,
         cause=(
-            f"{who} {'are' if len(alive) > 1 else 'is'} data-bound:"
-            f" {100 * min(known):.0f} % of the last step ({last_s:.1f} s) was spent waiting for"
+            f"{ranks} data-bound:"
+            f" {100 * min(shares):.0f} % of the last step ({last_s:.1f} s) was spent waiting for"
             " data, several times longer than before; training continues slowly"
         ),
         remedy="Check the storage, use more DataLoader workers, or cheaper samples.",
@@ -47,17 +60,19 @@ def slow_data_verdict(m: PreparedInput) -> Verdict | None:
     )
 
 
-def _share_of_slow_step(folded: RankFold | None) -> float | None:
-    """The share of the last step that was spent in waiting for data; None where that step was not
-    slow, or is not known."""
-    if folded is None or folded.totals is None or len(folded.recent_step_s) < 6:
+def _data_share_of_slow_step(rank_fold: RankFold | None) -> float | None:
+    """Return the fraction of the last step that was spent waiting for data.
+
+    Return None if that step was not slow, or if its parts are unknown.
+    """
+    if rank_fold is None or rank_fold.totals is None or len(rank_fold.recent_step_s) < 6:
         return None
-    *before, last = folded.recent_step_s
-    usual = sorted(before)[len(before) // 2]
-    if last < max(_LEAST_S, _TIMES * usual):
+    *before, last = rank_fold.recent_step_s
+    median = sorted(before)[len(before) // 2]
+    if last < max(_SLOW_STEP_S, _SLOW_STEP_FACTOR * median):
         return None
-    total = folded.totals
-    earlier = [mark for mark in folded.recent_totals if total.t_ns - mark.t_ns > 0.5e9 * last]
-    if not earlier or total.timed_s <= earlier[-1].timed_s:
+    end = rank_fold.totals
+    earlier = [mark for mark in rank_fold.recent_totals if end.t_ns - mark.t_ns > 0.5e9 * last]
+    if not earlier or end.timed_s <= earlier[-1].timed_s:
         return None
-    return (total.fetch_s - earlier[-1].fetch_s) / (total.timed_s - earlier[-1].timed_s)
+    return (end.fetch_s - earlier[-1].fetch_s) / (end.timed_s - earlier[-1].timed_s)

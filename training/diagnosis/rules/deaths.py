@@ -1,129 +1,142 @@
-"""Ranks whose process is gone or that raised: causes told from consequences. Pure.
+"""Verdicts on ranks whose process is gone or that raised, with causes and consequences apart. Pure.
 
-When a rank dies its peers' back ends report a closed connection; those exceptions are consequences,
-whoever said them first. A consequence alone is held back for a moment, until its cause shows.
+When a rank dies, its peers' back ends report a closed connection. Those exceptions are
+consequences, even if they were reported first. If there are only consequences, the verdict is held
+back for a moment, until the cause shows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ltui.training.config.verdict_levels import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.rules import left_early
 from ltui.training.diagnosis.rules.backend_messages import is_consequence
-from ltui.training.diagnosis.rules.judge_input import PreparedInput, position_facts
+from ltui.training.diagnosis.rules.judge_input import Death
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
 from ltui.training.diagnosis.rules.stack_frames import frame_text, is_library_file
-from ltui.training.diagnosis.rules.verdict_words import consequences_text, ranks_text
+from ltui.training.diagnosis.rules.verdict_words import consequences_text, ranks_text, verb
 from ltui.training.state.run_snapshot import RankState, Verdict
-from ltui.training.tensor_queue.record_types import PulseState
+from ltui.training.state.verdict_kinds import VerdictKind
 
-_SIZES = re.compile(
+_SIZE_MISMATCH = re.compile(
     r"preamble\.length|size doesn't match|EnforceNotMet|Mismatch between|mismatch", re.IGNORECASE
 )
-_WORKER = re.compile(
+_WORKER_ENDED = re.compile(
     r"DataLoader worker \(pid\(?s?\)?[ (]*(?P<pids>[\d, ]+)\)?.*?"
     r"(killed by signal: (?P<signal>\w+)|exited unexpectedly)",
     re.DOTALL,
 )
-_SHM = re.compile(r"bus error|shared memory|No space left on device.*shm|shm_open", re.IGNORECASE)
+_SHARED_MEMORY = re.compile(
+    r"bus error|shared memory|No space left on device.*shm|shm_open", re.IGNORECASE
+)
+_TRACEBACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _HOLD_BACK_S = 1.5
+"""Seconds for which a verdict is held back that has only consequences."""
 _MISMATCH_HOLD_BACK_S = 5.0
-"""Who was aborted is seldom who is at fault: the others' last words are waited for."""
+"""Seconds to wait for the errors of other ranks if a back end aborted a rank, because an aborted
+rank is seldom the one at fault."""
 _UNSURE = 0.5
+"""Confidence of a mismatch of which it is unknown which rank is at fault."""
+_CONFIDENT = 0.6
+"""Minimum confidence of a cause that explains the end of other ranks."""
 _EVALUATION_STEPS = ("validation_step", "test_step")
-_CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"})
-_NATIVE_CRASH = (
+_CRASH_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"})
+_CRASH_REMEDY = (
     "The crash is in native code: check that line, and the versions of PyTorch, the driver and"
     " extensions. Then resume the run."
 )
-_KILLED = (
+_SIGNAL_REMEDY = (
     "Find out who sent {} (a person, a job scheduler, the limits of a container), then resume"
     " the run."
 )
-_EXITED = "Find the reason for the exit in the log of the rank, then resume the run."
-_RAISED = "Fix the error, then resume the run."
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_EXIT_REMEDY = "Find the reason for the exit in the log of the rank, then resume the run."
+_EXCEPTION_REMEDY = "Fix the error, then resume the run."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Death:
-    """How one rank's process ended, as far as anybody saw."""
+class _RankEnd:
+    """How one rank ended, and whether another rank caused that."""
 
-    how: str
-    """``killed by SIGSEGV``, ``exit code 3``, ``its process is gone``."""
-    signal: str | None = None
-    exit_code: int | None = None
-    frame: Frame | None = None
-    """The user's line where it died, from faulthandler."""
-    last_line: str | None = None
-    """Of its log: what most likely says why."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _End:
     rank: int
-    kind: str
-    text: str
+    kind: VerdictKind
+    predicate: str
+    """What happened to the rank, as the end of a sentence."""
+    passive: bool = False
+    """True if ``predicate`` is a participle that follows "was" or "were"."""
     frame: Frame | None = None
     remedy: str | None = None
     consequence: bool = False
     confidence: float = 0.95
     worker: int | None = None
+    """Pid of the DataLoader worker that ended first."""
     at_s: float = 0.0
+    """Time of the exception in seconds, to find the first one."""
+
+    def text(self, ranks: Sequence[int]) -> str:
+        """Return the predicate for ``ranks`` that ended alike."""
+        return f"{verb(ranks, 'was', 'were')} {self.predicate}" if self.passive else self.predicate
+
+    @property
+    def own_text(self) -> str:
+        return self.text((self.rank,))
 
 
-def death_verdicts(
-    m: PreparedInput, told: Mapping[int, Death], oom_kills: int | None
-) -> list[Verdict]:
-    """One verdict for each cause; consequences stand in the causes' evidence."""
-    died = sorted(r for r, s in m.states.items() if s is RankState.DEAD)
+def death_verdicts(inputs: PreparedInput) -> list[Verdict]:
+    """Return one verdict for each cause; its evidence names the consequences."""
+    died = sorted(r for r, s in inputs.states.items() if s is RankState.DEAD)
     if not died:
         return []
-    ends = [_end(m, r, told.get(r) or Death(how=m.dead.get(r, "")), oom_kills) for r in died]
+    ends = [_end_of(inputs, r) for r in died]
     causes = [e for e in ends if not e.consequence]
     consequences = [e for e in ends if e.consequence]
-    if not any(e.kind != "mismatch" or e.confidence > _UNSURE for e in causes):
-        waited_s = max((m.still.get(r, _HOLD_BACK_S + 1) for r in died), default=0.0)
+    if all(e.kind is VerdictKind.MISMATCH and e.confidence <= _UNSURE for e in causes):
+        waited_s = max((inputs.still_s.get(r, _HOLD_BACK_S + 1) for r in died), default=0.0)
         allowed_s = _MISMATCH_HOLD_BACK_S if causes else _HOLD_BACK_S
-        if waited_s <= allowed_s and len(died) < len(m.states):
+        if waited_s <= allowed_s and len(died) < len(inputs.states):
             return []
-        if (short := _short_of_evaluation(ends)) is not None:
-            causes = [short]
-            consequences = [e for e in ends if e.rank != short.rank]
+        early = _left_validation(ends)
+        if early is not None:
+            causes = [early]
+            consequences = [e for e in ends if e.rank != early.rank]
     if not causes:
-        causes = _left_early(m)
+        causes = _left_training_early(inputs)
     if not causes:
         first = min(consequences, key=lambda e: (e.at_s, e.rank))
         causes = [replace(first, confidence=0.4)]
         consequences = [e for e in consequences if e is not first]
-    # A rank that is gone without a word beside one that says why may have been ended by the agent.
-    if any(e.confidence >= 0.6 for e in causes):
-        silent = [e for e in causes if e.confidence < 0.6]
-        consequences += silent
-        causes = [e for e in causes if e not in silent]
-    living = sorted(r for r, s in m.states.items() if s not in (RankState.DEAD, RankState.ENDED))
+    # If another rank's cause is known, a rank without an error may have been ended by the agent.
+    if any(e.confidence >= _CONFIDENT for e in causes):
+        consequences += [e for e in causes if e.confidence < _CONFIDENT]
+        causes = [e for e in causes if e.confidence >= _CONFIDENT]
+    living = [r for r, s in inputs.states.items() if s not in (RankState.DEAD, RankState.ENDED)]
     affected = tuple(sorted({*living, *(e.rank for e in consequences)}))
-    return [_verdict(m, same, affected, consequences) for same in _alike(causes)]
+    return [_verdict(inputs, alike, affected, consequences) for alike in _group_alike(causes)]
 
 
-def _short_of_evaluation(ends: list[_End]) -> _End | None:
-    """Of ranks whose collectives did not match in size: the one that was past the validation's
-    batches while others were in one. Back ends abort whoever receives the wrong size, not who sent
-    it."""
-    raised = [e for e in ends if e.kind == "raised" and e.frame is not None]
+def _left_validation(ends: list[_RankEnd]) -> _RankEnd | None:
+    """Return the one rank that had left a validation in which the others still were.
+
+    This applies to ranks whose collectives did not match in size. Back ends abort the rank that
+    receives the wrong size, not the rank that sent it.
+    """
+    raised = [e for e in ends if e.kind is VerdictKind.RAISED and e.frame is not None]
     inside = [e for e in raised if e.frame and e.frame.function in _EVALUATION_STEPS]
     past = [e for e in raised if e not in inside]
-    if not any(e.kind == "mismatch" for e in ends) or not inside or len(past) != 1:
+    mismatch = any(e.kind is VerdictKind.MISMATCH for e in ends)
+    if not mismatch or not inside or len(past) != 1:
         return None
     others = ranks_text(sorted(e.rank for e in inside))
     return replace(
         past[0],
-        kind="uneven",
-        text=f"left validation while {others} had batches left: validation batch counts differ"
+        kind=VerdictKind.UNEVEN,
+        predicate=f"left validation while {others} had batches left: validation batch counts differ"
         " (uneven), and the next collective's sizes did not match (size mismatch)",
+        passive=False,
         frame=inside[0].frame,
         remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
         " or limit_val_batches.",
@@ -132,43 +145,49 @@ def _short_of_evaluation(ends: list[_End]) -> _End | None:
     )
 
 
-def _left_early(m: PreparedInput) -> list[_End]:
-    """Ranks that left training before the others, whose collectives then failed."""
-    found = []
-    for rank in m.ended:
-        departure = left_early.departure(m, (rank,))
-        if departure is not None:
-            others = [r for r, s in sorted(m.states.items()) if s is RankState.DEAD]
-            reason = left_early.reason(departure, others, None)
-            found.append(
-                _End(rank=rank, kind=reason.kind, text=reason.text, remedy=reason.remedy,
-                     confidence=reason.confidence)
-            )  # fmt: skip
-    return found
+def _left_training_early(inputs: PreparedInput) -> list[_RankEnd]:
+    """Return the ranks that left training before the others, whose collectives then failed."""
+    others = [r for r, s in sorted(inputs.states.items()) if s is RankState.DEAD]
+    ends = []
+    for rank in inputs.ended:
+        departure = left_early.find_departure(inputs, (rank,))
+        if departure is None:
+            continue
+        reason = left_early.departure_reason(departure, others, None)
+        ends.append(
+            _RankEnd(
+                rank=rank,
+                kind=reason.kind,
+                predicate=reason.text,
+                remedy=reason.remedy,
+                confidence=reason.confidence,
+            )
+        )
+    return ends
 
 
-def _alike(causes: list[_End]) -> list[list[_End]]:
-    """Ranks that ended alike, at one line, share a verdict."""
-    grouped: dict[tuple[str, str], list[_End]] = {}
+def _group_alike(causes: list[_RankEnd]) -> list[list[_RankEnd]]:
+    """Group ranks that ended alike at one line, so that they get one verdict."""
+    groups: dict[tuple[str, str], list[_RankEnd]] = {}
     for end in causes:
-        grouped.setdefault((end.kind, end.text), []).append(end)
-    return list(grouped.values())
+        groups.setdefault((end.kind, end.own_text), []).append(end)
+    return list(groups.values())
 
 
 def _verdict(
-    m: PreparedInput, ends: list[_End], affected: tuple[int, ...], consequences: list[_End]
+    inputs: PreparedInput,
+    ends: list[_RankEnd],
+    affected: tuple[int, ...],
+    consequences: list[_RankEnd],
 ) -> Verdict:
     first = ends[0]
     ranks = tuple(sorted(e.rank for e in ends))
-    pulses = {r: p for r in ranks if (p := m.pulses.get(r)) is not None}
-    what = first.text if len(ranks) == 1 else re.sub(r"^was\b", "were", first.text)
-    cause = f"{ranks_text(ranks)} {what}"
+    pulses = {r: p for r in ranks if (p := inputs.pulses.get(r)) is not None}
     errors = [e for e in consequences if e.consequence]
-    cause += consequences_text(sorted(e.rank for e in errors))
     evidence: dict[str, Any] = {
-        "reasons": {str(e.rank): e.text for e in ends},
-        "consequences": {str(e.rank): e.text for e in errors},
-        "ended_too": {str(e.rank): e.text for e in consequences if not e.consequence},
+        "reasons": {str(e.rank): e.own_text for e in ends},
+        "consequences": {str(e.rank): e.own_text for e in errors},
+        "ended_too": {str(e.rank): e.own_text for e in consequences if not e.consequence},
         "ranks": {str(r): position_facts(p) for r, p in pulses.items()},
     }
     if first.frame is not None:
@@ -176,16 +195,16 @@ def _verdict(
         evidence["frame"] = f"{line.file}:{line.line} {line.function}"
     if first.worker is not None:
         evidence["worker"] = first.worker
-    phase = _phase(pulses)
+    phase = next((p.phase.label for _, p in sorted(pulses.items())), None)
     line_text = frame_text(first.frame)
-    place = f"{phase}, {line_text}" if phase and line_text else line_text or phase
+    error_ranks = sorted(e.rank for e in errors)
     return Verdict(
         kind=first.kind,
-        level="dead",
+        level=VerdictLevel.DEAD,
         culprits=ranks,
         waiting=tuple(r for r in affected if r not in ranks),
-        place=place,
-        cause=cause,
+        place=f"{phase}, {line_text}" if phase and line_text else line_text or phase,
+        cause=f"{ranks_text(ranks)} {first.text(ranks)}{consequences_text(error_ranks)}",
         remedy=first.remedy,
         confidence=first.confidence,
         began=min((p.changed_wall_s for p in pulses.values()), default=None),
@@ -193,117 +212,152 @@ def _verdict(
     )
 
 
-def _phase(pulses: Mapping[int, PulseState]) -> str | None:
-    return next((p.phase.label for _, p in sorted(pulses.items())), None)
+def _end_of(inputs: PreparedInput, rank: int) -> _RankEnd:
+    """Return how the rank ended: by its exception if it reported one, else by its process."""
+    rank_fold = inputs.fold.ranks.get(rank)
+    event = rank_fold.exception if rank_fold is not None else None
+    if event is None:
+        return _end_of_process(rank, inputs.deaths.get(rank) or Death(), inputs.oom_kills)
+    t = event.fields.get("t")
+    at_s = float(t) if isinstance(t, (int, float)) else event.t_ns / 1e9
+    end = _end_by_exception(rank, event.fields, event.text, inputs.oom_kills)
+    return replace(end, at_s=at_s)
 
 
-def _end(m: PreparedInput, rank: int, death: Death, oom_kills: int | None) -> _End:
-    folded = m.fold.ranks.get(rank)
-    event = folded.exception if folded is not None else None
-    if event is not None:
-        t = event.fields.get("t")
-        at_s = float(t) if isinstance(t, (int, float)) else event.t_ns / 1e9
-        return replace(_raised(rank, event.fields, event.text, oom_kills), at_s=at_s)
-    return _gone(rank, death, oom_kills)
-
-
-def _raised(rank: int, fields: Mapping[str, Any], said: str, oom_kills: int | None) -> _End:
+def _end_by_exception(
+    rank: int, fields: Mapping[str, Any], event_text: str, oom_kills: int | None
+) -> _RankEnd:
     name, message = str(fields.get("type") or ""), str(fields.get("message") or "")
-    line = _line_of(str(fields.get("traceback") or ""))
-    short = message.strip().split("\n", 1)[0][:300]
-    told = f"{name}: {short}" if name and short else name or said or "an exception"
-    at = f" at {frame_text(line)}" if line else ""
-    if (worker := _WORKER.search(message)) is not None:
-        return _worker_end(rank, worker, message, oom_kills)
-    if _SHM.search(message):
-        return _End(
-            rank=rank, kind="shared_memory", frame=line,
-            text=f"ran out of shared memory (/dev/shm){at}: {short}",
+    line = _innermost_user_line(str(fields.get("traceback") or ""))
+    first_line = message.strip().split("\n", 1)[0][:300]
+    error = f"{name}: {first_line}" if name and first_line else name or event_text or "an exception"
+    at_line = f" at {frame_text(line)}" if line else ""
+    if (worker := _WORKER_ENDED.search(message)) is not None:
+        return _end_by_worker(rank, worker, message, oom_kills)
+    if _SHARED_MEMORY.search(message):
+        return _RankEnd(
+            rank=rank,
+            kind=VerdictKind.SHARED_MEMORY,
+            frame=line,
+            predicate=f"ran out of shared memory (/dev/shm){at_line}: {first_line}",
             remedy="Give the container more (--shm-size), or use fewer workers.",
-        )  # fmt: skip
+        )
     if name in ("OutOfMemoryError", "MemoryError") or "out of memory" in message:
-        return _End(
-            rank=rank, kind="out_of_memory", frame=line, text=f"ran out of memory{at}: {told}",
+        return _RankEnd(
+            rank=rank,
+            kind=VerdictKind.OUT_OF_MEMORY,
+            frame=line,
+            predicate=f"ran out of memory{at_line}: {error}",
             remedy="Use a smaller batch, gradient accumulation or a lower precision.",
-        )  # fmt: skip
-    if _SIZES.search(message) and not is_consequence(message):
-        return _End(
-            rank=rank, kind="mismatch", frame=line, confidence=0.5,
-            text=f"raised {told}{at}: a collective's sizes differ between ranks (size mismatch)",
+        )
+    if _SIZE_MISMATCH.search(message) and not is_consequence(message):
+        return _RankEnd(
+            rank=rank,
+            kind=VerdictKind.MISMATCH,
+            frame=line,
+            confidence=_UNSURE,
+            predicate=f"raised {error}{at_line}: a collective's sizes differ between ranks"
+            " (size mismatch)",
             remedy="Every rank must call collectives with equal sizes; check that line.",
-        )  # fmt: skip
-    consequence = is_consequence(f"{name}: {message}")
-    return _End(
-        rank=rank, kind="raised", frame=line, text=f"raised {told}{at}", consequence=consequence,
-        remedy="Fix the error at that line, then resume the run." if line else _RAISED,
-    )  # fmt: skip
+        )
+    return _RankEnd(
+        rank=rank,
+        kind=VerdictKind.RAISED,
+        frame=line,
+        predicate=f"raised {error}{at_line}",
+        consequence=is_consequence(f"{name}: {message}"),
+        remedy="Fix the error at that line, then resume the run." if line else _EXCEPTION_REMEDY,
+    )
 
 
-def _worker_end(rank: int, found: re.Match[str], message: str, oom_kills: int | None) -> _End:
-    pids = [int(p) for p in re.findall(r"\d+", found["pids"])]
-    number = f" {pids[0]}" if pids else ""
-    name = found["signal"]
-    if name in ("Killed", None) and oom_kills:
-        text = f": DataLoader worker{number} was killed by the kernel's out-of-memory killer"
+def _end_by_worker(
+    rank: int, error: re.Match[str], message: str, oom_kills: int | None
+) -> _RankEnd:
+    pids = [int(p) for p in re.findall(r"\d+", error["pids"])]
+    worker = f"DataLoader worker {pids[0]}" if pids else "DataLoader worker"
+    signal_name = error["signal"]
+    if signal_name in ("Killed", None) and oom_kills:
+        text = f"{worker} was killed by the kernel's out-of-memory killer"
         remedy = "Use fewer workers, smaller samples, or give the job more memory."
-    elif _SHM.search(message):
-        text = f": DataLoader worker{number} exited unexpectedly: out of shared memory (/dev/shm)"
+    elif _SHARED_MEMORY.search(message):
+        text = f"{worker} exited unexpectedly: out of shared memory (/dev/shm)"
         remedy = "Give the container more shared memory (--shm-size), or use fewer workers."
     else:
-        how = f"killed by signal {name}" if name else "no reason known"
-        text = f": DataLoader worker{number} exited unexpectedly ({how})"
+        how = f"killed by signal {signal_name}" if signal_name else "no reason known"
+        text = f"{worker} exited unexpectedly ({how})"
         remedy = "Check the log of the rank; with num_workers=0 the error is raised there."
-    return _End(
-        rank=rank, kind="worker_died", text=f"lost a worker{text}", remedy=remedy,
+    return _RankEnd(
+        rank=rank,
+        kind=VerdictKind.WORKER_DIED,
+        predicate=f"lost a worker: {text}",
+        remedy=remedy,
         worker=pids[0] if pids else None,
-    )  # fmt: skip
+    )
 
 
-def _gone(rank: int, death: Death, oom_kills: int | None) -> _End:
-    at = f" at {frame_text(death.frame)}" if death.frame else ""
-    said = f" (last line of its log: {death.last_line})" if death.last_line else ""
-    name = death.signal
-    if oom_kills and name in ("SIGKILL", None) and death.exit_code is None:
-        return _End(
-            rank=rank, kind="out_of_memory", confidence=0.85,
-            text="was killed by the kernel's out-of-memory killer (SIGKILL)",
+def _end_of_process(rank: int, death: Death, oom_kills: int | None) -> _RankEnd:
+    """Return how a rank ended that reported no exception."""
+    last_line = death.last_line or ""
+    log_text = f" (last line of its log: {last_line})" if last_line else ""
+    if oom_kills and death.signal in ("SIGKILL", None) and death.exit_code is None:
+        return _RankEnd(
+            rank=rank,
+            kind=VerdictKind.OUT_OF_MEMORY,
+            confidence=0.85,
+            predicate="killed by the kernel's out-of-memory killer (SIGKILL)",
+            passive=True,
             remedy="Use fewer workers or smaller batches, or give the job more memory.",
-        )  # fmt: skip
-    if name is not None:
-        by_agent = name in ("SIGTERM",)
-        oom = " (not the out-of-memory killer)" if name == "SIGKILL" and oom_kills == 0 else ""
-        abort = name == "SIGABRT" and bool(death.last_line and _SIZES.search(death.last_line))
-        return _End(
-            rank=rank, kind="mismatch" if abort else "killed", frame=death.frame,
-            text=f"was killed by {name}{oom}{at}{said if name != 'SIGKILL' else ''}",
-            remedy=_NATIVE_CRASH if name in _CRASHES else _KILLED.format(name),
-            confidence=0.5 if by_agent or abort else 0.95,
-            consequence=name == "SIGABRT" and is_consequence(death.last_line or ""),
-        )  # fmt: skip
-    if death.exit_code is not None:
-        return _End(
-            rank=rank, kind="exited", text=f"exited with code {death.exit_code}{said}",
-            remedy=_EXITED,
-            consequence=is_consequence(death.last_line or ""),
-        )  # fmt: skip
-    if death.last_line is not None and is_consequence(death.last_line):
-        return _End(rank=rank, kind="exited", text=f"ended{said}", consequence=True)
-    how = death.how or "its process is gone"
-    if how.startswith("killed"):
-        return _End(
-            rank=rank, kind="killed", text=f"was {how}{said}", remedy=_KILLED.format("the signal")
         )
-    return _End(
-        rank=rank, kind="exited", confidence=0.55, remedy=_EXITED,
-        text=f"died without a Python error (killed by a signal, or it called exit){said}",
-    )  # fmt: skip
+    if death.signal is not None:
+        return _end_by_signal(rank, death, death.signal, oom_kills)
+    if death.exit_code is not None:
+        return _RankEnd(
+            rank=rank,
+            kind=VerdictKind.EXITED,
+            predicate=f"exited with code {death.exit_code}{log_text}",
+            remedy=_EXIT_REMEDY,
+            consequence=is_consequence(last_line),
+        )
+    if is_consequence(last_line):
+        return _RankEnd(
+            rank=rank, kind=VerdictKind.EXITED, predicate=f"ended{log_text}", consequence=True
+        )
+    return _RankEnd(
+        rank=rank,
+        kind=VerdictKind.EXITED,
+        confidence=0.55,
+        remedy=_EXIT_REMEDY,
+        predicate="died without a Python error (killed by a signal, or it called exit)" + log_text,
+    )
 
 
-def _line_of(traceback: str) -> Frame | None:
-    """The innermost line of a traceback that is the user's."""
-    found = [
+def _end_by_signal(rank: int, death: Death, signal_name: str, oom_kills: int | None) -> _RankEnd:
+    last_line = death.last_line or ""
+    killed = signal_name == "SIGKILL"
+    aborted = signal_name == "SIGABRT"
+    by_agent = signal_name == "SIGTERM"
+    by_mismatch = aborted and bool(_SIZE_MISMATCH.search(last_line))
+    at_line = f" at {frame_text(death.frame)}" if death.frame else ""
+    no_oom = " (not the out-of-memory killer)" if killed and oom_kills == 0 else ""
+    log_text = f" (last line of its log: {last_line})" if last_line and not killed else ""
+    crashed = signal_name in _CRASH_SIGNALS
+    return _RankEnd(
+        rank=rank,
+        kind=VerdictKind.MISMATCH if by_mismatch else VerdictKind.KILLED,
+        frame=death.frame,
+        predicate=f"killed by {signal_name}{no_oom}{at_line}{log_text}",
+        passive=True,
+        remedy=_CRASH_REMEDY if crashed else _SIGNAL_REMEDY.format(signal_name),
+        confidence=_UNSURE if by_agent or by_mismatch else 0.95,
+        consequence=aborted and is_consequence(last_line),
+    )
+
+
+def _innermost_user_line(traceback: str) -> Frame | None:
+    """Return the innermost frame of user code in a traceback, or else the innermost frame."""
+    frames = [
         Frame(file=t["file"], line=int(t["line"]), function=t["function"])
-        for t in _FRAME.finditer(traceback)
+        for t in _TRACEBACK_FRAME.finditer(traceback)
     ]
-    own = [f for f in found if not is_library_file(f.file)]
-    return own[-1] if own else found[-1] if found else None
+    user_frames = [f for f in frames if not is_library_file(f.file)]
+    return user_frames[-1] if user_frames else frames[-1] if frames else None

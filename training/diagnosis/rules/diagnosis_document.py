@@ -1,4 +1,4 @@
-"""The document of a diagnosis, made of a judgement and its evidence. Pure."""
+"""Build the document of a diagnosis from verdicts and evidence. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
 from ltui.training.diagnosis.rules.collective_positions import collective_positions
-from ltui.training.diagnosis.rules.verdict_words import activity_text, ranks_text, verb
+from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, Verdict
 
-_FOLDED_FRAMES = 40
+_COMPARED_FRAMES = 40
+"""Innermost frames by which stacks are compared and which are kept."""
 
 
 def build_diagnosis(
@@ -21,11 +22,13 @@ def build_diagnosis(
     ranks: Sequence[RankSnapshot] = (),
     ended: str | None = None,
 ) -> Diagnosis:
-    """``ended``: how the run ended, where it has."""
+    """Return the diagnosis of a run; ``ended`` says how the run ended, if it has."""
     missing: tuple[str, ...] = ()
     if evidence is not None:
-        own = [f"rank {r}: {why}" for r, e in sorted(evidence.ranks.items()) for why in e.missing]
-        missing = (*evidence.missing, *own)
+        by_rank = [
+            f"rank {r}: {reason}" for r, e in sorted(evidence.ranks.items()) for reason in e.missing
+        ]
+        missing = (*evidence.missing, *by_rank)
     return Diagnosis(
         run=run,
         attempt=attempt,
@@ -42,7 +45,7 @@ def build_diagnosis(
 def diagnosis_headline(
     verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot], ended: str | None = None
 ) -> str:
-    """The gravest verdict's cause, else how the ranks do, as far as that is known."""
+    """Return the cause of the most severe verdict, or a sentence about the ranks' health."""
     if verdicts:
         first = verdicts[0]
         more = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
@@ -71,37 +74,25 @@ def diagnosis_headline(
 
 
 def group_stacks(evidence: Evidence) -> tuple[StackGroup, ...]:
-    """Main threads of ranks and workers, those with equal stacks together, the largest last: the
-    odd one out is what is looked for."""
+    """Group the main threads of ranks and workers by equal stacks, the smallest group first.
+
+    A thread that differs from the others is usually the one to look for.
+    """
     groups: dict[tuple[Frame, ...], list[tuple[str, int]]] = {}
-    for rank, of_rank in sorted(evidence.ranks.items()):
-        if of_rank.main_stack is not None:
-            frames = of_rank.main_stack.frames[:_FOLDED_FRAMES]
+    for rank, rank_evidence in sorted(evidence.ranks.items()):
+        if rank_evidence.main_stack is not None:
+            frames = rank_evidence.main_stack.frames[:_COMPARED_FRAMES]
             groups.setdefault(frames, []).append((f"rank {rank}", rank))
-        for worker in of_rank.workers:
+        for worker in rank_evidence.workers:
             main = next((s for s in worker.stacks if s.main), None)
             if main is not None:
-                who = f"worker {worker.process.pid} of rank {rank}"
-                groups.setdefault(main.frames[:_FOLDED_FRAMES], []).append((who, rank))
+                name = f"worker {worker.process.pid} of rank {rank}"
+                groups.setdefault(main.frames[:_COMPARED_FRAMES], []).append((name, rank))
     return tuple(
         StackGroup(
-            who=tuple(who for who, _ in members),
+            who=tuple(name for name, _ in members),
             ranks=tuple(sorted({rank for _, rank in members})),
             frames=frames,
         )
         for frames, members in sorted(groups.items(), key=lambda item: len(item[1]))
     )
-
-
-def processes_text(evidence: Evidence) -> list[str]:
-    """One line a process: what it does."""
-    lines = []
-    for rank, of_rank in sorted(evidence.ranks.items()):
-        process = of_rank.process
-        state = process.state if process is not None else None
-        lines.append(f"rank {rank} pid {of_rank.pid} {state or 'gone'}{activity_text(process)}")
-        lines += [
-            f"  worker {w.process.pid} {w.process.state or 'gone'}{activity_text(w.process)}"
-            for w in of_rank.workers
-        ]
-    return lines

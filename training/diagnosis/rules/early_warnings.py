@@ -1,42 +1,52 @@
-"""Warnings before a freeze: drift, diverging call sites, scarce memory, a bad loss. Pure."""
+"""Warnings before a freeze: drift, diverging call sites, scarce memory, a NaN loss. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ltui.training.config.verdict_levels import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.rules import left_early
-from ltui.training.diagnosis.rules.collective_positions import find_divergence
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES, PreparedInput, position_facts
+from ltui.training.diagnosis.rules.collective_positions import Divergence, find_divergence
+from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
 from ltui.training.diagnosis.rules.stack_frames import frame_text
 from ltui.training.diagnosis.rules.verdict_words import ranks_text
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
 
 BAD_LOSSES = 3
 """Batches in a row without a finite loss before it is reported (one may be a skipped batch)."""
 DRIFT_S = 2.0
-"""Ranks pass an epoch's end one after another; a drift lasts."""
+"""Seconds that a drift must last, because ranks pass the end of an epoch one after another."""
 DRIFT_KEPT_S = 5.0
-"""A drift stands for so long while no two ranks are seen at an equal step."""
-_EVEN = "Give every rank the same number of batches: a DistributedSampler or drop_last=True."
-_SCARCE_SHARE = 0.05
-_SCARCE_BYTES = 256 << 20
+"""Seconds that a drift stays active while no two ranks are observed at an equal step."""
+_UNEVEN_REMEDY = (
+    "Give every rank the same number of batches: a DistributedSampler or drop_last=True."
+)
+_SCARCE_SHARE, _SCARCE_BYTES = 0.05, 256 << 20
+"""Memory is scarce if less is free than this fraction of the total and than these bytes."""
+_SCARCE_SHM_SHARE, _SCARCE_SHM_BYTES = 0.03, 64 << 20
+"""Shared memory is scarce if less is free than this fraction and than these bytes."""
 
 
-def bad_loss(fold: FoldState) -> Verdict | None:
+def loss_warning(fold: FoldState) -> Verdict | None:
+    """Return a warning if the loss of a rank is not finite any more."""
     bad = {r: f for r, f in sorted(fold.ranks.items()) if f.bad_loss >= BAD_LOSSES}
     if not bad:
         return None
     first = min(bad, key=lambda r: (bad[r].bad_loss_step or 0, r))
     step = bad[first].bad_loss_step
     since = "" if step is None else f" since step {step} (first on rank {first})"
-    last = bad[first].recent_loss[-1] if bad[first].recent_loss else None
-    what = "infinite" if last in (float("inf"), float("-inf")) else "NaN"
+    last_loss = bad[first].recent_loss[-1] if bad[first].recent_loss else None
+    value = "infinite" if last_loss in (float("inf"), float("-inf")) else "NaN"
     return Verdict(
-        kind="nan_loss",
-        level="warning",
+        kind=VerdictKind.NAN_LOSS,
+        level=VerdictLevel.WARNING,
         culprits=tuple(bad),
         place="loss",
-        cause=f"the loss of {ranks_text(list(bad))} is {what}{since}",
+        cause=f"the loss of {ranks_text(list(bad))} is {value}{since}",
         remedy="Stop, and resume from a checkpoint before that step with a lower learning rate.",
         began=bad[first].bad_loss_wall_s,
         evidence={
@@ -47,90 +57,99 @@ def bad_loss(fold: FoldState) -> Verdict | None:
     )
 
 
-def drifting(m: PreparedInput) -> tuple[int, ...] | None:
-    """Ranks that are in another epoch, or at another batch, than the lead at an equal step; None
-    where no two ranks are at an equal step now."""
-    told = {
-        r: (p.epoch, f.batch)
-        for r, p in m.alive.items()
-        if p.phase in STEP_PHASES and (f := m.fold.ranks.get(r)) is not None and f.batch is not None
-    }
-    steps: dict[int, list[int]] = {}
-    for rank in told:
-        folded = m.fold.ranks[rank]
-        if folded.global_step is not None and folded.global_step == m.alive[rank].global_step:
-            steps.setdefault(folded.global_step, []).append(rank)
-    together = [ranks for ranks in steps.values() if len(ranks) > 1]
+def find_drifting_ranks(inputs: PreparedInput) -> tuple[int, ...] | None:
+    """Return ranks that differ in epoch or batch from the lowest rank at an equal step.
+
+    Return None if no two ranks are at an equal step now.
+    """
+    alive, rank_folds = inputs.alive, inputs.fold.ranks
+    ranks_by_step: dict[int, list[int]] = {}
+    for rank, pulse in alive.items():
+        rank_fold = rank_folds.get(rank)
+        if pulse.phase not in STEP_PHASES or rank_fold is None or rank_fold.batch is None:
+            continue
+        step = rank_fold.global_step
+        if step is not None and step == pulse.global_step:
+            ranks_by_step.setdefault(step, []).append(rank)
+    together = [ranks for ranks in ranks_by_step.values() if len(ranks) > 1]
     for ranks in together:
-        places = {(m.fold.ranks[r].epoch, m.fold.ranks[r].batch) for r in ranks}
-        if len(places) > 1:
-            first = m.fold.ranks[min(ranks)]
-            lead = (first.epoch, first.batch)
-            return tuple(r for r in ranks if (m.fold.ranks[r].epoch, m.fold.ranks[r].batch) != lead)
+        places = {r: (rank_folds[r].epoch, rank_folds[r].batch) for r in ranks}
+        if len(set(places.values())) > 1:
+            return tuple(r for r in ranks if places[r] != places[min(ranks)])
     return () if together else None
 
 
-def drift(m: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
-    """The warning about ``ranks``, which are elsewhere than the lead at an equal step."""
-    departed = tuple(r for r in m.alive if left_early.departure(m, (r,)) is not None)
-    left = left_early.departure(m, departed) if 0 < len(departed) < len(m.alive) else None
-    why, remedy = "batch counts differ (uneven)", _EVEN
-    if left is not None:
+def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
+    """Return the warning about ``ranks``, which drift from the lowest rank."""
+    alive, rank_folds = inputs.alive, inputs.fold.ranks
+    departed = tuple(r for r in alive if left_early.find_departure(inputs, (r,)) is not None)
+    departure = None
+    if 0 < len(departed) < len(alive):
+        departure = left_early.find_departure(inputs, departed)
+    reason, remedy = "batch counts differ (uneven)", _UNEVEN_REMEDY
+    if departure is not None:
         ranks, remedy = departed, left_early.REMEDY
-        why = f"it left epoch {left.epoch} early, after {left.done} of {left.planned} batches"
-    lead = min(r for r in m.alive if r not in ranks)
-    a, b = m.fold.ranks[ranks[0]], m.fold.ranks[lead]
+        reason = (
+            f"it left epoch {departure.epoch} early,"
+            f" after {departure.done} of {departure.planned} batches"
+        )
+    lowest = min(r for r in alive if r not in ranks)
+    drifting, reference = rank_folds[ranks[0]], rank_folds[lowest]
     return Verdict(
-        kind="drift",
-        level="warning",
+        kind=VerdictKind.DRIFT,
+        level=VerdictLevel.WARNING,
         culprits=ranks,
-        place=f"step {a.global_step}",
+        place=f"step {drifting.global_step}",
         cause=(
-            f"{ranks_text(ranks)} drifts: at step {a.global_step} it is in epoch {a.epoch} batch"
-            f" {a.batch}, rank {lead} in epoch {b.epoch} batch {b.batch}: {why}, the run will"
-            " freeze"
+            f"{ranks_text(ranks)} drifts: at step {drifting.global_step} it is in epoch"
+            f" {drifting.epoch} batch {drifting.batch}, rank {lowest} in epoch {reference.epoch}"
+            f" batch {reference.batch}: {reason}, the run will freeze"
         ),
         remedy=remedy,
         confidence=0.9,
         evidence={
-            "ranks": {str(r): position_facts(p) for r, p in m.alive.items()},
+            "ranks": {str(r): position_facts(p) for r, p in alive.items()},
             "epoch_batches": {
-                str(r): dict(f.epoch_batches) for r, f in m.fold.ranks.items() if f.epoch_batches
+                str(r): dict(f.epoch_batches) for r, f in rank_folds.items() if f.epoch_batches
             },
         },
     )
 
 
-def memory(host: HostEvidence) -> Verdict | None:
-    """Where the next allocation may be the last."""
+def memory_warning(host: HostEvidence) -> Verdict | None:
+    """Return a warning if a further allocation may exceed the memory of the machine."""
     limit, used = host.memory_limit_bytes, host.memory_used_bytes
-    if limit is not None and used is not None and limit - used < _scarce(limit):
-        left, whole, of = limit - used, limit, "the control group's limit"
+    if limit is not None and used is not None and limit - used < _scarce_bytes(limit):
+        free, total, owner = limit - used, limit, "the control group's limit"
     elif host.memory_available_bytes is not None and host.memory_total_bytes is not None:
-        left, whole, of = host.memory_available_bytes, host.memory_total_bytes, "the machine"
-        if left >= _scarce(whole):
+        free, total, owner = host.memory_available_bytes, host.memory_total_bytes, "the machine"
+        if free >= _scarce_bytes(total):
             return None
     else:
         return None
     return Verdict(
-        kind="memory",
-        level="warning",
+        kind=VerdictKind.MEMORY,
+        level=VerdictLevel.WARNING,
         cause=(
-            f"memory is about to run out: {left / 1e6:.0f} MB of {whole / 1e9:.1f} GB ({of}) left"
+            f"memory is about to run out: {free / 1e6:.0f} MB of {total / 1e9:.1f} GB ({owner})"
+            " left"
         ),
         remedy="Use fewer DataLoader workers or smaller batches before the kernel kills a rank.",
         confidence=0.8,
-        evidence={"available_bytes": left, "total_bytes": whole},
+        evidence={"available_bytes": free, "total_bytes": total},
     )
 
 
-def shared_memory(host: HostEvidence) -> Verdict | None:
+def shared_memory_warning(host: HostEvidence) -> Verdict | None:
+    """Return a warning if ``/dev/shm`` is almost full."""
     free, total = host.shm_free_bytes, host.shm_total_bytes
-    if free is None or not total or free >= min(0.03 * total, 64 << 20):
+    if free is None or not total:
+        return None
+    if free >= min(_SCARCE_SHM_SHARE * total, _SCARCE_SHM_BYTES):
         return None
     return Verdict(
-        kind="shared_memory",
-        level="warning",
+        kind=VerdictKind.SHARED_MEMORY,
+        level=VerdictLevel.WARNING,
         cause=(
             f"shared memory is full: {free / 1e6:.0f} MB of {total / 1e6:.0f} MB of /dev/shm left"
         ),
@@ -140,53 +159,60 @@ def shared_memory(host: HostEvidence) -> Verdict | None:
     )
 
 
-def _scarce(total: int) -> float:
+def _scarce_bytes(total: int) -> float:
     return min(_SCARCE_SHARE * total, _SCARCE_BYTES)
 
 
-def diverging(close: dict[int, RankEvidence]) -> Verdict | None:
-    """One rank's calls run a place behind another's: it has called one more than the others.
+def divergence_warning(evidence: Mapping[int, RankEvidence]) -> Verdict | None:
+    """Return a warning if one rank has called one collective more than another rank.
 
-    Equal numbers called from unequal lines are common and harmless (``if rank == 0: broadcast(x)
-    else: broadcast(y)``), so it is the shift that counts.
+    Equal numbers that are called from different lines are common and harmless (``if rank == 0:
+    broadcast(x) else: broadcast(y)``). Only calls that are shifted by one number count.
     """
-    found = find_divergence(close)
-    if found is None:
+    divergence = find_divergence(evidence)
+    if divergence is None:
         return None
-    for odd in found.odd:
-        for other in close:
-            if other in found.odd and len(found.odd) < len(close):
+    for culprit in divergence.minority:
+        for other in evidence:
+            both_blamed = other in divergence.minority
+            if both_blamed and len(divergence.minority) < len(evidence):
                 continue
-            if other != odd and _shifted(close, found.group, found.seq, odd, other):
-                here, there = found.sites[odd], found.sites[other]
-                return Verdict(
-                    kind="diverging",
-                    level="warning",
-                    culprits=(odd,),
-                    place=frame_text(here),
-                    cause=(
-                        f"rank {odd} called {found.op} #{found.seq} at {frame_text(here)},"
-                        f" rank {other} at {frame_text(there)}: all their later collectives are"
-                        " mismatched"
-                    ),
-                    remedy="Move the collective out of code that only some ranks run"
-                    " (rank-zero code).",
-                    confidence=0.7,
-                    evidence={"seq": found.seq, "group": found.group, "op": found.op},
-                )
+            if other != culprit and _is_shifted(evidence, divergence, culprit, other):
+                return _divergence_verdict(divergence, culprit, other)
     return None
 
 
-def _shifted(close: dict[int, RankEvidence], group: str, seq: int, odd: int, other: int) -> bool:
-    sites = {
+def _divergence_verdict(divergence: Divergence, culprit: int, other: int) -> Verdict:
+    line, other_line = divergence.sites[culprit], divergence.sites[other]
+    return Verdict(
+        kind=VerdictKind.DIVERGING,
+        level=VerdictLevel.WARNING,
+        culprits=(culprit,),
+        place=frame_text(line),
+        cause=(
+            f"rank {culprit} called {divergence.op} #{divergence.seq} at {frame_text(line)},"
+            f" rank {other} at {frame_text(other_line)}: all their later collectives are mismatched"
+        ),
+        remedy="Move the collective out of code that only some ranks run (rank-zero code).",
+        confidence=0.7,
+        evidence={"seq": divergence.seq, "group": divergence.group, "op": divergence.op},
+    )
+
+
+def _is_shifted(
+    evidence: Mapping[int, RankEvidence], divergence: Divergence, culprit: int, other: int
+) -> bool:
+    """Return True if the culprit makes the other rank's calls one number later."""
+    calls = {
         rank: {
             e.seq: (e.op, e.call_site.file, e.call_site.line)
-            for e in close[rank].collectives
-            if e.group == group and e.call_site is not None and not e.p2p
+            for e in evidence[rank].collectives
+            if e.group == divergence.group and e.call_site is not None and not e.p2p
         }
-        for rank in (odd, other)
+        for rank in (culprit, other)
     }
-    following = [s for s in range(seq, seq + 4) if s in sites[other] and s + 1 in sites[odd]]
-    moved = [s for s in following if sites[other][s] == sites[odd][s + 1]]
-    differ = [s for s in following if sites[other].get(s) != sites[odd].get(s)]
-    return len(moved) >= 2 and len(moved) == len(following) and len(differ) >= 2
+    numbers = range(divergence.seq, divergence.seq + 4)
+    comparable = [s for s in numbers if s in calls[other] and s + 1 in calls[culprit]]
+    shifted = [s for s in comparable if calls[other][s] == calls[culprit][s + 1]]
+    different = [s for s in comparable if calls[other].get(s) != calls[culprit].get(s)]
+    return len(shifted) >= 2 and len(shifted) == len(comparable) and len(different) >= 2

@@ -1,7 +1,7 @@
-"""What a rank's GPU suffers from, where that explains why the rank is slow or stands still. Pure.
+"""GPU problems that explain why a rank is slow or makes no progress. Pure.
 
-The findings come from ``training/gpu``, as verdicts of their own; here they are tied to the rank
-that others wait for.
+The findings come from ``training/gpu`` as verdicts of their own. This module connects them with the
+rank that the other ranks wait for.
 """
 
 from __future__ import annotations
@@ -20,42 +20,43 @@ _SLOWING = {
     "gpu_pcie_width": "Check that GPU's slot and riser, or leave it out.",
     "gpu_pcie_generation": "Check that GPU's slot and riser, or leave it out.",
 }
-"""kind -> remedy, what explains most first."""
+"""kind -> remedy of GPU problems that slow a rank down, the most likely cause first."""
 _BREAKING = {
     "gpu_xid": "Check that GPU (dmesg, nvidia-smi -q), or leave it out.",
     "gpu_ecc": "Reset or replace that GPU, or leave it out.",
     "gpu_nvlink": "Check that GPU's NVLinks (nvidia-smi nvlink -s), or leave it out.",
 }
+"""kind -> remedy of GPU problems that stop a rank, the most likely cause first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuCause:
-    """Of the GPU of one rank."""
+    """A problem with the GPU of a rank."""
 
     text: str
     """``GPU 1: thermal slowdown for 20 s (92 °C)``."""
     remedy: str
 
 
-def slowing_cause(devices: Sequence[Verdict], rank: int) -> GpuCause | None:
-    """What makes the rank's GPU slower than others."""
-    return _first(devices, (rank,), _SLOWING)
+def slowing_cause(gpu_verdicts: Sequence[Verdict], rank: int) -> GpuCause | None:
+    """Return what makes the rank's GPU slower than others, or None."""
+    return _first_cause(gpu_verdicts, (rank,), _SLOWING)
 
 
-def breaking_cause(devices: Sequence[Verdict], ranks: Iterable[int]) -> GpuCause | None:
-    """What makes the GPU of one of the ranks useless."""
-    return _first(devices, ranks, _BREAKING)
+def breaking_cause(gpu_verdicts: Sequence[Verdict], ranks: Iterable[int]) -> GpuCause | None:
+    """Return what makes the GPU of one of the ranks unusable, or None."""
+    return _first_cause(gpu_verdicts, ranks, _BREAKING)
 
 
-def _first(
-    devices: Sequence[Verdict], ranks: Iterable[int], kinds: dict[str, str]
+def _first_cause(
+    gpu_verdicts: Sequence[Verdict], ranks: Iterable[int], remedies: dict[str, str]
 ) -> GpuCause | None:
-    of = set(ranks)
-    for kind, remedy in kinds.items():
-        for found in devices:
-            if found.kind == kind and found.ended is None and of & {*found.culprits}:
-                # Of several GPUs at once the cause names them already.
-                named = not found.place or found.cause.startswith(found.place)
-                text = found.cause if named else f"{found.place}: {found.cause}"
+    affected = set(ranks)
+    for kind, remedy in remedies.items():
+        for verdict in gpu_verdicts:
+            if verdict.kind == kind and verdict.ended is None and affected & {*verdict.culprits}:
+                # The cause already names the GPUs if there are several of them.
+                named = not verdict.place or verdict.cause.startswith(verdict.place)
+                text = verdict.cause if named else f"{verdict.place}: {verdict.cause}"
                 return GpuCause(text=text, remedy=remedy)
     return None

@@ -1,4 +1,4 @@
-"""Stacks: whose line it is, what the thread waits for, and whether two are alike. Pure."""
+"""Classify the frames of a stack: user code or library, and what the thread waits for. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from ltui.training.diagnosis.evidence import Frame, ThreadStack
 _LIBRARIES = re.compile(
     r"(/site-packages/|/dist-packages/|/lib/python3[^/]*/|^<frozen|^<string>|/ltui/training/|"
     r"/rank-side/[0-9a-f]+/|importlib/_bootstrap|"
-    # Written by torch.compile, in a folder of the user's choice.
+    # Files that torch.compile writes into a folder of the user's choice.
     r"/torchinductor_|/c[a-z2-7]{51}\.py$|^<eval_with_key>)"
 )
-_LAUNCHERS = frozenset({"<module>", "main", "cli_main"})
 _COLLECTIVES = frozenset(
     """all_reduce broadcast barrier monitored_barrier all_gather all_gather_into_tensor
     all_gather_object broadcast_object_list reduce reduce_scatter reduce_scatter_tensor gather
     scatter all_to_all all_to_all_single gather_object scatter_object_list""".split()  # noqa: SIM905
 )
-_MESSAGES = frozenset(
+_POINT_TO_POINT_CALLS = frozenset(
     "recv send recv_object_list send_object_list batch_isend_irecv".split()  # noqa: SIM905
 )
 _RENDEZVOUS = frozenset(
@@ -31,16 +30,16 @@ _RENDEZVOUS = frozenset(
 _CHILD_FILES = frozenset({"subprocess.py", "popen_fork.py"})
 _CHILD_WAITS = frozenset({"wait", "_wait", "communicate", "_communicate", "poll"})
 _LOADER_WAIT = frozenset({"_try_get_data", "_get_data"})
-"""Of torch's ``dataloader.py``: the rank waits for a worker."""
+"""Functions of torch's ``dataloader.py`` in which a rank waits for a worker."""
 
 
 def is_library_file(file: str) -> bool:
-    """Whether the line is not the user's."""
+    """Return True if the file is not user code."""
     return bool(_LIBRARIES.search(file))
 
 
 def call_site(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost call that is the user's; of libraries alone the innermost outside of torch."""
+    """Return the innermost frame of user code, or else the innermost frame outside of torch."""
     for frame in frames:
         if not is_library_file(frame.file):
             return frame
@@ -48,36 +47,37 @@ def call_site(frames: Sequence[Frame]) -> Frame | None:
 
 
 def user_frame(stack: ThreadStack | None) -> Frame | None:
-    """The innermost line of the user's own code; None where there is none but the script's call of
-    ``fit``."""
+    """Return the innermost frame of user code.
+
+    Return None if the only user code is the script's call of ``fit``.
+    """
     if stack is None:
         return None
-    own = [f for f in stack.frames if not is_library_file(f.file)]
-    if not own:
+    user_frames = [f for f in stack.frames if not is_library_file(f.file)]
+    if not user_frames:
         return None
-    inner = own[0]
     calls_fit = any("/trainer/trainer.py" in f.file for f in stack.frames)
-    only_the_script = calls_fit and all(_outside_fit(stack, f) for f in own)
-    return None if only_the_script else inner
+    only_the_script = calls_fit and all(_is_outside_fit(stack, f) for f in user_frames)
+    return None if only_the_script else user_frames[0]
 
 
-def _outside_fit(stack: ThreadStack, frame: Frame) -> bool:
-    """Whether the frame called ``fit`` rather than was called by it."""
-    place = stack.frames.index(frame)
-    return not any("/trainer/trainer.py" in f.file for f in stack.frames[place + 1 :])
+def _is_outside_fit(stack: ThreadStack, frame: Frame) -> bool:
+    """Return True if the frame called ``fit`` and was not called by it."""
+    index = stack.frames.index(frame)
+    return not any("/trainer/trainer.py" in f.file for f in stack.frames[index + 1 :])
 
 
 def collective_in(stack: ThreadStack | None) -> str | None:
-    """The collective that the thread is in, by its frames."""
-    return _call_in(stack, _COLLECTIVES)
+    """Return the name of the collective that the thread is in, by its frames, or None."""
+    return _distributed_call_in(stack, _COLLECTIVES)
 
 
 def point_to_point_call_in(stack: ThreadStack | None) -> str | None:
-    """The call that sends to or receives from one other rank, which the thread is in."""
-    return _call_in(stack, _MESSAGES)
+    """Return the name of the send or receive call that the thread is in, or None."""
+    return _distributed_call_in(stack, _POINT_TO_POINT_CALLS)
 
 
-def _call_in(stack: ThreadStack | None, names: frozenset[str]) -> str | None:
+def _distributed_call_in(stack: ThreadStack | None, names: frozenset[str]) -> str | None:
     for frame in stack.frames if stack else ():
         if frame.file.endswith("distributed_c10d.py") and frame.function in names:
             return frame.function
@@ -85,19 +85,21 @@ def _call_in(stack: ThreadStack | None, names: frozenset[str]) -> str | None:
 
 
 def has_frame(stack: ThreadStack | None, function: str, file: str = "") -> bool:
+    """Return True if the stack contains a call of ``function``, in a file that ends so."""
     return stack is not None and any(
         f.function == function and f.file.endswith(file) for f in stack.frames
     )
 
 
 def in_rendezvous(stack: ThreadStack | None) -> bool:
+    """Return True if the thread waits for other ranks to join a process group."""
     return stack is not None and any(
         f.function in _RENDEZVOUS and "/torch/distributed/" in f.file for f in stack.frames
     )
 
 
 def waits_for_loader(stack: ThreadStack | None) -> bool:
-    """Whether the rank is in its DataLoader's iterator with workers."""
+    """Return True if the rank waits for the workers of its DataLoader."""
     return stack is not None and any(
         f.file.endswith("utils/data/dataloader.py") and f.function in _LOADER_WAIT
         for f in stack.frames
@@ -105,7 +107,7 @@ def waits_for_loader(stack: ThreadStack | None) -> bool:
 
 
 def waits_for_child(stack: ThreadStack | None) -> bool:
-    """Whether the thread waits for a process that it has started to end or to speak."""
+    """Return True if the thread waits for a child process to end or to write."""
     return stack is not None and any(
         f.file.rpartition("/")[2] in _CHILD_FILES and f.function in _CHILD_WAITS
         for f in stack.frames
@@ -113,18 +115,19 @@ def waits_for_child(stack: ThreadStack | None) -> bool:
 
 
 def in_backward(stack: ThreadStack | None) -> bool:
+    """Return True if the thread runs autograd's backward pass."""
     return has_frame(stack, "_engine_run_backward")
 
 
 def frame_text(frame: Frame | None) -> str | None:
-    """``train.py:31 in training_step``."""
+    """Return ``train.py:31 in training_step``, or None for no frame."""
     if frame is None:
         return None
     return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
 
 
 def frame_facts(frame: Frame | None) -> dict[str, Any]:
-    """The line as a verdict's evidence has it."""
+    """Return the frame as the evidence of a verdict contains it; empty for no frame."""
     return {"frame": f"{frame.file}:{frame.line} {frame.function}"} if frame is not None else {}
 
 
@@ -133,7 +136,9 @@ def innermost_frame(stack: ThreadStack | None) -> Frame | None:
 
 
 def in_same_function(stacks: Iterable[ThreadStack]) -> bool:
-    """Whether all stand in one function of the user's, whose lines a loop goes round; False where
-    there are fewer than two."""
-    found = [user_frame(s) for s in stacks]
-    return len(found) > 1 and len({(f.file, f.function) if f else None for f in found}) == 1
+    """Return True if all stacks are in the same function of user code, such as one loop.
+
+    Return False for fewer than two stacks.
+    """
+    frames = [user_frame(s) for s in stacks]
+    return len(frames) > 1 and len({(f.file, f.function) if f else None for f in frames}) == 1

@@ -1,243 +1,314 @@
-"""The rank that all others wait for, step after step: slow, not stuck. Pure.
+"""Find the straggler: the slow rank that all others wait for, step after step. Pure.
 
-In data-parallel training every rank's step takes as long as the slowest rank's; what differs is how
-much of it is the rank's own work. So the straggler is the rank that waits least: never the one with
-the longest backward, in which the others' waiting hides.
+In data-parallel training every rank's step takes as long as the slowest rank's. What differs is how
+much of the step is the rank's own work. So the straggler is the rank that waits least. It is never
+the rank with the longest backward pass, because that contains the time the others wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from ltui.training.config.verdict_levels import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.rules.gpu_causes import slowing_cause
-from ltui.training.diagnosis.rules.judge_input import PreparedInput, position_facts
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
 from ltui.training.diagnosis.rules.stack_frames import frame_facts, frame_text
 from ltui.training.diagnosis.rules.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.rules.thresholds import WARM_UP_STEPS
 from ltui.training.diagnosis.rules.verdict_words import activity_text
 from ltui.training.state.record_fold import RankFold, RunningTotals
 from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
 
 _WINDOWS = ((10_000_000_000, 0.35), (4_000_000_000, 0.6))
-"""(ns, share of the step by which the straggler's own work exceeds the middle rank's): what is
-glaring is said sooner."""
-_LEAST_STEPS = 8
-_LONG_STEPS, _LONG_SHARE, _EACH_SHARE = 6, 0.6, 0.35
-"""Steps of a second and more, too few for a window: so many, of all and of each of them."""
-_DELAYED, _DELAYED_MORE = 0.5, 0.35
-"""Share of the time that a rank waits for a processor, and by how much more than the others."""
-_DELAYED_STEPS, _DELAYED_SHARE = 2, 0.35
-_DELAY_WINDOWS = (3_000_000_000, 10_000_000_000)
-_LEAST_S = 0.02
-"""A step in which less is lost is not worth a word."""
+"""Windows in nanoseconds, each with the fraction of a step by which the straggler's own work must
+exceed the median rank's. A large difference is reported after a shorter time."""
+_MINIMUM_STEPS = 8
+"""Minimum steps in a window."""
+_LONG_STEPS, _LONG_STEPS_SHARE = 6, 0.6
+"""For steps of a second and more, of which a window contains too few: the number of steps, and the
+minimum fraction of all of them."""
+_EACH_STEP_SHARE = 0.35
+"""Minimum fraction of each of these steps."""
+_CPU_DELAY, _CPU_DELAY_EXCESS = 0.5, 0.35
+"""Minimum fraction of time that a crowded rank waits for a processor, and the minimum by which that
+exceeds the median of the others."""
+_CROWDED_STEPS, _CROWDED_SHARE = 2, 0.35
+"""Minimum steps in a window, and minimum fraction of a step, for a crowded rank."""
+_CROWDED_WINDOWS_NS = (3_000_000_000, 10_000_000_000)
+_MINIMUM_LOSS_S = 0.02
+"""Seconds lost in each step below which a straggler is not reported."""
+_PARTS = ("fetch data", "forward", "optimizer")
+"""Names of the parts of a step that are a rank's own work, in the order of ``OwnWork``."""
+
+
+class OwnWork(NamedTuple):
+    """Mean seconds of a rank's steps, and of the parts that are its own work."""
+
+    step_s: float
+    fetch_s: float
+    forward_s: float
+    optimizer_s: float
+
+    @property
+    def parts_s(self) -> tuple[float, float, float]:
+        return self.fetch_s, self.forward_s, self.optimizer_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
+    """The rank that the others wait for."""
+
     rank: int
     share: float
-    """Of the step that the others lose."""
+    """Fraction of the step that the others lose."""
     step_s: float
     part: str
-    """What takes the time: ``fetch data``, ``forward``, ``optimizer``."""
+    """The part that takes the time: ``fetch data``, ``forward`` or ``optimizer``."""
     own_s: float
+    """Seconds of its own work in a step."""
     middle_s: float
+    """Seconds of own work of the median of the other ranks."""
 
 
-def find(m: PreparedInput) -> Straggler | None:
-    """None where nobody holds the others up, or too little is known."""
-    for window_ns, least in _WINDOWS:
-        if (found := _within(m, window_ns, least)) is not None:
-            return found
-    return _of_steps(m, _LONG_STEPS, _LONG_SHARE) or _starved(m)
+def find_straggler(inputs: PreparedInput) -> Straggler | None:
+    """Return the straggler; None if no rank holds up the others or too little is known."""
+    for window_ns, minimum_share in _WINDOWS:
+        if (straggler := _in_window(inputs, window_ns, minimum_share)) is not None:
+            return straggler
+    return _in_last_steps(inputs, _LONG_STEPS, _LONG_STEPS_SHARE) or _crowded_straggler(inputs)
 
 
-def _starved(m: PreparedInput) -> Straggler | None:
-    """The rank that waits for a processor far more than the others, which wait for it.
+def still_straggles(inputs: PreparedInput, rank: int) -> bool:
+    """Return True if a known straggler also prolonged the last step, or is still crowded out."""
+    last_step = _in_last_steps(inputs, 1, _EACH_STEP_SHARE)
+    prolonged = last_step is not None and last_step.rank == rank
+    return prolonged or _crowded_rank(inputs) == rank
 
-    What the kernel says of the processor is as good as more steps: two of them are enough.
+
+def _crowded_straggler(inputs: PreparedInput) -> Straggler | None:
+    """Return the rank that others wait for while it waits for a processor.
+
+    The kernel's figures confirm that the rank is slow, so two steps are enough.
     """
-    rank = _crowded(m)
+    rank = _crowded_rank(inputs)
     if rank is None:
         return None
-    for window_ns in _DELAY_WINDOWS:
-        spans = {r: _span(m.fold.ranks.get(r), window_ns, _DELAYED_STEPS) for r in m.alive}
-        work = {r: _work(s[0], s[2]) if s is not None else None for r, s in spans.items()}
-        found = _compare(work)
-        if found is not None and found.rank == rank and found.share >= _DELAYED_SHARE:
-            return found
+    for window_ns in _CROWDED_WINDOWS_NS:
+        spans = {
+            r: _span(inputs.fold.ranks.get(r), window_ns, _CROWDED_STEPS) for r in inputs.alive
+        }
+        straggler = _compare(
+            {r: _own_work(s[0], s[2]) if s is not None else None for r, s in spans.items()}
+        )
+        if straggler is None or straggler.rank != rank:
+            continue
+        if straggler.share >= _CROWDED_SHARE:
+            return straggler
     return None
 
 
-def _crowded(m: PreparedInput) -> int | None:
-    """The rank that waits for a processor far more than the others; for one that has been told of,
-    half the difference is enough."""
-    if len(m.alive) < 2 or m.alive.keys() - m.delays.keys():
+def _crowded_rank(inputs: PreparedInput) -> int | None:
+    """Return the rank that waits for a processor far more than the others, or None.
+
+    For a rank that is already reported as the straggler, half of the difference is enough.
+    """
+    alive, delays = inputs.alive, inputs.cpu_delays
+    if len(alive) < 2 or alive.keys() - delays.keys():
         return None
-    rank = max(m.alive, key=lambda r: m.delays[r])
-    others = sorted(m.delays[r] for r in m.alive if r != rank)
-    known = any(v.kind == "straggler" and v.culprits == (rank,) for v in m.history.active.values())
-    share, more = (s / 2 if known else s for s in (_DELAYED, _DELAYED_MORE))
-    delay = m.delays[rank]
-    return rank if delay >= share and delay - others[len(others) // 2] >= more else None
+    rank = max(alive, key=lambda r: delays[r])
+    others = sorted(delays[r] for r in alive if r != rank)
+    reported = any(
+        v.kind == VerdictKind.STRAGGLER and v.culprits == (rank,)
+        for v in inputs.history.active.values()
+    )
+    factor = 0.5 if reported else 1.0
+    excess = delays[rank] - others[len(others) // 2]
+    crowded = delays[rank] >= factor * _CPU_DELAY and excess >= factor * _CPU_DELAY_EXCESS
+    return rank if crowded else None
 
 
-def still(m: PreparedInput, rank: int) -> bool:
-    """Whether the last step, too, was the longer for this rank, or other processes still take its
-    processor."""
-    last = _of_steps(m, 1, _EACH_SHARE)
-    return (last is not None and last.rank == rank) or _crowded(m) == rank
+def _in_last_steps(inputs: PreparedInput, count: int, minimum_share: float) -> Straggler | None:
+    """Return the straggler of the last ``count`` steps together and of each of them.
 
-
-def _of_steps(m: PreparedInput, count: int, least: float) -> Straggler | None:
-    """The straggler of the last ``count`` steps and of each of them, where steps are so long that
-    there is a mark for each."""
+    This needs steps that are so long that a mark is kept for each.
+    """
     marks: dict[int, dict[int, RunningTotals]] = {}
-    for rank in m.alive:
-        folded = m.fold.ranks.get(rank)
-        if folded is None or folded.totals is None:
+    for rank in inputs.alive:
+        rank_fold = inputs.fold.ranks.get(rank)
+        if rank_fold is None or rank_fold.totals is None:
             return None
-        marks[rank] = {
-            round(k.batches): k for k in (*folded.recent_totals[-count - 2 :], folded.totals)
-        }
+        recent = (*rank_fold.recent_totals[-count - 2 :], rank_fold.totals)
+        marks[rank] = {round(mark.batches): mark for mark in recent}
     if len(marks) < 2:
         return None
-    end = min(max(of_rank) for of_rank in marks.values())
-    wanted = range(max(WARM_UP_STEPS, end - count), end + 1)
-    if len(wanted) <= count or any(b not in k for k in marks.values() for b in wanted):
+    end = min(max(by_batch) for by_batch in marks.values())
+    batches = range(max(WARM_UP_STEPS, end - count), end + 1)
+    complete = all(b in by_batch for by_batch in marks.values() for b in batches)
+    if len(batches) <= count or not complete:
         return None
-    whole = _compare({r: _work(k[wanted[0]], k[end]) for r, k in marks.items()})
-    if whole is None or whole.share < least:
+    overall = _straggler_between(marks, batches[0], end)
+    if overall is None or overall.share < minimum_share:
         return None
-    for b in wanted[1:]:
-        each = _compare({r: _work(k[b - 1], k[b]) for r, k in marks.items()})
-        if each is None or each.rank != whole.rank or each.share < _EACH_SHARE:
+    for batch in batches[1:]:
+        step = _straggler_between(marks, batch - 1, batch)
+        if step is None or step.rank != overall.rank or step.share < _EACH_STEP_SHARE:
             return None
-    return whole
+    return overall
 
 
-def _within(m: PreparedInput, window_ns: int, least: float) -> Straggler | None:
-    """The straggler of the last ``window_ns``: of the whole and of each half of it, so that one
-    slow step makes none."""
-    spans = {r: s for r in m.alive if (s := _span(m.fold.ranks.get(r), window_ns)) is not None}
-    if len(spans) < 2 or len(spans) < len(m.alive):
+def _straggler_between(
+    marks: Mapping[int, Mapping[int, RunningTotals]], begin: int, end: int
+) -> Straggler | None:
+    """Return the straggler of the steps between two batches."""
+    return _compare({r: _own_work(of_rank[begin], of_rank[end]) for r, of_rank in marks.items()})
+
+
+def _in_window(inputs: PreparedInput, window_ns: int, minimum_share: float) -> Straggler | None:
+    """Return the straggler of the last ``window_ns`` and of each half, or None.
+
+    Both halves must agree, so that a single slow step makes no straggler.
+    """
+    spans = {
+        r: span
+        for r in inputs.alive
+        if (span := _span(inputs.fold.ranks.get(r), window_ns)) is not None
+    }
+    if len(spans) < 2 or len(spans) < len(inputs.alive):
         return None
-    whole = _compare({r: _work(begin, end) for r, (begin, _, end) in spans.items()})
+    overall = _compare({r: _own_work(begin, end) for r, (begin, _, end) in spans.items()})
+    if overall is None or overall.share < minimum_share:
+        return None
     halves = (
-        _compare({r: _work(begin, middle) for r, (begin, middle, _) in spans.items()}),
-        _compare({r: _work(middle, end) for r, (_, middle, end) in spans.items()}),
+        _compare({r: _own_work(begin, middle) for r, (begin, middle, _) in spans.items()}),
+        _compare({r: _own_work(middle, end) for r, (_, middle, end) in spans.items()}),
     )
-    for part in (whole, *halves):
-        if part is None or part.rank != whole.rank or part.share < least:  # type: ignore[union-attr]
+    for half in halves:
+        if half is None or half.rank != overall.rank or half.share < minimum_share:
             return None
-    return whole
+    return overall
 
 
-def _compare(work: dict[int, tuple[float, float, float, float] | None]) -> Straggler | None:
-    """The rank that works most, beside the middle one of the others."""
-    known = {r: w for r, w in work.items() if w is not None}
-    if len(known) < len(work):
+def _compare(work_by_rank: Mapping[int, OwnWork | None]) -> Straggler | None:
+    """Return the rank that works most, compared with the median of the others."""
+    work = {r: w for r, w in work_by_rank.items() if w is not None}
+    if len(work) < len(work_by_rank):
         return None
-    own = {r: sum(w[1:]) for r, w in known.items()}
-    slowest = max(own, key=lambda r: own[r])
-    others = sorted(own[r] for r in own if r != slowest)
-    middle = others[len(others) // 2]
-    step_s = max(w[0] for w in known.values())
-    if step_s <= 0 or own[slowest] - middle < _LEAST_S:
+    own_s = {r: sum(w.parts_s) for r, w in work.items()}
+    slowest = max(own_s, key=lambda r: own_s[r])
+    others = sorted(own_s[r] for r in own_s if r != slowest)
+    median_s = others[len(others) // 2]
+    step_s = max(w.step_s for w in work.values())
+    if step_s <= 0 or own_s[slowest] - median_s < _MINIMUM_LOSS_S:
         return None
-    names = ("fetch data", "forward", "optimizer")
-    typical = [sorted(w[i + 1] for r, w in known.items() if r != slowest) for i in range(3)]
-    excess = [known[slowest][i + 1] - typical[i][len(typical[i]) // 2] for i in range(3)]
+    excess_s = []
+    for index in range(len(_PARTS)):
+        of_others = sorted(w.parts_s[index] for r, w in work.items() if r != slowest)
+        excess_s.append(work[slowest].parts_s[index] - of_others[len(of_others) // 2])
     return Straggler(
         rank=slowest,
-        share=(own[slowest] - middle) / step_s,
+        share=(own_s[slowest] - median_s) / step_s,
         step_s=step_s,
-        part=names[excess.index(max(excess))],
-        own_s=own[slowest],
-        middle_s=middle,
+        part=_PARTS[excess_s.index(max(excess_s))],
+        own_s=own_s[slowest],
+        middle_s=median_s,
     )
 
 
 def _span(
-    folded: RankFold | None, window_ns: int, least_steps: int = _LEAST_STEPS
+    rank_fold: RankFold | None, window_ns: int, minimum_steps: int = _MINIMUM_STEPS
 ) -> tuple[RunningTotals, RunningTotals, RunningTotals] | None:
-    """Where the last full window begins, about its middle, and its end, in enough steps."""
-    if folded is None or folded.totals is None:
+    """Return the marks at the beginning, the middle and the end of the last full window.
+
+    Return None if the window contains too few steps.
+    """
+    if rank_fold is None or rank_fold.totals is None:
         return None
-    end = folded.totals
-    begin = _mark(folded.recent_totals, end.t_ns - window_ns)
-    middle = _mark(folded.recent_totals, end.t_ns - window_ns // 2)
-    if begin is None or middle is None or end.batches - begin.batches < least_steps:
+    end = rank_fold.totals
+    begin = _mark_at(rank_fold.recent_totals, end.t_ns - window_ns)
+    middle = _mark_at(rank_fold.recent_totals, end.t_ns - window_ns // 2)
+    if begin is None or middle is None or end.batches - begin.batches < minimum_steps:
         return None
     return begin, middle, end
 
 
-def _mark(marks: tuple[RunningTotals, ...], at_ns: int) -> RunningTotals | None:
-    """The last mark not after ``at_ns``; the first batches, which warm up, make none."""
+def _mark_at(marks: tuple[RunningTotals, ...], at_ns: int) -> RunningTotals | None:
+    """Return the last mark not after ``at_ns``, unless it is in the warm-up."""
     return next(
-        (k for k in reversed(marks) if k.t_ns <= at_ns and k.batches >= WARM_UP_STEPS), None
+        (mark for mark in reversed(marks) if mark.t_ns <= at_ns and mark.batches >= WARM_UP_STEPS),
+        None,
     )
 
 
-def _work(begin: RunningTotals, end: RunningTotals) -> tuple[float, float, float, float] | None:
-    """Mean seconds of (step, fetch, forward, optimizer) between two marks."""
+def _own_work(begin: RunningTotals, end: RunningTotals) -> OwnWork | None:
+    """Return the mean step between two marks; None if no step was timed."""
     steps = end.batches - begin.batches
-    timed = end.timed_s - begin.timed_s
-    if steps <= 0 or timed <= 0:
+    timed_s = end.timed_s - begin.timed_s
+    if steps <= 0 or timed_s <= 0:
         return None
-    return (
-        timed / steps,
-        (end.fetch_s - begin.fetch_s) / steps,
-        (end.forward_s - begin.forward_s) / steps,
-        (end.optimizer_s - begin.optimizer_s) / steps,
+    return OwnWork(
+        step_s=timed_s / steps,
+        fetch_s=(end.fetch_s - begin.fetch_s) / steps,
+        forward_s=(end.forward_s - begin.forward_s) / steps,
+        optimizer_s=(end.optimizer_s - begin.optimizer_s) / steps,
     )
 
 
-def verdict(m: PreparedInput, found: Straggler, close: RankEvidence | None) -> Verdict:
-    """``close``: a look at the rank while it straggled."""
-    why, remedy = _WHY[found.part]
-    if close is not None and close.process is not None and close.process.starved:
-        why, remedy = "other processes use its processor core", STARVED_REMEDY
-        why += activity_text(close.process)
-    elif found.part != "fetch data" and (gpu := slowing_cause(m.devices, found.rank)) is not None:
-        why, remedy = gpu.text, gpu.remedy
-    frame = _line(m, found, close)
-    at = f" at {frame_text(frame)}" if frame is not None else ""
-    pulse = m.pulses.get(found.rank)
-    waiting = tuple(r for r in m.alive if r != found.rank)
+def straggler_verdict(
+    inputs: PreparedInput, straggler: Straggler, rank_evidence: RankEvidence | None
+) -> Verdict:
+    """Return the verdict; ``rank_evidence`` was collected while the rank straggled."""
+    rank, part = straggler.rank, straggler.part
+    reason, remedy = _REASONS[part]
+    process = rank_evidence.process if rank_evidence is not None else None
+    if process is not None and process.starved:
+        reason = "other processes use its processor core" + activity_text(process)
+        remedy = STARVED_REMEDY
+    elif part != "fetch data":
+        gpu_cause = slowing_cause(inputs.gpu_verdicts, rank)
+        if gpu_cause is not None:
+            reason, remedy = gpu_cause.text, gpu_cause.remedy
+    line = _observed_line(inputs, straggler, rank_evidence)
+    at_line = f" at {frame_text(line)}" if line is not None else ""
+    pulse = inputs.pulses.get(rank)
     return Verdict(
-        kind="straggler",
-        level="slow",
-        culprits=(found.rank,),
-        waiting=waiting,
-        place=f"{found.part}, {frame_text(frame)}" if frame is not None else found.part,
+        kind=VerdictKind.STRAGGLER,
+        level=VerdictLevel.SLOW,
+        culprits=(rank,),
+        waiting=tuple(r for r in inputs.alive if r != rank),
+        place=f"{part}, {frame_text(line)}" if line is not None else part,
         cause=(
-            f"rank {found.rank} is the STRAGGLER: the others wait for it {100 * found.share:.0f} %"
-            f" of each step ({found.step_s:.2f} s); it spends the time in {found.part}{at}: {why}"
+            f"rank {rank} is the STRAGGLER: the others wait for it {100 * straggler.share:.0f} %"
+            f" of each step ({straggler.step_s:.2f} s); it spends the time in {part}{at_line}:"
+            f" {reason}"
         ),
         remedy=remedy,
         confidence=0.8,
         evidence={
-            "share": round(found.share, 3),
-            "step_s": found.step_s,
-            "own_s": found.own_s,
-            "middle_s": found.middle_s,
+            "share": round(straggler.share, 3),
+            "step_s": straggler.step_s,
+            "own_s": straggler.own_s,
+            "middle_s": straggler.middle_s,
             "moving": True,
-            **frame_facts(frame),
-            "ranks": {str(found.rank): position_facts(pulse)} if pulse is not None else {},
+            **frame_facts(line),
+            "ranks": {str(rank): position_facts(pulse)} if pulse is not None else {},
         },
     )
 
 
-def _line(m: PreparedInput, found: Straggler, close: RankEvidence | None) -> Frame | None:
-    """The user's line that the rank was seen in, in the part of the step that takes the time."""
-    if close is None or close.phase != found.part:
+def _observed_line(
+    inputs: PreparedInput, straggler: Straggler, rank_evidence: RankEvidence | None
+) -> Frame | None:
+    """Return the line that the rank was observed in during the slow part of its step."""
+    if rank_evidence is None or rank_evidence.phase != straggler.part:
         return None
-    return explain_stall(close, m.pulses.get(found.rank)).frame
+    return explain_stall(rank_evidence, inputs.pulses.get(straggler.rank)).frame
 
 
-_WHY = {
+_REASONS = {
     "fetch data": ("its data is slow", "Check its storage, or give it more DataLoader workers."),
     "forward": (
         "its computation is slow",
@@ -248,3 +319,4 @@ _WHY = {
         "Check its device: clocks, temperature, other processes on it.",
     ),
 }
+"""part of a step -> (reason, remedy) if nothing more specific is known."""

@@ -1,9 +1,9 @@
-"""How long a rank may stay where it is before that is suspicious, and before it is a stall. Pure.
+"""Time budgets: how long a rank may make no progress before it is a suspect or stalled. Pure.
 
-A training step's budget follows the run's own recent steps. What takes long by nature (setup,
-compilation, the first steps, validation, checkpoints) gets the slow phases' budget, unless other
-ranks wait for a rank that is seen to be frozen: then a few seconds will do, and whatever the phase
-has taken before.
+The budget of a training step follows the run's own recent steps. Phases that may take long (setup,
+compilation, the first steps, validation, checkpoints) get the budget of slow phases. If other ranks
+wait for a rank that is observed to be frozen, a few seconds are enough, or whatever the phase has
+taken before.
 """
 
 from __future__ import annotations
@@ -16,118 +16,135 @@ from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.tensor_queue.record_types import Phase, PulseState
 
 WARM_UP_STEPS = 3
-"""A rank's first steps compile, allocate and connect: they get the slow phases' budget."""
+"""First steps of a rank, which compile, allocate and connect, and get the slow phases' budget."""
 FIRST_BATCH_BUDGET_S = 30.0
-"""Least budget of an epoch's first batch, where loader workers start."""
+"""Minimum budget in seconds of an epoch's first batch, for which loader workers start."""
 FROZEN_BUDGET_S = 7.0
-"""Others wait for a frozen rank in a slow phase: so long at least."""
+"""Minimum budget in seconds of a frozen rank in a slow phase, if other ranks wait for it."""
 BUSY_BUDGET_S = 7.5
-"""A rank that computes on one line while others wait: so long at least."""
+"""Minimum budget in seconds of a rank that computes on one line while others wait."""
 _BUSY_CPU_S = 2.5
-"""And so much of a processor's time: on a crowded machine that takes longer."""
-_LEAST_CPU_SHARE = 0.05
+"""Minimum CPU seconds of such a rank, because wall time says little on an overloaded machine."""
+_MINIMUM_CPU_SHARE = 0.05
+"""Lower bound of the fraction of a core by which ``_BUSY_CPU_S`` is divided."""
 WARM_UP_BUDGET_S = 30.0
-"""What computes or moves while others wait, in a rank's first steps (allocating, connecting), in
-setup, validation or at an epoch's end (reading an index, scoring)."""
-_COMPILING_S, _COMPILING_STARVED_S = 60.0, 240.0
-"""A rank that compiles while others wait: with a processor, and mostly without one."""
+"""Minimum budget in seconds of a rank that works while others wait, in its first steps (allocating,
+connecting), in setup, in validation or at the end of an epoch (reading an index, scoring)."""
+_COMPILING_BUDGET_S, _COMPILING_STARVED_BUDGET_S = 60.0, 240.0
+"""Budget in seconds of a rank that compiles while others wait: with a processor, and while other
+processes use it most of the time."""
 MOVING_BUDGET_S = 6.5
-"""A rank that moves while others wait, in a training step."""
+"""Minimum budget in seconds of a rank that works in a training step while others wait."""
 CHECKPOINT_BUDGET_S = 8.0
-"""Ranks wait for one that moves through a checkpoint."""
+"""Minimum budget in seconds of a rank that writes a checkpoint while others wait."""
 FAULT_SETTLE_S = 2.2
-"""Ranks stand in collectives that can never match: so long, for the flight recorders to settle."""
+"""Seconds without progress after which a fault that cannot mend itself is reported. Until then the
+flight recorders of the ranks may not have recorded the same collectives."""
 _LONG_STEPS = 2.0
-"""A policy's cap shorter than this many steps would accuse every one of them. One step that was a
-stall must not hide the next: the slow phases' budget is the most."""
+"""Minimum of the policy's cap, in lengths of the slowest recent step. A shorter cap would accuse
+every step. The slow phases' budget limits it, because one stalled step must not hide the next."""
 EXIT_BUDGET_S = 12.0
-"""A rank that has finished, computes nothing and does not exit: so long at least."""
-_LOOK_S = 1.2
+"""Seconds after which a finished rank that computes nothing should have exited."""
+_MINIMUM_EVIDENCE_DUE_S, _MAXIMUM_EVIDENCE_DUE_S = 1.2, 12.0
+"""Bounds in seconds without progress before evidence of a training step is collected."""
 REPEATED_EVIDENCE_DUE_S = 0.9
-"""A rank whose step before was already far too long is looked at so soon."""
-_LOOK_SHARE = 0.35
+"""Seconds before evidence is collected of a rank whose previous step was already far too long."""
+_EVIDENCE_DUE_SHARE = 0.35
+"""Fraction of a training step's budget after which evidence is collected."""
 SLOW_PHASE_EVIDENCE_DUE_S = 3.5
+"""Seconds without progress before evidence is collected outside of known training steps."""
 
 
 def budget_s(
     pulse: PulseState | None, rank: RankFold | None, policy: StallPolicy, slowest_s: float | None
 ) -> float:
-    """Seconds that the rank may stay where it is before it counts as overdue."""
-    slow_s = max(policy.slow_phase_s, policy.floor_s)
+    """Return the seconds that a rank may make no progress before it counts as overdue."""
+    slow_phase_s = max(policy.slow_phase_s, policy.floor_s)
     if not in_known_step(pulse, rank, slowest_s):
-        return slow_s
+        return slow_phase_s
     assert pulse is not None
     assert rank is not None
     assert slowest_s is not None
     budget = step_budget_s(policy, slowest_s)
     if pulse.batch <= 0:
         first_s = max(FIRST_BATCH_BUDGET_S, policy.factor * (rank.between_epochs_s or 0.0))
-        return max(budget, min(first_s, slow_s))
+        return max(budget, min(first_s, slow_phase_s))
     return budget
 
 
 def in_known_step(pulse: PulseState | None, rank: RankFold | None, slowest_s: float | None) -> bool:
-    """Whether the rank is in a training step whose length is known from others before it."""
+    """Return True if the rank is in a training step and the length of earlier steps is known."""
     if pulse is None or pulse.phase not in STEP_PHASES or slowest_s is None:
         return False
     return warmed_up(rank)
 
 
 def busy_budget_s(frozen_s: float, cpu_share: float | None) -> float:
-    """Budget of a rank that computes on one line of a step while others wait, whose frozen rank
-    would have ``frozen_s``."""
-    share = 1.0 if cpu_share is None else max(cpu_share, _LEAST_CPU_SHARE)
+    """Return the budget of a rank that computes on one line of a step while others wait.
+
+    ``frozen_s`` is the budget that it would have if it were frozen, ``cpu_share`` the fraction of a
+    core that it gets.
+    """
+    share = 1.0 if cpu_share is None else max(cpu_share, _MINIMUM_CPU_SHARE)
     return max(moving_budget_s(frozen_s), BUSY_BUDGET_S, _BUSY_CPU_S / share)
 
 
 def compiling_budget_s(starved: bool) -> float:
-    """Budget of a rank that compiles, whether or not others wait."""
-    return _COMPILING_STARVED_S if starved else _COMPILING_S
+    """Return the budget of a rank that compiles, whether or not other ranks wait for it."""
+    return _COMPILING_STARVED_BUDGET_S if starved else _COMPILING_BUDGET_S
 
 
-def moving_budget_s(frozen_s: float, least_s: float = MOVING_BUDGET_S) -> float:
-    """Budget of a rank that moves while others wait."""
-    return max(least_s, 1.5 * frozen_s)
+def moving_budget_s(frozen_s: float, minimum_s: float = MOVING_BUDGET_S) -> float:
+    """Return the budget of a rank that works while others wait."""
+    return max(minimum_s, 1.5 * frozen_s)
 
 
 def warmed_up(rank: RankFold | None) -> bool:
+    """Return True if the rank has completed its first, slower steps."""
     return rank is not None and rank.totals is not None and rank.totals.batches >= WARM_UP_STEPS
 
 
 def step_budget_s(policy: StallPolicy, slowest_s: float | None) -> float:
-    """Of a step past the warm-up; the slow phases' where no step is known."""
+    """Return the budget of a step after the warm-up; the slow phases' if no step is known."""
     if slowest_s is None:
         return policy.slow_phase_s
-    most_s = max(policy.cap_s, min(_LONG_STEPS * slowest_s, policy.slow_phase_s))
-    return max(policy.floor_s, min(most_s, policy.factor * slowest_s))
+    maximum_s = max(policy.cap_s, min(_LONG_STEPS * slowest_s, policy.slow_phase_s))
+    return max(policy.floor_s, min(maximum_s, policy.factor * slowest_s))
 
 
 def frozen_budget_s(
     phase: Phase, policy: StallPolicy, slowest_s: float | None, longest_s: Mapping[Phase, float]
 ) -> float:
-    """Budget of a frozen rank that others wait for, in whatever phase."""
-    learned = policy.factor * longest_s.get(phase, 0.0) if phase not in STEP_PHASES else 0.0
+    """Return the budget of a frozen rank that others wait for, in any phase.
+
+    ``longest_s`` holds the longest time that each phase has taken before.
+    """
+    learned_s = policy.factor * longest_s.get(phase, 0.0) if phase not in STEP_PHASES else 0.0
     step_s = step_budget_s(policy, slowest_s) if slowest_s is not None else 0.0
-    least = policy.floor_s if phase in STEP_PHASES and slowest_s is not None else FROZEN_BUDGET_S
-    return min(max(least, learned, step_s), max(policy.cap_s, policy.slow_phase_s))
+    in_step = phase in STEP_PHASES and slowest_s is not None
+    minimum_s = policy.floor_s if in_step else FROZEN_BUDGET_S
+    return min(max(minimum_s, learned_s, step_s), max(policy.cap_s, policy.slow_phase_s))
 
 
 def evidence_due_s(
     pulse: PulseState, rank: RankFold | None, slowest_s: float | None, full_s: float
 ) -> float:
-    """When to look closely, which takes two seconds."""
+    """Return the seconds without progress after which to collect evidence.
+
+    Collecting takes two seconds, so it begins before the budget ``full_s`` has passed.
+    """
     if not in_known_step(pulse, rank, slowest_s):
         return SLOW_PHASE_EVIDENCE_DUE_S
-    return max(_LOOK_S, min(_LOOK_SHARE * full_s, 12.0))
+    return max(_MINIMUM_EVIDENCE_DUE_S, min(_EVIDENCE_DUE_SHARE * full_s, _MAXIMUM_EVIDENCE_DUE_S))
 
 
 def slowest_step_s(fold: FoldState) -> float | None:
-    """The slowest recent step of any rank, but for the first steps of the run."""
-    slowest = None
+    """Return the slowest recent step of any rank in seconds, without the first steps of the run."""
+    slowest_s = None
     for rank in fold.ranks.values():
         steps = rank.recent_step_s
         if rank.totals is not None and rank.totals.batches <= len(steps) + 1:
             steps = steps[WARM_UP_STEPS:] or steps[-1:]
         for seconds in steps:
-            slowest = seconds if slowest is None else max(slowest, seconds)
-    return slowest
+            slowest_s = seconds if slowest_s is None else max(slowest_s, seconds)
+    return slowest_s

@@ -1,4 +1,4 @@
-"""How verdicts name ranks, places and times. Pure."""
+"""Wording of ranks, places and activities in verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ltui.training.diagnosis.evidence import Collective, ProcessActivity
 
 
 def ranks_text(ranks: Collection[int]) -> str:
-    """``rank 2``; ``ranks 0, 1 and 3``; ``ranks 0, 1, 2 and 61 others``."""
+    """Return ``rank 2``, ``ranks 0, 1 and 3`` or ``ranks 0, 1, 2 and 61 others``."""
     names = [str(r) for r in ranks]
     if len(names) == 1:
         return f"rank {names[0]}"
@@ -17,21 +17,23 @@ def ranks_text(ranks: Collection[int]) -> str:
     return f"ranks {', '.join(names[:-1])} and {names[-1]}"
 
 
-def verb(ranks: Collection[int], one: str, many: str) -> str:
-    return one if len(ranks) == 1 else many
+def verb(ranks: Collection[int], singular: str, plural: str) -> str:
+    """Return the form of a verb that agrees with the number of ranks."""
+    return singular if len(ranks) == 1 else plural
 
 
 def collective_text(entry: Collective) -> str:
-    """``all_reduce #34``; without the number where it is not known."""
+    """Return ``all_reduce #34``, or only ``all_reduce`` if its number is unknown."""
     return f"{entry.op} #{entry.seq}" if entry.seq >= 0 else entry.op
 
 
 def sizes_text(entry: Collective) -> str:
+    """Return the sizes of the tensors of a collective, such as ``[8, 16]``."""
     return "x".join(str(list(s)) for s in entry.sizes) or "no tensor"
 
 
 def waiting_text(waiting: Collection[int], where: str | None) -> str:
-    """``; ranks 0 and 2 wait in all_reduce #34``."""
+    """Return ``; ranks 0 and 2 wait in all_reduce #34``; empty if no rank waits."""
     if not waiting:
         return ""
     place = f" in {where}" if where else ""
@@ -39,7 +41,7 @@ def waiting_text(waiting: Collection[int], where: str | None) -> str:
 
 
 def consequences_text(ranks: Collection[int]) -> str:
-    """``; the error of rank 0 followed from that``."""
+    """Return ``; the error of rank 0 followed from that``; empty for no ranks."""
     if not ranks:
         return ""
     errors = verb(ranks, "the error of", "the errors of")
@@ -47,13 +49,13 @@ def consequences_text(ranks: Collection[int]) -> str:
 
 
 def activity_text(process: ProcessActivity | None) -> str:
-    """What the process does, in brackets: ``FROZEN: no context switch in 0.9 s, futex wait``."""
+    """Return what the process does: `` (FROZEN: no context switch in 0.9 s, waits in poll)``."""
     if process is None or process.interval_s is None:
         return ""
     waits = wait_channel_text(process.wait_channel)
     if process.frozen:
-        said = f"FROZEN: no context switch in {process.interval_s:.1f} s"
-        return f" ({said}, {waits})" if waits else f" ({said})"
+        text = f"FROZEN: no context switch in {process.interval_s:.1f} s"
+        return f" ({text}, {waits})" if waits else f" ({text})"
     facts = []
     if process.cpu_share is not None and process.cpu_share >= 0.02:
         facts.append(f"CPU {100 * process.cpu_share:.0f} %")
@@ -70,7 +72,7 @@ def activity_text(process: ProcessActivity | None) -> str:
 
 
 def wait_channel_text(channel: str | None) -> str | None:
-    """The kernel's wait channel in words."""
+    """Describe the kernel function in which a thread waits."""
     if not channel:
         return None
     for part, words in (

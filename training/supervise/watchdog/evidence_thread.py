@@ -1,7 +1,7 @@
-"""When ranks are looked at closely, in a thread of its own so that the loop never waits.
+"""Decides when to collect evidence, and collects it in a thread so that the loop never waits.
 
-A suspicion is looked into at once, then again and again at growing distances while it lasts. Now
-and then a healthy run is looked at too, to compare the call sites of its collectives.
+While a run is suspicious, rounds follow each other at growing intervals. Now and then evidence of a
+healthy run is collected too, to compare the call sites of its collectives.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.supervise.watchdog.gather_evidence import EvidenceRequest, collect_evidence
 
 _PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Between a round's end and the next one's beginning, while a suspicion lasts."""
-_FIRST_HEALTHY_S, _HEALTHY_S = 20.0, 300.0
+"""Seconds between the end of a round and the next one, while the run is suspicious."""
+_FIRST_HEALTHY_ROUND_S, _HEALTHY_ROUND_PERIOD_S = 20.0, 300.0
+"""Seconds of training before the first round of a healthy run, and between two such rounds."""
 
 
 class EvidenceThread:
-    """One round at a time."""
+    """Runs one round of evidence collection at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._taken: Evidence | None = None
+        self._evidence: Evidence | None = None
         self._error: str | None = None
-        self._rounds = 0
+        self._suspicious_rounds = 0
         self._ended_s = 0.0
         self._began_s = 0.0
         self._healthy_due_s: float | None = None
-        self._asked: list[tuple[float, Future[dict[str, Any]]]] = []
+        self._requests: list[tuple[float, Future[dict[str, Any]]]] = []
+        """(monotonic second of the request, its future answer)."""
 
     @property
     def busy(self) -> bool:
@@ -39,69 +41,75 @@ class EvidenceThread:
 
     @property
     def evidence(self) -> Evidence | None:
-        """Of the last round."""
-        return self._taken
+        """The evidence of the last complete round."""
+        return self._evidence
 
-    def ask(self) -> Future[dict[str, Any]]:
-        """Somebody wants a diagnosis: fulfilled by ``answer`` after a round begun from now on."""
+    @property
+    def error(self) -> str | None:
+        """The exception of a round that failed; verdicts then do without evidence."""
+        return self._error
+
+    def request_diagnosis(self) -> Future[dict[str, Any]]:
+        """Return a future that ``answer`` fulfils after a round that begins from now on."""
         future: Future[dict[str, Any]] = Future()
-        self._asked.append((time.monotonic(), future))
+        self._requests.append((time.monotonic(), future))
         return future
 
-    def look(
-        self, *, suspicious: bool, training: bool, question: Callable[[], EvidenceRequest]
+    def start_if_due(
+        self, *, suspicious: bool, training: bool, make_request: Callable[[], EvidenceRequest]
     ) -> None:
-        """Begin a round where one is due."""
+        """Start a round if one is due."""
         now_s = time.monotonic()
         if not suspicious:
-            self._rounds = 0
+            self._suspicious_rounds = 0
         if self.busy:
             return
-        wanted = any(asked_s > self._began_s for asked_s, _ in self._asked)
+        due = any(requested_s > self._began_s for requested_s, _ in self._requests)
         if suspicious:
-            pause_s = _PAUSES_S[min(self._rounds, len(_PAUSES_S)) - 1] if self._rounds else 0.0
-            wanted = wanted or now_s - self._ended_s >= pause_s
+            due = due or now_s - self._ended_s >= self._pause_s()
         elif training:
             if self._healthy_due_s is None:
-                self._healthy_due_s = now_s + _FIRST_HEALTHY_S
-            wanted = wanted or now_s >= self._healthy_due_s
-        if not wanted:
+                self._healthy_due_s = now_s + _FIRST_HEALTHY_ROUND_S
+            due = due or now_s >= self._healthy_due_s
+        if not due:
             return
-        self._rounds += suspicious
-        self._healthy_due_s = now_s + _HEALTHY_S
-        self._begin(question())
+        self._suspicious_rounds += suspicious
+        self._healthy_due_s = now_s + _HEALTHY_ROUND_PERIOD_S
+        self._start(make_request())
 
-    def answer(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Fulfil those who asked before the last finished round began."""
-        if self.busy or not self._asked:
+    def answer(self, make_answer: Callable[[], dict[str, Any]]) -> None:
+        """Fulfil the requests that are older than the last complete round."""
+        if self.busy or not self._requests:
             return
-        due = [future for asked_s, future in self._asked if asked_s <= self._began_s]
-        self._asked = [entry for entry in self._asked if entry[0] > self._began_s]
+        due = [future for requested_s, future in self._requests if requested_s <= self._began_s]
+        self._requests = [entry for entry in self._requests if entry[0] > self._began_s]
         if due:
-            answer = make()
+            answer = make_answer()
             for future in due:
                 future.set_result(answer)
 
     def close(self) -> None:
-        """Wait for nothing; who still asks is told no."""
-        asked, self._asked = self._asked, []
-        for _, future in asked:
+        """Refuse the open requests, without waiting for a round."""
+        requests, self._requests = self._requests, []
+        for _, future in requests:
             future.set_exception(ValueError("the run has just ended."))
 
-    def _begin(self, question: EvidenceRequest) -> None:
+    def _pause_s(self) -> float:
+        """Return the seconds to wait since the last round of a suspicious run."""
+        if not self._suspicious_rounds:
+            return 0.0
+        return _PAUSES_S[min(self._suspicious_rounds, len(_PAUSES_S)) - 1]
+
+    def _start(self, request: EvidenceRequest) -> None:
         self._began_s = time.monotonic()
         self._thread = threading.Thread(
-            target=self._take, args=(question,), name="evidence", daemon=True
+            target=self._collect, args=(request,), name="evidence", daemon=True
         )
         self._thread.start()
 
-    def _take(self, question: EvidenceRequest) -> None:
+    def _collect(self, request: EvidenceRequest) -> None:
         try:
-            self._taken = collect_evidence(question)
+            self._evidence = collect_evidence(request)
         except Exception as error:  # noqa: BLE001  (the top of the thread: verdicts do without)
             self._error = f"{type(error).__name__}: {error}"
         self._ended_s = time.monotonic()
-
-    @property
-    def error(self) -> str | None:
-        return self._error

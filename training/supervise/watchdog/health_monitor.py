@@ -1,17 +1,16 @@
-"""Judging in the loop: pulses, fold and evidence before the judge, from tick to tick."""
+"""Judges the ranks of an attempt in every tick of the supervisor's loop."""
 
 from __future__ import annotations
 
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
+from ltui.training.config.verdict_levels import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.judge_input import HealthHistory, JudgeInput
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.queue_poller import QueuePoll
 from ltui.training.state.record_fold import FoldState
@@ -20,20 +19,20 @@ from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollecto
 
 
 class HealthMonitor:
-    """One attempt's judgements; remembers what the next one needs of the last."""
+    """Judges one attempt, and keeps the history that the next judgement needs."""
 
     def __init__(self, policy: StallPolicy, evidence: EvidenceCollector) -> None:
         self._policy = policy
         self._evidence = evidence
-        self._health = HealthHistory()
-        self._misjudged: str | None = None
-        """The last mistake of the judge, so that each is logged once."""
-        self._died: set[int] = set()
-        """Ranks that were known to be dead before the run was told to end."""
+        self._history = HealthHistory()
+        self._last_error: str | None = None
+        """The last exception of the judge, so that each is logged once."""
+        self._dead_before_end: set[int] = set()
+        """Ranks that were dead before the run was asked to end."""
 
     def judge(
         self,
-        sight: QueuePoll,
+        poll: QueuePoll,
         fold: FoldState,
         *,
         end_requested: bool,
@@ -41,47 +40,53 @@ class HealthMonitor:
         gpu_verdicts: Sequence[Verdict] = (),
         cpu_delays: Mapping[int, float] | None = None,
     ) -> Judgement:
-        """``end_requested``: ranks that die now, and had not before, died of nothing. ``devices``:
-        what is wrong with the run's GPUs. ``delays``: how much ranks wait for a processor."""
-        told = {
-            **self._evidence.judging(sight, failures=failures),
-            "devices": gpu_verdicts,
-            "delays": cpu_delays,
-        }
+        """Judge the ranks with the results of the last poll.
+
+        ``end_requested`` means that the run was asked to end: ranks that die now are not reported.
+        ``gpu_verdicts`` are active findings about the run's GPUs. ``cpu_delays`` are the fractions
+        of time for which ranks wait for a processor.
+        """
+        inputs = self._evidence.judge_input(
+            poll,
+            fold,
+            policy=self._policy,
+            history=self._history,
+            failures=failures,
+            gpu_verdicts=gpu_verdicts,
+            cpu_delays=cpu_delays,
+        )
+        judgement = self._judge_safely(inputs)
+        self._history = judgement.history
+        return self._without_requested_deaths(judgement, end_requested)
+
+    def _judge_safely(self, inputs: JudgeInput) -> Judgement:
+        """Judge again without evidence if the judge fails.
+
+        Evidence takes very many forms. An error while judging it must not end the supervisor, and
+        pulses alone still show which ranks make no progress.
+        """
         try:
-            judgement = self._judged(sight, fold, told)
+            return judge(inputs)
         except Exception:
-            # A mistake over evidence, which has a thousand forms, must not cost the run its
-            # supervisor: pulses alone still tell who stands still.
-            if told["evidence"] is None:
+            if inputs.evidence is None:
                 raise
             text = traceback.format_exc()
-            if text != self._misjudged:
-                self._misjudged = text
+            if text != self._last_error:
+                self._last_error = text
                 print(text, file=sys.stderr, flush=True)
-            judgement = self._judged(sight, fold, {**told, "evidence": None, "closer": False})
-        self._health = judgement.history
-        return self._without_deaths_asked_for(judgement, end_requested)
+            return judge(replace(inputs, evidence=None, evidence_expected=False))
 
-    def _judged(self, sight: QueuePoll, fold: FoldState, told: dict[str, Any]) -> Judgement:
-        return judge(
-            time.monotonic_ns(),
-            sight.pulses,
-            self._policy,
-            self._health,
-            fold=fold,
-            now_s=time.time(),
-            **told,
-        )
-
-    def _without_deaths_asked_for(self, judgement: Judgement, end_requested: bool) -> Judgement:
-        died = {r for v in judgement.verdicts if v.level == "dead" for r in v.culprits}
+    def _without_requested_deaths(self, judgement: Judgement, end_requested: bool) -> Judgement:
+        """Remove verdicts on ranks that died because the run was asked to end."""
+        dead = {r for v in judgement.verdicts if v.level == VerdictLevel.DEAD for r in v.culprits}
         if not end_requested:
-            self._died = died
+            self._dead_before_end = dead
             return judgement
-        if died <= self._died:
+        if dead <= self._dead_before_end:
             return judgement
         verdicts = tuple(
-            v for v in judgement.verdicts if v.level != "dead" or self._died >= {*v.culprits}
+            v
+            for v in judgement.verdicts
+            if v.level != VerdictLevel.DEAD or self._dead_before_end >= {*v.culprits}
         )
         return replace(judgement, verdicts=verdicts)

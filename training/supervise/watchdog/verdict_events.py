@@ -1,6 +1,6 @@
-"""What follows from verdicts: events when they begin and end, calls, and what the policy does then.
+"""Act on verdicts: events when they begin and end, hooks, and the verdict that the policy acts on.
 
-Used by the supervisor's loop alone; the calls run in a thread of their own.
+Only the supervisor's loop uses it. Hooks run in a thread of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.verdict_levels import VerdictLevel
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import Verdict, to_json
@@ -19,71 +20,72 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
 
 SETTLE_S = 1.5
-"""A verdict that stood for less is told to nobody; its cause is often known only after it."""
+"""Seconds that a verdict must last before it is reported, because its cause may show only then."""
 
 
 class VerdictNotifier:
-    """One attempt's verdicts, followed from tick to tick."""
+    """Reports the verdicts of one attempt from tick to tick."""
 
     def __init__(self, spec: RunSpec, attempt: int, run_dir: str) -> None:
         self._policy = spec.stall
         self._tracker = VerdictTracker()
-        self._calls = VerdictHooks(spec, attempt, run_dir)
-        self._answered = False
+        self._hooks = VerdictHooks(spec, attempt, run_dir)
+        self._policy_has_acted = False
 
     def restore(self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float) -> None:
-        """Those that a supervisor before this one has told of already."""
+        """Take over the verdicts that an earlier supervisor of the attempt has already reported."""
         self._tracker, _, _ = self._tracker.update(verdicts, now_s, monotonic_s)
 
     def update(
         self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float, *, ending: bool
     ) -> list[Event]:
-        """Take the verdicts of this tick; the events that come of it.
+        """Return the events that follow from the current verdicts, and start hooks.
 
-        ``ending``: the run was asked to end, so that a rank that dies is no news.
+        ``ending`` means that the run was asked to end: ranks that die are not reported.
         """
-        heard = [v for v in verdicts if not (ending and v.level == "dead")]
-        self._tracker, new, over = self._tracker.update(
-            heard, now_s, monotonic_s, settle_s=SETTLE_S
+        reportable = [v for v in verdicts if not (ending and v.level == VerdictLevel.DEAD)]
+        self._tracker, begun, ended = self._tracker.update(
+            reportable, now_s, monotonic_s, settle_s=SETTLE_S
         )
-        rows = [row for verdict in new for row in self._tell(verdict, now_s)]
-        rows += [_row(now_s, "verdict_over", _over(v), v) for v in over]
-        return rows + self._told()
-
-    def _tell(self, verdict: Verdict, now_s: float) -> list[Event]:
-        if triggers_hook(verdict, self._policy):
-            self._calls.call(verdict)
-        return [_row(now_s, "verdict", headline(verdict), verdict)]
+        events = [self._report(verdict, now_s) for verdict in begun]
+        events += [_event(now_s, "verdict_over", _recovered_text(v), v) for v in ended]
+        return events + self._hook_events()
 
     def verdict_to_act_on(self, monotonic_s: float) -> Verdict | None:
-        """The verdict that the policy acts on now: at most one in an attempt."""
-        if self._answered:
+        """Return the verdict that the policy acts on now: at most one in an attempt."""
+        if self._policy_has_acted:
             return None
-        found = self._tracker.verdict_to_act_on(self._policy, monotonic_s)
-        self._answered = found is not None
-        return found
+        verdict = self._tracker.verdict_to_act_on(self._policy, monotonic_s)
+        self._policy_has_acted = verdict is not None
+        return verdict
 
     def end(self, now_s: float) -> list[Event]:
-        """The attempt is over, and so is every verdict; one that had not settled is told of now."""
-        stands, self._tracker = self._tracker.active, VerdictTracker()
-        rows = [row for s in stands if not s.reported for row in self._tell(s.verdict, now_s)]
-        for stand in stands:
-            verdict = replace(stand.verdict, ended=max(now_s, stand.verdict.began or now_s))
-            text = f"In force until the run ended: {headline(verdict)}"
-            rows.append(_row(now_s, "verdict_over", text, verdict))
-        return rows + self._told()
+        """End all verdicts with the attempt. Report first those that have not been reported."""
+        active, self._tracker = self._tracker.active, VerdictTracker()
+        events = [self._report(entry.verdict, now_s) for entry in active if not entry.reported]
+        for entry in active:
+            verdict = replace(entry.verdict, ended=max(now_s, entry.verdict.began or now_s))
+            text = f"Active until the run ended: {headline(verdict)}"
+            events.append(_event(now_s, "verdict_over", text, verdict))
+        return events + self._hook_events()
 
-    def wait_for_hooks(self, patience_s: float) -> list[Event]:
-        """Wait for calls that are under way, not longer than that; what they came to."""
-        self._calls.close(patience_s)
-        return self._told()
+    def wait_for_hooks(self, timeout_s: float) -> list[Event]:
+        """Wait for hooks in progress, at most ``timeout_s``, and return events with the results."""
+        self._hooks.close(timeout_s)
+        return self._hook_events()
 
-    def _told(self) -> list[Event]:
-        return [Event(t, "on_verdict", text, data) for t, text, data in self._calls.take_events()]
+    def _report(self, verdict: Verdict, now_s: float) -> Event:
+        """Return the event of a new verdict, and start its hook."""
+        if triggers_hook(verdict, self._policy):
+            self._hooks.call(verdict)
+        return _event(now_s, "verdict", headline(verdict), verdict)
+
+    def _hook_events(self) -> list[Event]:
+        return self._hooks.take_events()
 
 
 def read_stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
-    """Those in force when a supervisor last wrote; none where that can't be read."""
+    """Return the verdicts that were active when a supervisor last wrote; empty if unreadable."""
     try:
         with RunStore(run_dir) as store:
             return store.snapshot().verdicts
@@ -91,16 +93,13 @@ def read_stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
         return ()
 
 
-def _row(now_s: float, kind: str, text: str, verdict: Verdict) -> Event:
-    # Its evidence stands with the verdict itself; an event is a line.
-    fields = {"verdict": to_json(replace(verdict, evidence={}))}
-    return Event(now_s, kind, text, fields)
+def _event(now_s: float, kind: str, text: str, verdict: Verdict) -> Event:
+    # The evidence is stored with the verdict itself. An event is one line.
+    return Event(now_s, kind, text, {"verdict": to_json(replace(verdict, evidence={}))})
 
 
-def _over(verdict: Verdict) -> str:
-    lasted = "" if verdict.began is None else f" after {_lasted(verdict):.0f} s"
+def _recovered_text(verdict: Verdict) -> str:
+    lasted = ""
+    if verdict.began is not None:
+        lasted = f" after {max(0.0, (verdict.ended or 0.0) - verdict.began):.0f} s"
     return f"Recovered{lasted}. It was: {headline(verdict)}"
-
-
-def _lasted(verdict: Verdict) -> float:
-    return max(0.0, (verdict.ended or 0.0) - (verdict.began or 0.0))

@@ -1,8 +1,8 @@
-"""Calls somebody on a verdict: a command of the user's, or a webhook. Never in the loop's thread.
+"""Call the hook ``on_verdict``, a command or a webhook, in a thread of its own.
 
-A command gets the verdict as JSON on its standard input and in ``LTUI_VERDICT``, without a shell; a
-webhook gets the same JSON by POST. Both are cut off after their time. Calls are rate limited, and
-what fails or is left out becomes an event.
+A command gets the verdict as JSON on its standard input and in ``LTUI_VERDICT``, without a shell. A
+webhook gets the same JSON by POST. Both are stopped after their timeout. The number of calls is
+limited. A call that fails or is left out becomes an event.
 """
 
 from __future__ import annotations
@@ -26,94 +26,103 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import Verdict, to_json
 from ltui.training.state.verdict_tracker import headline
 
-MOST_CALLS = 6
+MAXIMUM_CALLS = 6
+"""Maximum number of calls that start within ``WINDOW_S``."""
 WINDOW_S = 300.0
-"""At most ``MOST_CALLS`` calls start within so many seconds."""
-WAITING = 16
-"""Calls that may wait for a slow one; more are left out."""
-MOST_ENVIRONMENT_BYTES = 100_000
-"""The kernel takes no longer variable than 128 KiB: evidence is left out of a longer one."""
-LAST_WORDS = 300
-
-Event = tuple[float, str, dict[str, Any]]
-"""Unix time, the sentence, and what came with it."""
+"""Seconds for which calls are counted."""
+MAXIMUM_WAITING = 16
+"""Maximum number of calls that wait for a slow one. Further calls are left out."""
+MAXIMUM_VARIABLE_BYTES = 100_000
+"""Maximum size of an environment variable; the kernel's limit is 128 KiB. A longer verdict is
+passed without its evidence."""
+MAXIMUM_OUTPUT_BYTES = 300
+"""Maximum length of a command's last line in an event."""
+_MAXIMUM_TEXT = 4000
+"""Maximum length of the verdict's text in an environment variable."""
+_MAXIMUM_EVENTS = 64
+"""Maximum number of events that wait to be taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    """One call of the hook."""
+
     document: dict[str, Any]
-    about: str
+    headline: str
 
 
 class VerdictHooks:
-    """The calls of one attempt. Every method returns at once but ``close``."""
+    """Calls the hook of one attempt. Every method except ``close`` returns at once."""
 
     def __init__(self, spec: RunSpec, attempt: int, run_dir: str) -> None:
         self._spec, self._attempt, self._run_dir = spec, attempt, run_dir
-        self._calls: queue.Queue[_Call | None] = queue.Queue(WAITING)
-        self._events: deque[Event] = deque(maxlen=64)
+        self._calls: queue.Queue[_Call | None] = queue.Queue(MAXIMUM_WAITING)
+        """Calls to make. None ends the thread."""
+        self._events: deque[Event] = deque(maxlen=_MAXIMUM_EVENTS)
         self._started_s: deque[float] = deque()
+        """Monotonic seconds of the calls within the window."""
         self._left_out = 0
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def call(self, verdict: Verdict) -> None:
-        """Call for ``verdict`` as soon as the calls before it are over."""
+        """Call the hook for ``verdict`` as soon as the calls before it have ended."""
         if self._spec.stall.on_verdict is None or self._closed:
             return
-        about = headline(verdict)
         if not self._within_limit() or self._calls.full():
             self._left_out += 1
             if self._left_out == 1:
-                self._tell(
-                    f"on_verdict is not called for what follows: at most {MOST_CALLS} calls are "
+                self._add_event(
+                    f"on_verdict is not called for what follows: at most {MAXIMUM_CALLS} calls are "
                     f"made in {WINDOW_S / 60:.0f} minutes",
-                    left_out=about,
+                    left_out=headline(verdict),
                 )
             return
         if self._left_out:
-            self._tell(f"on_verdict was not called for {self._left_out} verdicts")
+            self._add_event(f"on_verdict was not called for {self._left_out} verdicts")
             self._left_out = 0
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="on_verdict", daemon=True)
             self._thread.start()
-        self._calls.put_nowait(_Call(self._document(verdict), about))
+        self._calls.put_nowait(_Call(self._document(verdict), headline(verdict)))
 
     def take_events(self) -> list[Event]:
-        """What has happened since the last call of this."""
-        taken = []
+        """Return the events since the last call of this method."""
+        events = []
         while self._events:
-            taken.append(self._events.popleft())
-        return taken
+            events.append(self._events.popleft())
+        return events
 
-    def close(self, patience_s: float) -> bool:
-        """Take no more calls; wait for those under way, not longer than ``patience_s``.
+    def close(self, timeout_s: float) -> bool:
+        """Accept no more calls, and wait up to ``timeout_s`` for the calls in progress.
 
-        Whether they are all over. May be called again, to wait longer.
+        Return True if all of them have ended. It may be called again to wait longer.
         """
         self._closed = True
         if self._thread is None:
             return True
         with contextlib.suppress(queue.Full):
             self._calls.put_nowait(None)
-        self._thread.join(patience_s)
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _within_limit(self) -> bool:
+        """Return True if another call may start now, and count it."""
         now_s = time.monotonic()
         while self._started_s and now_s - self._started_s[0] > WINDOW_S:
             self._started_s.popleft()
-        if len(self._started_s) >= MOST_CALLS:
+        if len(self._started_s) >= MAXIMUM_CALLS:
             return False
         self._started_s.append(now_s)
         return True
 
     def _document(self, verdict: Verdict) -> dict[str, Any]:
-        """The verdict, and whose it is. ``text`` is what chat services show of a webhook."""
+        """Return the verdict and its run. Chat services show the ``text`` of a webhook."""
         spec = self._spec
         return {
             **to_json(verdict),
@@ -126,55 +135,58 @@ class VerdictHooks:
             "run_dir": self._run_dir,
         }
 
-    def _tell(self, text: str, **fields: Any) -> None:
-        self._events.append((time.time(), text, fields))
+    def _add_event(self, text: str, **data: Any) -> None:
+        self._events.append(Event(time.time(), "on_verdict", text, data))
 
-    # -- the thread --------------------------------------------------------------------------------
+    # -- in the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
             call = self._calls.get()
             if call is None:
                 return
-            begun_s = time.monotonic()
+            began_s = time.monotonic()
             try:
-                failed = self._one(call)
+                failure = self._make_call(call)
             except Exception as error:  # noqa: BLE001 - the thread's top: it becomes an event
-                failed = f"failed: {type(error).__name__}: {error}"
-            seconds = time.monotonic() - begun_s
-            what = f"on_verdict ({self._shown()})"
-            ended = "was called" if failed is None else failed
-            self._tell(f"{what} {ended}", about=call.about, seconds=seconds, failed=bool(failed))
+                failure = f"failed: {type(error).__name__}: {error}"
+            self._add_event(
+                f"on_verdict ({self._target_name()}) {failure or 'was called'}",
+                about=call.headline,
+                seconds=time.monotonic() - began_s,
+                failed=bool(failure),
+            )
 
-    def _shown(self) -> str:
-        """The command, or the webhook's host: a URL's path is often a secret."""
+    def _target_name(self) -> str:
+        """Return the command, or only the host of a webhook, whose path is often a secret."""
         target = self._spec.stall.on_verdict
         if isinstance(target, str):
             return urllib.request.Request(target).host  # noqa: S310 - checked to be http(s)
         return target[0] if target else ""
 
-    def _one(self, call: _Call) -> str | None:
+    def _make_call(self, call: _Call) -> str | None:
+        """Call the hook. Return why it failed, as the end of a sentence, or None."""
         target = self._spec.stall.on_verdict
         timeout_s = self._spec.stall.on_verdict_timeout_s
         if isinstance(target, str):
             return _post(target, call.document, timeout_s)
-        return self._run(list(target or ()), call, timeout_s)
+        return self._run_command(list(target or ()), call, timeout_s)
 
-    def _run(self, command: list[str], call: _Call, timeout_s: float) -> str | None:
-        """Why it failed, as the end of a sentence; None where it did not."""
-        # Files, not pipes: neither a command that does not read nor a child that it leaves behind
-        # with its output open can hold up this thread.
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-            given.write(json.dumps(call.document).encode())
-            given.seek(0)
+    def _run_command(self, command: list[str], call: _Call, timeout_s: float) -> str | None:
+        """Run the command. Return why it failed, as the end of a sentence, or None."""
+        # Files, not pipes: neither a command that does not read nor a child that keeps its output
+        # open can block this thread.
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+            stdin.write(json.dumps(call.document).encode())
+            stdin.seek(0)
             try:
                 process = self._process = subprocess.Popen(
                     command,
-                    stdin=given,
-                    stdout=said,
-                    stderr=said,
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=output,
                     cwd=self._spec.cwd,
-                    env=_environment(self._spec.env, call),
+                    env=_environment(self._spec.env, call.document),
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:
@@ -186,10 +198,10 @@ class VerdictHooks:
                 return f"took longer than {timeout_s:g} s and was killed"
             finally:
                 self._process = None
-            return None if code == 0 else _failure(code, _last_line(said))
+            return None if code == 0 else _failure_text(code, _last_line(output))
 
     def _kill(self) -> None:
-        """The command and whatever it started that still is in its session."""
+        """Kill the command and the processes that it started and that are still in its session."""
         process = self._process
         if process is None:
             return
@@ -199,28 +211,29 @@ class VerdictHooks:
             process.wait(1.0)
 
 
-def _failure(code: int, last: str) -> str:
+def _failure_text(code: int, last_line: str) -> str:
     how = f"failed with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-    return f"{how}: {last}" if last else how
+    return f"{how}: {last_line}" if last_line else how
 
 
 def _last_line(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * LAST_WORDS))
-    return file.read().decode(errors="replace").strip().rpartition("\n")[2][-LAST_WORDS:]
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * MAXIMUM_OUTPUT_BYTES))
+    text = file.read().decode(errors="replace").strip()
+    return text.rpartition("\n")[2][-MAXIMUM_OUTPUT_BYTES:]
 
 
-def _environment(added: Mapping[str, str], call: _Call) -> dict[str, str]:
-    document = call.document
+def _environment(added: Mapping[str, str], document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a command, with the verdict in ``LTUI_VERDICT*``."""
     text = json.dumps(document)
-    if len(text) > MOST_ENVIRONMENT_BYTES:
+    if len(text) > MAXIMUM_VARIABLE_BYTES:
         text = json.dumps({**document, "evidence": {}})
     return {
-        # Without the run's own marks: whatever a command leaves running is not of the run.
+        # Without the variables that mark the run's processes: the command is not one of them.
         **{k: v for k, v in os.environ.items() if not k.startswith("LTUI_RUN_")},
         **added,
-        "LTUI_VERDICT": text[:MOST_ENVIRONMENT_BYTES].replace("\0", ""),
+        "LTUI_VERDICT": text[:MAXIMUM_VARIABLE_BYTES].replace("\0", ""),
         "LTUI_VERDICT_TEXT": "".join(
-            c if c.isprintable() else " " for c in str(document["text"])[:4000]
+            c if c.isprintable() else " " for c in str(document["text"])[:_MAXIMUM_TEXT]
         ),
         "LTUI_VERDICT_KIND": str(document["kind"]),
         "LTUI_VERDICT_LEVEL": str(document["level"]),
@@ -230,7 +243,7 @@ def _environment(added: Mapping[str, str], call: _Call) -> dict[str, str]:
 
 
 def _post(url: str, document: Mapping[str, Any], timeout_s: float) -> str | None:
-    """POST the document. Why it failed, as the end of a sentence; None where it did not."""
+    """POST the document. Return why it failed, as the end of a sentence, or None."""
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked with the preset
         url,
         data=json.dumps(document).encode(),
@@ -238,7 +251,7 @@ def _post(url: str, document: Mapping[str, Any], timeout_s: float) -> str | None
         method="POST",
     )
     try:
-        # Its status says it all: the body is not waited for.
+        # The status is enough, so the body is not read.
         with _opener().open(request, timeout=timeout_s):
             return None
     except urllib.error.HTTPError as error:
@@ -255,7 +268,7 @@ def _post(url: str, document: Mapping[str, Any], timeout_s: float) -> str | None
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Without redirects: a POST that is turned into a GET tells nobody anything."""
+    """Return an opener that follows no redirects, because they turn a POST into a GET."""
 
     class NoRedirect(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:

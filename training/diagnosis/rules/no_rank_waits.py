@@ -1,0 +1,126 @@
+"""Stall rule: no rank waits in a collective; each is where it is for a reason of its own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.diagnosis.rules import thresholds
+from ltui.training.diagnosis.rules.stall_case import (
+    STOPPED_WORKER_SETTLE_S,
+    StallCase,
+    previous_step_was_slow,
+    watched_too_briefly,
+)
+from ltui.training.diagnosis.rules.stall_causes import STARVED_REMEDY, explain_stall
+from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.rules.stall_verdict import stall_verdict
+from ltui.training.diagnosis.rules.verdict_words import activity_text
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import Phase
+
+_DATA_REMEDY = "More DataLoader workers, or cheaper samples."
+
+Reasons = Mapping[int, StallReason]
+"""rank -> why it makes no progress."""
+
+
+def no_rank_waits(case: StallCase) -> list[Verdict] | None:
+    """Judge every rank by itself, and all together if all are slow."""
+    if not case.located or case.waiting:
+        return None
+    inputs = case.inputs
+    ranks = tuple(sorted(inputs.alive))
+    reasons = {r: explain_stall(inputs.settled[r], inputs.pulses.get(r)) for r in ranks}
+    faults = [
+        stall_verdict(inputs, (rank,), reason)
+        for rank, reason in reasons.items()
+        if reason.activity is Activity.FAULT and inputs.still_s[rank] > STOPPED_WORKER_SETTLE_S
+    ]
+    if faults:
+        return faults
+    if not _all_overdue(case, reasons):
+        return []
+    if any(watched_too_briefly(reason) for reason in reasons.values()):
+        return []
+    if any(reason.activity is Activity.FROZEN for reason in reasons.values()):
+        return _frozen(case, reasons)
+    if any(reason.activity is Activity.COMPILING for reason in reasons.values()):
+        return _compiling(case, reasons)
+    return _all_slow(case, reasons)
+
+
+def _all_overdue(case: StallCase, reasons: Reasons) -> bool:
+    """Return True if the budget of every rank has passed.
+
+    If all ranks work and the step before was slow too, a shorter budget applies.
+    """
+    inputs = case.inputs
+    activities = [reason.activity for reason in reasons.values()]
+    # A single rank that is busy may be in an endless loop.
+    works = activities != [Activity.BUSY] and all(
+        a in (Activity.MOVING, Activity.BUSY) for a in activities
+    )
+    slow_again = works and previous_step_was_slow(inputs, reasons)
+    return all(
+        r in case.overdue or (slow_again and inputs.still_s[r] > thresholds.FAULT_SETTLE_S)
+        for r in reasons
+    )
+
+
+def _frozen(case: StallCase, reasons: Reasons) -> list[Verdict]:
+    frozen = tuple(r for r, reason in reasons.items() if reason.activity is Activity.FROZEN)
+    first = reasons[frozen[0]]
+    same_place = all(reasons[r].place == first.place for r in frozen)
+    if len(frozen) == len(reasons) > 1 and same_place:
+        text = f"are all stuck at the same place: each {first.text}"
+        return [stall_verdict(case.inputs, frozen, replace(first, text=text))]
+    return [stall_verdict(case.inputs, (r,), reasons[r]) for r in frozen]
+
+
+def _compiling(case: StallCase, reasons: Reasons) -> list[Verdict]:
+    compiling = tuple(r for r, reason in reasons.items() if reason.activity is Activity.COMPILING)
+    starved = any(case.is_starved(r) for r in compiling)
+    if case.shortest_still_s(reasons) <= thresholds.compiling_budget_s(starved):
+        return []
+    reason = reasons[compiling[0]]
+    verdict = stall_verdict(case.inputs, compiling, reason, level=VerdictLevel.SLOW)
+    return [replace(verdict, culprits=(), waiting=compiling)]
+
+
+def _all_slow(case: StallCase, reasons: Reasons) -> list[Verdict]:
+    """Report that every rank works, but for longer than ever before."""
+    inputs, ranks = case.inputs, tuple(reasons)
+    usual_s = thresholds.step_budget_s(inputs.policy, case.slowest_step_s)
+    allowed_s = max(thresholds.MOVING_BUDGET_S, 1.5 * usual_s)
+    if case.shortest_still_s(ranks) <= allowed_s and not previous_step_was_slow(inputs, ranks):
+        return []
+    first = reasons[ranks[0]]
+    busy = all(reason.activity is Activity.BUSY for reason in reasons.values())
+    if len(ranks) == 1 and busy:
+        return [stall_verdict(inputs, ranks, first)]
+    pulses = [p for r in ranks if (p := inputs.pulses.get(r)) is not None]
+    fetching = all(p.phase is Phase.FETCH for p in pulses)
+    kind, remedy = VerdictKind.SLOW_STEP, None
+    if all(case.is_starved(r) for r in ranks):
+        bound = "short of processors (the machine is overloaded)"
+        remedy = STARVED_REMEDY
+    elif fetching:
+        kind, bound, remedy = VerdictKind.SLOW_DATA, "data-bound", _DATA_REMEDY
+    else:
+        bound = "compute-bound" if busy else "slow"
+    reason = StallReason(
+        kind=kind,
+        text=f"{'all ranks are' if len(ranks) > 1 else 'is'} {bound} in {first.place}"
+        f"{activity_text(inputs.settled[ranks[0]].process)}; training continues slowly",
+        activity=Activity.MOVING,
+        place=first.place,
+        remedy=remedy,
+        confidence=0.8,
+        facts=first.facts,
+    )
+    verdict = stall_verdict(inputs, ranks, reason, level=VerdictLevel.SLOW)
+    cause = verdict.cause if len(ranks) == 1 else reason.text
+    return [replace(verdict, culprits=(), cause=cause)]

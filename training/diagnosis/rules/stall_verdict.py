@@ -1,0 +1,103 @@
+"""Build the verdict on ranks that make no progress from the reason. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.diagnosis.evidence import RankEvidence
+from ltui.training.diagnosis.rules.collective_positions import (
+    UnfinishedCollective,
+    collective_on_stack,
+)
+from ltui.training.diagnosis.rules.gpu_causes import breaking_cause
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.rules.stall_reason import StallReason
+from ltui.training.diagnosis.rules.verdict_words import (
+    collective_text,
+    ranks_text,
+    sizes_text,
+    waiting_text,
+)
+from ltui.training.state.run_snapshot import Verdict
+
+
+def stall_verdict(
+    inputs: PreparedInput,
+    culprits: tuple[int, ...],
+    reason: StallReason,
+    waiting: tuple[int, ...] = (),
+    unfinished: UnfinishedCollective | None = None,
+    *,
+    level: VerdictLevel = VerdictLevel.STALLED,
+    budget_s: float | None = None,
+) -> Verdict:
+    """Return the verdict that ``culprits`` make no progress for ``reason`` and ``waiting`` wait.
+
+    ``unfinished`` is the collective in which they wait, ``budget_s`` the budget that has passed.
+    """
+    pulses = {r: p for r in (*culprits, *waiting) if (p := inputs.pulses.get(r)) is not None}
+    waits_in = _recorded_wait(unfinished, waiting) or _observed_wait(inputs, waiting)
+    cause = f"{ranks_text(culprits)} {reason.text}{waiting_text(waiting, waits_in)}"
+    gpu_cause = breaking_cause(inputs.gpu_verdicts, culprits or waiting)
+    if gpu_cause is not None:
+        cause = f"{cause}; {gpu_cause.text}"
+    evidence: dict[str, Any] = {
+        "still_s": {str(r): round(inputs.still_s[r], 1) for r in pulses if r in inputs.still_s},
+        "ranks": {str(r): position_facts(p) for r, p in pulses.items()},
+        **reason.facts,
+    }
+    if budget_s is not None:
+        evidence["budget_s"] = round(budget_s, 1)
+    if unfinished is not None:
+        if unfinished.seq >= 0:
+            evidence["collective"] = {"group": unfinished.group, "seq": unfinished.seq}
+        evidence["at"] = {
+            **{str(r): f"{e.op} {sizes_text(e)}" for r, e in sorted(unfinished.at.items())},
+            **{str(r): "absent" for r in unfinished.absent},
+        }
+    return Verdict(
+        kind=reason.kind,
+        level=level,
+        culprits=culprits,
+        waiting=waiting,
+        place=reason.place,
+        cause=cause,
+        remedy=reason.remedy if gpu_cause is None else gpu_cause.remedy,
+        confidence=reason.confidence,
+        began=min((p.changed_wall_s for r, p in pulses.items() if r in culprits), default=None),
+        evidence=evidence,
+    )
+
+
+def place_text(
+    inputs: PreparedInput, ranks: tuple[int, ...], detail: str | None = None
+) -> str | None:
+    """Return the phase of the first rank, and ``detail`` such as a line."""
+    pulse = inputs.pulses.get(ranks[0]) if ranks else None
+    label = pulse.phase.label if pulse is not None else None
+    return f"{label}, {detail}" if label and detail else detail or label
+
+
+def _recorded_wait(unfinished: UnfinishedCollective | None, waiting: tuple[int, ...]) -> str | None:
+    """Return the collective that the waiting ranks are recorded in."""
+    if unfinished is None:
+        return None
+    entries = [unfinished.at[r] for r in waiting if r in unfinished.at]
+    return collective_text(entries[0]) if entries else None
+
+
+def _observed_wait(inputs: PreparedInput, waiting: tuple[int, ...]) -> str | None:
+    """Return the barrier or collective that the waiting ranks are in, if it is the same."""
+    names = {
+        name
+        for r in waiting
+        if (rank_evidence := inputs.settled.get(r)) and (name := _wait_name(rank_evidence))
+    }
+    return names.pop() if len(names) == 1 else None
+
+
+def _wait_name(rank_evidence: RankEvidence) -> str | None:
+    if rank_evidence.barrier:
+        return f'barrier "{rank_evidence.barrier}"'
+    return collective_on_stack(rank_evidence)

@@ -1,0 +1,87 @@
+"""Ranks whose process was stopped from outside, by SIGSTOP or a debugger. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.diagnosis.rules.judge_input import LIVE_STATES
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb, waiting_text
+from ltui.training.state.run_snapshot import RankState, Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
+
+STOPPED_AFTER_S = 1.0
+"""Seconds that a process must be stopped before it is reported: a debugger stops it briefly."""
+
+
+def find_stopped_ranks(inputs: PreparedInput) -> tuple[int, ...]:
+    """Return the ranks whose process has been stopped for longer than a moment."""
+    return tuple(
+        sorted(
+            r
+            for r in inputs.stopped_pids
+            if r in inputs.silent_s
+            or (
+                inputs.states.get(r) in LIVE_STATES and inputs.still_s.get(r, 0.0) > STOPPED_AFTER_S
+            )
+        )
+    )
+
+
+def is_independent_of(verdict: Verdict, stopped: Iterable[int]) -> bool:
+    """Return True if a verdict names a line or worker of ranks that are not stopped.
+
+    Such a verdict is about a second fault, which the stopped processes do not explain.
+    """
+    line = verdict.evidence.get("frame") or verdict.evidence.get("worker")
+    return bool(line and verdict.culprits and not set(verdict.culprits) & set(stopped))
+
+
+def stopped_verdict(
+    inputs: PreparedInput, stopped: tuple[int, ...], other_culprits: set[int]
+) -> Verdict:
+    """Return the verdict on stopped ranks.
+
+    Other ranks without progress wait for them, unless they are ``other_culprits`` themselves.
+    """
+    waiting = tuple(
+        sorted(
+            r
+            for r, s in inputs.states.items()
+            if s is RankState.OK
+            and r not in stopped
+            and r not in other_culprits
+            and inputs.still_s.get(r, 0.0) > STOPPED_AFTER_S
+        )
+    )
+    pulses = {r: p for r in stopped if (p := inputs.pulses.get(r)) is not None}
+    phase = next((p.phase.label for p in pulses.values()), None)
+    subject = ranks_text(stopped)
+    if len(stopped) == 1:
+        subject = f"the process of {subject}"
+    cause = f"{subject} {verb(stopped, 'is', 'are')} stopped (SIGSTOP or a debugger)"
+    if phase is not None:
+        cause += f" in {phase} for {max(inputs.still_s[r] for r in pulses):.0f} s"
+    cause += waiting_text(waiting, None)
+    pids = {r: inputs.stopped_pids[r] for r in stopped}
+    return Verdict(
+        kind=VerdictKind.STOPPED,
+        level=VerdictLevel.STALLED,
+        culprits=stopped,
+        waiting=waiting,
+        place=phase,
+        cause=cause,
+        remedy=f"To continue it: kill -CONT {' '.join(map(str, pids.values()))}",
+        confidence=1.0,
+        began=min((p.changed_wall_s for p in pulses.values()), default=None),
+        evidence={
+            "stopped_pids": {str(r): pid for r, pid in pids.items()},
+            "still_s": {
+                str(r): round(inputs.still_s[r], 1)
+                for r in (*stopped, *waiting)
+                if r in inputs.still_s
+            },
+            "ranks": {str(r): position_facts(p) for r, p in pulses.items()},
+        },
+    )

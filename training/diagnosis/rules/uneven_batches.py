@@ -1,0 +1,176 @@
+"""Ranks that left an epoch, a validation or training before the others. Pure.
+
+Usually they have fewer batches. If all ranks have the same number, ``left_early`` gives the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ltui.training.diagnosis.rules import left_early
+from ltui.training.diagnosis.rules.collective_positions import UnfinishedCollective
+from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
+from ltui.training.diagnosis.rules.prepared_input import PreparedInput
+from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.rules.stall_verdict import place_text, stall_verdict
+from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import Phase, PulseState
+
+_EVALUATION = frozenset({Phase.VALIDATION, Phase.TEST, Phase.SANITY})
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenRanks:
+    """Ranks that left an epoch or a validation before the others."""
+
+    ranks: tuple[int, ...]
+    text: str
+    """The predicate of a sentence whose subject is the ranks."""
+    left_validation: bool = False
+    """True if they left a validation and not a training epoch."""
+
+
+def find_uneven_ranks(inputs: PreparedInput, ranks: set[int]) -> UnevenRanks | None:
+    """Return the ranks that left an epoch or a validation early; None if all are at one stage."""
+    pulses = {r: p for r in ranks if (p := inputs.pulses.get(r)) is not None}
+    stages = {r: _stage(p) for r, p in pulses.items()}
+    if len(set(stages.values())) < 2:
+        return None
+    evaluating = [r for r, p in pulses.items() if p.phase in _EVALUATION]
+    counts = {r: completed_batches(inputs, r) for r in pulses}
+    if evaluating:
+        if _training_batches_ran_out(evaluating, pulses, counts):
+            return _left_epoch(tuple(sorted(evaluating)), pulses, counts)
+        return _left_validation(inputs, evaluating, pulses)
+    first_stage = min(stages.values())
+    early = tuple(sorted(r for r, s in stages.items() if s != first_stage))
+    return _left_epoch(early, pulses, counts)
+
+
+def _stage(pulse: PulseState) -> tuple[int, int]:
+    """Return the epoch and 0 for its training, 1 for its validation, 2 for what follows."""
+    if pulse.phase in STEP_PHASES:
+        return pulse.epoch, 0
+    return pulse.epoch, 1 if pulse.phase in _EVALUATION else 2
+
+
+def _training_batches_ran_out(
+    evaluating: list[int], pulses: Mapping[int, PulseState], counts: Mapping[int, int | None]
+) -> bool:
+    """Return True if ranks evaluate because their training batches ended before the others'."""
+    epoch = min(pulses[r].epoch for r in evaluating)
+    most_done = max(counts[r] or 0 for r in evaluating)
+    return any(
+        pulse.phase in STEP_PHASES
+        and pulse.phase is not Phase.BATCH_END
+        and pulse.epoch == epoch
+        and (counts[rank] or 0) >= most_done
+        for rank, pulse in pulses.items()
+    )
+
+
+def _left_validation(
+    inputs: PreparedInput, evaluating: list[int], pulses: Mapping[int, PulseState]
+) -> UnevenRanks:
+    early = tuple(sorted(r for r in pulses if r not in evaluating))
+    batch = max(pulses[r].batch for r in evaluating)
+    evaluated = inputs.history.evaluated
+    after = f" after {evaluated[early[0]]} batches" if early and early[0] in evaluated else ""
+    text = (
+        f"left validation{after} while {ranks_text(sorted(evaluating))}"
+        f" {verb(evaluating, 'is', 'are')} still at validation batch {batch}:"
+        " validation batch counts differ (uneven)"
+    )
+    return UnevenRanks(early, text, left_validation=True)
+
+
+def _left_epoch(
+    early: tuple[int, ...], pulses: Mapping[int, PulseState], counts: Mapping[int, int | None]
+) -> UnevenRanks:
+    others = [r for r in pulses if r not in early]
+    epoch = min((pulses[r].epoch for r in others), default=pulses[early[0]].epoch)
+    done = counts[early[0]]
+    after = f" after {done} batches" if done is not None else ""
+    others_done = max(((counts[r] or 0) for r in others), default=0)
+    text = (
+        f"ended epoch {epoch}{after} while {ranks_text(sorted(others))} still"
+        f" {verb(others, 'trains', 'train')} (batch {others_done + 1}): batch counts differ"
+        " (uneven)"
+    )
+    return UnevenRanks(early, text)
+
+
+def completed_batches(inputs: PreparedInput, rank: int) -> int | None:
+    """Return the training batches that the rank completed in its last epoch with any."""
+    rank_fold = inputs.fold.ranks.get(rank)
+    if rank_fold is None or rank_fold.batch is None:
+        return None
+    pulse = inputs.pulses.get(rank)
+    if pulse is not None and pulse.phase in STEP_PHASES and rank_fold.epoch != pulse.epoch:
+        return pulse.batch
+    return rank_fold.batch + 1
+
+
+def uneven_verdict(
+    inputs: PreparedInput, uneven: UnevenRanks, unfinished: UnfinishedCollective | None
+) -> Verdict:
+    """Return the verdict on ranks that left an epoch or a validation before the others.
+
+    If the ranks left an epoch although they have as many batches as the others, say so.
+    """
+    ranks = uneven.ranks
+    others: tuple[int, ...] = ()
+    if unfinished is not None:
+        others = tuple(sorted({*unfinished.at, *unfinished.absent} - {*ranks}))
+    departure = left_early.find_departure(inputs, ranks)
+    if departure is not None and not uneven.left_validation:
+        still_in_epoch = others or tuple(sorted(r for r in inputs.alive if r not in ranks))
+        reason = left_early.departure_reason(departure, still_in_epoch, place_text(inputs, ranks))
+        return stall_verdict(inputs, ranks, reason, others, unfinished)
+    reason = StallReason(
+        kind=VerdictKind.UNEVEN,
+        text=uneven.text,
+        activity=Activity.FAULT,
+        place=place_text(inputs, ranks),
+        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
+        " or limit_train_batches / limit_val_batches.",
+        confidence=0.9,
+        facts={
+            "epoch_batches": {
+                str(r): dict(f.epoch_batches)
+                for r, f in inputs.fold.ranks.items()
+                if f.epoch_batches
+            }
+        },
+    )
+    return stall_verdict(inputs, ranks, reason, others, unfinished)
+
+
+def finished_early_verdict(
+    inputs: PreparedInput,
+    early: tuple[int, ...],
+    waiting: tuple[int, ...],
+    unfinished: UnfinishedCollective,
+) -> Verdict:
+    """Return the verdict on ranks that finished training while others wait in a collective."""
+    departure = left_early.find_departure(inputs, early)
+    if departure is not None:
+        reason = left_early.departure_reason(departure, waiting, "ended")
+        return stall_verdict(inputs, early, reason, waiting, unfinished)
+    done = completed_batches(inputs, early[0])
+    others_done = max((completed_batches(inputs, r) or 0 for r in waiting), default=0)
+    after = f" after {done} batches" if done is not None else ""
+    reason = StallReason(
+        kind=VerdictKind.FINISHED_EARLY,
+        text=f"finished early{after} while others are at batch {others_done + 1}: batch counts"
+        " differ (uneven)",
+        activity=Activity.FAULT,
+        place="ended",
+        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
+        " or limit_train_batches.",
+        confidence=0.9,
+    )
+    return stall_verdict(inputs, early, reason, waiting, unfinished)

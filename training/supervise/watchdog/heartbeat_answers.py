@@ -1,0 +1,111 @@
+"""Read the answers that the ranks' heartbeat threads write when evidence is requested.
+
+An answer is a JSON file for each rank with its stacks and its last collectives. The heartbeat table
+contains a few of these facts for ranks that do not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ltui.training.diagnosis.evidence import Collective, Frame, ThreadStack
+from ltui.training.diagnosis.rules.stack_frames import call_site
+from ltui.training.tensor_queue.heartbeat_table import HeartbeatState
+
+_HEARTBEAT_LATE_S = 1.6
+"""Seconds since the last heartbeat after which the thread counts as not running."""
+_CALLER_FRAMES = 4
+"""Number of frames that are kept of a collective besides its call site."""
+
+Answer = Mapping[str, Any]
+"""The document that a heartbeat thread wrote; empty if it has not answered."""
+
+
+def read_answer(folder: Path, rank: int, number: int, heartbeat: HeartbeatState | None) -> Answer:
+    """Return the rank's answer to request ``number``; empty if there is none."""
+    if heartbeat is None or heartbeat.answered < number:
+        return {}
+    try:
+        document = json.loads((folder / f"rank-{rank:05d}.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) and document.get("question") else {}
+
+
+def is_running(heartbeat: HeartbeatState | None) -> bool:
+    """Return True if the heartbeat thread of a rank runs."""
+    return heartbeat is not None and heartbeat_age_s(heartbeat) < _HEARTBEAT_LATE_S
+
+
+def heartbeat_age_s(heartbeat: HeartbeatState) -> float:
+    """Return the seconds since the last heartbeat."""
+    return max(0.0, (time.monotonic_ns() - heartbeat.beat_ns) / 1e9)
+
+
+def has_joined(answer: Answer, heartbeat: HeartbeatState | None) -> bool | None:
+    """Return whether the rank has joined the process group; None if unknown."""
+    if "joined" in answer:
+        return bool(answer["joined"])
+    return heartbeat.joined if heartbeat is not None else None
+
+
+def last_enqueued(answer: Answer, heartbeat: HeartbeatState | None) -> dict[str, int]:
+    """Return group -> number of the last collective that the rank enqueued."""
+    by_group = answer.get("last_enqueued")
+    if by_group:
+        return {str(group): int(number) for group, number in by_group.items()}
+    if heartbeat is not None and heartbeat.enqueued >= 0 and heartbeat.recorded:
+        return {"0": heartbeat.enqueued}
+    return {}
+
+
+def groups(answer: Answer) -> dict[str, tuple[int, ...]]:
+    """Return group -> ranks of the process groups of which the rank is a member."""
+    return {str(g): tuple(ranks) for g, ranks in (answer.get("groups") or {}).items()}
+
+
+def stacks(answer: Answer) -> tuple[ThreadStack, ...]:
+    """Return the stacks of the rank's threads."""
+    return tuple(
+        ThreadStack(
+            name=str(t["name"]),
+            main=bool(t["main"]),
+            native_id=t.get("native_id"),
+            frames=_frames(t["frames"]),
+        )
+        for t in answer.get("threads") or ()
+    )
+
+
+def earlier_main_stack(answer: Answer) -> tuple[ThreadStack, ...]:
+    """Return the stack of the main thread shortly before the answer."""
+    rows = answer.get("earlier_main")
+    return (ThreadStack(name="MainThread", main=True, frames=_frames(rows)),) if rows else ()
+
+
+def collectives(answer: Answer) -> tuple[Collective, ...]:
+    """Return the last collectives that the rank enqueued, the oldest first."""
+    return tuple(_collective(entry) for entry in answer.get("collectives") or ())
+
+
+def _collective(entry: Mapping[str, Any]) -> Collective:
+    frames = _frames(entry.get("frames") or ())
+    return Collective(
+        group=str(entry["group"]),
+        seq=int(entry["seq"]),
+        op=str(entry["op"]),
+        sizes=tuple(tuple(int(n) for n in size) for size in entry.get("sizes") or ()),
+        dtypes=tuple(str(t) for t in entry.get("dtypes") or ()),
+        retired=bool(entry.get("retired")),
+        p2p=bool(entry.get("p2p")),
+        call_site=call_site(frames),
+        frames=frames[:_CALLER_FRAMES],
+    )
+
+
+def _frames(rows: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
+    return tuple(Frame(file=str(f), line=int(n), function=str(c)) for f, n, c in rows)

@@ -1,0 +1,133 @@
+"""Diagnoses in the run directory: written while a severe verdict is active, and read later."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.diagnosis.evidence import Diagnosis, Evidence
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.rules.judge_input import verdict_key
+from ltui.training.state.run_snapshot import Verdict
+from ltui.training.store.run_directory import RunDir
+
+_MAXIMUM_FILES = 200
+"""Maximum number of stored diagnoses in one attempt."""
+_MAXIMUM_WRITES = 6
+"""Maximum number of times a stored diagnosis is written while its verdict is active."""
+_STORED_COLLECTIVES = 24
+"""Number of last collectives of each rank that are stored."""
+
+
+@dataclass(slots=True)
+class _StoredDiagnosis:
+    """The file of the diagnosis of one active verdict."""
+
+    path: Path | None
+    evidence: Evidence | None
+    writes: int = 1
+
+
+class DiagnosisWriter:
+    """Stores a diagnosis for each severe verdict, and renews it with new evidence."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._stored: dict[str, _StoredDiagnosis] = {}
+
+    def update(
+        self,
+        judgement: Judgement,
+        evidence: Evidence | None,
+        diagnose: Callable[[Verdict, Evidence | None], Diagnosis],
+    ) -> None:
+        """Write diagnoses of new and ended verdicts, and of verdicts with new evidence.
+
+        ``diagnose`` makes the diagnosis of a verdict.
+        """
+        ended = {verdict_key(v) for v in judgement.ended}
+        for verdict in (*judgement.verdicts, *judgement.ended):
+            if verdict.level in BLOCKING_LEVELS:
+                has_ended = verdict_key(verdict) in ended
+                self._update_one(verdict, evidence, diagnose, has_ended=has_ended)
+
+    def _update_one(
+        self,
+        verdict: Verdict,
+        evidence: Evidence | None,
+        diagnose: Callable[[Verdict, Evidence | None], Diagnosis],
+        *,
+        has_ended: bool,
+    ) -> None:
+        key = verdict_key(verdict)
+        stored = self._stored.get(key)
+        if stored is None:
+            path = write_diagnosis(self._run_dir, diagnose(verdict, _shortened(evidence)))
+            self._stored[key] = _StoredDiagnosis(path, evidence)
+            return
+        is_new = stored.evidence is not evidence and stored.writes < _MAXIMUM_WRITES
+        if (is_new or has_ended) and stored.path is not None:
+            stored.evidence = evidence
+            stored.writes += 1
+            write_diagnosis(self._run_dir, diagnose(verdict, _shortened(evidence)), stored.path)
+        if has_ended:
+            del self._stored[key]
+
+
+def evidence_dir(run_dir: RunDir, attempt: int) -> Path:
+    """Return the folder of the evidence and the diagnoses of an attempt."""
+    return run_dir.path / "evidence" / str(attempt)
+
+
+def write_diagnosis(run_dir: RunDir, diagnosis: Diagnosis, path: Path | None = None) -> Path | None:
+    """Write a diagnosis to ``path`` or to a new file, and return its path; None on failure."""
+    folder = evidence_dir(run_dir, diagnosis.attempt)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path is None:
+            number = max((int(p.stem) for p in _diagnosis_files(folder)), default=0) + 1
+            if number > _MAXIMUM_FILES:
+                return None
+            path = folder / f"{number:03d}.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(diagnosis.to_document()), encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        return None
+    return path
+
+
+def read_diagnoses(run_dir: RunDir, attempt: int | None = None) -> list[Diagnosis]:
+    """Return the stored diagnoses of an attempt, or of all attempts, the oldest first."""
+    if attempt is not None:
+        folders = [evidence_dir(run_dir, attempt)]
+    else:
+        numbered = (p for p in (run_dir.path / "evidence").glob("*") if p.name.isdigit())
+        folders = sorted(numbered, key=lambda p: int(p.name))
+    diagnoses = []
+    for folder in folders:
+        for path in _diagnosis_files(folder):
+            try:
+                diagnoses.append(Diagnosis.from_document(json.loads(path.read_bytes())))
+            except (OSError, ValueError):
+                continue
+    return diagnoses
+
+
+def _diagnosis_files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("*.json") if p.stem.isdigit())
+
+
+def _shortened(evidence: Evidence | None) -> Evidence | None:
+    """Remove old collectives, which the judge needs but a reader does not."""
+    if evidence is None:
+        return None
+    ranks = {
+        r: replace(e, collectives=e.collectives[-_STORED_COLLECTIVES:])
+        for r, e in evidence.ranks.items()
+    }
+    return replace(evidence, ranks=ranks)
