@@ -135,7 +135,10 @@ def _check_interpreter() -> list[Finding]:
         for module in REQUIRED_PACKAGES
     ]
     pip_name_of = pip_names(list(_USEFUL))
-    rows += [_check_package(report, m, pip_name_of[m], purpose) for m, purpose in _USEFUL.items()]
+    rows += [
+        _check_package(report, name, pip_name_of[name], purpose)
+        for name, purpose in _USEFUL.items()
+    ]
     rows += [
         Finding("lightning", problem.what, False, problem.remedy, needed=True, danger=True)
         for problem in malicious_packages(report)

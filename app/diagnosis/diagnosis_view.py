@@ -288,7 +288,7 @@ def _stack_view_models(
     def order(group: Any) -> tuple[bool, int]:
         return not culprits & set(group.ranks), min(group.ranks, default=0)
 
-    shapes = [
+    view_models = [
         StackViewModel(
             title=Cell(
                 text=stack_title(group, culprits),
@@ -298,10 +298,10 @@ def _stack_view_models(
         )
         for group in sorted(diagnosis.stacks, key=order)
     ]
-    if len(shapes) > MAX_STACKS and not context.full_paths:
-        more = f"{len(shapes) - MAX_STACKS} more are in the report (w)"
-        shapes = [*shapes[:MAX_STACKS], StackViewModel(title=Cell(text=more), lines=())]
-    return tuple(shapes)
+    if len(view_models) > MAX_STACKS and not context.full_paths:
+        more = f"{len(view_models) - MAX_STACKS} more are in the report (w)"
+        view_models = [*view_models[:MAX_STACKS], StackViewModel(title=Cell(text=more), lines=())]
+    return tuple(view_models)
 
 
 def _no_stacks_note(evidence: Evidence | None, context: DiagnosisContext) -> str:
@@ -333,13 +333,13 @@ def _exceptions_and_logs(evidence: Evidence, culprits: set[int]) -> tuple[StackV
     culprits."""
     raised = [r for r in evidence.ranks.values() if r.exception]
     raised.sort(key=lambda r: (_raised_at(r), r.rank not in culprits, r.rank))
-    shapes = []
+    view_models = []
     for rank in raised[:LAST_WORDS]:
         exception = rank.exception or {}
         lines = clean_lines(str(exception.get("traceback") or exception.get("message") or ""), 400)
         last_lines = [line for line in lines if line.strip()][-LAST_LINES:]
         kind = clean_name(str(exception.get("type") or "an exception"), 80)
-        shapes.append(
+        view_models.append(
             StackViewModel(
                 title=Cell(text=f"rank {rank.rank} raised {kind}", tone=Tone.BAD),
                 lines=tuple(Cell(text=line) for line in last_lines),
@@ -347,18 +347,20 @@ def _exceptions_and_logs(evidence: Evidence, culprits: set[int]) -> tuple[StackV
         )
     if len(raised) > LAST_WORDS:
         others = formats.rank_words([r.rank for r in raised[LAST_WORDS:]])
-        shapes.append(StackViewModel(title=Cell(text=f"{others} raised exceptions too"), lines=()))
+        view_models.append(
+            StackViewModel(title=Cell(text=f"{others} raised exceptions too"), lines=())
+        )
     ranks_shown = {r.rank for r in raised}
     for rank in [evidence.ranks[n] for n in sorted(culprits) if n in evidence.ranks][:LAST_WORDS]:
         lines = [clean_line(line, 400) for line in rank.log_tail if line.strip()][-LAST_LINES:]
         if rank.rank not in ranks_shown and lines:
-            shapes.append(
+            view_models.append(
                 StackViewModel(
                     title=Cell(text=f"last log lines of rank {rank.rank}"),
                     lines=tuple(Cell(text=line, tone=Tone.DIM) for line in lines),
                 )
             )
-    return tuple(shapes)
+    return tuple(view_models)
 
 
 def _raised_at(rank: RankEvidence) -> float:

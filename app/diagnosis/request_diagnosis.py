@@ -97,7 +97,11 @@ def post_mortem(
     last evidence."""
     last = diagnoses[-1] if diagnoses else None
     verdicts = most_severe_first(_without_duplicates([*stored_verdicts, *snapshot.verdicts]))
-    missing = () if last is not None else ("no evidence was kept: nothing was suspicious then",)
+    missing = (
+        ()
+        if last is not None
+        else ("no evidence was kept, because no problem was noticed while the run lived",)
+    )
     diagnosis = last or Diagnosis(
         run=snapshot.id, attempt=snapshot.attempt, taken_at=snapshot.ended_at or 0.0, headline=""
     )

@@ -163,7 +163,7 @@ def _other_overrides(past: PastRun, text: str) -> list[str]:
         words = shlex.split(text)
     except ValueError as error:
         raise ProblemError(
-            Problem(where=OTHER_CHANGES, what=f"it can't be split: {error}.")
+            Problem(where=OTHER_CHANGES, what=f"the text cannot be split into words: {error}.")
         ) from error
     return words
 

@@ -157,7 +157,8 @@ def missing_packages(report: InterpreterReport, needed: Mapping[str, str]) -> li
     return [
         Problem(
             where=report.python,
-            what=f"this interpreter is to train the run, but lacks {_join_names(missing)}.",
+            what=f"{_join_names(missing)} {'is' if len(missing) == 1 else 'are'} not installed in "
+            "this interpreter, which would train the run.",
             remedy=f"Activate the environment that has them, or install them with: {command}",
         )
     ]
@@ -194,7 +195,9 @@ def install_command(python: str, packages: Sequence[str]) -> str:
 
 def missing_class_imports(report: InterpreterReport) -> dict[str, str]:
     """Return the modules that the inspected classes import and that are not installed."""
-    return pip_names(sorted({m for c in report.classes.values() for m in c.get("lacks", ())}))
+    return pip_names(
+        sorted({name for facts in report.classes.values() for name in facts.get("lacks", ())})
+    )
 
 
 def pip_names(modules: Sequence[str]) -> dict[str, str]:

@@ -113,7 +113,7 @@ class FileTail:
             self._in_traceback = True
             return Tone.BAD, True
         if self._in_traceback:
-            # The first line that is not indented names the exception, whatever its class.
+            # The first line that is not indented names the exception, of any class.
             if text.strip() and not text.startswith((" ", "|")):
                 self._in_traceback = False
                 return Tone.BAD, True

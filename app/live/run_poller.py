@@ -250,8 +250,16 @@ class RunPoller:
             self._gpu_history.load(
                 index,
                 [
-                    GpuSample(at=t, utilisation=u, memory_bytes=m, power_w=w, temperature_c=c)
-                    for t, u, m, w, c in zip(*(c.tolist() for c in columns), strict=True)
+                    GpuSample(
+                        at=t,
+                        utilisation=busy,
+                        memory_bytes=memory,
+                        power_w=power,
+                        temperature_c=celsius,
+                    )
+                    for t, busy, memory, power, celsius in zip(
+                        *(column.tolist() for column in columns), strict=True
+                    )
                 ],
             )
         self._gpus_loaded |= self._gpus_to_load

@@ -50,7 +50,7 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
         if snapshot.state is not RunState.FINISHED and is_resumable(snapshot):
             remedy = f"To resume: ltui resume {run_dir.id}"
         elif snapshot.state is not RunState.FINISHED:
-            remedy = "It left no good checkpoint, so it cannot be resumed."
+            remedy = "It saved no good checkpoint, so it cannot be resumed."
         message = f"it is not running ({ended_sentence(snapshot)})."
         raise ProblemError(Problem(where=run_dir.id, what=message, remedy=remedy))
     return snapshot

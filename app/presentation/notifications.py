@@ -102,7 +102,7 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
         return f"{name} is {snapshot.state.value}: its ranks have not started to train yet"
     if snapshot.state is RunState.STOPPING and action != "kill":
-        return f"{name} is stopping already. Press k to kill it"
+        return f"{name} is already stopping. Press k to kill it"
     return None
 
 
