@@ -68,7 +68,7 @@ def test_a_good_file_has_no_problem() -> None:
     assert problems() == []
 
 
-def test_every_mistake_is_told_at_once_with_its_line() -> None:
+def test_all_errors_are_reported_at_once_with_their_lines() -> None:
     text = """
     trainer:
       max_epoch: 3
@@ -270,7 +270,7 @@ def test_settings_below_the_subcommand() -> None:
     assert problems(text)[0].startswith("my.yaml:2 trainer.max_epochs: ")
 
 
-def test_a_form_tells_mistakes_beside_their_fields() -> None:
+def test_a_form_reports_errors_at_their_fields() -> None:
     quickstart = load_preset("quickstart")
     texts = field_texts(quickstart)
     assert apply_form(quickstart, texts, LAPTOP).overrides == ()

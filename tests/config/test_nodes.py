@@ -26,7 +26,7 @@ BY_SRUN = {
         ({**BY_SRUN, **BY_HAND}, Nodes(count=2, rank=1, address="10.0.0.1", port=18456)),
     ],
 )
-def test_where_it_stands(environ: dict[str, str], nodes: Nodes) -> None:
+def test_the_position_of_a_node(environ: dict[str, str], nodes: Nodes) -> None:
     assert choose_nodes({"num_nodes": 2}, read_node_environment(environ)) == (nodes, [])
     assert choose_nodes({"num_nodes": 1}, read_node_environment(environ)) == (None, [])
     assert choose_nodes({}, read_node_environment(environ)) == (None, [])

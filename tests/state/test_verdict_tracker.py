@@ -1,4 +1,4 @@
-"""Verdicts from one look to the next: which are new, which are over, which the policy answers."""
+"""Verdicts over time: which are new, which have ended, and which the policy acts on."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from ltui.training.state.verdict_tracker import (
     triggers_hook,
 )
 
-STALL = Verdict(kind="frozen", level="stalled", culprits=(1,), cause="rank 1 stands", began=100.0)
+STALL = Verdict(kind="frozen", level="stalled", culprits=(1,), cause="rank 1 hangs", began=100.0)
 DEAD = Verdict(kind="exited", level="dead", culprits=(0,), cause="rank 0 is gone", began=101.0)
 SLOW = Verdict(kind="straggler", level="slow", culprits=(2,), cause="rank 2 is slow", began=90.0)
 
 
-def follow(*looks: tuple[float, list[Verdict]], settle_s: float = 0.0) -> list[tuple[str, str]]:
-    """(new or over, cause) of everything told over the looks."""
-    tracker, told = VerdictTracker(), []
-    for at, verdicts in looks:
+def reports_of(
+    *judgements: tuple[float, list[Verdict]], settle_s: float = 0.0
+) -> list[tuple[str, str]]:
+    """Return (new or over, cause) of all verdicts that were reported."""
+    tracker, reports = VerdictTracker(), []
+    for at, verdicts in judgements:
         tracker, new, over = tracker.update(verdicts, 1000 + at, at, settle_s=settle_s)
-        told += [("new", v.cause) for v in new] + [("over", v.cause) for v in over]
-    return told
+        reports += [("new", v.cause) for v in new] + [("over", v.cause) for v in over]
+    return reports
 
 
 def test_a_verdict_is_new_once_and_over_once() -> None:
-    again = replace(STALL, cause="rank 1 stands for 9 s")
-    told = follow((0, [STALL]), (1, [again]), (2, [again]), (3, []), (4, []))
-    assert told == [("new", "rank 1 stands"), ("over", "rank 1 stands for 9 s")]
+    again = replace(STALL, cause="rank 1 hangs for 9 s")
+    reports = reports_of((0, [STALL]), (1, [again]), (2, [again]), (3, []), (4, []))
+    assert reports == [("new", "rank 1 hangs"), ("over", "rank 1 hangs for 9 s")]
 
 
 def test_a_better_known_cause_is_the_same_verdict() -> None:
     killed = replace(DEAD, kind="killed", cause="rank 0 was killed by SIGKILL", place="forward")
-    assert follow((0, [DEAD]), (0.2, [killed]), (2, [killed]), settle_s=1.5) == [
+    assert reports_of((0, [DEAD]), (0.2, [killed]), (2, [killed]), settle_s=1.5) == [
         ("new", "rank 0 was killed by SIGKILL")
     ]
 
 
 def test_a_stalled_rank_that_dies_is_news() -> None:
     dead = replace(DEAD, culprits=(1,), began=100.0)
-    assert [what for what, _ in follow((0, [STALL]), (1, [dead]))] == ["new", "new", "over"]
+    assert [kind for kind, _ in reports_of((0, [STALL]), (1, [dead]))] == ["new", "new", "over"]
 
 
-def test_a_verdict_that_becomes_graver_is_told_again_and_acted_on_from_then() -> None:
+def test_a_verdict_that_becomes_more_severe_is_reported_again_and_acted_on_from_then() -> None:
     slow = replace(STALL, level="slow", cause="rank 1 is slow")
-    told = follow((0, [slow]), (120, [STALL]), (121, [slow]), (122, [STALL]), (123, []))
-    assert told == [("new", "rank 1 is slow"), ("new", "rank 1 stands"), ("over", "rank 1 stands")]
+    reports = reports_of((0, [slow]), (120, [STALL]), (121, [slow]), (122, [STALL]), (123, []))
+    assert reports == [("new", "rank 1 is slow"), ("new", "rank 1 hangs"), ("over", "rank 1 hangs")]
     tracker = VerdictTracker()
     for at, verdict in ((0.0, slow), (120.0, STALL), (149.0, STALL)):
         tracker, _, _ = tracker.update([verdict], 1000 + at, at)
@@ -60,13 +62,13 @@ def test_a_verdict_that_becomes_graver_is_told_again_and_acted_on_from_then() ->
 
 
 def test_two_ranks_at_once_are_two_verdicts() -> None:
-    other = replace(STALL, culprits=(3,), cause="rank 3 stands", began=102.0)
-    told = follow((0, [STALL]), (1, [STALL, other]), (2, [other]))
-    assert told == [("new", "rank 1 stands"), ("new", "rank 3 stands"), ("over", "rank 1 stands")]
+    other = replace(STALL, culprits=(3,), cause="rank 3 hangs", began=102.0)
+    reports = reports_of((0, [STALL]), (1, [STALL, other]), (2, [other]))
+    assert reports == [("new", "rank 1 hangs"), ("new", "rank 3 hangs"), ("over", "rank 1 hangs")]
 
 
-def test_what_is_gone_before_it_has_settled_is_not_told() -> None:
-    assert follow((0, [STALL]), (1, []), (2, []), settle_s=1.5) == []
+def test_a_verdict_that_ends_before_it_has_settled_is_not_reported() -> None:
+    assert reports_of((0, [STALL]), (1, []), (2, []), settle_s=1.5) == []
 
 
 def test_a_verdict_ends_after_it_began_whatever_the_clock_says() -> None:
@@ -75,8 +77,8 @@ def test_a_verdict_ends_after_it_began_whatever_the_clock_says() -> None:
     assert over.ended == 100.0
 
 
-def test_verdicts_that_are_over_already_do_not_stand() -> None:
-    assert follow((0, [replace(STALL, ended=101.0)])) == []
+def test_verdicts_that_have_ended_are_not_active() -> None:
+    assert reports_of((0, [replace(STALL, ended=101.0)])) == []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_verdicts_that_are_over_already_do_not_stand() -> None:
         (StallPolicy(then="a later version's"), [STALL], 1e9, None),
     ],
 )
-def test_what_the_policy_answers(
+def test_the_verdict_that_the_policy_acts_on(
     policy: StallPolicy, verdicts: list[Verdict], after_s: float, acted_on: Verdict | None
 ) -> None:
     tracker, _, _ = VerdictTracker().update(verdicts, 1000.0, 5.0)
@@ -98,20 +100,20 @@ def test_what_the_policy_answers(
     assert tracker.verdict_to_act_on(policy, 5.0 + after_s) == acted_on
 
 
-def test_who_is_called_for_what() -> None:
+def test_the_levels_that_trigger_the_hook() -> None:
     hook = StallPolicy(on_verdict="http://a/b", on_verdict_level="stalled")
     assert [triggers_hook(v, hook) for v in (DEAD, STALL, SLOW)] == [True, True, False]
     assert triggers_hook(SLOW, StallPolicy(on_verdict=("mail",)))
     assert not triggers_hook(DEAD, StallPolicy())
 
 
-def test_the_gravest_and_the_oldest_come_first() -> None:
+def test_the_most_severe_and_the_oldest_come_first() -> None:
     over = replace(DEAD, ended=200.0)
-    odd = Verdict(kind="x", level="a later version's", cause="c")
-    assert most_severe_first([odd, over, SLOW, STALL]) == [STALL, SLOW, odd, over]
+    unknown = Verdict(kind="x", level="a later version's", cause="c")
+    assert most_severe_first([unknown, over, SLOW, STALL]) == [STALL, SLOW, unknown, over]
 
 
-def test_what_was_only_the_first_word_on_a_death_is_left_out() -> None:
+def test_the_first_report_of_a_death_is_superseded_by_a_better_one() -> None:
     first = replace(DEAD, ended=101.2)
     better = replace(DEAD, kind="killed", began=101.0)
     assert is_superseded(first, [first, better])

@@ -1,4 +1,4 @@
-"""Where runs live and what words name them."""
+"""Directories of runs, and the texts that name a run."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ResumeChoice:
 
 
 def choose_checkpoint(folder: Path) -> ResumeChoice:
-    """Return the undamaged checkpoint with the most progress, and reason later ones are skipped.
+    """Return the undamaged checkpoint with the most progress, and why later ones are skipped.
 
     Checkpoints of the last attempt come first: after a resume from an earlier step, the later
     steps of the previous attempt are no longer part of the run. Timestamps are not compared,

@@ -1,4 +1,4 @@
-"""What is warned of: before a run from its configuration, and from what ranks say."""
+"""Warnings about setups that freeze runs: from a configuration, and from ranks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def _document(**arguments: Any) -> dict[str, Any]:
 
 
 def _foreseen(ranks: int, cores: int | None, shared: int | None, **arguments: Any) -> list[str]:
-    found = precheck(_document(**arguments), ranks=ranks, cores=cores, shared_memory_bytes=shared)
-    assert all(c.remedy for _, c in found)
-    return [f"{path}: {c.what}" for path, c in found]
+    warnings = precheck(
+        _document(**arguments), ranks=ranks, cores=cores, shared_memory_bytes=shared
+    )
+    assert all(c.remedy for _, c in warnings)
+    return [f"{path}: {c.what}" for path, c in warnings]
 
 
 @pytest.mark.parametrize("key", ["num_workers", "workers"])
@@ -57,17 +59,17 @@ def test_a_document_without_data_or_with_odd_values_is_quiet() -> None:
 
 def test_uneven_batches_name_both_ends() -> None:
     plans = {0: {"batches_per_epoch": 12}, 1: {"batches_per_epoch": 11}, 2: {}}
-    found = uneven_batches(plans)
-    assert found is not None
-    assert "rank 1 11, rank 0 12" in found.what
+    warning = uneven_batches(plans)
+    assert warning is not None
+    assert "rank 1 11, rank 0 12" in warning.what
     assert uneven_batches({0: {"batches_per_epoch": 12}, 1: {"batches_per_epoch": 12}}) is None
     assert uneven_batches({0: {"batches_per_epoch": 12}, 1: {"batches_per_epoch": None}}) is None
 
 
 def test_uneven_plans_of_a_fold() -> None:
     ranks = {r: RankFold(rank=r, plan={"batches_per_epoch": 9 + r}) for r in range(2)}
-    (found,) = all_warnings(FoldState(ranks=ranks))
-    assert "different batch counts" in found.what
+    (warning,) = all_warnings(FoldState(ranks=ranks))
+    assert "different batch counts" in warning.what
 
 
 def _warning(text: str) -> Record:
