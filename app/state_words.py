@@ -84,8 +84,8 @@ def state_sentence(snapshot: RunSnapshot) -> str:
     if not snapshot.ranks:
         return "No problem found, but no rank has reported yet"
     count = len(snapshot.ranks)
-    who = {1: "the rank is", 2: "both ranks are"}.get(count, f"all {count} ranks are")
-    return f"Healthy: {who} running{_pace(snapshot.ranks)}"
+    subject = {1: "the rank is", 2: "both ranks are"}.get(count, f"all {count} ranks are")
+    return f"Healthy: {subject} running{_pace(snapshot.ranks)}"
 
 
 def _pace(ranks: tuple[RankSnapshot, ...]) -> str:

@@ -127,8 +127,10 @@ class LtuiApp(OrderedKeysApp):
         try:
             write_preference(self.home, "theme", name)
         except OSError as error:
-            why = error.strerror or str(error)
-            self.notify(f"The theme can't be remembered: {why}", severity="warning", markup=False)
+            reason = error.strerror or str(error)
+            self.notify(
+                f"The theme can't be remembered: {reason}", severity="warning", markup=False
+            )
 
     def action_help(self) -> None:
         from ltui.app.screens.help import HelpScreen

@@ -14,8 +14,8 @@ LIGHT_BACKGROUNDS = frozenset({"7", *(str(number) for number in range(9, 16))})
 
 def theme_names(available: Iterable[str]) -> list[str]:
     """Return ltui's own themes, then the other ``available`` ones in alphabetical order."""
-    own = [theme.name for theme in THEMES]
-    return own + sorted(name for name in available if name not in own)
+    ltui_themes = [theme.name for theme in THEMES]
+    return ltui_themes + sorted(name for name in available if name not in ltui_themes)
 
 
 def first_theme(home: Path, available: Collection[str], environ: Mapping[str, str]) -> str:

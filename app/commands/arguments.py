@@ -46,8 +46,12 @@ def _explain(message: str) -> str:
     if choice is None:
         return message.rstrip(".") + "."
     word, choices = choice[1], re.findall(r"[\w-]+", choice[2])
-    near = difflib.get_close_matches(word, choices, n=1)
-    hint = f"Did you mean `{near[0]}`?" if near else f"Choose from: {', '.join(choices)}."
+    close_matches = difflib.get_close_matches(word, choices, n=1)
+    hint = (
+        f"Did you mean `{close_matches[0]}`?"
+        if close_matches
+        else f"Choose from: {', '.join(choices)}."
+    )
     return f"`{word}` is not a valid choice. {hint}"
 
 
@@ -147,9 +151,11 @@ def stall_action(text: str) -> tuple[str, int | None]:
     counted = word == "restart" and bool(colon) and count.isdecimal()
     if word in ("nothing", "stop", "restart") and (not colon or counted):
         return word, int(count) if counted else None
-    near = difflib.get_close_matches(word, ("nothing", "stop", "restart"), n=1)
+    close_matches = difflib.get_close_matches(word, ("nothing", "stop", "restart"), n=1)
     hint = (
-        f"Did you mean `{near[0]}`?" if near else "Choose from: nothing, stop, restart, restart:N."
+        f"Did you mean `{close_matches[0]}`?"
+        if close_matches
+        else "Choose from: nothing, stop, restart, restart:N."
     )
     raise argparse.ArgumentTypeError(f"`{text}` is not a valid choice. {hint}")
 

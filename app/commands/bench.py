@@ -69,8 +69,8 @@ def rate(variant: Mapping[str, Any]) -> float:
 def recommended(variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the setting with the fewest workers among those that are as good as the best."""
     fastest = max(rate(v) for v in variants)
-    good = [v for v in variants if rate(v) >= _AS_GOOD * fastest]
-    return min(good, key=lambda v: (v["workers"] or 0, -rate(v)))
+    fast_enough = [v for v in variants if rate(v) >= _AS_GOOD * fastest]
+    return min(fast_enough, key=lambda v: (v["workers"] or 0, -rate(v)))
 
 
 def variant_name(variant: Mapping[str, Any]) -> str:
@@ -99,13 +99,13 @@ def table(variants: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return samples per second as bars, which mark the slowest and the fastest round."""
-    most = max(max(v["samples_per_s"]) for v in variants)
+    highest = max(max(v["samples_per_s"]) for v in variants)
     width = max(len(variant_name(v)) for v in variants)
     lines = []
     for variant in variants:
         rates = variant["samples_per_s"]
         low, middle, high = (
-            round(_BAR * value / most) for value in (min(rates), rate(variant), max(rates))
+            round(_BAR * value / highest) for value in (min(rates), rate(variant), max(rates))
         )
         bar = "█" * middle + "─" * max(0, high - middle)
         if low < middle:
@@ -116,6 +116,6 @@ def bars(variants: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def advice(best: Mapping[str, Any]) -> str:
     """Return a line that explains how to choose the recommended setting."""
-    words = " ".join(f"--set {key}={value}" for key, value in best["settings"].items())
+    arguments = " ".join(f"--set {key}={value}" for key, value in best["settings"].items())
     chosen = f"Recommended on this machine: {variant_name(best)}"
-    return f"{chosen} ({words})" if words else f"{chosen}."
+    return f"{chosen} ({arguments})" if arguments else f"{chosen}."

@@ -35,8 +35,8 @@ def print_script(options: Namespace) -> int:
     """Run ``ltui completion bash|zsh|tcsh``."""
     parser = build_parser()
     _set_completers(parser)
-    words = {"runs": _RUNS, "presets": " ".join(preset_names())}
-    preamble = _PREAMBLE.get(options.shell, "") % words
+    values = {"runs": _RUNS, "presets": " ".join(preset_names())}
+    preamble = _PREAMBLE.get(options.shell, "") % values
     print(shtab.complete(parser, shell=options.shell, preamble=preamble))
     return EXIT_DONE
 

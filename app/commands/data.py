@@ -146,21 +146,21 @@ def info(options: Namespace) -> int:
 
 
 def _field_text(field: Mapping[str, Any]) -> str:
-    words = [field["kind"]]
+    parts = [field["kind"]]
     if "width" in field:
         for name in ("width", "height"):
             low, middle, high = field[name]
-            words.append(
+            parts.append(
                 f"{name} {low}" if low == high else f"{name} {low} to {high} (median {middle})"
             )
-        words.append(f"{percent(field['jpeg'])} JPEG")
+        parts.append(f"{percent(field['jpeg'])} JPEG")
     if "shape" in field:
-        words.append(f"{field['dtype']} {' x '.join(str(n) for n in field['shape'])}")
+        parts.append(f"{field['dtype']} {' x '.join(str(n) for n in field['shape'])}")
     if field.get("low") is not None:
-        words.append(f"{field['low']:g} to {field['high']:g}")
+        parts.append(f"{field['low']:g} to {field['high']:g}")
     if field.get("different") is not None:
-        words.append(f"{count(field['different'])} distinct values")
-    return ", ".join(words)
+        parts.append(f"{count(field['different'])} distinct values")
+    return ", ".join(parts)
 
 
 def _open_file(path: Path) -> Any:

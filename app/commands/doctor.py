@@ -100,17 +100,19 @@ def _status_word(finding: Finding) -> str:
 
 
 def _check_ltui() -> list[Finding]:
-    own = Finding("ltui", f"{version('ltui-train')} on Python {platform.python_version()}")
+    version_finding = Finding(
+        "ltui", f"{version('ltui-train')} on Python {platform.python_version()}"
+    )
     try:
         home = ltui_home()
     except ProblemError as error:
         problem = error.problems[0]
-        return [own, Finding("runs", problem.what, False, problem.remedy, needed=True)]
+        return [version_finding, Finding("runs", problem.what, False, problem.remedy, needed=True)]
     free = shutil.disk_usage(home).free
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
-    return [own, runs, _check_py_spy()]
+    return [version_finding, runs, _check_py_spy()]
 
 
 def _check_py_spy() -> Finding:

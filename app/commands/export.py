@@ -49,12 +49,12 @@ def _select_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
 
 
 def _unknown_metric(glob: str, names: Sequence[str]) -> Problem:
-    near = difflib.get_close_matches(glob, names, n=1)
+    close_matches = difflib.get_close_matches(glob, names, n=1)
     logged = (
         f"Logged metrics: {', '.join(names)}." if names else "It has not logged any metric yet."
     )
     return Problem(
         where=f"--metric {glob}",
         what="the run has no such metric.",
-        remedy=f"Did you mean `{near[0]}`?" if near else logged,
+        remedy=f"Did you mean `{close_matches[0]}`?" if close_matches else logged,
     )

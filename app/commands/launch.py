@@ -104,8 +104,8 @@ def with_stall_options(
     """Return ``spec`` with ``--on-stall`` and ``--on-verdict``, which override the preset."""
     stall = spec.stall
     if on_stall is not None:
-        then, count = on_stall
-        stall = replace(stall, then=then, restarts=stall.restarts if count is None else count)
+        action, count = on_stall
+        stall = replace(stall, then=action, restarts=stall.restarts if count is None else count)
     if on_verdict is not None:
         stall = replace(stall, on_verdict=_verdict_hook(on_verdict))
     return spec.with_changes(stall=stall)
@@ -134,10 +134,10 @@ def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
     """Return the policy of ``METRIC[:max][:N]``, such as ``val/acc:max:3``."""
     if text is None:
         return CheckpointPolicy()
-    metric, *rest = text.split(":")
-    mode = rest.pop(0) if rest and rest[0] in ("min", "max") else "min"
-    number = rest.pop(0) if rest else "1"
-    if not metric or rest or not number.isdecimal() or int(number) < 1:
+    metric, *options = text.split(":")
+    mode = options.pop(0) if options and options[0] in ("min", "max") else "min"
+    number = options.pop(0) if options else "1"
+    if not metric or options or not number.isdecimal() or int(number) < 1:
         raise ProblemError(
             Problem(
                 where=f"--keep-best {text}",

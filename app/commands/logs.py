@@ -57,14 +57,14 @@ def _find_attempt(run_dir: RunDir, requested: int | None) -> int:
         return attempts[-1]
     if requested in attempts:
         return requested
-    which = f"--attempt {requested}" if requested is not None else run_dir.id
+    place = f"--attempt {requested}" if requested is not None else run_dir.id
     remedy = (
         f"Known attempts: {', '.join(map(str, attempts))}."
         if attempts
         else "Nothing was started yet."
     )
     raise ProblemError(
-        Problem(where=which, what="there are no logs of this attempt.", remedy=remedy)
+        Problem(where=place, what="there are no logs of this attempt.", remedy=remedy)
     )
 
 
@@ -156,5 +156,5 @@ class _LogFile:
                     lines, self._rest = [*lines, self._rest], b""
                 yield from lines
         if last and self._rest:
-            rest, self._rest = self._rest, b""
-            yield rest
+            last_line, self._rest = self._rest, b""
+            yield last_line

@@ -88,8 +88,8 @@ def _schedule_stop(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCo
     if unknown and before.metrics:
         logged = ", ".join(sorted(before.metrics))
         names = ", ".join(f"`{name}`" for name in unknown)
-        has = "has" if len(unknown) == 1 else "have"
-        print(clean_line(f"  {names} {has} not been logged yet. Logged metrics: {logged}"))
+        verb = "has" if len(unknown) == 1 else "have"
+        print(clean_line(f"  {names} {verb} not been logged yet. Logged metrics: {logged}"))
     print(f"  To cancel: ltui stop {run_dir.id} --cancel")
     return EXIT_DONE
 
@@ -104,8 +104,8 @@ def _was_refused(snapshot: RunSnapshot) -> bool:
 
 def _report_stop(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
     if not ended:
-        why = f" {clean_line(snapshot.detail or '')}" if _was_refused(snapshot) else ""
-        print(f"{snapshot.id} is still {state_word(snapshot)}.{why}")
+        reason = f" {clean_line(snapshot.detail or '')}" if _was_refused(snapshot) else ""
+        print(f"{snapshot.id} is still {state_word(snapshot)}.{reason}")
         print(f"  To kill it: ltui stop --kill {snapshot.id}")
         return EXIT_FAILED
     print(f"{snapshot.id}: {state_line(snapshot)}")

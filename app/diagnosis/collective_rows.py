@@ -78,8 +78,8 @@ def _process_groups(diagnosis: Diagnosis) -> list[_Group]:
         if front.last_enqueued is not None or front.waits_in is not None:
             positions.setdefault(front.group, {})[front.rank] = front
             if front.waits_in is not None:
-                own = by_name.setdefault(front.group, {}).setdefault(front.rank, {})
-                own.setdefault(front.waits_in.seq, front.waits_in)
+                entries = by_name.setdefault(front.group, {}).setdefault(front.rank, {})
+                entries.setdefault(front.waits_in.seq, front.waits_in)
     barriers = {n: r.barrier for n, r in ranks.items() if r.barrier}
     silent = frozenset(n for n, r in ranks.items() if (r.beat_age_s or 0.0) >= SILENT_S)
     return [
@@ -91,14 +91,17 @@ def _process_groups(diagnosis: Diagnosis) -> list[_Group]:
 def _first_unfinished(group: _Group) -> int | None:
     """Return the first number that some rank enqueued and some rank has not finished."""
     pending = [
-        entry.seq for own in group.entries.values() for entry in own.values() if not entry.retired
+        entry.seq
+        for entries in group.entries.values()
+        for entry in entries.values()
+        if not entry.retired
     ]
     return min(pending, default=None)
 
 
 def _first_difference(group: _Group) -> int | None:
     """Return the first number at which the ranks that reached it did not do the same."""
-    numbers = sorted({seq for own in group.entries.values() for seq in own})
+    numbers = sorted({seq for entries in group.entries.values() for seq in entries})
     return next((seq for seq in numbers if _sequence_row(group, seq).mixed), None)
 
 
@@ -120,11 +123,13 @@ class _SequenceRow:
 
 
 def _sequence_row(group: _Group, seq: int) -> _SequenceRow:
-    there = [own[seq] for own in group.entries.values() if seq in own]
-    with_sites = all(entry.call_site is not None for entry in there)
-    most = Counter(_operation(entry, with_sites) for entry in there).most_common()
-    even = len(most) > 1 and most[0][1] == most[1][1]
-    return _SequenceRow(with_sites, len(most) > 1, None if even or not most else most[0][0])
+    reached = [entries[seq] for entries in group.entries.values() if seq in entries]
+    with_sites = all(entry.call_site is not None for entry in reached)
+    operations = Counter(_operation(entry, with_sites) for entry in reached).most_common()
+    is_tie = len(operations) > 1 and operations[0][1] == operations[1][1]
+    return _SequenceRow(
+        with_sites, len(operations) > 1, None if is_tie or not operations else operations[0][0]
+    )
 
 
 def _operation(entry: Collective, with_site: bool) -> _Operation:
@@ -148,8 +153,10 @@ def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTa
     ordered = sorted(columns.items(), key=lambda item: (not culprits & set(item[1]), item[1][0]))
     notes = []
     if len(ordered) > MAX_COLUMNS:
-        rest = [rank for _, members in ordered[MAX_COLUMNS:] for rank in members]
-        notes.append(f"{len(rest)} more ranks differ: {formats.ranks(tuple(sorted(rest)))}")
+        other_ranks = [rank for _, members in ordered[MAX_COLUMNS:] for rank in members]
+        notes.append(
+            f"{len(other_ranks)} more ranks differ: {formats.ranks(tuple(sorted(other_ranks)))}"
+        )
         ordered = ordered[:MAX_COLUMNS]
     notes += _barrier_notes(group)
     return CollectiveTable(
@@ -169,7 +176,7 @@ def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTa
 
 def _row_numbers(group: _Group, pending: int | None, differs: int | None) -> list[int | None]:
     """Return the sequence numbers of the rows; None marks rows that are left out."""
-    recorded_numbers = {seq for own in group.entries.values() for seq in own}
+    recorded_numbers = {seq for entries in group.entries.values() for seq in entries}
     recorded_numbers |= {f.last_enqueued for f in group.fronts.values() if f.last_enqueued}
     if not recorded_numbers:
         return []
@@ -207,8 +214,8 @@ def _absent_cell(group: _Group, rank: int, seq: int, alarm: bool) -> CollectiveC
     front = group.fronts.get(rank)
     last = front.last_enqueued if front is not None else None
     if last is None:
-        own = group.entries.get(rank)
-        last = max(own) if own else None
+        entries = group.entries.get(rank)
+        last = max(entries) if entries else None
     if last is None:
         return CollectiveCell(text=formats.NA, tone=Tone.DIM)
     if seq > last:
@@ -237,12 +244,12 @@ def _column_header(members: Sequence[int], culprits: set[int]) -> Cell:
 def _row_note(seq: int | None, pending: int | None, differs: int | None) -> str:
     if seq is None:
         return ""
-    words = []
+    notes = []
     if seq == differs:
-        words.append("first difference: the problem starts here")
+        notes.append("first difference: the problem starts here")
     if seq == pending:
-        words.append("unfinished on some ranks")
-    return ", ".join(words)
+        notes.append("unfinished on some ranks")
+    return ", ".join(notes)
 
 
 def _table_title(group: _Group, pending: int | None, differs: int | None, alarm: bool) -> str:

@@ -146,11 +146,11 @@ def _about_line(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     )
     old_s = context.now - diagnosis.taken_at
     checked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
-    words = [
+    parts = [
         clean_name(run.name), program, run.state.value, f"attempt {diagnosis.attempt}",
         f"step {formats.step(run.global_step, run.max_steps)}", checked,
     ]  # fmt: skip
-    return " · ".join(w for w in words if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
+    return " · ".join(w for w in parts if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
 
 
 def _verdict_view_model(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:
@@ -201,8 +201,8 @@ def _ended_verdicts(diagnosis: Diagnosis, context: DiagnosisContext) -> list[Ver
 
 
 def _earlier_line(verdict: Verdict) -> str:
-    who = f" ({formats.rank_words(verdict.culprits)})" if verdict.culprits else ""
-    return f"{level_word(verdict, verdict.ended or 0.0)}{who}: {clean_line(verdict.cause, 200)}"
+    ranks = f" ({formats.rank_words(verdict.culprits)})" if verdict.culprits else ""
+    return f"{level_word(verdict, verdict.ended or 0.0)}{ranks}: {clean_line(verdict.cause, 200)}"
 
 
 def _evidence_entries(verdict: Verdict) -> list[tuple[str, str]]:
@@ -263,12 +263,14 @@ def _by_rank_text(name: str, values: Mapping[int, Any]) -> str:
     numbers = {r: float(v) for r, v in values.items() if type(v) in (int, float)}
     if name.endswith("_s") and len(numbers) == len(values) and len(values) > 2:
         return _spread_text(numbers)
-    alike: dict[str, list[int]] = {}
+    ranks_by_text: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
-        alike.setdefault(evidence_text(name, value), []).append(rank)
-    shown = [f"{formats.rank_words(ranks)}: {text}" for text, ranks in alike.items() if text]
-    rest = len(shown) - MAX_SINGLE_ROWS
-    return "; ".join(shown[:MAX_SINGLE_ROWS]) + (f"; and {rest} more" if rest > 0 else "")
+        ranks_by_text.setdefault(evidence_text(name, value), []).append(rank)
+    shown = [
+        f"{formats.rank_words(ranks)}: {text}" for text, ranks in ranks_by_text.items() if text
+    ]
+    hidden = len(shown) - MAX_SINGLE_ROWS
+    return "; ".join(shown[:MAX_SINGLE_ROWS]) + (f"; and {hidden} more" if hidden > 0 else "")
 
 
 def _spread_text(numbers: Mapping[int, float]) -> str:

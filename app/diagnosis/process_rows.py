@@ -39,14 +39,14 @@ def process_rows(
 ) -> tuple[ProcessRow, ...]:
     """Return the rows of all processes, the culprits first."""
     ranks = sorted(evidence.ranks.values(), key=lambda r: r.rank)
-    few = len(ranks) <= MAX_SINGLE_ROWS
+    all_fit = len(ranks) <= MAX_SINGLE_ROWS
     named = sorted(culprits)[:MAX_SINGLE_ROWS]
-    alone = [r for r in ranks if few or r.rank in named]
+    single = [r for r in ranks if all_fit or r.rank in named]
     rows: list[ProcessRow] = []
-    for rank in sorted(alone, key=lambda r: (r.rank not in culprits, r.rank)):
+    for rank in sorted(single, key=lambda r: (r.rank not in culprits, r.rank)):
         rows.append(_rank_row(rank, culprits, waiting))
         rows += _worker_rows(rank, rank.rank in culprits)
-    rows += _merged_rows([r for r in ranks if r not in alone])
+    rows += _merged_rows([r for r in ranks if r not in single])
     return tuple(rows)
 
 
@@ -134,11 +134,11 @@ def _process_row(
 
 def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
     """Return the DataLoader workers of a rank: unusual ones alone, the others in one row."""
-    odd = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
+    unusual = [w for w in rank.workers if w.gone or (w.process.state or "S") in "TtDZX"]
     if marked and len(rank.workers) <= MAX_SINGLE_ROWS:
-        odd = list(rank.workers)
-    rows = [_worker_row(worker, marked) for worker in odd[:MAX_SINGLE_ROWS]]
-    usual = [w for w in rank.workers if w not in odd]
+        unusual = list(rank.workers)
+    rows = [_worker_row(worker, marked) for worker in unusual[:MAX_SINGLE_ROWS]]
+    usual = [w for w in rank.workers if w not in unusual]
     if usual:
         shares = [w.process.cpu_share for w in usual if w.process.cpu_share is not None]
         kind = "workers" if len(usual) > 1 else "worker"
@@ -176,12 +176,12 @@ def _max_memory(processes: Sequence[ProcessActivity]) -> str:
 
 def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     """Return one row for each group of ranks in the same state."""
-    alike: dict[tuple[str, str], list[RankEvidence]] = {}
+    ranks_by_state: dict[tuple[str, str], list[RankEvidence]] = {}
     for rank in ranks:
         doing = _end_text(rank) or _process_state(rank.process, marked=False)
-        alike.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
+        ranks_by_state.setdefault((doing, clean_name(rank.phase or "", 60)), []).append(rank)
     rows = []
-    by_size = sorted(alike.items(), key=lambda item: -len(item[1]))
+    by_size = sorted(ranks_by_state.items(), key=lambda item: -len(item[1]))
     for (doing, phase), members in by_size[:MAX_SINGLE_ROWS]:
         processes = [r.process for r in members if r.process is not None]
         shares = [p.cpu_share for p in processes if p.cpu_share is not None]
@@ -195,11 +195,15 @@ def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
                 note=phase,
             )
         )
-    rest = sum(len(members) for _, members in by_size[MAX_SINGLE_ROWS:])
-    if rest:
+    hidden = sum(len(members) for _, members in by_size[MAX_SINGLE_ROWS:])
+    if hidden:
         rows.append(
             ProcessRow(
-                owner="  others", pid=str(rest), state=Cell(text="other states"), cpu="", memory=""
+                owner="  others",
+                pid=str(hidden),
+                state=Cell(text="other states"),
+                cpu="",
+                memory="",
             )
         )
     return rows

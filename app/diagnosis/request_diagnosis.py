@@ -65,8 +65,10 @@ def _request_evidence(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
         answer = send_request(run_dir, {"cmd": "diagnose"}, ANSWER_TIMEOUT_S)
         return Diagnosis.from_document(answer["diagnosis"])
     except (ProblemError, KeyError, ValueError) as error:
-        why = "; ".join(p.what for p in error.problems) if isinstance(error, ProblemError) else ""
-        reason = f"the supervisor gave no evidence: {why or error}"
+        problems = (
+            "; ".join(p.what for p in error.problems) if isinstance(error, ProblemError) else ""
+        )
+        reason = f"the supervisor gave no evidence: {problems or error}"
         return from_snapshot(snapshot, missing=(reason,))
 
 

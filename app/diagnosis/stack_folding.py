@@ -10,15 +10,15 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import Cell, Tone
 
-OWN = "▸ "
+USER_CODE_MARK = "▸ "
 """Mark before a call in the user's own code."""
 _IMPORTING = "<frozen importlib"
-KEPT = 3
+MAX_CALLS_BELOW = 3
 """Number of library calls shown of those that the user's code called; the rest is folded."""
-CALLERS = 1
+MAX_CALLERS = 1
 """Number of library calls shown of those that called the user's code."""
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(?P<rest>.+)")
-_STANDARD = re.compile(r".*/lib(?:64)?/python3(?:\.\d+)?/(?P<rest>.+)")
+_STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python3(?:\.\d+)?/(?P<rest>.+)")
 _RANK_SIDE = re.compile(r".*/rank-side/[^/]+/(?P<rest>ltui/.+)")
 _OF_PRESETS = re.compile(r"ltui/training/(?:models|data)/.+")
 """Modules that the shipped presets train. For a person who runs a preset they are the user's
@@ -27,7 +27,7 @@ code."""
 
 def in_library(path: str) -> str | None:
     """Return the path inside an installed package, Python or ltui, or None for the user's code."""
-    for pattern in (_RANK_SIDE, _PACKAGES, _STANDARD):
+    for pattern in (_RANK_SIDE, _PACKAGES, _STANDARD_LIBRARY):
         if (match := pattern.fullmatch(path)) is not None:
             return None if _OF_PRESETS.fullmatch(match["rest"]) else match["rest"]
     return path if path.startswith("<") or path.endswith((".so", ".c", ".cpp")) else None
@@ -51,18 +51,20 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
     """Return the lines of a stack, innermost call first. In a report nothing is folded."""
     lines: list[Cell] = []
     library: list[Frame] = []
-    own = False
+    user_code_seen = False
 
-    def fold(kept: int) -> None:
-        telling = [f for f in library if not f.file.startswith(_IMPORTING)]
-        shown = library if full_paths or len(library) <= kept + 1 else telling[:kept]
+    def fold(shown_calls: int) -> None:
+        informative = [f for f in library if not f.file.startswith(_IMPORTING)]
+        shown = (
+            library if full_paths or len(library) <= shown_calls + 1 else informative[:shown_calls]
+        )
         lines.extend(
             Cell(text=f"  {frame_location(f, full_paths=full_paths)}", tone=Tone.DIM) for f in shown
         )
         if len(shown) < len(library):
-            rest = [f for f in library if f not in shown]
+            hidden = [f for f in library if f not in shown]
             lines.append(
-                Cell(text=f"  … {len(rest)} calls in {_package_names(rest)}", tone=Tone.DIM)
+                Cell(text=f"  … {len(hidden)} calls in {_package_names(hidden)}", tone=Tone.DIM)
             )
         library.clear()
 
@@ -70,12 +72,15 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
         if in_library(frame.file) is not None:
             library.append(frame)
             continue
-        fold(CALLERS if own else KEPT)
-        own = True
+        fold(MAX_CALLERS if user_code_seen else MAX_CALLS_BELOW)
+        user_code_seen = True
         lines.append(
-            Cell(text=f"{OWN}{frame_location(frame, full_paths=full_paths)}", tone=Tone.ACCENT)
+            Cell(
+                text=f"{USER_CODE_MARK}{frame_location(frame, full_paths=full_paths)}",
+                tone=Tone.ACCENT,
+            )
         )
-    fold(CALLERS if own else KEPT)
+    fold(MAX_CALLERS if user_code_seen else MAX_CALLS_BELOW)
     return tuple(lines)
 
 
@@ -97,5 +102,5 @@ def stack_title(group: StackGroup, culprits: set[int]) -> str:
         return f"{sign}{text} alike" if count > 1 else f"{sign}{text}"
     named = [clean_name(who) for who in group.who]
     more = f" and {len(named) - 4} more" if len(named) > 4 else ""
-    alike = " alike" if len(named) > 1 else ""
-    return f"{sign}{', '.join(named[:4])}{more}{alike}"
+    suffix = " alike" if len(named) > 1 else ""
+    return f"{sign}{', '.join(named[:4])}{more}{suffix}"

@@ -120,8 +120,8 @@ def elapsed_text(elapsed_s: float | None) -> str:
     """Return whole seconds as ``18 s`` or ``12 m 08 s``; empty in the first second."""
     if elapsed_s is None or elapsed_s < 1:
         return ""
-    whole = round(elapsed_s)
-    return f"{whole} s" if whole < 60 else duration(float(whole))
+    seconds = round(elapsed_s)
+    return f"{seconds} s" if seconds < 60 else duration(float(seconds))
 
 
 def _extra_detail(snapshot: RunSnapshot) -> str:
@@ -186,10 +186,12 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
     style = "bold red" if needs_help(snapshot) else _STATE_STYLES.get(snapshot.state, "")
     lines = [(f"{title(snapshot)}  {state_word(snapshot)}", style)]
     share = done_fraction(snapshot)
-    done = "" if share is None else f"{bar(share, max(10, min(40, width - 60)))} {percent(share)}"
+    progress = (
+        "" if share is None else f"{bar(share, max(10, min(40, width - 60)))} {percent(share)}"
+    )
     times = [f"{duration(snapshot.elapsed_s)}"] if snapshot.elapsed_s is not None else []
     times += [f"{duration(snapshot.eta_s)} left"] if snapshot.eta_s is not None else []
-    lines.append(("  ".join(p for p in (position(snapshot), done, *times) if p), ""))
+    lines.append(("  ".join(p for p in (position(snapshot), progress, *times) if p), ""))
     lines.append((metrics_text(snapshot), ""))
     lines.append((speed_text(snapshot), ""))
     if snapshot.detail:

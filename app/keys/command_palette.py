@@ -18,10 +18,10 @@ def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
     for key in listed_keys(screen):
         action = key.binding.action
         # An action of a widget needs the focus on it, unless the screen carries it out.
-        here = key.node in chain or action.startswith("screen.")
+        reachable = key.node in chain or action.startswith("screen.")
         name = action.removeprefix("screen.")
-        done = key.title.lower() in titles or name in actions
-        if not here or key.moves or done or refusal_of(screen, action) is not None:
+        listed = key.title.lower() in titles or name in actions
+        if not reachable or key.moves or listed or refusal_of(screen, action) is not None:
             continue
         titles.add(key.title.lower())
         actions.add(name)

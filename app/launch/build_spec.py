@@ -99,14 +99,14 @@ def _interpreter_problems(
     of its classes."""
     uses = class_uses(document)
     needed = {**REQUIRED_PACKAGES, **requires}
-    seen = probe_interpreter(
+    report = probe_interpreter(
         python, list(needed), {use.place: use.class_path for use in uses}, folders
     )
-    if malicious := malicious_packages(seen):
+    if malicious := malicious_packages(report):
         return malicious
     # Without torch nearly every class is missing, and those problems would hide the reason.
-    return missing_packages(seen, {**needed, **missing_class_imports(seen), **needed}) or [
-        place(fault) for fault in class_faults(uses, seen)
+    return missing_packages(report, {**needed, **missing_class_imports(report), **needed}) or [
+        place(fault) for fault in class_faults(uses, report)
     ]
 
 

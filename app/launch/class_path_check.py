@@ -60,11 +60,11 @@ def _missing_class(use: ClassUse, facts: Mapping[str, Any]) -> Fault:
         "source": str(facts["name"]),
         "class": f"{facts.get('file')} has no `{facts['name']}`",
     }[facts["missing"]]
-    near = difflib.get_close_matches(facts["name"], facts.get("known", ()), n=1)
+    close_matches = difflib.get_close_matches(facts["name"], facts.get("known", ()), n=1)
     remedy = {
         "module": "Correct the path, or start ltui in the folder that contains the module.",
         "source": "Correct the file.",
-        "class": f"Did you mean `{near[0]}`?" if near else "Correct the name.",
+        "class": f"Did you mean `{close_matches[0]}`?" if close_matches else "Correct the name.",
     }[facts["missing"]]
     message = f"`{use.class_path}` cannot be imported: {because}."
     return Fault(path=f"{use.place}.class_path", what=message, remedy=remedy)
@@ -75,12 +75,12 @@ def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault
     for name, value in use.init_args.items():
         path = f"{use.place}.init_args.{name}"
         if name not in parameters:
-            near = difflib.get_close_matches(str(name), parameters, n=1)
+            close_matches = difflib.get_close_matches(str(name), parameters, n=1)
             takes = (
                 f"Its arguments: {', '.join(parameters)}." if parameters else "It has no arguments."
             )
             message = f"`{use.class_path}` has no argument of that name."
-            remedy = f"Did you mean `{near[0]}`?" if near else takes
+            remedy = f"Did you mean `{close_matches[0]}`?" if close_matches else takes
             faults.append(Fault(path=path, what=message, remedy=remedy))
         elif not value_fits(value, parameters[name]):
             message = (

@@ -27,16 +27,16 @@ def find_module(name: str, provided: dict[str, str]) -> ModuleSpec | str:
     does not exist."""
     path: list[str] | None = None
     spec: ModuleSpec | None = None
-    done: list[str] = []
+    parts: list[str] = []
     for part in name.split("."):
-        done.append(part)
-        dotted = ".".join(done)
+        parts.append(part)
+        dotted = ".".join(parts)
         if dotted in provided:
             path, spec = [provided[dotted]], None
             continue
         if dotted == "ltui" and provided:
             continue
-        spec = _find_top_level(dotted) if len(done) == 1 else PathFinder.find_spec(dotted, path)
+        spec = _find_top_level(dotted) if len(parts) == 1 else PathFinder.find_spec(dotted, path)
         if spec is None:
             return dotted
         path = list(spec.submodule_search_locations or ())
@@ -78,7 +78,7 @@ def inspect_class(class_path: str, provided: dict[str, str]) -> dict[str, Any]:
 
 
 def missing_imports(
-    module: str, tree: ast.Module, provided: dict[str, str], seen: set[str]
+    module: str, tree: ast.Module, provided: dict[str, str], visited: set[str]
 ) -> set[str]:
     """Return the missing top-level packages that a file imports without conditions.
 
@@ -87,14 +87,14 @@ def missing_imports(
     """
     missing: set[str] = set()
     for name in imported_modules(module, tree):
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         if any(name == room or name.startswith(room + ".") for room in provided):
             spec = find_module(name, provided)
             if not isinstance(spec, str) and (spec.origin or "").endswith(".py"):
                 with open(str(spec.origin), "rb") as file:
-                    missing |= missing_imports(name, ast.parse(file.read()), provided, seen)
+                    missing |= missing_imports(name, ast.parse(file.read()), provided, visited)
         elif isinstance(find_module(name.split(".")[0], {}), str):
             missing.add(name.split(".")[0])
     return missing

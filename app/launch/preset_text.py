@@ -23,8 +23,8 @@ def editor_text(preset: Preset, document: Mapping[str, Any]) -> str:
         "checkpoint": _as_document(preset.checkpoint),
         "stall": _as_document(preset.stall),
     }
-    rest = {key: value for key, value in preset.section.items() if key not in policies}
-    return write_document({**resolve(document)[0], "ltui": {**policies, **rest}})
+    other_keys = {key: value for key, value in preset.section.items() if key not in policies}
+    return write_document({**resolve(document)[0], "ltui": {**policies, **other_keys}})
 
 
 def _as_document(policy: CheckpointPolicy | StallPolicy) -> Document:

@@ -35,12 +35,12 @@ def check_with_classes(request: LaunchRequest) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
-        done = _run_check(spec, config, install_rank_package(ltui_home()))
-    if done.returncode != 0:
-        raise ProblemError(*_reported_problems(done, request))
+        process = _run_check(spec, config, install_rank_package(ltui_home()))
+    if process.returncode != 0:
+        raise ProblemError(*_reported_problems(process, request))
     return [
         Problem(where=fault.path, what=fault.what, remedy=fault.remedy)
-        for line in done.stdout.splitlines()
+        for line in process.stdout.splitlines()
         if (fault := _parse_fault(line)) is not None
     ]
 
@@ -74,25 +74,25 @@ def _run_check(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.Compl
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        what = f"the classes were not loaded within {CHECK_S:.0f} s."
-        raise ProblemError(Problem(where=spec.python, what=what)) from error
+        message_text = f"the classes were not loaded within {CHECK_S:.0f} s."
+        raise ProblemError(Problem(where=spec.python, what=message_text)) from error
 
 
 def _reported_problems(
-    done: subprocess.CompletedProcess[str], request: LaunchRequest
+    process: subprocess.CompletedProcess[str], request: LaunchRequest
 ) -> list[Problem]:
     """Return the problems that the check printed, or the last line of errors if the check itself
     failed."""
     keys = overridden_paths(request.overrides)
     problems = [
         locate_fault(fault, request.preset.where, request.preset.lines, keys)
-        for line in done.stdout.splitlines()
+        for line in process.stdout.splitlines()
         if (fault := _parse_fault(line)) is not None
     ]
     if problems:
         return problems
-    lines = [clean_line(line, 500) for line in done.stderr.splitlines() if line.strip()]
-    last = lines[-1] if lines else f"the check failed with exit code {done.returncode}."
+    lines = [clean_line(line, 500) for line in process.stderr.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"the check failed with exit code {process.returncode}."
     return [Problem(where=request.preset.where, what=last)]
 
 

@@ -149,23 +149,23 @@ def check_choice(past: PastRun, choice: Choice, machine: Machine) -> CheckedChoi
     finished = past.state is RunState.FINISHED and choice.mode == RESUME
     if finished and not overrides and choice.checkpoint == NEWEST:
         problems.append(_finished_problem(past))
-    words = "" if problems else _summary(past, choice, document, machine)
-    return CheckedChoice(overrides=tuple(overrides), problems=tuple(problems), words=words)
+    summary = "" if problems else _summary(past, choice, document, machine)
+    return CheckedChoice(overrides=tuple(overrides), problems=tuple(problems), words=summary)
 
 
 def _other_overrides(past: PastRun, text: str) -> list[str]:
     if not text.strip():
         return []
     if past.spec.config is None:
-        what = "a command has no configuration to change."
-        raise ProblemError(Problem(where=OTHER_CHANGES, what=what))
+        message = "a command has no configuration to change."
+        raise ProblemError(Problem(where=OTHER_CHANGES, what=message))
     try:
-        words = shlex.split(text)
+        overrides = shlex.split(text)
     except ValueError as error:
         raise ProblemError(
             Problem(where=OTHER_CHANGES, what=f"the text cannot be split into words: {error}.")
         ) from error
-    return words
+    return overrides
 
 
 def _finished_problem(past: PastRun) -> Problem:

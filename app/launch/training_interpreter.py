@@ -109,7 +109,7 @@ def probe_interpreter(
     }
     errors = ""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [python, interpreter_probe.__file__],
             input=json.dumps(question),
             capture_output=True,
@@ -117,8 +117,8 @@ def probe_interpreter(
             timeout=60,
             check=False,
         )
-        errors = done.stderr
-        answer = json.loads(done.stdout)
+        errors = process.stderr
+        answer = json.loads(process.stdout)
         return InterpreterReport(
             python=python,
             version=answer["python"],
@@ -126,11 +126,11 @@ def probe_interpreter(
             classes=answer["classes"],
         )
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-        why = errors.strip().splitlines()[-1][:200] if errors.strip() else type(error).__name__
+        reason = errors.strip().splitlines()[-1][:200] if errors.strip() else type(error).__name__
         raise ProblemError(
             Problem(
                 where=python,
-                what=f"this is not a working Python 3.10 or newer ({why}).",
+                what=f"this is not a working Python 3.10 or newer ({reason}).",
                 remedy="Give another interpreter with --python.",
             )
         ) from error

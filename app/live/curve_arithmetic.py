@@ -77,9 +77,9 @@ class GrowingCurve:
     def _merge_older(self) -> None:
         """Merge the older half of the points that were kept as they came."""
         moved = curve_from_rows(self._rows[: self._recent])
-        left = self._length - self._recent
-        self._rows[:left] = self._rows[self._recent : self._length]
-        self._length = left
+        remaining = self._length - self._recent
+        self._rows[:remaining] = self._rows[self._recent : self._length]
+        self._length = remaining
         size = 1
         while size < self._merged and len(moved) > 1:
             moved, size = halve(moved), 2 * size
@@ -99,8 +99,8 @@ def halve(curve: CurveData) -> CurveData:
 
     A single point at the end stays as it is.
     """
-    even = len(curve) // 2 * 2
-    first, second = slice(0, even, 2), slice(1, even, 2)
+    paired = len(curve) // 2 * 2
+    first, second = slice(0, paired, 2), slice(1, paired, 2)
     finite = np.isfinite(curve.mean)
     weights = np.where(finite, np.maximum(curve.count, 1.0), 0.0)
     sums = np.where(finite, curve.mean, 0.0) * weights
@@ -116,8 +116,8 @@ def halve(curve: CurveData) -> CurveData:
         count=curve.count[first] + curve.count[second],
     )
     return (
-        concatenate([merged, select_points(curve, slice(even, None))])
-        if even < len(curve)
+        concatenate([merged, select_points(curve, slice(paired, None))])
+        if paired < len(curve)
         else merged
     )
 
@@ -166,15 +166,15 @@ def throughput_curve(samples: CurveData, seconds: CurveData) -> CurveData:
         return empty_curve()
     timed = select_points(seconds, timed_points)
     spent = np.cumsum(timed.mean * timed.count)
-    done = np.cumsum(per_step[timed_points] * timed.count)
+    samples_done = np.cumsum(per_step[timed_points] * timed.count)
     # Start of each point's window: at least one point back, or three if steps are slow.
-    here = np.arange(len(spent))
+    index = np.arange(len(spent))
     begin = np.searchsorted(spent, spent - WINDOW_S, side="left")
-    begin = np.where(begin == here, np.maximum(here - 3, 0), begin)
-    seconds_in, samples_in = spent - spent[begin], done - done[begin]
-    good = (seconds_in >= MIN_WINDOW_S) & (samples_in > 0)
-    rate = samples_in[good] / seconds_in[good]
-    return replace(select_points(timed, good), mean=rate, low=rate, high=rate)
+    begin = np.where(begin == index, np.maximum(index - 3, 0), begin)
+    seconds_in, samples_in = spent - spent[begin], samples_done - samples_done[begin]
+    valid = (seconds_in >= MIN_WINDOW_S) & (samples_in > 0)
+    rate = samples_in[valid] / seconds_in[valid]
+    return replace(select_points(timed, valid), mean=rate, low=rate, high=rate)
 
 
 def sum_curves(curves: Sequence[CurveData]) -> CurveData:

@@ -61,8 +61,8 @@ class GpuHistory:
         """Add stored readings that are older than all readings kept so far."""
         live = self._samples.get(index, deque())
         first = live[0].at if live else math.inf
-        kept = [s for s in samples if s.at < first]
-        self._samples[index] = deque([*kept, *live], maxlen=MAX_SAMPLES)
+        older = [s for s in samples if s.at < first]
+        self._samples[index] = deque([*older, *live], maxlen=MAX_SAMPLES)
         self._series.pop(index, None)
 
     def add(self, gpus: Sequence[GpuSnapshot]) -> None:
@@ -82,11 +82,11 @@ class GpuHistory:
         """Return the series by GPU index. Only GPUs with new readings are computed again."""
         for index, samples in self._samples.items():
             if index not in self._series:
-                kept = tuple(samples)
+                readings = tuple(samples)
                 self._series[index] = GpuSeries(
-                    kept,
-                    window_means(kept, STRIP_S, STRIP_POINTS),
-                    window_means(kept, HEAT_S, HEAT_POINTS),
+                    readings,
+                    window_means(readings, STRIP_S, STRIP_POINTS),
+                    window_means(readings, HEAT_S, HEAT_POINTS),
                 )
         return dict(self._series)
 

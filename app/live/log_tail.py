@@ -76,8 +76,8 @@ class FileTail:
     def finish(self) -> list[LogLine]:
         """Return the last line of a file without a final line end. To be called when nothing
         more is written."""
-        rest, self._rest = self._rest, b""
-        return [self._log_line(rest, None)] if rest else []
+        last_line, self._rest = self._rest, b""
+        return [self._log_line(last_line, None)] if last_line else []
 
     def _check_replaced(self, status: os.stat_result) -> None:
         replaced = self._inode is not None and self._inode != status.st_ino

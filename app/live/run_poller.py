@@ -213,8 +213,8 @@ class RunPoller:
 
     def _requested_names(self) -> set[str]:
         chosen, names = self._requests.request.names, self._available_names()
-        wanted = {*(default_choice(names) if chosen is None else chosen), *ALWAYS_SHOWN}
-        return wanted & names
+        requested = {*(default_choice(names) if chosen is None else chosen), *ALWAYS_SHOWN}
+        return requested & names
 
     def _load_requested_curves(self) -> None:
         """Load what the screen requests beyond what is loaded: other curves, a part in detail."""

@@ -66,7 +66,7 @@ def wait_until(
     deadline = time.monotonic() + timeout_s
     while True:
         snapshot = resolve_snapshot(run_dir)
-        done = is_done(snapshot)
-        if done or snapshot.state not in LIVE or time.monotonic() >= deadline:
-            return snapshot, done
+        result = is_done(snapshot)
+        if result or snapshot.state not in LIVE or time.monotonic() >= deadline:
+            return snapshot, result
         time.sleep(POLL_INTERVAL_S)

@@ -28,14 +28,14 @@ def stored_curve(
     store: RunStore, name: str, *, rank: int | None = 0, attempt: int | None = None
 ) -> CurveData:
     """Return a whole curve, with its end at full resolution."""
-    whole = _read_curve(store, name, rank=rank, attempt=attempt)
-    if not len(whole) or float(whole.count.max()) <= 1:
-        return whole
-    first = int(whole.steps[-1]) - TAIL_STEPS
+    curve = _read_curve(store, name, rank=rank, attempt=attempt)
+    if not len(curve) or float(curve.count.max()) <= 1:
+        return curve
+    first = int(curve.steps[-1]) - TAIL_STEPS
     tail = _read_curve(
         store, name, rank=rank, attempt=attempt, first_step=first, points=4 * TAIL_STEPS
     )
-    return splice(whole, tail)
+    return splice(curve, tail)
 
 
 def stored_segment(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData:

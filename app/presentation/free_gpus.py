@@ -19,33 +19,33 @@ def free_gpus_text(view: GpuView) -> Text:
     readings = usable_gpus(view.readings)
     if not readings:
         return Text(f"GPUs: {clean_line(view.note or 'none')}", "dim")
-    why = {reading.index: busy_reason(reading) for reading in readings}
-    free = sum(reason is None for reason in why.values())
+    occupants = {reading.index: busy_reason(reading) for reading in readings}
+    free = sum(reason is None for reason in occupants.values())
     out = Text()
     out.append(f"GPUs: {free} of {len(readings)} free", "bold")
     if free:
-        which = "one" if free == 1 else "two"
-        out.append(f"; free:{min(free, 2)} chooses the {which} with the most free memory", "dim")
+        number = "one" if free == 1 else "two"
+        out.append(f"; free:{min(free, 2)} chooses the {number} with the most free memory", "dim")
     if view.note is not None:
         out.append(f"\n! {clean_line(view.note)}", "bold")
     shown = list(readings)
     if len(shown) > MAX_GPUS:
-        shown.sort(key=lambda r: (why[r.index] is None, r.index))
+        shown.sort(key=lambda r: (occupants[r.index] is None, r.index))
         shown = shown[:MAX_GPUS]
     for reading in shown:
-        _append_gpu(out, reading, why[reading.index])
+        _append_gpu(out, reading, occupants[reading.index])
     if len(readings) > len(shown):
         out.append(f"\n  and {len(readings) - len(shown)} more", "dim")
     return out
 
 
-def _append_gpu(out: Text, reading: GpuReading, why: str | None) -> None:
+def _append_gpu(out: Text, reading: GpuReading, occupant: str | None) -> None:
     name = clean_name((reading.name or formats.NA).removeprefix("NVIDIA "))
     used, total = reading.memory_used_bytes, reading.memory_total_bytes
     memory = None if used is None or total is None else total - used
-    sign = "○" if why is None else "●"
-    state = "free" if why is None else clean_line(why)
+    sign = "○" if occupant is None else "●"
+    state = "free" if occupant is None else clean_line(occupant)
     out.append(
         f"\n  {sign} {reading.label:>3}  {name:<16.16}  {formats.size(memory):>8} left  {state}",
-        "" if why is None else "dim",
+        "" if occupant is None else "dim",
     )

@@ -132,11 +132,11 @@ def _fraction(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
+def _ratio(part: float | None, total: float | None) -> float | None:
+    return None if part is None or not total else part / total
 
 
-def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Text:
+def findings_text(frame: Frame, max_lines: int, *, more: str = ": d diagnose") -> Text:
     """Return the findings below the rows, one per line, with a problem of the driver first.
 
     ``more`` names the key that shows the others if there are more than ``most``.
@@ -149,7 +149,7 @@ def findings_text(frame: Frame, most: int, *, more: str = ": d diagnose") -> Tex
         style = "bold" if tone is Tone.BAD else ""
         lines.append((f"{SIGNS[tone]} {clean_line(finding.cause)}{_rank_suffix(finding)}", style))
     out = Text()
-    shown = lines if len(lines) <= most else lines[: max(1, most - 1)]
+    shown = lines if len(lines) <= max_lines else lines[: max(1, max_lines - 1)]
     for i, (line, style) in enumerate(shown):
         out.append("\n" if i else "")
         out.append(line, style)
@@ -257,9 +257,9 @@ def _heat_lines(gpu: GpuSnapshot) -> Lines:
     ]
 
 
-def _value_of(value: float | None, most: float | None, unit: str) -> str:
+def _value_of(value: float | None, maximum: float | None, unit: str) -> str:
     text = formats.count(value)
-    return f"{text} {unit}" if most is None else f"{text} of {formats.count(most)} {unit}"
+    return f"{text} {unit}" if maximum is None else f"{text} of {formats.count(maximum)} {unit}"
 
 
 def _link_lines(gpu: GpuSnapshot) -> Lines:
@@ -275,10 +275,10 @@ def _link_lines(gpu: GpuSnapshot) -> Lines:
     ]
 
 
-def _value_of_max(value: int | None, most: int | None) -> str:
+def _value_of_max(value: int | None, maximum: int | None) -> str:
     if value is None:
         return formats.NA
-    return f"{value} of {most}" if most is not None else str(value)
+    return f"{value} of {maximum}" if maximum is not None else str(value)
 
 
 def _rate_pair(out: float | None, into: float | None) -> str:

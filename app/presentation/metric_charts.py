@@ -45,9 +45,9 @@ class ChartSettings:
     def next_axis(self) -> str:
         return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
 
-    def next_smoothing(self, by: int) -> float:
+    def next_smoothing(self, steps: int) -> float:
         place = min(range(len(SMOOTHINGS)), key=lambda i: abs(SMOOTHINGS[i] - self.smoothing))
-        return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + by))]
+        return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + steps))]
 
 
 class Axis:
@@ -252,15 +252,15 @@ def _rates_differ(curves: list[CurveData]) -> bool:
 def throughput_subtitle(frame: Frame) -> str:
     """Return ``31.4 k samples/s · best 32.0 k``; ``paused`` or ``stalled`` replaces a rate."""
     best = best_throughput(frame)
-    words = []
+    parts = []
     if frame.snapshot.state in LIVE:
-        words.append(_current_rate(frame.snapshot))
+        parts.append(_current_rate(frame.snapshot))
     if best is not None:
-        words.append(f"best {formats.quantity(best, '')}")
+        parts.append(f"best {formats.quantity(best, '')}")
     share = frame.snapshot.model_flop_utilisation
     if share is not None and frame.snapshot.state in LIVE:
-        words.append(f"MFU {formats.percent(share)}")
-    return " · ".join(words)
+        parts.append(f"MFU {formats.percent(share)}")
+    return " · ".join(parts)
 
 
 def _current_rate(run: RunSnapshot) -> str:

@@ -23,10 +23,10 @@ DESCRIPTIONS = {
 
 def metric_quantity(name: str) -> str:
     """Return the name without the part of the data: ``loss`` for ``val/loss``."""
-    rest = DATA_SPLIT.sub("", name).strip("/_.- ")
+    quantity = DATA_SPLIT.sub("", name).strip("/_.- ")
     for ending in ("_epoch", "_step"):
-        rest = rest.removesuffix(ending)
-    return rest.lower() or name
+        quantity = quantity.removesuffix(ending)
+    return quantity.lower() or name
 
 
 def chart_groups(names: Iterable[str]) -> list[tuple[str, ...]]:

@@ -129,9 +129,9 @@ class PanelLayout:
         if self.shows_side_details() or (
             DETAILS in self.visible() and self.mode is not LayoutMode.TABS
         ):
-            kept = replace(self, details=False)
-            kept = replace(kept, chosen="loss") if kept.chosen == DETAILS else kept
-            return replace(kept, lower="ranks") if kept.lower == DETAILS else kept
+            layout = replace(self, details=False)
+            layout = replace(layout, chosen="loss") if layout.chosen == DETAILS else layout
+            return replace(layout, lower="ranks") if layout.lower == DETAILS else layout
         return self.choose(DETAILS)
 
     def _has_side_room(self) -> bool:

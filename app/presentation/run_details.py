@@ -120,11 +120,11 @@ def _append_script_checkpoints(out: Text, frame: Frame) -> None:
         return
     out.append("\ncheckpoints of the script's own callbacks\n", "bold")
     for checkpoint in _newest_first(saved):
-        words = [f"step {checkpoint.global_step}"]
-        words += [clean_line(checkpoint.reason)] if checkpoint.reason else []
-        words += [] if checkpoint.size_bytes is None else [formats.size(checkpoint.size_bytes)]
-        words += [formats.ago(frame.now - checkpoint.saved_at)] if checkpoint.saved_at else []
-        out.append(f"{', '.join(words)}\n")
+        parts = [f"step {checkpoint.global_step}"]
+        parts += [clean_line(checkpoint.reason)] if checkpoint.reason else []
+        parts += [] if checkpoint.size_bytes is None else [formats.size(checkpoint.size_bytes)]
+        parts += [formats.ago(frame.now - checkpoint.saved_at)] if checkpoint.saved_at else []
+        out.append(f"{', '.join(parts)}\n")
         out.append(f"  {clean_line(checkpoint.path)}\n", "dim")
 
 

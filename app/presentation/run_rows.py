@@ -93,8 +93,8 @@ def _note_cell(run: RunSnapshot) -> Cell:
     if bad is not None:
         return Cell(text=bad, tone=Tone.BAD)
     if run.state in LIVE:
-        left = "" if run.eta_s is None else f"{formats.duration(run.eta_s)} left"
-        return Cell(text=left, tone=Tone.DIM)
+        remaining = "" if run.eta_s is None else f"{formats.duration(run.eta_s)} left"
+        return Cell(text=remaining, tone=Tone.DIM)
     if run.state in FAILED:
         return Cell(text=ended_detail(run), tone=Tone.WARN)
     if loss := bad_loss_sentence(run):

@@ -147,8 +147,8 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     if snapshot.ranks:
         lines += ["", "ranks"]
         lines += [f"  {rank_line(snapshot, rank)}" for rank in snapshot.ranks[:RANKS_SHOWN]]
-        rest = snapshot.ranks[RANKS_SHOWN:]
-        lines += [f"  and {ranks_text(rest)}"] if rest else []
+        hidden = snapshot.ranks[RANKS_SHOWN:]
+        lines += [f"  and {ranks_text(hidden)}"] if hidden else []
     if snapshot.gpus:
         lines += [
             "",

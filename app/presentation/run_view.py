@@ -306,8 +306,8 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
         ][:2]
     checkpoint = last_good_checkpoint(run.checkpoints)
     if checkpoint is None:
-        own = " by ltui; details list those of the script" if run.script_checkpoints else ""
-        lines.append(_cell(f"no checkpoint was saved{own}", Tone.DIM))
+        suffix = " by ltui; details list those of the script" if run.script_checkpoints else ""
+        lines.append(_cell(f"no checkpoint was saved{suffix}", Tone.DIM))
     else:
         lines.append(_cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
     return tuple(lines)

@@ -52,9 +52,9 @@ def recovery_text(resolved: ResolvedVerdict) -> str:
         return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
     if not verdict.culprits:
         return f"Recovered after {lasted}: the run was {verdict.level}"
-    who = formats.rank_words(verdict.culprits)
+    ranks = formats.rank_words(verdict.culprits)
     were = "was" if len(verdict.culprits) == 1 else "were"
-    return f"Recovered after {lasted}: {who} {were} {verdict.level}"
+    return f"Recovered after {lasted}: {ranks} {were} {verdict.level}"
 
 
 def warning_line(warning: FreezeWarning) -> str:
