@@ -22,9 +22,10 @@ from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
 from ltui.app.screens.gpu import GpuScreen
+from ltui.app.scripted_gpus import ScriptedGpus
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
-from ltui.training.gpu.run_gpus import RunGpus
+from ltui.training.gpu.run_gpus import GpuSource, RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable
 
@@ -40,11 +41,11 @@ HINTS = (
 
 
 class SimulatedGpus:
-    """Samples the NVML stand-in as a supervisor samples the driver, with one simulated rank per
-    GPU."""
+    """Samples simulated GPUs like a supervisor samples the driver, with one rank per GPU."""
 
-    def __init__(self) -> None:
-        self._gpus = RunGpus(None)
+    def __init__(self, source: GpuSource | None = None) -> None:
+        """``source``: source of the readings, by default ``ScriptedGpus``."""
+        self._gpus = RunGpus(None, source=source or ScriptedGpus())
         self._book = GpuHistory()
         self._ranks: tuple[RankSnapshot, ...] = ()
 

@@ -18,9 +18,9 @@ from frames import NOW, frame, rank, snapshot
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory
-from ltui.training.gpu import nvml_stand_in
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.run_snapshot import GpuSnapshot
+from tests.gpu.standin import nvml_stand_in
 
 _PROGRAM = """
 import base64, pickle, sys, time

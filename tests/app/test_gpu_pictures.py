@@ -11,7 +11,7 @@ from gpu_frames import gpu_frame
 from test_run_screen import OneRun, Script, settled, shown
 from textual.pilot import Pilot
 
-from ltui.training.gpu import nvml_stand_in
+from tests.gpu.standin import nvml_stand_in
 
 needs_compiler = pytest.mark.skipif(
     nvml_stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ltui.training.gpu import nvml_stand_in
+from tests.gpu.standin import nvml_stand_in
 
 SECONDS = 12.0
 
@@ -58,7 +58,7 @@ _SUPERVISED = """
 import os, sys, tempfile, time
 from pathlib import Path
 import psutil
-from ltui.training.gpu import nvml_stand_in
+from tests.gpu.standin import nvml_stand_in
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.store.run_directory import ltui_home, new_run_id
 from ltui.training.lifecycle.supervisor_client import ControlClient
@@ -80,7 +80,7 @@ try:
     spent = after.user + after.system - before.user - before.system
     rss = supervisor.memory_info().rss
     nvml_stand_in.write_script(Path(os.environ["LTUI_NVML_SCRIPT"]), hung)
-    while not (client.status().gpu_note or "").startswith("driver not answering"):
+    while not (client.status().gpu_note or "").startswith("driver has not answered"):
         time.sleep(0.1)
     worst = 0.0
     for number in range(400):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ltui.app.launch.local_machine import call_with_timeout, visible_gpus
-from ltui.training.gpu import nvml_stand_in
 from tests.cli.conftest import Ltui
+from tests.gpu.standin import nvml_stand_in
 
 Simulate = Callable[[str], dict[str, str]]
 

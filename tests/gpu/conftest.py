@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.gpu import nvml_stand_in
+from tests.gpu.standin import nvml_stand_in
 
 PROGRAM = Path(__file__).parent / "asked.py"
 

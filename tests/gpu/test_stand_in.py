@@ -10,9 +10,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from ltui.training.gpu import nvml_stand_in
+from ltui.training.gpu import sampler
 
-ROOM = Path(nvml_stand_in.__file__).parent
+GPU_PACKAGE = Path(sampler.__file__).parent
 INIT = "nvml.nvmlInit()"
 
 
@@ -187,7 +187,7 @@ def test_mig_slices(under):
 def test_it_has_every_function_that_the_sampler_calls(under):
     """Symbols as this release of the bindings looks them up."""
     used: set[str] = set()
-    for path in ROOM.glob("*.py"):
+    for path in GPU_PACKAGE.glob("*.py"):
         used |= set(re.findall(r"pynvml\.(nvml[A-Z]\w+)", path.read_text()))
     used = {name for name in used if callable(getattr(pynvml, name, None))}
     assert len(used) > 30

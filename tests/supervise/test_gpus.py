@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.gpu import nvml_stand_in
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.state.run_snapshot import RunSnapshot, RunState, Verdict
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
+from tests.gpu.standin import nvml_stand_in
 from tests.supervise.conftest import Runs
 
 SHOW_GPUS = "import os, time; print('given', os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(60)"

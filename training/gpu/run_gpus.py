@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from ltui.training.gpu.findings import Finding, FindingsState, update_findings
 from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
@@ -49,12 +50,28 @@ class RunGpusView:
     """Events since the previous sample."""
 
 
+class GpuSource(Protocol):
+    """A source of GPU readings with the interface of ``GpuSampler``."""
+
+    def latest(self) -> GpuView:
+        """Return the latest readings without waiting."""
+
+    def take_xids(self) -> tuple[Xid, ...]:
+        """Return the XID errors since the last call."""
+
+    def stop(self, wait_s: float = 0.0) -> bool:
+        """Stop sampling. Return True if it has stopped within ``wait_s`` seconds."""
+
+
 class RunGpus:
     """Samples the GPUs for one run, from construction until ``stop``."""
 
-    def __init__(self, run_id: str | None, *, period_s: float = 1.0) -> None:
+    def __init__(
+        self, run_id: str | None, *, period_s: float = 1.0, source: GpuSource | None = None
+    ) -> None:
+        """``source``: source of the readings, by default a ``GpuSampler``."""
         self._run_id = run_id
-        self._sampler = GpuSampler(period_s=period_s)
+        self._sampler = source or GpuSampler(period_s=period_s)
         self._state = FindingsState()
         self._host = socket.gethostname()
         self._environments: dict[int, tuple[str | None, str | None]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.gpu import nvml_stand_in
+from tests.gpu.standin import nvml_stand_in
 
 PROGRAM = Path(__file__).with_name("check_readings.py")
 
