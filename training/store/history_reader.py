@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.metric_names import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
-from ltui.training.store.attempt_lineage import Span, spans
+from ltui.training.store.attempt_lineage import spans
+from ltui.training.store.curve_reader import Curve, FloatArray, SeriesReader, merge_points, to_curve
 from ltui.training.store.database_schema import (
     check_layout,
     damaged_error,
@@ -28,10 +28,8 @@ from ltui.training.store.database_schema import (
     store_error,
 )
 from ltui.training.store.export_rows import ExportRow, Series, export_rows
-from ltui.training.store.history_windows import SAMPLES, STEPS, WINDOW_SIZES, TablePair
+from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
-
-FloatArray = npt.NDArray[np.float64]
 
 STEP_SERIES = {
     TRAIN_LOSS: "loss",
@@ -50,27 +48,6 @@ ROW_SERIES = {
     "step/memory_bytes": "memory_bytes",
 }
 """Series without windows, which exist only for the newest steps: name -> column of ``steps``."""
-
-_MAX_POINTS_READ = 20_000
-"""Maximum number of points of a curve; it decides at which resolution the curve is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One series over steps. All arrays have the same length; missing values are NaN."""
-
-    steps: FloatArray
-    epochs: FloatArray
-    times: FloatArray
-    """Unix seconds."""
-    mean: FloatArray
-    low: FloatArray
-    high: FloatArray
-    count: FloatArray
-    """Number of logged values that each point represents."""
-
-    def __len__(self) -> int:
-        return len(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +190,7 @@ class RunStore:
         """
         source = self._source(metric)
         if source is None:
-            return _to_curve([])
+            return to_curve([])
         first = 0 if first_step is None else first_step
         parts: list[tuple[float, ...]] = []
         for span in spans(self._connection):
@@ -222,15 +199,15 @@ class RunStore:
             last = span.last_step if last_step is None else min(last_step, span.last_step)
             parts += source.read(self._connection, span, rank, first, last)
         parts.sort(key=lambda row: row[0])
-        return _merge_points(_to_curve(parts), max_points)
+        return merge_points(to_curve(parts), max_points)
 
-    def _source(self, metric: str) -> _Source | None:
+    def _source(self, metric: str) -> SeriesReader | None:
         row = self._connection.execute("SELECT id FROM names WHERE name = ?", (metric,)).fetchone()
         if row is not None:
-            return _Source(SAMPLES, "value", (int(row[0]),))
+            return SeriesReader(SAMPLES, "value", (int(row[0]),))
         if metric in STEP_SERIES:
-            return _Source(STEPS, STEP_SERIES[metric], ())
-        return _Source(STEPS, ROW_SERIES[metric], ()) if metric in ROW_SERIES else None
+            return SeriesReader(STEPS, STEP_SERIES[metric], ())
+        return SeriesReader(STEPS, ROW_SERIES[metric], ()) if metric in ROW_SERIES else None
 
     @_raises_store_error
     def attempt_ranks(self) -> dict[int, tuple[int, ...]]:
@@ -356,196 +333,3 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         raise no_history_error(path, "the run has no history yet.")
     return connection
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """One series in one of the two pairs of tables."""
-
-    family: TablePair
-    column: str
-    name_key: tuple[int, ...]
-
-    def read(
-        self, db: sqlite3.Connection, span: Span, rank: int | None, lo: int, hi: int
-    ) -> list[tuple[float, ...]]:
-        """Return (step, epoch, time, mean, low, high, n) rows from step ``lo`` to ``hi``.
-
-        A long range is read at a coarser resolution.
-        """
-        key, where = self._where(span.attempt, rank)
-        if self.column not in self.family.values:
-            return self._binned(db, where, key, lo, hi)
-        bounds = self._bounds(db, where, key, hi)
-        if bounds is None:
-            return []
-        level = _resolution(max(bounds[0], lo), min(bounds[1], hi))
-        rows: list[tuple[float, ...]] = []
-        start = lo
-        for size in reversed([size for size in WINDOW_SIZES if size <= level]):
-            part = self._windows(db, where, key, size, start, hi, rank is None)
-            rows += part[0]
-            start = max(start, part[1])
-        if level <= WINDOW_SIZES[0] and start == lo:
-            # The range is short enough for rows, but the oldest may exist only as windows.
-            first_row = self._first_row(db, where, key)
-            if first_row is None or first_row > lo:
-                part = self._windows(
-                    db,
-                    where,
-                    key,
-                    WINDOW_SIZES[0],
-                    lo,
-                    min(hi, (first_row or hi) - 1),
-                    rank is None,
-                )
-                rows += part[0]
-                start = max(start, part[1])
-        return rows + self._rows(db, where, key, start, hi, rank is None)
-
-    def _binned(
-        self, db: sqlite3.Connection, where: str, key: tuple[int, ...], lo: int, hi: int
-    ) -> list[tuple[float, ...]]:
-        """Return rows of a column that has no windows, merged like windows."""
-        c, rows = self.column, self.family.rows
-        inside = f"{where} AND step >= ? AND step <= ?"
-        first, last = db.execute(
-            f"SELECT min(step), max(step) FROM {rows} WHERE {inside}",  # noqa: S608
-            (*key, lo, hi),
-        ).fetchone()
-        if first is None:
-            return []
-        return db.execute(
-            f"SELECT avg(step), avg(epoch), avg({self.family.time}), avg({c}), min({c}), max({c}), "  # noqa: S608
-            f"count({c}) FROM {rows} WHERE {inside} GROUP BY step / ? ORDER BY step / ?",
-            (*key, lo, hi, level := _resolution(first, last), level),
-        ).fetchall()
-
-    def _where(self, attempt: int, rank: int | None) -> tuple[tuple[int, ...], str]:
-        key: tuple[int, ...] = (attempt,)
-        where = "attempt = ?"
-        if rank is not None:
-            key, where = (*key, rank), f"{where} AND rank = ?"
-        if self.name_key:
-            key, where = (*key, *self.name_key), f"{where} AND name_id = ?"
-        return key, where
-
-    def _bounds(
-        self, db: sqlite3.Connection, where: str, key: tuple[int, ...], hi: int
-    ) -> tuple[int, int] | None:
-        steps: list[int] = []
-        for table, first, last in (
-            (self.family.rows, "step", "step"),
-            (self.family.windows, "first_step", "last_step"),
-        ):
-            extra = f" AND level = {WINDOW_SIZES[-1]}" if table == self.family.windows else ""
-            row = db.execute(
-                f"SELECT (SELECT min({first}) FROM {table} WHERE {where}{extra}), "  # noqa: S608
-                f"(SELECT max({last}) FROM {table} WHERE {where}{extra})",
-                (*key, *key),
-            ).fetchone()
-            steps += [v for v in row if v is not None]
-        return (min(steps), min(max(steps), hi)) if steps else None
-
-    def _first_row(self, db: sqlite3.Connection, where: str, key: tuple[int, ...]) -> int | None:
-        row = db.execute(
-            f"SELECT min(step) FROM {self.family.rows} WHERE {where}",  # noqa: S608
-            key,
-        ).fetchone()
-        return None if row[0] is None else int(row[0])
-
-    def _windows(
-        self,
-        db: sqlite3.Connection,
-        where: str,
-        key: tuple[int, ...],
-        level: int,
-        lo: int,
-        hi: int,
-        merge: bool,
-    ) -> tuple[list[tuple[float, ...]], int]:
-        """Return the windows within ``lo`` to ``hi``, and the first step after them."""
-        c = self.column
-        first, stop = -(-lo // level), (hi + 1) // level
-        if merge:
-            values = (
-                f"avg((first_step + last_step) / 2.0), avg(epoch), avg(wall_s), "
-                f"sum({c}_mean * {c}_n) / nullif(sum({c}_n), 0), min({c}_low), max({c}_high), "
-                f"sum({c}_n), win"
-            )
-            group = "GROUP BY win"
-        else:
-            values = (
-                f"(first_step + last_step) / 2.0, epoch, wall_s, {c}_mean, {c}_low, {c}_high, "
-                f"{c}_n, win"
-            )
-            group = ""
-        rows = db.execute(
-            f"SELECT {values} FROM {self.family.windows} WHERE {where} AND level = ? "  # noqa: S608
-            f"AND win >= ? AND win < ? {group} ORDER BY win",
-            (*key, level, first, stop),
-        ).fetchall()
-        if not rows:
-            return [], lo
-        return [row[:7] for row in rows], (int(rows[-1][7]) + 1) * level
-
-    def _rows(
-        self,
-        db: sqlite3.Connection,
-        where: str,
-        key: tuple[int, ...],
-        lo: int,
-        hi: int,
-        merge: bool,
-    ) -> list[tuple[float, ...]]:
-        c, t = self.column, self.family.time
-        values = (
-            f"step, avg(epoch), avg({t}), avg({c}), min({c}), max({c}), count({c})"
-            if merge
-            else f"step, epoch, {t}, {c}, {c}, {c}, {c} IS NOT NULL"
-        )
-        return db.execute(
-            f"SELECT {values} FROM {self.family.rows} WHERE {where} AND step >= ? "  # noqa: S608
-            f"AND step <= ? {'GROUP BY step' if merge else ''} ORDER BY step",
-            (*key, lo, hi),
-        ).fetchall()
-
-
-def _resolution(lo: int, hi: int) -> int:
-    """Return the steps per point of the finest resolution with at most ``_MAX_POINTS_READ`` points.
-
-    The result is 1 if rows are read.
-    """
-    for size in (1, *WINDOW_SIZES):
-        if (hi - lo) / size <= _MAX_POINTS_READ:
-            return size
-    return WINDOW_SIZES[-1]
-
-
-def _to_curve(rows: list[tuple[float, ...]]) -> Curve:
-    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
-    return Curve(*np.ascontiguousarray(table.T))
-
-
-def _merge_points(curve: Curve, max_points: int) -> Curve:
-    """Merge neighbouring points until at most ``max_points`` remain; keep lows and highs."""
-    n = len(curve)
-    if n <= max_points:
-        return curve
-    starts = np.linspace(0, n, max_points, endpoint=False).astype(np.intp)
-    points = np.diff(np.append(starts, n))
-    weights = np.where(np.isfinite(curve.mean), curve.count, 0.0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        total_weight = np.add.reduceat(weights, starts)
-        mean = (
-            np.add.reduceat(np.where(weights > 0, curve.mean, 0.0) * weights, starts) / total_weight
-        )
-        return Curve(
-            steps=np.add.reduceat(curve.steps, starts) / points,
-            epochs=np.add.reduceat(curve.epochs, starts) / points,
-            times=np.add.reduceat(curve.times, starts) / points,
-            mean=mean,
-            low=np.fmin.reduceat(curve.low, starts),
-            high=np.fmax.reduceat(curve.high, starts),
-            count=np.add.reduceat(curve.count, starts),
-        )
