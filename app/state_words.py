@@ -22,17 +22,18 @@ from ltui.widgets.sanitise import clean_line
 SIMILAR_SPEED = 1.1
 """Ranks are equally fast if the slowest takes at most this many times as long as the fastest."""
 FAILED = frozenset({RunState.FAILED, RunState.CRASHED, RunState.LOST})
+"""States of a run that ended because of an error."""
 STALLED, RANK_DEAD, LOSS_NAN = "STALLED", "RANK DEAD", "LOSS NaN"
-_LOUD = {RankState.DEAD: RANK_DEAD, RankState.STALLED: STALLED}
-_CERTAIN = 0.6
-"""A cause of death below this confidence does not replace the supervisor's own sentence."""
+_RANK_STATE_WORDS = {RankState.DEAD: RANK_DEAD, RankState.STALLED: STALLED}
+_MIN_CONFIDENCE = 0.6
+"""A cause of death with less confidence does not replace the supervisor's own sentence."""
 
 
 def state_word(snapshot: RunSnapshot) -> str:
     """Return the word for the state of a run, in capitals if the run needs help."""
     if snapshot.state in LIVE:
         levels = {verdict.level for verdict in open_verdicts(snapshot)}
-        for rank_state, word in _LOUD.items():
+        for rank_state, word in _RANK_STATE_WORDS.items():
             if rank_state.value in levels or any(r.state is rank_state for r in snapshot.ranks):
                 return word
         if snapshot.state is RunState.RUNNING and bad_loss(snapshot) is not None:
@@ -131,7 +132,9 @@ def _cause_of_death(snapshot: RunSnapshot) -> Verdict | None:
     named = re.match(r"rank (\d+) (?!raised)", detail)
     if named is not None:
         signals = set(re.findall(r"SIG[A-Z]+", detail))
-        certain = [v for v in dead if int(named[1]) in v.culprits and v.confidence >= _CERTAIN]
+        certain = [
+            v for v in dead if int(named[1]) in v.culprits and v.confidence >= _MIN_CONFIDENCE
+        ]
         confirmed = [v for v in certain if all(name in v.cause for name in signals)]
         reasons = [(v.evidence.get("reasons") or {}).get(named[1]) for v in confirmed]
         return confirmed[0] if confirmed and not any(r and r in detail for r in reasons) else None
@@ -142,6 +145,6 @@ def rank_note(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
     """Return why a rank died, as the verdict knows it, else the rank's own note."""
     for verdict in snapshot.verdicts:
         reason = (verdict.evidence.get("reasons") or {}).get(str(rank.rank))
-        if verdict.level == "dead" and reason and verdict.confidence >= _CERTAIN:
+        if verdict.level == "dead" and reason and verdict.confidence >= _MIN_CONFIDENCE:
             return clean_line(str(reason), 120)
     return clean_line(rank.note or "", 120)

@@ -75,7 +75,7 @@ def whole_number(text: str) -> int:
     return int(plain)
 
 
-Add = Callable[..., Parser]
+AddCommand = Callable[..., Parser]
 
 
 def build_parser() -> Parser:
@@ -218,8 +218,10 @@ def _add_preset_argument(parser: Parser) -> None:
     )
 
 
-def _add_launch_commands(add: Add) -> None:
-    run = add("run", "launch:run", "train a preset or a LightningCLI configuration file", _RUN)
+def _add_launch_commands(add: AddCommand) -> None:
+    run = add(
+        "run", "launch:run", "train a preset or a LightningCLI configuration file", _RUN_EPILOG
+    )
     _add_preset_argument(run)
     _add_set_option(run)
     _add_launch_options(run)
@@ -231,7 +233,7 @@ def _add_launch_commands(add: Add) -> None:
         help="start from a checkpoint of another run: its last good one, or that of a step",
     )
     _add_stall_options(run)
-    execute = add("exec", "launch:execute", "run your own command as a run", _EXEC)
+    execute = add("exec", "launch:execute", "run your own command as a run", _EXEC_EPILOG)
     _add_launch_options(execute)
     _add_restarts_option(execute, 0, "0")
     execute.add_argument(
@@ -249,17 +251,21 @@ def _add_launch_commands(add: Add) -> None:
     execute.add_argument(
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
     )
-    resume = add("resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME)
+    resume = add(
+        "resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME_EPILOG
+    )
     _add_run_argument(resume)
     _add_set_option(resume)
     _add_restarts_option(resume, None, "that of the run")
     _add_detach_options(resume)
-    attach = add("attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH)
+    attach = add(
+        "attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH_EPILOG
+    )
     attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
     _add_readonly_option(attach)
 
 
-def _add_inspection_commands(add: Add) -> None:
+def _add_inspection_commands(add: AddCommand) -> None:
     _add_json_option(add("runs", "runs:list_all", "list the runs, newest first"))
     show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
     _add_run_argument(show)
@@ -268,7 +274,7 @@ def _add_inspection_commands(add: Add) -> None:
         "diagnose",
         "diagnose:diagnose",
         "find out which rank stalls, where, why and what to do",
-        _DIAGNOSE,
+        _DIAGNOSE_EPILOG,
     )
     _add_run_argument(diagnose)
     _add_json_option(diagnose)
@@ -278,7 +284,7 @@ def _add_inspection_commands(add: Add) -> None:
         metavar="FILE",
         help="write the report to a file, for example for a bug report",
     )
-    logs = add("logs", "logs:print_logs", "print the logs of a run", _LOGS)
+    logs = add("logs", "logs:print_logs", "print the logs of a run", _LOGS_EPILOG)
     _add_run_argument(logs)
     logs.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
     logs.add_argument(
@@ -288,7 +294,7 @@ def _add_inspection_commands(add: Add) -> None:
         help="the logs of attempt N (default: the latest attempt)",
     )
     logs.add_argument("--follow", action="store_true", help="keep printing until the run ends")
-    export = add("export", "export:export", "write a run's metrics as a table", _EXPORT)
+    export = add("export", "export:export", "write a run's metrics as a table", _EXPORT_EPILOG)
     _add_run_argument(export)
     export.add_argument(
         "--format", choices=("csv", "json"), default="csv", help="the format (default: csv)"
@@ -308,8 +314,10 @@ def _add_inspection_commands(add: Add) -> None:
     )
 
 
-def _add_control_commands(add: Add) -> None:
-    stop = add("stop", "stop_and_pause:stop", "stop a run with a checkpoint to resume from", _STOP)
+def _add_control_commands(add: AddCommand) -> None:
+    stop = add(
+        "stop", "stop_and_pause:stop", "stop a run with a checkpoint to resume from", _STOP_EPILOG
+    )
     _add_run_argument(stop)
     stop.add_argument(
         "--timeout",
@@ -348,9 +356,11 @@ def _add_control_commands(add: Add) -> None:
     )
 
 
-def _add_setup_commands(add: Add) -> None:
+def _add_setup_commands(add: AddCommand) -> None:
     _add_json_option(add("presets", "presets:list_all", "list the presets"))
-    check = add("check", "presets:check", "check a configuration without starting a run", _CHECK)
+    check = add(
+        "check", "presets:check", "check a configuration without starting a run", _CHECK_EPILOG
+    )
     _add_preset_argument(check)
     _add_set_option(check)
     check.add_argument(
@@ -362,9 +372,14 @@ def _add_setup_commands(add: Add) -> None:
         "--quick", action="store_true", help="only the checks that do not import torch"
     )
     _add_json_option(
-        add("doctor", "doctor:examine", "check this machine and name what is missing", _DOCTOR)
+        add(
+            "doctor",
+            "doctor:examine",
+            "check this machine and name what is missing",
+            _DOCTOR_EPILOG,
+        )
     )
-    demo = add("demo", "demo:show", "show the GPU panels with simulated GPUs", _DEMO)
+    demo = add("demo", "demo:show", "show the GPU panels with simulated GPUs", _DEMO_EPILOG)
     demo.add_argument(
         "what", choices=("gpus",), metavar="gpus", help="the GPU panels (the only demo)"
     )
@@ -372,7 +387,7 @@ def _add_setup_commands(add: Add) -> None:
         "completion",
         "completion:print_script",
         "print the completion script for a shell",
-        _COMPLETE,
+        _COMPLETION_EPILOG,
     )
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
 
@@ -399,7 +414,7 @@ Runs are stored in $LTUI_HOME (default: the user's data directory).
 Shell completion: ltui completion bash|zsh|tcsh (`ltui completion --help`)."""
 )
 
-_RUN = (
+_RUN_EPILOG = (
     """\
 On a terminal this opens the dashboard; without one, or with --plain, it prints
 lines. The first Ctrl-C stops the run with a checkpoint, the second kills it.
@@ -422,7 +437,7 @@ most free memory. `ltui stop` ends the wait.
     + EXIT_CODES
 )
 
-_EXEC = """\
+_EXEC_EPILOG = """\
 The command runs unchanged and is looked up on PATH, as in a shell. A Lightning
 script, also under torchrun, shows its ranks, steps and loss; any other command
 shows its state, logs and process readings. With --python, the folder of that
@@ -436,7 +451,7 @@ examples:
   ltui exec --name sweep-3 --detach -- torchrun --nproc-per-node 2 train.py
 """
 
-_RESUME = """\
+_RESUME_EPILOG = """\
 A resume is a new attempt of the same run: its curves continue. On a terminal this
 opens the dashboard, as `ltui run` does.
 
@@ -446,13 +461,13 @@ examples:
   ltui resume brave-owl --restarts 3
 """
 
-_ATTACH = """\
+_ATTACH_EPILOG = """\
 examples:
   ltui attach                 open the latest run
   ltui attach brave-owl --readonly
 """
 
-_LOGS = """\
+_LOGS_EPILOG = """\
 Without --rank, each line of a rank begins with the rank (r0, r1, ...). Lines that
 begin with a date and a time are merged by it; a line without one stays behind the
 line before it, and a log without any is printed whole. On a terminal, control
@@ -463,7 +478,7 @@ examples:
   ltui logs brave-owl --rank 1 --attempt 2
 """
 
-_DIAGNOSE = """\
+_DIAGNOSE_EPILOG = """\
 Works at any time. For a live run, ltui examines every rank, which takes a few
 seconds and does not disturb training: which rank stalls, which ranks wait, the
 collective and the line of code where each rank is, and what to do. For a run
@@ -475,7 +490,7 @@ examples:
   ltui diagnose last --json
 """
 
-_EXPORT = """\
+_EXPORT_EPILOG = """\
 One row for each metric, step and rank:
 
   metric,step,epoch,time,rank,value,first_step,min,max,count
@@ -497,7 +512,7 @@ examples:
   ltui export last --metric 'train/*' --metric val/acc --format json
 """
 
-_STOP = """\
+_STOP_EPILOG = """\
 All ranks agree on a step, save a checkpoint there and exit. If they do not do so
 within the timeout, they are interrupted, then killed, and ltui reports it.
 
@@ -513,7 +528,7 @@ examples:
   ltui stop last --cancel
 """
 
-_CHECK = """\
+_CHECK_EPILOG = """\
 First the structure, keys, types and ranges are checked. Then the model and data
 classes are loaded in the interpreter that would train, which takes some seconds.
 
@@ -522,12 +537,12 @@ examples:
   ltui check quickstart --set trainer.max_epoch=3
 """
 
-_DOCTOR = """\
+_DOCTOR_EPILOG = """\
 Checks the interpreter that would train (packages, malicious releases), the GPUs,
 the terminal and the disk, and prints the command that installs what is missing.
 """
 
-_DEMO = """\
+_DEMO_EPILOG = """\
 Shows the GPU panels on a machine without a GPU. Eight simulated GPUs overheat,
 wait in a collective, run out of memory and report errors. Needs a C compiler to
 build a replacement for the driver's library.
@@ -536,7 +551,7 @@ example:
   ltui demo gpus
 """
 
-_COMPLETE = """\
+_COMPLETION_EPILOG = """\
 examples:
   ltui completion bash > ~/.local/share/bash-completion/completions/ltui
   ltui completion zsh > ~/.zfunc/_ltui          (with ~/.zfunc in $fpath)

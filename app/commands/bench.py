@@ -74,6 +74,7 @@ def recommended(variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def variant_name(variant: Mapping[str, Any]) -> str:
+    """Return ``ffcv x4``: the loader and its number of workers."""
     workers = variant["workers"]
     return variant["loader"] if workers is None else f"{variant['loader']} x{workers}"
 

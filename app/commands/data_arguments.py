@@ -24,8 +24,8 @@ def worker_counts(text: str) -> list[int]:
 def add_data(commands: Any) -> None:
     """Add ``ltui data build|info|verify``."""
     about = "build, inspect and verify .beton files, which FFCV reads"
-    add = _group(commands, "data", about, _DATA)
-    build = add("build", "data:build", "write a dataset as a .beton file", _BUILD)
+    add = _group(commands, "data", about, _DATA_EPILOG)
+    build = add("build", "data:build", "write a dataset as a .beton file", _BUILD_EPILOG)
     build.add_argument(
         "source", metavar="SOURCE", help="an image folder, torchvision:NAME, or a class path"
     )
@@ -75,7 +75,7 @@ def add_bench(commands: Any) -> Any:
     added."""
     add = _group(commands, "bench", "measure the data loader of a preset alone", "")
     bench = add(
-        "data", "bench:data", "measure the loader of a preset and torch's DataLoader", _BENCH
+        "data", "bench:data", "measure the loader of a preset and torch's DataLoader", _BENCH_EPILOG
     )
     bench.add_argument(
         "--workers", type=worker_counts, metavar="N,N,...", help="the worker counts to try"
@@ -130,14 +130,14 @@ def _group(commands: Any, name: str, group_about: str, epilog: str) -> Callable[
     return add
 
 
-_DATA = """\
+_DATA_EPILOG = """\
 examples:
   ltui data build photos/ -o photos.beton --max-side 512
   ltui data info photos.beton
   ltui data verify photos.beton
 """
 
-_BUILD = """\
+_BUILD_EPILOG = """\
 SOURCE is one of
   photos/                           folder/class/image, with classes in alphabetical order
   torchvision:CIFAR10?train=true    a torchvision dataset, downloaded if necessary
@@ -148,7 +148,7 @@ complete. If a sample cannot be read, it is named, nothing is written and the
 exit code is 2; --skip-bad leaves such samples out instead.
 """
 
-_BENCH = """\
+_BENCH_EPILOG = """\
 Reads the loader alone, and the same data through torch's DataLoader. They take
 turns, so that all are measured under the same load of the machine.
 

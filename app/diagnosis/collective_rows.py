@@ -38,7 +38,7 @@ class _Group:
     """The known collectives of one process group."""
 
     name: str
-    fronts: Mapping[int, CollectivePosition]
+    positions: Mapping[int, CollectivePosition]
     entries: Mapping[int, Mapping[int, Collective]]
     """Rank to sequence number to collective."""
     barriers: Mapping[int, str]
@@ -47,7 +47,7 @@ class _Group:
 
     @property
     def ranks(self) -> list[int]:
-        return sorted({*self.fronts, *self.entries})
+        return sorted({*self.positions, *self.entries})
 
 
 def collective_tables(
@@ -74,12 +74,12 @@ def _process_groups(diagnosis: Diagnosis) -> list[_Group]:
             if not entry.p2p:
                 by_name.setdefault(entry.group, {}).setdefault(number, {})[entry.seq] = entry
     positions: dict[str, dict[int, CollectivePosition]] = {}
-    for front in diagnosis.wavefront:
-        if front.last_enqueued is not None or front.waits_in is not None:
-            positions.setdefault(front.group, {})[front.rank] = front
-            if front.waits_in is not None:
-                entries = by_name.setdefault(front.group, {}).setdefault(front.rank, {})
-                entries.setdefault(front.waits_in.seq, front.waits_in)
+    for position in diagnosis.wavefront:
+        if position.last_enqueued is not None or position.waits_in is not None:
+            positions.setdefault(position.group, {})[position.rank] = position
+            if position.waits_in is not None:
+                entries = by_name.setdefault(position.group, {}).setdefault(position.rank, {})
+                entries.setdefault(position.waits_in.seq, position.waits_in)
     barriers = {n: r.barrier for n, r in ranks.items() if r.barrier}
     silent = frozenset(n for n, r in ranks.items() if (r.beat_age_s or 0.0) >= SILENT_S)
     return [
@@ -177,7 +177,7 @@ def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTa
 def _row_numbers(group: _Group, pending: int | None, differs: int | None) -> list[int | None]:
     """Return the sequence numbers of the rows; None marks rows that are left out."""
     recorded_numbers = {seq for entries in group.entries.values() for seq in entries}
-    recorded_numbers |= {f.last_enqueued for f in group.fronts.values() if f.last_enqueued}
+    recorded_numbers |= {p.last_enqueued for p in group.positions.values() if p.last_enqueued}
     if not recorded_numbers:
         return []
     centre = pending if pending is not None else max(recorded_numbers)
@@ -211,8 +211,8 @@ def _table_cell(
 
 
 def _absent_cell(group: _Group, rank: int, seq: int, alarm: bool) -> CollectiveCell:
-    front = group.fronts.get(rank)
-    last = front.last_enqueued if front is not None else None
+    position = group.positions.get(rank)
+    last = position.last_enqueued if position is not None else None
     if last is None:
         entries = group.entries.get(rank)
         last = max(entries) if entries else None

@@ -45,6 +45,7 @@ MAX_SENTENCE_CHARS = 600
 """Maximum characters of a sentence that a run wrote."""
 
 LEVEL_TONES = {"dead": Tone.BAD, "stalled": Tone.BAD, "slow": Tone.WARN, "warning": Tone.WARN}
+"""The tone of each verdict level."""
 _LABELS = {
     "still_s": "no progress for",
     "budget_s": "limit",
@@ -56,6 +57,7 @@ _LABELS = {
     "collective": "collective",
     "at": "called",
 }
+"""Words for the names of evidence, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,7 @@ class DiagnosisContext:
 
 
 def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> DiagnosisViewModel:
+    """Return the view model of a diagnosis, with active verdicts first."""
     evidence = diagnosis.evidence
     active = [
         v

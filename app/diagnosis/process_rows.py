@@ -210,6 +210,7 @@ def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
 
 
 def machine_lines(host: HostEvidence) -> tuple[str, ...]:
+    """Return one line about the machine: cores, load, memory and shared memory."""
     parts = []
     if host.cores is not None:
         load = "" if host.load is None else f", load average {formats.significant(host.load, 2)}"

@@ -135,6 +135,7 @@ class RunFollower:
         self._began_at = time.time()
 
     def until_end(self) -> int:
+        """Show the run until its end, and return the exit code of the command."""
         self._display.print_line(started_line(self._run_dir))
         self._display.print_line(f"{_HINT}.")
         while True:

@@ -169,7 +169,9 @@ class LivePanel:
             self._live = None
 
 
-_QUIET = frozenset({RankState.OK, RankState.RUNNING, RankState.STARTING, RankState.ENDED})
+_QUIET_RANK_STATES = frozenset(
+    {RankState.OK, RankState.RUNNING, RankState.STARTING, RankState.ENDED}
+)
 _STATE_STYLES = {
     RunState.RUNNING: "bold",
     RunState.STOPPING: "yellow",
@@ -197,7 +199,7 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
     if snapshot.detail:
         lines.append((clean_line(snapshot.detail, 300), "yellow"))
     lines += [
-        (rank_line(snapshot, rank), "" if rank.state in _QUIET else "yellow")
+        (rank_line(snapshot, rank), "" if rank.state in _QUIET_RANK_STATES else "yellow")
         for rank in snapshot.ranks[:RANKS_SHOWN]
     ]
     if len(snapshot.ranks) > RANKS_SHOWN:

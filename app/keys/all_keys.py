@@ -86,6 +86,7 @@ class ListedKey:
 
     @property
     def moves(self) -> bool:
+        """Return whether all keys move a cursor or the focus."""
         return all(binding.key in MOTION for binding in self.bindings)
 
 

@@ -21,47 +21,52 @@ q      | leave         | quit       | Quit (training continues)
 """
 """Table of bindings for ``key_table.bindings``."""
 
-_LAUNCH = KeyHint("⏎", "launch", "screen.launch", keep=True)
-_NEXT = KeyHint("tab", "next", "app.focus_next")
-_BACK = KeyHint("esc", "presets", "screen.back", keep=True)
-_LAST = (
+_LAUNCH_HINT = KeyHint("⏎", "launch", "screen.launch", keep=True)
+_NEXT_HINT = KeyHint("tab", "next", "app.focus_next")
+_BACK_HINT = KeyHint("esc", "presets", "screen.back", keep=True)
+_LAST_HINTS = (
     KeyHint("?", "help", "app.help", keep=True),
     KeyHint("q", "quit", "screen.leave", keep=True),
     KeyHint("t", "theme", "app.choose_theme"),
 )
-_PRESETS = (
-    _LAUNCH,
+_PRESET_HINTS = (
+    _LAUNCH_HINT,
     KeyHint("e", "edit YAML", "screen.edit"),
     KeyHint("c", "check", "screen.check"),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("0", "reset form", "screen.reset_form"),
-    _NEXT,
-    *_LAST,
+    _NEXT_HINT,
+    *_LAST_HINTS,
 )
-_RUNS = (
+_RUN_LIST_HINTS = (
     KeyHint("⏎", "open", "screen.open_run", keep=True),
     KeyHint("r", "resume", "screen.resume"),
     KeyHint("R", "run again", "screen.rerun"),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("o", "sort", "screen.sort"),
     KeyHint("del", "delete", "screen.delete"),
-    _NEXT,
-    *_LAST,
+    _NEXT_HINT,
+    *_LAST_HINTS,
 )
 # A text field takes letters as input, so no letter is offered as a key there.
-_FIELD = (_LAUNCH, _NEXT, _BACK, KeyHint("ctrl+q", "quit", "app.leave"))
-_CHOICE = (KeyHint("⏎", "choose", "app.focus_next", keep=True), _NEXT, _BACK, *_LAST)
-_FILTER = (
+_FIELD_HINTS = (_LAUNCH_HINT, _NEXT_HINT, _BACK_HINT, KeyHint("ctrl+q", "quit", "app.leave"))
+_CHOICE_HINTS = (
+    KeyHint("⏎", "choose", "app.focus_next", keep=True),
+    _NEXT_HINT,
+    _BACK_HINT,
+    *_LAST_HINTS,
+)
+_FILTER_HINTS = (
     KeyHint("⏎", "keep the filter", "screen.keep_filter", keep=True),
     KeyHint("esc", "clear the filter", "screen.back", keep=True),
     KeyHint("ctrl+q", "quit", "app.leave"),
 )
 
 
-def hints(focused: Widget | None, *, in_runs: bool) -> tuple[KeyHint, ...]:
-    """Return the footer for the widget that has the focus."""
+def home_hints(focused: Widget | None, *, in_runs: bool) -> tuple[KeyHint, ...]:
+    """Return the hints for the footer, depending on the widget that has the focus."""
     if isinstance(focused, Input):
-        return _FILTER if focused.has_class("filter") else _FIELD
+        return _FILTER_HINTS if focused.has_class("filter") else _FIELD_HINTS
     if isinstance(focused, Select):
-        return _CHOICE
-    return _RUNS if in_runs else _PRESETS
+        return _CHOICE_HINTS
+    return _RUN_LIST_HINTS if in_runs else _PRESET_HINTS

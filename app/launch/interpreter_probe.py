@@ -174,6 +174,7 @@ def versions(packages: list[str], distributions: dict[str, str]) -> dict[str, st
 
 
 def main() -> None:
+    """Read the question from standard input, and print the answer."""
     question = json.load(sys.stdin)
     # Ranks search the folders that the run adds first, not the folder of this file.
     sys.path[0:1] = question.get("folders", [])

@@ -37,7 +37,9 @@ _END_KNOBS = (
     Knob(key="trainer.max_epochs", label="epochs", type="int", min=-1),
     Knob(key="trainer.max_steps", label="steps", type="int", min=-1),
 )
+"""Form fields for the end of a run, which are added if its preset has none."""
 _DEVICES = Knob(key="trainer.devices", label="devices", type="devices")
+"""Form field for the devices of a run whose preset is not available."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from ltui.training.state.record_fold import MIN_WINDOW_S, WINDOW_S
 BoolArray = npt.NDArray[np.bool_]
 
 COLUMNS = ("steps", "epochs", "times", "mean", "low", "high", "count")
+"""Names of the arrays of ``CurveData``."""
 
 
 def empty_curve() -> CurveData:
@@ -55,6 +56,7 @@ class GrowingCurve:
         return len(self._older) + self._length
 
     def append(self, step: float, epoch: float, time: float, value: float) -> None:
+        """Append one point."""
         if self._length == len(self._rows):
             self._merge_older()
         self._rows[self._length] = (step, epoch, time, value)

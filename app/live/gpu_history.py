@@ -15,7 +15,9 @@ HISTORY_S = 300.0
 MAX_SAMPLES = 360
 """Maximum number of readings that are kept per GPU."""
 STRIP_S, STRIP_POINTS = 10.0, 12
+"""Seconds of a window of the strip, and the number of its windows."""
 HEAT_S, HEAT_POINTS = 3.0, 100
+"""Seconds of a window of the heat strip, and the number of its windows."""
 NAN = math.nan
 
 

@@ -88,6 +88,7 @@ class MetricHistory:
         self.version += 1
 
     def add(self, name: str, step: float, epoch: float, time: float, value: float) -> None:
+        """Add a value that rank 0 logged."""
         if name == TRAIN_LOSS and not self._loss_is_logged:
             self._loss_is_logged = True
             self._live.pop(name, None)
@@ -103,6 +104,7 @@ class MetricHistory:
                 self._live_curve(name).extend(rows[:, [*places, column]])
 
     def names(self) -> set[str]:
+        """Return the names of all curves that have points."""
         return self._stored.keys() | self._live.keys()
 
     def curves(self, names: Collection[str]) -> dict[str, CurveData]:
@@ -181,6 +183,7 @@ class ThroughputHistory:
         self.version += 1
 
     def rates(self) -> dict[int | None, CurveData]:
+        """Return the curve of each rank; the key None is the total of all ranks."""
         if self._cached[0] != self.version:
             ranks = self._stored.keys() | self._rates.keys()
             self._cached = (self.version, {rank: self._join_curves(rank) for rank in ranks})

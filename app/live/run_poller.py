@@ -102,6 +102,7 @@ class RunPoller:
         self._history_error: str | None = None
 
     def close(self) -> None:
+        """Close the queue files."""
         if self._queues is not None:
             self._queues.close()
 

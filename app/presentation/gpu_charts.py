@@ -14,7 +14,7 @@ from ltui.widgets.view_models import ChartSeries, ChartViewModel
 CHART_NAMES = ("activity", "power", "temperature", "memory")
 """Names of the charts, in their order on the screen."""
 GIB = float(1 << 30)
-_NOTHING = "not available on this GPU, or not sampled yet"
+_NO_DATA = "not available on this GPU, or not sampled yet"
 
 
 def gpu_charts(gpu: GpuSnapshot, history: GpuSeries) -> dict[str, ChartViewModel]:
@@ -35,7 +35,7 @@ def gpu_charts(gpu: GpuSnapshot, history: GpuSeries) -> dict[str, ChartViewModel
             series=shown,
             x_label="time",
             x_time=True,
-            note=None if shown else _NOTHING,
+            note=None if shown else _NO_DATA,
         )
 
     return {

@@ -43,9 +43,11 @@ class ChartSettings:
     """The metrics that a person chose; None for the default choice."""
 
     def next_axis(self) -> str:
+        """Return the quantity that follows on the x axis."""
         return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
 
     def next_smoothing(self, steps: int) -> float:
+        """Return the smoothing that is ``steps`` places further in ``SMOOTHINGS``."""
         place = min(range(len(SMOOTHINGS)), key=lambda i: abs(SMOOTHINGS[i] - self.smoothing))
         return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + steps))]
 
@@ -71,6 +73,7 @@ class Axis:
         return min(float(e[0]) for e in finite_ends), max(float(e[1]) for e in finite_ends)
 
     def positions(self, curve: CurveData) -> FloatArray:
+        """Return the position of each point of a curve."""
         if self._kind == "time":
             return curve.times - self._origin
         if self._kind == "epoch":

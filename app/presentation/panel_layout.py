@@ -86,6 +86,7 @@ class PanelLayout:
 
     @property
     def mode(self) -> LayoutMode:
+        """The layout mode of the terminal."""
         return layout_mode(self.width, self.height, self.needs)
 
     def choose(self, panel: str) -> PanelLayout:

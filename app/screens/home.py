@@ -18,7 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Select, Static
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.home_keys import KEYS, hints
+from ltui.app.keys.home_keys import KEYS, home_hints
 from ltui.app.keys.key_table import bindings
 from ltui.app.panels.form_panel import READONLY, FormPanel
 from ltui.app.panels.panel import Panel
@@ -73,7 +73,7 @@ class HomeScreen(Screen[None]):
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
         )
-        yield KeyFooter(hints(None, in_runs=False), id="keys")
+        yield KeyFooter(home_hints(None, in_runs=False), id="keys")
 
     def on_mount(self) -> None:
         self.query_one("#preset-list").focus()
@@ -96,7 +96,7 @@ class HomeScreen(Screen[None]):
         self.set_class(height < 30, "-low")
 
     def _focus_moved(self, focused: Widget | None) -> None:
-        self.query_one(KeyFooter).show(hints(focused, in_runs=self._in_runs()))
+        self.query_one(KeyFooter).show(home_hints(focused, in_runs=self._in_runs()))
 
     @property
     def presets_panel(self) -> PresetsPanel:

@@ -1,4 +1,4 @@
-"""The watch on real files: queues that other processes write, logs, a store not there yet."""
+"""The poller on real files: queues that other processes write, logs, a store not there yet."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def ranks(run_dir: RunDir) -> Iterator[list[Writer]]:
             writer.end()
 
 
-def look(watch: RunPoller) -> Frame:
-    return watch.poll(time.time(), time.monotonic_ns())
+def poll(poller: RunPoller) -> Frame:
+    return poller.poll(time.time(), time.monotonic_ns())
 
 
-def until(watch: RunPoller, true: Callable[[Frame], bool]) -> Frame:
+def until(poller: RunPoller, true: Callable[[Frame], bool]) -> Frame:
     deadline = time.monotonic() + 90
     while True:
-        frame = look(watch)
+        frame = poll(poller)
         if true(frame):
             return frame
         assert time.monotonic() < deadline, "it never came"
@@ -134,12 +134,12 @@ def until(watch: RunPoller, true: Callable[[Frame], bool]) -> Frame:
 
 
 def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[Writer]) -> None:
-    watch = RunPoller(run_dir)
+    poller = RunPoller(run_dir)
     try:
         for writer in ranks:
             writer.say("steps 1 20")
         ranks[0].say("metric 20 0.5")
-        frame = until(watch, lambda f: "val_loss" in f.curves)
+        frame = until(poller, lambda f: "val_loss" in f.curves)
         assert not frame.supervisor_answers
         assert frame.snapshot.state in LIVE
         loss = frame.curves["train/loss"]
@@ -155,36 +155,36 @@ def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[W
         assert frame.snapshot.global_step == 20
 
         version = frame.curves_version
-        assert look(watch).curves_version == version
+        assert poll(poller).curves_version == version
         ranks[0].say("steps 21 21")
-        frame = until(watch, lambda f: f.curves_version > version)
+        frame = until(poller, lambda f: f.curves_version > version)
         assert frame.curves["train/loss"].steps[-1] == 21
         # Rank 1 has not done step 21: no total may be made of half of it.
         assert frame.rates[None].steps[-1] == 20
     finally:
-        watch.close()
+        poller.close()
 
 
 def test_an_unfinished_queue_is_no_error_and_is_found_later(run_dir: RunDir) -> None:
     path = run_dir.queue_dir(1) / "rank-00000.queue"
     path.write_bytes(b"")
-    watch = RunPoller(run_dir)
+    poller = RunPoller(run_dir)
     try:
-        frame = look(watch)
+        frame = poll(poller)
         assert frame.error is None
         assert frame.curves == {}
     finally:
-        watch.close()
+        poller.close()
 
 
 def test_logs_are_followed(run_dir: RunDir) -> None:
-    watch = RunPoller(run_dir)
+    poller = RunPoller(run_dir)
     try:
         (run_dir.logs_dir(1) / "rank-00001.log").write_bytes(b"\x1b[31mhello\x1b[0m\n")
-        frame = until(watch, lambda f: f.log_count > 0)
+        frame = until(poller, lambda f: f.log_count > 0)
         assert [(line.rank, line.text) for line in frame.log] == [(1, "hello")]
     finally:
-        watch.close()
+        poller.close()
 
 
 def test_a_damaged_store_is_said_and_the_rest_goes_on(run_dir: RunDir, private_home: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
         def close(self) -> None:
             self.closed = True
 
-    watch = Broken()
-    feed = PollerThread(lambda: watch, posted.append, run_id="calm-fox-1a2b")
+    poller = Broken()
+    feed = PollerThread(lambda: poller, posted.append, run_id="calm-fox-1a2b")
     posted_good = feed._last
     feed.start()
     try:
@@ -229,14 +229,14 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
             time.sleep(0.02)
         assert {f.error for f in posted} == {"nothing works"}
         assert len({f.error_since for f in posted}) == 1
-        watch.broken = False
+        poller.broken = False
         while posted[-1].error is not None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
         feed.stop()
         feed.join(60)
-    assert watch.closed
+    assert poller.closed
 
 
 def test_the_dashboard_needs_no_torch() -> None:
@@ -265,42 +265,42 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
     store.write_snapshot(ended)
     store.close()
     requests = LatestCurveRequest()
-    watch = RunPoller(run_dir, requests)
+    poller = RunPoller(run_dir, requests)
     try:
-        frame = until(watch, lambda f: "train/loss" in f.curves)
+        frame = until(poller, lambda f: "train/loss" in f.curves)
         assert "step/seconds" in frame.curve_names
         assert "step/seconds" not in frame.curves
         coarse = frame.curves["train/loss"]
         requests.request = CurveRequest(names=frozenset({"train/loss", "step/seconds"}))
-        frame = until(watch, lambda f: "step/seconds" in f.curves)
+        frame = until(poller, lambda f: "step/seconds" in f.curves)
         assert frame.curves["step/seconds"].mean[-1] == 0.5
         requests.request = CurveRequest(names=frozenset({"train/loss"}), steps=(1000, 1999))
         before = frame.curves_version
-        frame = until(watch, lambda f: f.curves_version != before)
+        frame = until(poller, lambda f: f.curves_version != before)
         fine = frame.curves["train/loss"]
         inside = (fine.steps >= 1000) & (fine.steps <= 1999)
         assert fine.steps[inside].tolist() == list(range(1000, 2000))
         assert np.sum((coarse.steps >= 1000) & (coarse.steps <= 1999)) < 100
         assert np.all(np.diff(fine.steps) > 0)
         requests.request = CurveRequest()
-        frame = until(watch, lambda f: len(f.curves["train/loss"]) == len(coarse))
+        frame = until(poller, lambda f: len(f.curves["train/loss"]) == len(coarse))
     finally:
-        watch.close()
+        poller.close()
 
 
 def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> None:
-    watch = RunPoller(run_dir)
+    poller = RunPoller(run_dir)
     try:
         for writer in ranks:
             writer.say("steps 1 5")
-        until(watch, lambda f: f.snapshot.state in LIVE and bool(f.curves))
+        until(poller, lambda f: f.snapshot.state in LIVE and bool(f.curves))
         for writer in ranks:
             writer.end()
-        frame = until(watch, lambda f: f.snapshot.state not in LIVE)
+        frame = until(poller, lambda f: f.snapshot.state not in LIVE)
         assert frame.snapshot.state in (RunState.LOST, RunState.CRASHED, RunState.FAILED)
         assert frame.curves["train/loss"].steps[-1] == 5
     finally:
-        watch.close()
+        poller.close()
 
 
 def test_frames_that_cost_more_come_less_often() -> None:
