@@ -96,11 +96,11 @@ def copy_of_metric_tables(trainer: Any) -> dict[str, dict[str, Any]]:
 
 
 def is_synchronised(meta: Any) -> bool:
-    """Return ``_Sync._should``: True if the value was logged with ``sync_dist=True``.
+    """Return ``_Sync.should``: True if ranks synchronise the value (``sync_dist=True``).
 
-    The public ``_Sync.should`` has the same value. ``meta`` is the metadata of one result.
+    ``meta`` is the metadata of one result.
     """
-    return bool(meta.sync._should)
+    return bool(meta.sync.should)
 
 
 def make_result_metric(

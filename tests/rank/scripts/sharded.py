@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
     partial_path,
-    publish,
+    publish_checkpoint,
     rank_file,
 )
 from tests.rank.exactness import world
@@ -33,7 +33,9 @@ def save(folder: Path) -> None:
     torch.save({"rank": world.HERE.rank}, partial_path(rank_file(path, world.HERE.rank)))
     distributed.barrier()
     if world.HERE.rank == 0:
-        publish(partial_path(path), path, 2, global_step=7, attempt=1, fit=1, reason="stop")
+        publish_checkpoint(
+            partial_path(path), path, 2, global_step=7, attempt=1, fit=1, reason="stop"
+        )
     distributed.barrier()
     distributed.destroy_process_group()
 

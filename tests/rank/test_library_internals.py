@@ -1,0 +1,350 @@
+"""The installed Lightning, torch and torchmetrics have the private attributes that ltui relies on.
+
+Each function of ``lightning_internals.py`` and ``torch_internals.py`` is called on a real object,
+and its result must have the expected shape. A new version that renames an attribute fails here, and
+the message names the attribute.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+import torchmetrics
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
+
+from ltui.training.rank import lightning_internals, torch_internals
+from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder, dump_functions
+
+
+class _Model(pl.LightningModule):
+    """A module that runs ``probe`` in its second training step and logs two values."""
+
+    def __init__(self, probe: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.mean = torchmetrics.MeanMetric()
+        self.probe = probe
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        loss = self.layer(batch[0]).square().mean()
+        self.mean.update(loss.detach())
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True, batch_size=2)
+        self.log("metric", self.mean, on_epoch=True)
+        if index == 1:
+            self.probe(self)
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def _loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=2, **options)
+
+
+def _trainer(**options: Any) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def in_step() -> dict[str, Any]:
+    """The results of all functions that need a running training step."""
+    seen: dict[str, Any] = {}
+    trainer = _trainer()
+
+    def probe(module: Any) -> None:
+        loop = trainer.fit_loop
+        results = lightning_internals.training_results(trainer)
+        seen.update(
+            results=results,
+            active_results=lightning_internals.active_results(trainer),
+            callback_metrics=lightning_internals.callback_metrics(trainer),
+            tables=lightning_internals.copy_of_metric_tables(trainer),
+            same_tables=[
+                lightning_internals.metric_table(trainer, name)
+                for name in lightning_internals.METRIC_TABLES
+            ],
+            combined_loader=lightning_internals.combined_loader(loop),
+            fetcher=lightning_internals.data_fetcher(loop),
+            iterator=lightning_internals.loader_iterator(lightning_internals.data_fetcher(loop), 0),
+            state_loaded=lightning_internals.is_state_loaded(loop),
+            has_state_attribute=hasattr(loop, "_loaded_from_state_dict"),
+            resuming=lightning_internals.is_resuming(loop),
+            done=lightning_internals.is_training_done(loop.epoch_loop),
+            due=lightning_internals.should_check_validation(loop),
+            updates=torch_internals.update_count(module.mean),
+            yielded=torch_internals.yielded_batches(
+                lightning_internals.loader_iterator(lightning_internals.data_fetcher(loop), 0)
+            ),
+        )
+
+    trainer.fit(_Model(probe), _loader(), _loader())
+    return seen
+
+
+def test_connectors_have_the_methods_that_are_called() -> None:
+    trainer = _trainer()
+    logger = lightning_internals.logger_connector(trainer)
+    for name in ("on_batch_start", "on_batch_end", "update_train_step_metrics"):
+        assert callable(getattr(logger, name)), name
+    checkpoint = lightning_internals.checkpoint_connector(trainer)
+    for name in ("dump_checkpoint", "resume_start", "restore_optimizers_and_schedulers"):
+        assert callable(getattr(checkpoint, name)), name
+    inspect.signature(checkpoint.dump_checkpoint).bind(False)
+    inspect.signature(checkpoint.resume_start).bind("path", weights_only=False)
+    assert lightning_internals.loaded_checkpoint(checkpoint) == {}
+    assert callable(lightning_internals.signal_connector(trainer).register_signal_handlers)
+
+
+def test_logged_values_are_readable_within_a_step(in_step: dict[str, Any]) -> None:
+    assert in_step["active_results"] is in_step["results"]
+    results = in_step["results"]
+    assert {"training_step.loss", "training_step.metric"} <= set(results)
+    loss, metric = results["training_step.loss"], results["training_step.metric"]
+    assert (loss.is_tensor, metric.is_tensor) == (True, False)
+    # Lightning ignores sync_dist=True on one device.
+    assert lightning_internals.is_synchronised(loss.meta) is False
+    assert loss.meta.sync.rank_zero_only is False
+    for name in lightning_internals.RESULT_META_FIELDS:
+        assert hasattr(loss.meta, name), name
+    for name in ("value", "cumulated_batch_size", "has_reset"):
+        assert hasattr(loss, name), name
+    assert hasattr(results, "batch_size")
+
+
+def test_metric_tables_are_dictionaries_of_tensors(in_step: dict[str, Any]) -> None:
+    assert set(in_step["tables"]) == set(lightning_internals.METRIC_TABLES)
+    assert all(isinstance(table, dict) for table in in_step["same_tables"])
+    # The first batch of the epoch has ended, so its values are stored.
+    assert isinstance(in_step["callback_metrics"]["loss"], torch.Tensor)
+    assert in_step["callback_metrics"] is in_step["same_tables"][0]
+
+
+def test_a_result_can_be_built_and_updated(in_step: dict[str, Any]) -> None:
+    results = in_step["results"]
+    meta = results["training_step.loss"].meta
+    built = lightning_internals.make_result_metric(
+        results,
+        {name: getattr(meta, name) for name in lightning_internals.RESULT_META_FIELDS},
+        reduce_fx=meta.reduce_fx.__name__,
+        reduce=lambda value, *_: value,
+        sync_dist=True,
+        rank_zero_only=False,
+        is_tensor=True,
+    )
+    assert type(built) is type(results["training_step.loss"])
+    assert built.meta.name == "loss"
+    assert lightning_internals.is_synchronised(built.meta) is True
+    before = built._update_count
+    lightning_internals.mark_as_updated(built)
+    assert (before, built._update_count, built.update_called) == (0, 1, True)
+
+
+def test_loops_and_loaders_within_a_step(in_step: dict[str, Any]) -> None:
+    assert len(in_step["combined_loader"].flattened) == 1
+    fetcher = in_step["fetcher"]
+    for name in ("batches", "fetched", "done", "iterator"):
+        assert hasattr(fetcher, name), name
+    assert in_step["yielded"] == 2
+    assert (in_step["has_state_attribute"], in_step["state_loaded"]) == (True, False)
+    assert (in_step["resuming"], in_step["done"], in_step["due"]) == (False, False, False)
+
+
+def test_methods_of_loops_can_be_replaced() -> None:
+    trainer = _trainer()
+    loop = trainer.fit_loop
+    lightning_internals.check_validation_signature(loop)
+    assert inspect.ismethod(lightning_internals.load_loader_states(loop))
+    before, after = lightning_internals.fetch_hooks(loop.epoch_loop)
+    assert inspect.ismethod(before)
+    assert inspect.ismethod(after)
+    manual = loop.epoch_loop.manual_optimization
+    assert inspect.ismethod(lightning_internals.after_manual_step(manual))
+    precision = trainer.strategy.precision_plugin
+    assert inspect.ismethod(lightning_internals.after_closure(precision))
+    calls: list[str] = []
+    lightning_internals.replace_load_loader_states(loop, lambda: calls.append("states"))
+    lightning_internals.replace_fetch_hooks(
+        loop.epoch_loop, lambda: calls.append("before"), lambda: calls.append("after")
+    )
+
+    def closure_done(*args: Any) -> None:
+        calls.append("closure")
+        lightning_closure(*args)
+
+    lightning_closure = lightning_internals.after_closure(precision)
+    lightning_internals.replace_after_closure(precision, closure_done)
+    trainer.fit(_Model(lambda _: None), _loader())
+    # Lightning calls each replacement: the states once, the others in this order for each batch.
+    assert calls == ["states", *["before", "after", "closure"] * 4]
+
+
+def test_the_manual_step_hook_is_called() -> None:
+    class Manual(_Model):
+        def __init__(self) -> None:
+            super().__init__(lambda _: None)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> None:
+            optimizer: Any = self.optimizers()
+            self.manual_backward(self.layer(batch[0]).mean())
+            optimizer.step()
+
+    trainer = _trainer()
+    manual = trainer.fit_loop.epoch_loop.manual_optimization
+    calls: list[int] = []
+    after_step = lightning_internals.after_manual_step(manual)
+    lightning_internals.replace_after_manual_step(
+        manual, lambda: (calls.append(1), after_step())[0]
+    )
+    trainer.fit(Manual(), _loader())
+    assert len(calls) == 4
+
+
+def test_resuming_can_be_cleared() -> None:
+    loop = _trainer().fit_loop
+    loop._restarting = True
+    loop.epoch_loop.restarting = True
+    lightning_internals.clear_resuming(loop)
+    assert loop.restarting is False
+    assert loop.epoch_loop.restarting is False
+    assert lightning_internals.is_resuming(loop) is False
+
+
+def test_the_default_profiler_can_be_silenced() -> None:
+    trainer = _trainer()
+    assert lightning_internals.silence_idle_profiler(trainer) is True
+    with trainer.profiler.profile("action"):
+        pass
+    assert lightning_internals.silence_idle_profiler(_trainer(profiler="simple")) is False
+
+
+def test_the_ddp_strategy_has_a_setup_method() -> None:
+    from lightning.pytorch.strategies import DDPStrategy
+
+    strategy = DDPStrategy()
+    original = lightning_internals.setup_model(strategy)
+    assert inspect.ismethod(original)
+    inspect.signature(original).bind(None)
+    lightning_internals.replace_setup_model(strategy, lambda model: model)
+    assert not inspect.ismethod(lightning_internals.setup_model(strategy))
+    lightning_internals.restore_setup_model(strategy)
+    assert lightning_internals.setup_model(strategy) == original
+    assert lightning_internals.setup_model(object()) is None
+
+
+def test_the_sampler_inside_lightnings_wrapper_is_found() -> None:
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    sampler = SequentialSampler(range(8))
+    wrapper = DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
+    assert lightning_internals.wrapped_sampler(wrapper) is sampler
+    assert lightning_internals.wrapped_sampler(sampler) is None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loaders_iterator_can_be_replaced_and_discarded(workers: int) -> None:
+    loader = _loader(num_workers=workers, persistent_workers=workers > 0)
+    created = []
+
+    def create() -> Any:
+        created.append(torch_internals.create_iterator(loader))
+        return created[-1]
+
+    torch_internals.replace_get_iterator(loader, create)
+    iterator = iter(loader)
+    assert created == [iterator]
+    next(iterator)
+    assert torch_internals.yielded_batches(iterator) == 1
+    kept = torch_internals.persistent_iterator(loader)
+    assert kept is (iterator if workers else None)
+    if workers:
+        processes = list(iterator._workers)
+        torch_internals.discard_iterator(loader)
+        assert torch_internals.persistent_iterator(loader) is None
+        assert not any(process.is_alive() for process in processes)
+    torch_internals.restore_get_iterator(loader)
+    assert "_get_iterator" not in vars(loader)
+    assert torch_internals.persistent_iterator(object()) is None
+
+
+@pytest.fixture
+def process_group(tmp_path: Any) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_reducer_can_be_read_and_rebuilt(process_group: None) -> None:
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    assert torch_internals.has_rebuilt_buckets(model) is False
+    assert torch_internals.can_reorder_parameters(model) is True
+    parameters, expects_sparse = torch_internals.reducer_parameters(model)
+    assert [p.shape for p in parameters] == [p.shape for p in model.module.parameters()]
+    assert expects_sparse == [False] * 4
+    torch_internals.rebuild_reducer(model, parameters[::-1], expects_sparse[::-1])
+    torch_internals.push_all_parameters(model)
+    assert torch_internals.rebuild_buckets(model) is True
+    assert torch_internals.has_rebuilt_buckets(model) is True
+    buckets = torch_internals.gradient_buckets(model)
+    in_buckets = [id(p) for bucket in buckets for p in bucket.parameters()]
+    assert in_buckets == [id(p) for p in parameters[::-1]]
+
+
+def test_the_flight_recorder_has_a_dump_function(process_group: None) -> None:
+    import torch._C._distributed_c10d as c10d
+
+    assert dump_functions(c10d, "gloo")
+    recorder = FlightRecorder()
+    assert recorder.refresh() is True
+    dist.all_reduce(torch.ones(1))
+    assert recorder.counts() != UNKNOWN
+    assert list(recorder.groups().values()) == [[0]]
+    assert dist.group.WORLD._get_sequence_number_for_group() >= 0
+
+
+def test_norms_of_parameters() -> None:
+    norms = torch_internals.parameter_norms([torch.tensor([3.0, 4.0]), torch.zeros(2)])
+    assert [float(norm) for norm in norms] == [5.0, 0.0]
+
+
+def test_a_scheduler_keeps_its_last_rates() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert getattr(scheduler, torch_internals.SCHEDULER_LAST_RATES) == [0.5]
+
+
+def test_a_metric_has_states_and_counts_its_updates(in_step: dict[str, Any]) -> None:
+    metric = torchmetrics.MeanMetric()
+    assert set(torch_internals.state_names(metric)) == {"mean_value", "weight"}
+    assert torch_internals.update_count(metric) == 0
+    metric.update(1.0)
+    metric.compute()
+    torch_internals.mark_restored(metric, 7)
+    assert torch_internals.update_count(metric) == 7
+    assert metric._computed is None
+    assert in_step["updates"] == 2
+
+
+def test_every_function_of_the_adapters_is_checked_here() -> None:
+    """A function that is added to an adapter needs a check in this file."""
+    source = inspect.getsource(inspect.getmodule(_loader))  # type: ignore[arg-type]
+    for module in (lightning_internals, torch_internals):
+        for name, value in vars(module).items():
+            if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
+                assert f"{module.__name__.rpartition('.')[2]}.{name}(" in source, name
