@@ -1,1 +1,1 @@
-"""The parts that the screens are made of: Textual containers that fill widgets with values."""
+"""The panels of the screens: Textual containers that give view models to widgets."""

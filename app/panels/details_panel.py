@@ -1,4 +1,4 @@
-"""The details of a run as a panel that scrolls: two columns where it is wide enough."""
+"""The details of a run as a scrolling panel, in two columns if it is wide enough."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ltui.app.live.frame import Frame
 from ltui.app.presentation import run_details
 
 TWO_COLUMNS_FROM = 100
-"""Cells of width from which the two parts stand beside each other."""
+"""Minimum cells of width for the two parts to be placed side by side."""
 
 
 class DetailsView(VerticalScroll):
-    """Metrics and configuration, then checkpoints, events and facts."""
+    """Metrics and configuration, then checkpoints, events and other facts."""
 
     DEFAULT_CSS = """
     DetailsView { height: 1fr; width: 1fr; scrollbar-size: 0 1; }
@@ -37,6 +37,7 @@ class DetailsView(VerticalScroll):
         self.set_class(event.size.width >= TWO_COLUMNS_FROM, "-wide")
 
     def show(self, frame: Frame) -> None:
+        """Draw the details of ``frame``; unchanged parts are not repainted."""
         parts = {
             "#detail-figures": run_details.metrics_and_configuration(frame),
             "#detail-facts": run_details.checkpoints_and_events(frame),

@@ -1,4 +1,4 @@
-"""The fields of a form: a label, what is typed or chosen, and its mistake or meaning beside it."""
+"""The fields of a form: a label, an input, and a note with its problem or its meaning."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ltui.widgets.sanitise import clean_line, clean_name
 
 
 class FormField(Horizontal):
-    """One field. It checks nothing: its screen does, and calls ``show_problems``."""
+    """One field. It does not check its text: the screen does and calls ``show_problems``."""
 
     class Changed(Message):
-        """The field holds another text now."""
+        """The text of the field changed."""
 
     class Entered(Message):
         """Enter was pressed in the field."""
 
     def __init__(self, key: str, label: str, text: str, *, default: str | None = None) -> None:
-        """Show problems that name ``key``, and mark a text that is not ``default`` as changed."""
+        """``key`` is the place that problems name. Texts other than ``default`` are marked."""
         super().__init__()
         self.key, self.label = key, label
         self._first, self._default = text, default
@@ -37,14 +37,14 @@ class FormField(Horizontal):
 
     def compose(self) -> ComposeResult:
         yield Static(Text(clean_name(self.label)), classes="label")
-        self._control = self._made()
+        self._control = self._make_control()
         yield self._control
-        yield Static(self._beside(), classes="beside", markup=False)
+        yield Static(self._note(), classes="field-note", markup=False)
 
     def on_mount(self) -> None:
         self.set_class(self.changed, "-changed")
 
-    def _made(self) -> Widget:
+    def _make_control(self) -> Widget:
         return Input(self._first, compact=True, select_on_focus=False)
 
     @property
@@ -56,23 +56,23 @@ class FormField(Horizontal):
 
     @property
     def changed(self) -> bool:
-        """Whether the text differs from the default."""
+        """True if the text differs from the default."""
         return self._default is not None and self.text.strip() != self._default
 
     def show_problems(self, problems: Sequence[Problem]) -> None:
-        """Show the mistakes beside the field; without any, its meaning."""
+        """Show the problems in the note; without problems, the meaning of the field."""
         self.set_class(bool(problems), "-wrong")
-        self.query_one(".beside", Static).update(self._beside(problems))
+        self.query_one(".field-note", Static).update(self._note(problems))
 
-    def _beside(self, problems: Sequence[Problem] = ()) -> Text:
+    def _note(self, problems: Sequence[Problem] = ()) -> Text:
         if problems:
-            words = " ".join(_sentence(p) for p in problems)
-            return Text(f"✗ {clean_line(words)}", "bold")
+            sentences = " ".join(_sentence(p) for p in problems)
+            return Text(f"✗ {clean_line(sentences)}", "bold")
         parts = [f"was {self._default or 'empty'}"] if self.changed else []
         return Text(clean_line(" · ".join([*parts, *self.meaning()])))
 
     def meaning(self) -> list[str]:
-        """What the field is for, in a few words each."""
+        """Return what the field is for, in short phrases."""
         return []
 
     @on(Input.Changed)
@@ -91,16 +91,16 @@ class FormField(Horizontal):
 
 
 class KnobField(FormField):
-    """A key of the configuration."""
+    """A field for one key of the configuration."""
 
     def __init__(self, knob: Knob, text: str) -> None:
         super().__init__(knob.key, knob.label or knob.key, text, default=field_text(knob.default))
         self.knob = knob
 
-    def _made(self) -> Widget:
+    def _make_control(self) -> Widget:
         choices = self._choices()
         if not choices:
-            return super()._made()
+            return super()._make_control()
         first = self._first if self._first in choices else choices[0]
         return select([(Text(choice), choice) for choice in choices], first)
 
@@ -114,21 +114,22 @@ class KnobField(FormField):
 
 
 class StartField(FormField):
-    """Another run's checkpoint, which the run begins with."""
+    """A field for another run's checkpoint, from which the run starts."""
 
     def __init__(self, text: str) -> None:
         super().__init__(START_FROM, START_FROM, text)
-        self._words = ""
+        self._description = ""
 
-    def explain(self, words: str) -> None:
-        self._words = words
+    def describe(self, description: str) -> None:
+        """Describe the chosen checkpoint; an empty text restores the general meaning."""
+        self._description = description
 
     def meaning(self) -> list[str]:
-        return [self._words or "another run's checkpoint: RUN or RUN:STEP"]
+        return [self._description or "another run's checkpoint: RUN or RUN:STEP"]
 
 
 class TextField(FormField):
-    """Free text."""
+    """A field for any text."""
 
     def __init__(self, key: str, meaning: str) -> None:
         super().__init__(key, key, "")
@@ -139,40 +140,40 @@ class TextField(FormField):
 
 
 class ChoiceField(FormField):
-    """One of several possibilities, each with its value."""
+    """A field to choose one of several options."""
 
     def __init__(self, key: str, options: Sequence[tuple[str, str]]) -> None:
-        """``options``: words and value, the first one chosen."""
+        """``options`` are texts with their values. The first option is chosen."""
         super().__init__(key, key, options[0][1])
         self._options = tuple(options)
 
-    def _made(self) -> Widget:
-        return select([(Text(words), value) for words, value in self._options], self._first)
+    def _make_control(self) -> Widget:
+        return select([(Text(text), value) for text, value in self._options], self._first)
 
 
 def select(options: Sequence[tuple[Text, str]], value: str) -> Select[str]:
-    """A field to choose from, as high and wide as one to type into."""
+    """Return a selection that is as high and wide as an input."""
     return Select(options, value=value, allow_blank=False, compact=True)
 
 
 def show_problems(
-    fields: Iterable[FormField], rest: Iterable[Static], problems: Iterable[Problem]
+    fields: Iterable[FormField], other_problems: Iterable[Static], problems: Iterable[Problem]
 ) -> None:
-    """Show each problem beside its field, and what belongs to no field in ``rest``."""
+    """Show each problem at its field, and problems of no field in ``other_problems``."""
     by_key: dict[str, list[Problem]] = {}
     for problem in problems:
         by_key.setdefault(problem.where, []).append(problem)
     for field in fields:
         field.show_problems(by_key.pop(field.key, ()))
-    lines = [str(problem) for found in by_key.values() for problem in found]
+    lines = [str(problem) for unassigned in by_key.values() for problem in unassigned]
     text = Text("\n".join(f"✗ {clean_line(line)}" for line in lines), "bold")
-    for where in rest:
-        where.update(text)
-        where.display = bool(lines)
+    for widget in other_problems:
+        widget.update(text)
+        widget.display = bool(lines)
 
 
-def named(problems: Iterable[Problem], fields: Iterable[FormField]) -> list[str]:
-    """The problems in lines that name fields by their labels: ``epochs (trainer.max_epochs)``."""
+def problem_lines(problems: Iterable[Problem], fields: Iterable[FormField]) -> list[str]:
+    """Return problems as lines that name fields by label, as in ``epochs (trainer.max_epochs)``."""
     labels = {field.key: field.label for field in fields}
     lines = []
     for problem in problems:

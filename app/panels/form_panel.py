@@ -1,4 +1,7 @@
-"""The form of the selected preset on the home screen: checked while typed, edited, launched."""
+"""The form of the selected preset on the home screen.
+
+The form is checked while the user types. It can be edited as YAML, and launched.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,23 @@ if TYPE_CHECKING:
     from ltui.training.store.run_directory import RunDir
 
 CHECK_AFTER_S = 0.15
-"""Seconds without typing after which the form is checked."""
+"""Seconds after the last change of a field until the form is checked."""
 READONLY = "This dashboard only watches (--readonly). Nothing was started or changed."
 NOTHING_SELECTED = "Select a preset that can be read."
 
 
 class FormPanel(Panel):
-    """The form with its checks, and the launch of what is in it."""
+    """The panel with the form, its checks and its launch line."""
 
     class Launched(Message):
-        """The supervisor of a new run has answered."""
+        """A run was launched, and its supervisor answered."""
 
         def __init__(self, run_dir: RunDir) -> None:
             super().__init__()
             self.run_dir = run_dir
 
     class Checked(Message):
-        """The form was checked; ``text`` is the configuration that Lightning would be given."""
+        """The form was checked; ``text`` is the configuration that Lightning would get."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -55,9 +58,9 @@ class FormPanel(Panel):
         self.home, self.readonly, self.python = home, readonly, python
         self.preset: Preset | None = None
         self.result: FormResult | None = None
-        """The form as last checked; None while it is being checked."""
+        """The result of the last check; None while the form is being checked."""
         self.machine: Machine
-        self._machine_known = False
+        self._has_machine = False
         self._edited: dict[str, Preset] = {}
         self._check_timer: Timer | None = None
         self._launching = False
@@ -69,7 +72,7 @@ class FormPanel(Panel):
         self.query_one(LaunchLine).display = False
 
     async def start(self) -> None:
-        """Put the form in place; it is checked once ``use_machine`` was called."""
+        """Mount the form. It is checked once ``use_machine`` was called."""
         # Imported here: the first frame has no form.
         from ltui.app.panels.launch_form import LaunchForm
         from ltui.training.config.device_selection import UNKNOWN_MACHINE
@@ -78,12 +81,13 @@ class FormPanel(Panel):
         await self.mount(LaunchForm(id="launch-form"), before="#launch-line")
 
     def use_machine(self, machine: Machine) -> None:
-        """Check the form for a machine with these devices."""
-        self.machine, self._machine_known = machine, True
+        """Check the form for this machine from now on."""
+        self.machine, self._has_machine = machine, True
         self._check_form()
 
     def form(self) -> LaunchForm | None:
-        """The form, once it is in place."""
+        """Return the form; None before it is mounted."""
+        # Imported here: the first frame has no form.
         from ltui.app.panels.launch_form import LaunchForm
 
         return next(iter(self.query(LaunchForm)), None)
@@ -91,7 +95,7 @@ class FormPanel(Panel):
     # -- the preset in the form --------------------------------------------------------------------
 
     async def show_preset(self, preset: Preset, *, keep: bool = True) -> None:
-        """Show the form of ``preset``; with ``keep``, as it was edited and filled in before."""
+        """Show the form of ``preset``; with ``keep``, with the values and edits made before."""
         form = self.form()
         if form is None:
             return
@@ -106,7 +110,7 @@ class FormPanel(Panel):
         self._check_form()
 
     async def show_nothing(self, title: str, text: Text) -> None:
-        """Say in place of a form why there is none."""
+        """Show the reason why there is no form."""
         self.preset = self.result = None
         self.set_titles(title)
         self.query_one(LaunchLine).display = False
@@ -115,7 +119,7 @@ class FormPanel(Panel):
             await form.show_message(text)
 
     async def reset(self, preset: Preset) -> None:
-        """Forget what was edited and typed for ``preset``."""
+        """Discard the values and edits made for ``preset``."""
         self._edited.pop(preset.name, None)
         await self.show_preset(preset, keep=False)
 
@@ -134,46 +138,47 @@ class FormPanel(Panel):
 
     def _check_form(self) -> None:
         form = self.form()
-        if form is None or not self._machine_known:
+        if form is None or not self._has_machine:
             return
         if form.preset is not None and form.preset is self.preset:
             self._check(form.preset, form.texts(), form.start_from)
 
     @work(thread=True, exclusive=True, group="check", exit_on_error=False)
     def _check(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
+        # Imported here, in the worker's thread: the first frame checks nothing.
         from ltui.app.presentation.launch_summary import launch_summary
         from ltui.training.config.preset_form import apply_form
         from ltui.training.config.yaml_document import resolve, write_document
         from ltui.training.problem import ProblemError
 
         result = apply_form(preset, texts, self.machine)
-        words, problems = "", list(result.problems)
+        start, problems = "", list(result.problems)
         if start_from:
             # Imported here: most runs start from the beginning.
             from ltui.app.launch.check_and_launch import describe_start
 
             try:
-                words = describe_start(self.home, start_from)
+                start = describe_start(self.home, start_from)
             except ProblemError as error:
                 problems += error.problems
         result = replace(result, problems=tuple(problems))
         text = write_document(resolve(result.document)[0])
         summary = launch_summary(result.document, self.machine, preset.cpu_ranks)
-        if words:
-            summary += f", from {words}"
+        if start:
+            summary += f", from {start}"
 
         def checked() -> None:
             form = self.form()
             if form is None or form.preset is not preset:
                 return
             if (form.texts(), form.start_from) == (texts, start_from):
-                form.show_start(words)
-                self._checked(form, result, summary)
+                form.show_start(start)
+                self._show_result(form, result, summary)
                 self.post_message(self.Checked(text))
 
         call_screen(self, checked)
 
-    def _checked(self, form: LaunchForm, result: FormResult, summary: str) -> None:
+    def _show_result(self, form: LaunchForm, result: FormResult, summary: str) -> None:
         self.result = result
         form.show_problems(result.problems)
         line, count = self.query_one(LaunchLine), len(result.problems)
@@ -188,7 +193,7 @@ class FormPanel(Panel):
             line.show(summary, ready=True)
 
     def check_with_classes(self) -> None:
-        """Check the form by importing the classes that it names."""
+        """Check the form by importing the classes of its configuration."""
         form = self.form()
         if self.preset is None or form is None:
             self.refuse(NOTHING_SELECTED)
@@ -198,6 +203,7 @@ class FormPanel(Panel):
 
     @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
     def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
+        # Imported here, in the worker's thread: the first frame checks nothing.
         from ltui.app.launch.build_spec import prepare_preset_launch
         from ltui.app.launch.real_class_check import check_with_classes
         from ltui.training.config.preset_form import apply_form
@@ -214,8 +220,8 @@ class FormPanel(Panel):
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             call_screen(self, self._show_failure, f"{preset.name} could not be checked", error)
         else:
-            words = f"{preset.name}: OK. The configuration loads in this environment."
-            call_screen(self, self._tell, words)
+            message = f"{preset.name}: OK. The configuration loads in this environment."
+            call_screen(self, self._show_notice, message)
 
     # -- editing -----------------------------------------------------------------------------------
 
@@ -225,6 +231,7 @@ class FormPanel(Panel):
         if self.preset is None or form is None:
             self.refuse(NOTHING_SELECTED)
             return
+        # Imported here: the first frame has no editor.
         from ltui.app.launch.preset_text import editor_text, preset_from_text, text_problems
         from ltui.app.screens.yaml_editor import YamlScreen
         from ltui.training.config.preset_form import apply_form
@@ -232,7 +239,7 @@ class FormPanel(Panel):
         preset = self.preset
         text = editor_text(preset, apply_form(preset, form.texts(), self.machine).document)
 
-        async def taken(new: str | None) -> None:
+        async def edited(new: str | None) -> None:
             if new is not None and new != text:
                 self._edited[preset.name] = preset_from_text(preset, new)
                 await self.show_preset(preset, keep=False)
@@ -240,13 +247,13 @@ class FormPanel(Panel):
 
         title = f"{preset.name}: configuration; `ltui:` sets checkpoints, stalls and restarts"
         self.app.push_screen(
-            YamlScreen(title, text, lambda t: text_problems(preset, t, self.machine)), taken
+            YamlScreen(title, text, lambda t: text_problems(preset, t, self.machine)), edited
         )
 
     # -- launching ---------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start the run that the launch line describes."""
+        """Launch the run that the launch line describes."""
         form = self.form()
         if self.readonly:
             self.refuse(READONLY)
@@ -258,6 +265,7 @@ class FormPanel(Panel):
 
     @work(thread=True, group="launch", exit_on_error=False)
     def _launch(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
+        # Imported here, in the worker's thread: the first frame launches nothing.
         from ltui.app.launch.check_and_launch import start_run
         from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
@@ -273,7 +281,7 @@ class FormPanel(Panel):
                 result.overrides,
                 self.python,
                 start_from,
-                lambda: call_screen(self, self._tell, f"launching {preset.name} …"),
+                lambda: call_screen(self, self._show_notice, f"launching {preset.name} …"),
             )
         except ProblemError as error:
             call_screen(self, self._show_problems, title, preset, error.problems)
@@ -290,18 +298,18 @@ class FormPanel(Panel):
         form, lines = self.form(), [str(problem) for problem in problems]
         if form is not None and form.preset is preset:
             form.show_problems(problems)
-            lines = form.named(problems)
+            lines = form.problem_lines(problems)
         self.app.push_screen(ProblemScreen(title, lines))
 
     def _show_failure(self, title: str, error: Exception) -> None:
         self.app.push_screen(ProblemScreen(title, [f"{type(error).__name__}: {error}"]))
 
-    def _tell(self, words: str) -> None:
-        self.notify(words, timeout=4, markup=False)
+    def _show_notice(self, message: str) -> None:
+        self.notify(message, timeout=4, markup=False)
 
-    def refuse(self, why: str) -> None:
-        """Say why nothing was done."""
-        self.notify(why, severity="warning", markup=False)
+    def refuse(self, reason: str) -> None:
+        """Show the reason why nothing was done."""
+        self.notify(reason, severity="warning", markup=False)
 
     @on(LaunchLine.Pressed)
     def _pressed(self, event: LaunchLine.Pressed) -> None:

@@ -1,4 +1,4 @@
-"""The line below a form that starts a run, and says first what would start."""
+"""The line below a form that describes the run, and starts it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from textual.widgets import Static
 
 
 class LaunchLine(Static, can_focus=True):
-    """The line that launches, and says what a launch would start."""
+    """A button to launch, followed by a description of the run."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "press", "launch", show=False, id="launch_line.press"),
     ]
 
     class Pressed(Message):
-        """A click, or Enter while the line has the focus."""
+        """The line was clicked, or Enter was pressed on it."""
 
-    def show(self, words: str, *, ready: bool, name: str = "Launch") -> None:
-        """Show ``words`` beside the button ``name``."""
+    def show(self, description: str, *, ready: bool, name: str = "Launch") -> None:
+        """Show the button ``name`` and the description after it."""
         style = "bold reverse" if ready else "dim"
-        self.update(Text.assemble((f" ⏎ {name} ", style), "  ", words))
+        self.update(Text.assemble((f" ⏎ {name} ", style), "  ", description))
 
     def on_click(self, event: events.Click) -> None:
         event.stop()

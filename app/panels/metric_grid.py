@@ -1,4 +1,4 @@
-"""Charts of the chosen metrics, one for each quantity, as many as the panel has room for."""
+"""The charts of the chosen metrics, as many as fit into the panel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from textual.containers import Container
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartViewModel
 
-MOST_CHARTS = 8
-CHART_LINES = 6
-"""Lines below which a chart says little: legend, axis and four lines of curve."""
+MAX_CHARTS = 8
+MIN_CHART_LINES = 6
+"""Minimum lines of a chart: legend, axis and four lines of curves."""
 TWO_COLUMNS_FROM = 120
+"""Minimum cells of width for two columns of charts."""
 
 
 class MetricGrid(Container):
-    """Up to ``MOST_CHARTS`` charts above or beside each other."""
+    """Up to ``MAX_CHARTS`` charts in one or two columns."""
 
     DEFAULT_CSS = """
     MetricGrid { layout: grid; grid-size: 1; height: 1fr; width: 1fr; }
@@ -32,35 +33,37 @@ class MetricGrid(Container):
 
     def compose(self) -> ComposeResult:
         yield Chart(id="loss-chart")
-        for number in range(1, MOST_CHARTS):
+        for number in range(1, MAX_CHARTS):
             chart = Chart(id=f"metric-chart-{number}")
             chart.display = False
             yield chart
 
     @property
-    def left_out(self) -> int:
-        """Charts that there is no room for."""
+    def hidden_charts(self) -> int:
+        """Number of charts that do not fit."""
         return len(self._view_models) - self._shown
 
     def show(self, view_models: Sequence[ChartViewModel]) -> None:
+        """Draw the first of the charts, as many as fit."""
         self._view_models = tuple(view_models)
-        columns, rows = self._room()
-        self._shown = max(1, min(len(self._view_models), columns * rows, MOST_CHARTS))
+        columns, rows = self._capacity()
+        self._shown = max(1, min(len(self._view_models), columns * rows, MAX_CHARTS))
         columns = min(columns, max(1, self._shown - 1))
         if self.styles.grid_size_columns != columns:
             self.styles.grid_size_columns = columns
         charts = list(self.query(Chart))
         for number, chart in enumerate(charts):
-            seen = number < self._shown
-            if chart.display != seen:
-                chart.display = seen
-            if seen and number < len(self._view_models):
+            visible = number < self._shown
+            if chart.display != visible:
+                chart.display = visible
+            if visible and number < len(self._view_models):
                 chart.view_model = self._view_models[number]
 
     def on_resize(self, event: events.Resize) -> None:  # noqa: ARG002
         if self._view_models:
             self.show(self._view_models)
 
-    def _room(self) -> tuple[int, int]:
+    def _capacity(self) -> tuple[int, int]:
+        """Return the number of columns and rows that fit."""
         columns = 2 if self.size.width >= TWO_COLUMNS_FROM else 1
-        return columns, max(1, self.size.height // CHART_LINES)
+        return columns, max(1, self.size.height // MIN_CHART_LINES)

@@ -1,4 +1,4 @@
-"""A framed part of a screen: a number, a title on the left, figures on the right."""
+"""A framed part of a screen: its number and title on the left, a summary on the right."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from textual.markup import escape
 
 
 class Panel(Vertical):
-    """Frames one widget or a few; the frame is bright while the focus is inside."""
+    """A container with a frame, which is bright while the focus is inside."""
 
     def __init__(self, number: int | None, title: str, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self.number, self.title = number, title
         self.set_titles(title)
 
-    def set_titles(self, title: str, figures: str = "") -> None:
-        """Both texts may hold what a run wrote: they are never parsed."""
+    def set_titles(self, title: str, summary: str = "") -> None:
+        """Set both texts. They may contain text of a run, so they are never parsed as markup."""
         left, right = (
             escape(title if self.number is None else f"{self.number} {title}"),
-            escape(figures),
+            escape(summary),
         )
         if self.border_title != left:
             self.border_title = left

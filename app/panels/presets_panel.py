@@ -20,30 +20,30 @@ TITLE = "presets"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PresetEntry:
-    """One line of the list: a preset or a configuration file of the user."""
+    """One line of the list: a shipped preset or a configuration file of the user."""
 
     name: str
     tags: tuple[str, ...] = ()
     own: bool = False
-    """A file in the current folder, not a shipped preset."""
+    """True for a file in the current folder, False for a shipped preset."""
     problem: str | None = None
-    """The reason the file can't be read."""
+    """The reason why the file can't be read; None if it can."""
 
-    def words(self) -> tuple[str, ...]:
-        """The words on the right of the name, the most important first."""
+    def labels(self) -> tuple[str, ...]:
+        """Return the labels to show after the name, the most important first."""
         if self.problem is not None:
             return ("damaged",)
         return ("yours", *self.tags) if self.own else self.tags
 
 
 class PresetList(OptionList):
-    """A list in which a click selects and only a double click or Enter chooses."""
+    """A list in which a click highlights a line, and a double click or Enter selects it."""
 
     class WidthChanged(Message):
-        """There is room for more words, or for fewer."""
+        """The width of the list changed, so another number of labels may fit."""
 
     _clicked_selected = False
-    """Whether the first click of a series was on the selected line."""
+    """True if the first click of a double click was on the highlighted line."""
     _width = 0
 
     def on_resize(self, event: events.Resize) -> None:
@@ -52,7 +52,7 @@ class PresetList(OptionList):
             self.post_message(self.WidthChanged())
 
     def on_click(self, event: events.Click) -> None:
-        # The base class would choose the line at the first click.
+        # The base class would select the line at the first click.
         event.prevent_default()
         index = event.style.meta.get("option")
         if index is None or self.get_option_at_index(index).disabled:
@@ -65,20 +65,20 @@ class PresetList(OptionList):
 
 
 class PresetsPanel(Panel):
-    """The presets that match the filter."""
+    """The panel of presets that match the filter."""
 
     class Highlighted(Message):
-        """The cursor is on another preset; ``name`` is None if no preset matches the filter."""
+        """The cursor moved to another preset; ``name`` is None if no preset matches the filter."""
 
         def __init__(self, name: str | None) -> None:
             super().__init__()
             self.name = name
 
     class Launch(Message):
-        """Enter or a double click on the selected preset."""
+        """The highlighted preset was selected with Enter or a double click."""
 
     def __init__(self, names: Sequence[str], *, id: str) -> None:  # noqa: A002 - Textual's name
-        """``names`` are shown until ``show`` is called with what is known of them."""
+        """``names`` are shown until ``show`` is called with the entries that were read."""
         super().__init__(1, TITLE, id=id)
         self._entries = tuple(PresetEntry(name=name) for name in names)
         self._last: str | None = None
@@ -101,42 +101,42 @@ class PresetsPanel(Panel):
     def show(self, entries: Sequence[PresetEntry]) -> None:
         """Replace the list; the cursor stays on its preset."""
         self._entries = tuple(entries)
-        self._list()
+        self._fill_list()
 
     @on(PresetList.WidthChanged)
-    def _fit_words(self, event: PresetList.WidthChanged) -> None:
+    def _fit_labels(self, event: PresetList.WidthChanged) -> None:
         event.stop()
-        self._list()
+        self._fill_list()
 
-    def _list(self) -> None:
+    def _fill_list(self) -> None:
         options = self.options
-        wanted = self.filter_text.lower()
-        shown = [e for e in self._entries if wanted in f"{e.name} {' '.join(e.words())}".lower()]
+        pattern = self.filter_text.lower()
+        shown = [e for e in self._entries if pattern in f"{e.name} {' '.join(e.labels())}".lower()]
         options.clear_options()
         options.add_options([Option(self._line(entry), id=entry.name) for entry in shown])
         names = [entry.name for entry in shown]
         if names:
-            # A shipped preset at first: a newcomer's Enter launches the quickstart.
+            # Start on a shipped preset, so that Enter launches the quickstart for new users.
             first = next((n for n, entry in enumerate(shown) if not entry.own), 0)
             last = self._last
             options.highlighted = names.index(last) if last in names else first
         else:
             options.add_option(Option(Text("no match", "dim"), disabled=True))
             self.post_message(self.Highlighted(None))
-        self.set_titles(TITLE, f"{len(names)} of {len(self._entries)}" if wanted else "")
+        self.set_titles(TITLE, f"{len(names)} of {len(self._entries)}" if pattern else "")
 
     def _line(self, entry: PresetEntry) -> Text:
         text = Text(clean_name(entry.name))
         room = self.options.scrollable_content_region.width - len(text) - 2
-        words = ""
-        for word in map(clean_name, entry.words()):
-            longer = f"{words}, {word}" if words else word
+        labels = ""
+        for label in map(clean_name, entry.labels()):
+            longer = f"{labels}, {label}" if labels else label
             if len(longer) > room:
                 break
-            words = longer
-        if words:
+            labels = longer
+        if labels:
             style = "bold" if entry.problem is not None else "dim"
-            text.append(words.rjust(room + 2), style)
+            text.append(labels.rjust(room + 2), style)
         return text
 
     @property
@@ -148,15 +148,15 @@ class PresetsPanel(Panel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all readable and damaged presets, also those that the filter hides."""
+        """The names of all presets, including damaged files and presets that the filter hides."""
         return tuple(entry.name for entry in self._entries)
 
     def select(self, name: str) -> None:
-        """Move the cursor and the focus to a preset, without the filter if that hides it."""
+        """Move cursor and focus to a preset. The filter is cleared if it hides the preset."""
         self._last = name
         if name not in (option.id for option in self.options.options):
             self.clear_filter()
-            self._list()
+            self._fill_list()
         self.options.highlighted = self.options.get_option_index(name)
         self.options.focus()
 
@@ -177,7 +177,7 @@ class PresetsPanel(Panel):
     @on(Input.Changed, "#filter")
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
-        self._list()
+        self._fill_list()
 
     @on(Input.Submitted, "#filter")
     def _submitted(self, event: Input.Submitted) -> None:
@@ -192,7 +192,7 @@ class PresetsPanel(Panel):
         self.query_one("#filter", Input).focus()
 
     def clear_filter(self) -> None:
-        """Show every preset again and go back to the list."""
+        """Show all presets and move the focus to the list."""
         self.remove_class("-filtering")
         self.query_one("#filter", Input).value = ""
         self.options.focus()

@@ -1,4 +1,4 @@
-"""The charts of a run screen and what their keys change: metrics, axis, smoothing, zoom."""
+"""The chart panels of a run screen, and what their keys change: metrics, axis, smoothing, zoom."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartViewModel
 
 CHART_S = 0.9
-"""Seconds between two repaints of a chart: a new point seldom moves a cell."""
+"""Minimum seconds between two repaints of a chart: a new point seldom changes a cell."""
 PREFERENCE = "metrics"
-"""Name in ``preferences.json``: preset or script -> the metrics chosen for it."""
+"""Key in ``preferences.json`` of a mapping from preset or script to its chosen metrics."""
 
 
 class RunCharts(Horizontal):
-    """Panels 1 and 2 of a run screen. ``show`` draws a frame; the actions are the screen's keys.
+    """Panels 1 and 2 of a run screen: metrics and throughput.
 
-    Every chart shows the same part of the x axis and the same crosshair.
+    All charts show the same part of the x axis and the same crosshair.
     """
 
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
@@ -42,10 +42,11 @@ class RunCharts(Horizontal):
         self.settings = metric_charts.ChartSettings()
         self._home, self._requests = home, requests
         self._preference: str | None = None
-        """The preset or script whose choice was read."""
+        """The preset or script for which the chosen metrics were read."""
         self._frame: Frame | None = None
-        self._seen: frozenset[str] = frozenset()
+        self._visible: frozenset[str] = frozenset()
         self._drawn: dict[str, tuple[Any, ...]] = {}
+        """The content from which each panel was drawn, by panel name."""
         self._drawn_at: dict[str, float] = {}
         self._waiting = ""
 
@@ -57,19 +58,19 @@ class RunCharts(Horizontal):
             yield Static(id="waiting", markup=False)
 
     def invalidate(self) -> None:
-        """Draw everything again with the next frame: a hidden panel has missed frames."""
+        """Draw everything again with the next frame, because hidden panels have missed frames."""
         self._drawn.clear()
 
-    def show(self, frame: Frame, seen: frozenset[str]) -> None:
-        """Draw the panels named in ``seen``."""
-        self._frame, self._seen = frame, seen
+    def show(self, frame: Frame, visible: frozenset[str]) -> None:
+        """Draw the panels with their names in ``visible``."""
+        self._frame, self._visible = frame, visible
         self._read_preference(frame)
-        self._ask(frame)
-        if "loss" in seen and self._is_due("loss", frame):
+        self._request_curves(frame)
+        if "loss" in visible and self._is_due("loss", frame):
             view_models = metric_charts.metric_charts(frame, self.settings)
             self.query_one(MetricGrid).show(view_models)
-            self._name_metrics(frame, view_models)
-        if "throughput" in seen:
+            self._caption_metrics(frame, view_models)
+        if "throughput" in visible:
             if self._is_due("throughput", frame):
                 view_model = metric_charts.throughput_chart(frame, self.settings)
                 self.query_one("#throughput-chart", Chart).view_model = view_model
@@ -77,35 +78,35 @@ class RunCharts(Horizontal):
             self._draw_waiting(metric_charts.step_time_text(frame))
 
     def _is_due(self, name: str, frame: Frame) -> bool:
-        """Whether a panel shows something else now, and was not drawn just before."""
-        quiet = run_view.silence_text(frame)
+        """Return True if a panel must be drawn: it changed, and was not drawn just before."""
+        silence = run_view.silence_text(frame)
         waited = None if frame.curves else int(frame.now)
         figures = (metric_charts.throughput_subtitle(frame), frame.snapshot.metrics)
-        look = (self.settings, self._view())
-        key = (look, frame.curves_version, quiet, figures, waited, frame.snapshot.state)
+        options = (self.settings, self._view())
+        content = (options, frame.curves_version, silence, figures, waited, frame.snapshot.state)
         drawn = self._drawn.get(name)
-        if drawn == key:
+        if drawn == content:
             return False
-        same_look = drawn is not None and drawn[0] == look
-        if same_look and 0 <= frame.now - self._drawn_at.get(name, 0.0) < CHART_S:
+        same_options = drawn is not None and drawn[0] == options
+        if same_options and 0 <= frame.now - self._drawn_at.get(name, 0.0) < CHART_S:
             return False
-        self._drawn[name], self._drawn_at[name] = key, frame.now
+        self._drawn[name], self._drawn_at[name] = content, frame.now
         return True
 
-    def _name_metrics(self, frame: Frame, view_models: Sequence[ChartViewModel]) -> None:
-        left_out = self.query_one(MetricGrid).left_out
-        more = [f"{left_out} more need room (z: maximise)"] if left_out > 0 else []
+    def _caption_metrics(self, frame: Frame, view_models: Sequence[ChartViewModel]) -> None:
+        hidden = self.query_one(MetricGrid).hidden_charts
+        more = [f"{hidden} more need room (z: maximise)"] if hidden > 0 else []
         figures = metric_charts.metrics_subtitle(frame, self.settings)
         self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
 
     def _caption(self, name: str, title: str, figures: str, *more: str) -> None:
-        words = (figures, self._zoom_text(), *more)
+        parts = (figures, self._zoom_text(), *more)
         self.query_one(f"#{name}", Panel).set_titles(
-            title, " · ".join(word for word in words if word)
+            title, " · ".join(part for part in parts if part)
         )
 
     def _zoom_text(self) -> str:
-        """``zoomed 4 500-5 000 · home: all``; empty if the whole axis is in view."""
+        """Return ``zoomed 4 500-5 000 · home: all``; empty if the whole axis is visible."""
         part = self._range()
         if part is None:
             return ""
@@ -117,7 +118,7 @@ class RunCharts(Horizontal):
 
     def _draw_waiting(self, text: str) -> None:
         if text != self._waiting:
-            # Only another number of lines moves anything else.
+            # Only another number of lines changes the layout.
             layout = text.count("\n") != self._waiting.count("\n") or not self._waiting
             self._waiting = text
             self.query_one("#waiting", Static).update(Text(text), layout=layout)
@@ -125,7 +126,7 @@ class RunCharts(Horizontal):
     # -- keys ------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Axis, smoothing, view and scale as they were at the start; the metrics stay."""
+        """Restore the default axis, smoothing, zoom and scale; the chosen metrics stay."""
         self.settings = metric_charts.ChartSettings(metrics=self.settings.metrics)
         for chart in self.query(Chart):
             chart.view = chart.crosshair = None
@@ -135,7 +136,7 @@ class RunCharts(Horizontal):
     def next_axis(self) -> None:
         self.settings = replace(self.settings, axis=self.settings.next_axis())
         for chart in self.query(Chart):
-            # A part in view is a part of the axis before.
+            # The zoomed part was a part of the previous axis.
             chart.view = chart.crosshair = None
         self._redraw()
 
@@ -146,23 +147,23 @@ class RunCharts(Horizontal):
             chart.log_y = log_y
 
     def toggle_outliers(self) -> None:
-        shown = not self.query_one("#loss-chart", Chart).outliers
+        outliers = not self.query_one("#loss-chart", Chart).outliers
         for chart in self.query_one(MetricGrid).query(Chart):
-            chart.outliers = shown
+            chart.outliers = outliers
 
     def smooth(self, by: int) -> None:
-        """More smoothing by so many notches; less where ``by`` is negative."""
+        """Increase the smoothing by ``by`` levels; a negative number decreases it."""
         self.settings = replace(self.settings, smoothing=self.settings.next_smoothing(by))
         self._redraw()
 
     def _redraw(self) -> None:
         if self._frame is not None:
-            self.show(self._frame, self._seen)
+            self.show(self._frame, self._visible)
 
     # -- metrics ---------------------------------------------------------------------------------
 
     def choose_metrics(self) -> None:
-        """Open the list of metrics, and show those that are chosen there."""
+        """Open the list of metrics, and show the chosen ones."""
         # Imported here: the first screen of a run does not need it.
         from ltui.app.screens.metric_chooser import MetricChooser
 
@@ -190,39 +191,41 @@ class RunCharts(Horizontal):
         if not self._preference:
             return
         try:
-            known = read_preferences(self._home).get(PREFERENCE)
-            choices = {**(known if isinstance(known, dict) else {}), self._preference: chosen}
+            stored = read_preferences(self._home).get(PREFERENCE)
+            choices = {**(stored if isinstance(stored, dict) else {}), self._preference: chosen}
             write_preference(self._home, PREFERENCE, {k: v for k, v in choices.items() if v})
         except OSError as error:
-            why = error.strerror or str(error)
-            self.notify(f"The choice can't be remembered: {why}", severity="warning", markup=False)
+            reason = error.strerror or str(error)
+            self.notify(
+                f"The choice can't be remembered: {reason}", severity="warning", markup=False
+            )
 
     def _read_preference(self, frame: Frame) -> None:
-        """Once what runs is known, take the choice that was made for it before."""
+        """Use the metrics that were chosen before for this preset or script, once it is known."""
         run = frame.snapshot
         key = preference_key(run.preset, run.command)
         if not key or key == self._preference:
             return
         self._preference = key
-        known = read_preferences(self._home).get(PREFERENCE)
-        names = known.get(key) if isinstance(known, dict) else None
+        stored = read_preferences(self._home).get(PREFERENCE)
+        names = stored.get(key) if isinstance(stored, dict) else None
         if isinstance(names, list) and names:
             chosen = tuple(str(name) for name in names)
             self.settings = replace(self.settings, metrics=chosen)
 
     # -- zoom ------------------------------------------------------------------------------------
 
-    def _ask(self, frame: Frame) -> None:
-        """Ask the feed for the curves that are shown, and for detail where a part is in view."""
+    def _request_curves(self, frame: Frame) -> None:
+        """Request the curves that are shown, and their detail for the zoomed part."""
         part = self._range()
         steps = None
         if part is not None:
-            room = part.span / 2
+            margin = part.span / 2
             axis = metric_charts.Axis(self.settings, frame)
-            steps = axis.steps_between(part.low - room, part.high + room)
-            asked = self._requests.request.steps
-            if steps is not None and asked is not None and _serves(asked, steps):
-                steps = asked
+            steps = axis.steps_between(part.low - margin, part.high + margin)
+            requested = self._requests.request.steps
+            if steps is not None and requested is not None and _covers(requested, steps):
+                steps = requested
         chosen = self.settings.metrics and metric_charts.shown_metrics(frame, self.settings)
         self._requests.request = CurveRequest(
             names=frozenset(chosen) if chosen else None, steps=steps
@@ -232,7 +235,7 @@ class RunCharts(Horizontal):
         return self.query_one("#throughput-chart", Chart).view
 
     def _range(self) -> AxisRange | None:
-        """The part of the x axis in view; None for all of it."""
+        """Return the visible part of the x axis; None for the whole axis."""
         for chart in self.query(Chart):
             if chart.display and (part := chart.zoomed_range()) is not None:
                 return part
@@ -255,8 +258,11 @@ class RunCharts(Horizontal):
                 chart.refresh()
 
 
-def _serves(asked: tuple[int, int], steps: tuple[int, int]) -> bool:
-    """Whether the part asked for before holds ``steps`` without their margins, in like detail."""
+def _covers(requested: tuple[int, int], steps: tuple[int, int]) -> bool:
+    """Return True if the previous request still covers ``steps`` in similar detail.
+
+    ``steps`` includes margins, which need not be covered.
+    """
     margin = (steps[1] - steps[0]) // 4
-    inside = asked[0] <= steps[0] + margin and steps[1] - margin <= asked[1]
-    return inside and asked[1] - asked[0] <= 3 * (steps[1] - steps[0])
+    inside = requested[0] <= steps[0] + margin and steps[1] - margin <= requested[1]
+    return inside and requested[1] - requested[0] <= 3 * (steps[1] - steps[0])

@@ -61,7 +61,7 @@ class RunPanels(Vertical):
         self.panel_layout = PanelLayout()
         self._home, self._requests = home, requests
         self._frame: Frame | None = None
-        self._heights: dict[str, int | str] = {}
+        self._set_heights: dict[str, int | str] = {}
         """The heights that were set, by panel name."""
 
     def compose(self) -> ComposeResult:
@@ -122,7 +122,7 @@ class RunPanels(Vertical):
             self.set_class(mode is layout.mode, f"-{mode.value}")
         self._show_tabs(layout)
         # A panel that was hidden has missed frames. The log panel counts its lines itself.
-        self._heights.clear()
+        self._set_heights.clear()
         self.charts.invalidate()
         if self._frame is not None:
             self.show(self._frame)
@@ -141,8 +141,8 @@ class RunPanels(Vertical):
         height: int | str = "1fr"
         if self.panel_layout.fits_rows():
             height = max(lines, 2) + frame_lines
-        if self._heights.get(name) != height:
-            self._heights[name] = height
+        if self._set_heights.get(name) != height:
+            self._set_heights[name] = height
             self.query_one(f"#{name}").styles.height = height
 
     # -- drawing -----------------------------------------------------------------------------------

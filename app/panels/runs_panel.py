@@ -1,4 +1,4 @@
-"""The list of runs on the home screen: read once a second, filtered, sorted, and deleted from."""
+"""The list of runs on the home screen, which is read once a second, filtered and sorted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 TITLE = "runs"
 REFRESH_S = 1.0
+"""Seconds between two readings of the runs."""
 NEWEST_FIRST = "newest first"
 
 
 class RunsPanel(Panel):
-    """The runs below ``home`` that match the filter."""
+    """The panel of runs in ``home`` that match the filter."""
 
     class Opened(Message):
-        """Enter or a click on a run."""
+        """A run was opened with Enter or a click."""
 
         def __init__(self, line: RunListEntry) -> None:
             super().__init__()
@@ -38,18 +39,19 @@ class RunsPanel(Panel):
         super().__init__(3, TITLE, id=id)
         self.home = home
         self.lines: dict[str, RunListEntry] = {}
-        """Every run, also those that the filter hides."""
+        """All runs by id, including those that the filter hides."""
         self.order = NEWEST_FIRST
         self._list: RunList | None = None
         self._reading = False
-        self._wanted: str | None = None
+        self._run_to_select: str | None = None
+        """Id of a run to move the cursor to, as soon as it is listed."""
 
     def compose(self) -> ComposeResult:
         placeholder = "filter by name, preset or state"
         yield Input(placeholder=placeholder, id="runs-filter", compact=True, classes="filter")
 
     async def start(self) -> None:
-        """Show the table and refresh it from now on."""
+        """Show the table, and refresh it regularly."""
         # Imported here: the first frame has no table.
         from ltui.app.panels.runs_table import RunsTable
 
@@ -59,6 +61,7 @@ class RunsPanel(Panel):
 
     @property
     def table(self) -> RunsTable:
+        # Imported here: the first frame has no table.
         from ltui.app.panels.runs_table import RunsTable
 
         return self.query_one(RunsTable)
@@ -69,7 +72,8 @@ class RunsPanel(Panel):
 
     @property
     def selected(self) -> RunListEntry | None:
-        """The run under the cursor; None before the table is there."""
+        """The run under the cursor; None before the table is shown."""
+        # Imported here: the first frame has no table.
         from ltui.app.panels.runs_table import RunsTable
 
         table = next(iter(self.query(RunsTable)), None)
@@ -77,7 +81,8 @@ class RunsPanel(Panel):
 
     @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
     def refresh_runs(self) -> None:
-        """Read the runs in a thread, unless that is being done."""
+        """Read the runs in a worker's thread, unless a worker is reading them already."""
+        # Imported here, in the worker's thread: the first frame shows no run.
         from ltui.app.live.run_list import RunList
         from ltui.training.lifecycle.recover_runs import current_snapshot
 
@@ -95,52 +100,53 @@ class RunsPanel(Panel):
         finally:
             self._reading = False
 
-    def _failed(self, why: str) -> None:
-        self.set_titles(TITLE, f"can't be read: {why}")
+    def _failed(self, reason: str) -> None:
+        self.set_titles(TITLE, f"can't be read: {reason}")
 
     def _read(self, lines: Sequence[RunListEntry]) -> None:
         self.lines = {line.id: line for line in lines}
         self._show()
 
     def _show(self) -> None:
+        # Imported here: the first frame shows no run.
         from ltui.app.presentation.run_order import matches, ordered
         from ltui.app.presentation.run_rows import run_row
 
-        wanted = self.filter_text
-        shown = [line for line in self.lines.values() if matches(line, wanted)]
+        pattern = self.filter_text
+        shown = [line for line in self.lines.values() if matches(line, pattern)]
         now = time.time()
         table = self.table
         table.note = "no match" if self.lines and not shown else None
         table.set_rows([run_row(line, now) for line in ordered(shown, self.order)])
-        self.set_titles(TITLE, self._figures(len(shown)))
-        self._select_wanted()
+        self.set_titles(TITLE, self._summary(len(shown)))
+        self._select_run()
 
-    def _figures(self, shown: int) -> str:
+    def _summary(self, shown: int) -> str:
         count = len(self.lines)
         if not count:
             return ""
         live = sum(line.live for line in self.lines.values())
         runs = "1 run" if count == 1 else f"{count} runs"
-        words = [runs if shown == count else f"{shown} of {runs}", f"{live or 'none'} running"]
+        parts = [runs if shown == count else f"{shown} of {runs}", f"{live or 'none'} running"]
         if self.order != NEWEST_FIRST:
-            words.append(f"sorted by {self.order}")
-        return ", ".join(words)
+            parts.append(f"sorted by {self.order}")
+        return ", ".join(parts)
 
     # -- the selected run --------------------------------------------------------------------------
 
     def focus_run(self, run_id: str) -> None:
-        """Put the cursor and the focus on a run, as soon as it is listed."""
-        self._wanted = run_id
-        self._select_wanted()
+        """Move the focus to the table, and the cursor to a run as soon as it is listed."""
+        self._run_to_select = run_id
+        self._select_run()
         self.table.focus()
 
-    def _select_wanted(self) -> None:
-        if self._wanted is None or self._wanted not in self.lines:
+    def _select_run(self) -> None:
+        if self._run_to_select is None or self._run_to_select not in self.lines:
             return
         keys = [row.id for row in self.table.rows]
-        if self._wanted in keys:
-            self.table.cursor = keys.index(self._wanted)
-            self._wanted = None
+        if self._run_to_select in keys:
+            self.table.cursor = keys.index(self._run_to_select)
+            self._run_to_select = None
         elif self.filter_text:
             self.clear_filter()
 
@@ -157,12 +163,14 @@ class RunsPanel(Panel):
         self.query_one("#runs-filter", Input).focus()
 
     def clear_filter(self) -> None:
-        """Show every run again and go back to the table."""
+        """Show all runs and move the focus to the table."""
         self.remove_class("-filtering")
         self.query_one("#runs-filter", Input).value = ""
         self.table.focus()
 
     def next_order(self) -> None:
+        """Sort the runs in the next order."""
+        # Imported here: the first frame shows no run.
         from ltui.app.presentation.run_order import next_order
 
         self.order = next_order(self.order)

@@ -1,4 +1,4 @@
-"""Home's list of runs."""
+"""The table of runs on the home screen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAR_WIDTH = 10
 
 
 class RunsTable(Table[RunRow]):
-    """Rows keep their place; the cursor stays on its run."""
+    """A table with one row for each run. The cursor stays on its run when the rows change."""
 
     NOTE: ClassVar[str] = "No runs yet. Select a preset and press Enter to launch it."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
@@ -46,7 +46,7 @@ class RunsTable(Table[RunRow]):
     )
 
     common_metric = "loss"
-    """The metric of most rows: it is named in the title, and any other one in its cell."""
+    """The metric of most rows. It is the column's title; other metrics are named in their cells."""
 
     def columns_of(self, rows: Sequence[RunRow]) -> Sequence[Column]:
         names = Counter(row.metric_name for row in rows if row.metric_name)

@@ -1,4 +1,4 @@
-"""One line that names the panels which can be switched to, the chosen one marked."""
+"""One line with a tab for each panel, if not all panels are visible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 
 class TabBar(Widget):
-    """``1 loss  2 throughput [3 ranks]``; a click switches."""
+    """A line such as ``1 loss  2 throughput [3 ranks]``. A click shows the panel."""
 
     DEFAULT_CSS = """
     TabBar { height: 1; link-style: none; link-style-hover: bold; }
@@ -24,21 +24,21 @@ class TabBar(Widget):
         self._chosen = ""
 
     def show(self, tabs: Sequence[tuple[int, str, str]], chosen: str) -> None:
-        """``tabs`` are (number, panel, title)."""
+        """Show ``tabs`` (number, panel name, title), and mark the chosen panel."""
         if (tuple(tabs), chosen) != (self._tabs, self._chosen):
             self._tabs, self._chosen = tuple(tabs), chosen
             self.refresh()
 
     def render(self) -> RenderResult:
         line = Text(" ", no_wrap=True, end="")
-        words = [f"{number} {title}" for number, _, title in self._tabs]
-        # Three blanks between two titles where there is room, otherwise one.
-        pad = " " if sum(len(w) + 3 for w in words) <= self.size.width else ""
-        for (_, panel, _), word in zip(self._tabs, words, strict=True):
+        labels = [f"{number} {title}" for number, _, title in self._tabs]
+        # Three blanks between two labels if they fit, otherwise one.
+        pad = " " if sum(len(label) + 3 for label in labels) <= self.size.width else ""
+        for (_, panel, _), label in zip(self._tabs, labels, strict=True):
             start = len(line)
-            # Reverse video is seen without colour as well.
+            # Reverse video is visible without colour as well.
             style = Style(reverse=True, bold=True) if panel == self._chosen else Style()
-            line.append(f"{pad}{word}{pad}", style)
+            line.append(f"{pad}{label}{pad}", style)
             line.apply_meta({"@click": f"screen.panel('{panel}')"}, start, len(line))
             line.append(" ")
         return line

@@ -1,4 +1,4 @@
-"""Calls from a worker's thread into the screen that started it."""
+"""Calls from a worker's thread to the screen that started it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The dashboard's screens: each takes frames or lists and hands view models to widgets."""
+"""The dashboard's screens. Each converts frames or lists to view models for its widgets."""

@@ -1,4 +1,4 @@
-"""One question before something is destroyed, naming what is lost."""
+"""Dialogs: a question before something is destroyed, and the problems of a failed action."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         keys = Text()
-        for key, words, value in (("y", self._yes, True), ("n or Esc", self._no, False)):
+        for key, meaning, value in (("y", self._yes, True), ("n or Esc", self._no, False)):
             start = len(keys)
             keys.append(key, "bold")
-            keys.append(f" {words}")
+            keys.append(f" {meaning}")
             keys.apply_meta({"@click": f"screen.answer({value})"}, start, len(keys))
             keys.append("     ")
         with Vertical(classes="dialog"):
@@ -46,7 +46,7 @@ class ConfirmScreen(ModalScreen[bool]):
 
 
 class ProblemScreen(ModalScreen[None]):
-    """What could not be done: one sentence a problem, and what to do about it."""
+    """A list of problems, each with its remedy, after an action has failed."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "problem",

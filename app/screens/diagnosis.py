@@ -1,7 +1,7 @@
-"""The diagnosis of a run: what is wrong and what to do, collectives, stacks, processes.
+"""The diagnosis of a run: problem and remedy, collectives, stacks and processes.
 
-The sentence above follows the run's frames. Evidence is asked for when the screen is
-opened, when a verdict comes or goes, and on demand: it takes seconds, in a thread.
+The headline follows the run's frames. Evidence is requested when the screen is opened, when a
+verdict begins or ends, and on demand. Collecting it takes seconds, in a worker thread.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from ltui.widgets import diagnosis as parts
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.view_models import DiagnosisViewModel
 
-LOOK_S = 1.0
-AGAIN_S = 10.0
-"""Least seconds between two questions that nobody asked for."""
-WIDE, HIGH = 120, 34
-"""From here on all panels are seen at once; below, one at a time."""
+REFRESH_S = 1.0
+"""Seconds between two updates of the screen."""
+MIN_REQUEST_INTERVAL_S = 10.0
+"""Minimum seconds between two automatic requests for evidence."""
+MAX_HEADLINE_LINES = 5
+MIN_WIDTH, MIN_HEIGHT = 120, 34
+"""Minimum terminal size to show all panels; smaller terminals show one at a time."""
 PANELS = ("verdict", "collectives", "stacks", "processes")
 TITLES = {
     "verdict": "problem and what to do",
@@ -47,7 +49,7 @@ TITLES = {
     "stacks": "stacks",
     "processes": "processes",
 }
-SHORT_TITLES = {**TITLES, "verdict": "what to do"}
+TAB_TITLES = {**TITLES, "verdict": "what to do"}
 HINTS = (
     KeyHint("y", "copy", "screen.copy", keep=True),
     KeyHint("w", "save a file", "screen.write", keep=True),
@@ -63,7 +65,7 @@ Find = Callable[[RunDir], DiagnosisResult]
 
 
 class DiagnoseScreen(Screen[None]):
-    """Over the run screen, whose newest frame ``frame_of`` gives."""
+    """The diagnosis screen of one run."""
 
     SCOPE = "diagnose"
     ABOUT = "The diagnosis does not disturb the ranks. ≠ marks where one rank differs."
@@ -93,14 +95,17 @@ class DiagnoseScreen(Screen[None]):
         find: Find = request_diagnosis,
         folder: Path | None = None,
     ) -> None:
-        """``folder`` is where ``w`` writes: the current one."""
+        """``frame_of`` returns the newest frame of the run.
+
+        ``folder`` is the folder for reports, by default the current one.
+        """
         super().__init__()
         self.run_dir, self._frame_of, self._find = run_dir, frame_of, find
         self._folder = folder or Path()
-        self.found: DiagnosisResult | None = None
-        self._asking = False
-        self._asked_at = 0.0
-        self._asked_of: object = None
+        self.result: DiagnosisResult | None = None
+        self._requesting = False
+        self._requested_at = 0.0
+        self._requested_for: object = None
         self._problem: str | None = None
         self._shown: DiagnosisViewModel | None = None
         self.chosen = PANELS[0]
@@ -125,8 +130,8 @@ class DiagnoseScreen(Screen[None]):
         self._lay_out()
         self.action_panel(self.chosen)
         self.action_again()
-        self._look()
-        self.set_interval(LOOK_S, self._look)
+        self._update()
+        self.set_interval(REFRESH_S, self._update)
 
     # -- layout ------------------------------------------------------------------------------------
 
@@ -136,14 +141,14 @@ class DiagnoseScreen(Screen[None]):
 
     def _lay_out(self) -> None:
         width, height = self.app.size
-        alone = self.zoomed or width < WIDE or height < HIGH
+        alone = self.zoomed or width < MIN_WIDTH or height < MIN_HEIGHT
         self.set_class(alone, "-alone")
         for name in PANELS:
             self.query_one(f"#{name}").display = not alone or name == self.chosen
         for row in self.query(".row"):
             row.display = any(panel.display for panel in row.children)
         self.query_one(TabBar).display = alone
-        tabs = [(i, name, SHORT_TITLES[name]) for i, name in enumerate(PANELS, 1)]
+        tabs = [(i, name, TAB_TITLES[name]) for i, name in enumerate(PANELS, 1)]
         self.query_one(TabBar).show(tabs, self.chosen)
 
     def action_panel(self, name: str) -> None:
@@ -164,16 +169,16 @@ class DiagnoseScreen(Screen[None]):
 
     # -- drawing -----------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         frame = self._frame_of()
-        if frame is not None and self._asked_of not in (None, _news(frame.snapshot)):
-            self._ask_again_at_leisure(frame.snapshot)
+        if frame is not None and self._requested_for not in (None, _evidence_key(frame.snapshot)):
+            self._request_again(frame.snapshot)
         view_model = self.view_model()
         if view_model is None or view_model == self._shown:
             return
         self._shown = view_model
         self.query_one("#headline", LineSheet).show(
-            lambda w: parts.headline_lines(view_model, w)[:5]
+            lambda w: parts.headline_lines(view_model, w)[:MAX_HEADLINE_LINES]
         )
         for name, draw in (
             ("verdict", parts.verdicts_lines),
@@ -186,60 +191,62 @@ class DiagnoseScreen(Screen[None]):
             )
 
     def view_model(self, *, full_paths: bool = False) -> DiagnosisViewModel | None:
-        """What is shown: the evidence with the verdicts of this moment."""
+        """Return the view model of the collected evidence and the present verdicts."""
         frame = self._frame_of()
         if frame is None:
             return None
         run = frame.snapshot
         diagnosis = from_snapshot(run)
         earlier = tuple(c.verdict for c in frame.resolved_verdicts)
-        if self.found is not None:
-            diagnosis, earlier = self.found.diagnosis, self.found.earlier
+        if self.result is not None:
+            diagnosis, earlier = self.result.diagnosis, self.result.earlier
             if run.state in LIVE:
                 diagnosis = from_snapshot(run, base=diagnosis)
-        said = note_lines(frame) if self._problem is None else (*note_lines(frame), self._problem)
+        note_texts = (
+            note_lines(frame) if self._problem is None else (*note_lines(frame), self._problem)
+        )
         context = DiagnosisContext(
             snapshot=run,
-            # Whole seconds: what is drawn changes once a second.
+            # In whole seconds, so that the view model changes only once a second.
             now=float(int(frame.now)),
             earlier=earlier,
-            notes=said,
+            notes=note_texts,
             full_paths=full_paths,
-            asking=self._asking and self.found is None,
+            asking=self._requesting and self.result is None,
         )
         return diagnosis_view_model(diagnosis, context)
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- evidence ----------------------------------------------------------------------------------
 
     def action_again(self) -> None:
-        if self._asking:
+        if self._requesting:
             return
         frame = self._frame_of()
-        self._asking, self._asked_at = True, time.monotonic()
-        self._asked_of = _news(frame.snapshot) if frame is not None else None
-        self._ask()
+        self._requesting, self._requested_at = True, time.monotonic()
+        self._requested_for = _evidence_key(frame.snapshot) if frame is not None else None
+        self._request()
 
-    def _ask_again_at_leisure(self, run: RunSnapshot) -> None:
-        if time.monotonic() - self._asked_at >= AGAIN_S or run.state not in LIVE:
+    def _request_again(self, run: RunSnapshot) -> None:
+        if time.monotonic() - self._requested_at >= MIN_REQUEST_INTERVAL_S or run.state not in LIVE:
             self.action_again()
 
     @work(thread=True, exclusive=True, group="diagnose", exit_on_error=False)
-    def _ask(self) -> None:
+    def _request(self) -> None:
         worker = get_current_worker()
-        found, problem = None, None
+        result, problem = None, None
         try:
-            found = self._find(self.run_dir)
+            result = self._find(self.run_dir)
         except ProblemError as error:
             problem = "; ".join(str(p) for p in error.problems)
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             problem = f"the diagnosis failed: {type(error).__name__}: {error}"
         if not worker.is_cancelled:
-            self.app.call_from_thread(self._take, found, problem)
+            self.app.call_from_thread(self._use_result, result, problem)
 
-    def _take(self, found: DiagnosisResult | None, problem: str | None) -> None:
-        self._asking, self._problem = False, problem
-        self.found = found or self.found
-        self._look()
+    def _use_result(self, result: DiagnosisResult | None, problem: str | None) -> None:
+        self._requesting, self._problem = False, problem
+        self.result = result or self.result
+        self._update()
 
     # -- the report --------------------------------------------------------------------------------
 
@@ -253,7 +260,7 @@ class DiagnoseScreen(Screen[None]):
             return
         self.app.copy_to_clipboard(text)
         saved = self._save(self.run_dir.path / "diagnosis.txt", text)
-        # A terminal may not take it, and does not say so: the file is there in any case.
+        # A terminal may ignore the copy without an error, so the report is saved as well.
         self.notify(f"Copied to the clipboard, if your terminal allows it. {saved}", markup=False)
 
     def action_write(self) -> None:
@@ -266,7 +273,7 @@ class DiagnoseScreen(Screen[None]):
         self.notify(saved, markup=False)
 
     def _save(self, path: Path, text: str) -> str:
-        """Save the report, and say where, or why that failed."""
+        """Save the report; return a sentence with its path, or with the reason for the failure."""
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -285,7 +292,10 @@ class DiagnoseScreen(Screen[None]):
         self.dismiss(None)
 
 
-def _news(run: RunSnapshot) -> tuple[object, ...]:
-    """Changes when a verdict comes or goes, or the run ends: then evidence is of the past."""
+def _evidence_key(run: RunSnapshot) -> tuple[object, ...]:
+    """Return a key that changes when a verdict begins or ends, or when the run ends.
+
+    Evidence that was collected for another key is outdated.
+    """
     standing = ((v.kind, v.culprits) for v in run.verdicts if v.ended is None)
     return run.attempt, run.state in LIVE, *sorted(standing)

@@ -1,4 +1,4 @@
-"""One GPU: every reading in words, charts of the last minutes, whose processes are on it."""
+"""The screen of one GPU: its readings, charts of the last minutes, and its processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
 from ltui.widgets.charts.chart import Chart
 
-LOOK_S = 1.0
+REFRESH_S = 1.0
+"""Seconds between two updates of the screen."""
 CHARTS_FROM = 100
-"""Cells of width from which charts stand beside the readings."""
+"""Minimum cells of width to show charts next to the readings."""
 
 
 class GpuScreen(ModalScreen[None]):
-    """Follows the newest frame. ``[`` and ``]`` go to the GPU before and after."""
+    """A dialog that follows the newest frame. ``[`` and ``]`` go to the previous and next GPU."""
 
     SCOPE = "gpu"
     BINDINGS: ClassVar[list[BindingType]] = bindings(
@@ -61,32 +62,32 @@ class GpuScreen(ModalScreen[None]):
         self.query_one("#readings-scroll").focus()
         for chart in self.query(Chart):
             chart.can_focus = False
-        self._fit(self.app.size.width)
-        self._look()
-        self.set_interval(LOOK_S, self._look)
+        self._fit_width(self.app.size.width)
+        self._update()
+        self.set_interval(REFRESH_S, self._update)
 
     def on_resize(self, event: events.Resize) -> None:
-        self._fit(event.size.width)
+        self._fit_width(event.size.width)
 
-    def _fit(self, width: int) -> None:
+    def _fit_width(self, width: int) -> None:
         self.query_one("#gpu-charts").display = width >= CHARTS_FROM
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         frame = self._frame_of()
         gpu = find_gpu(frame, self.gpu) if frame is not None else None
         dialog = self.query_one(".dialog")
         dialog.border_title = f"{self._label} {self.gpu}"
         if frame is None or gpu is None:
-            self._say(Text("no readings of this GPU at present"))
+            self._show_readings(Text("no readings of this GPU at present"))
             return
-        self._say(readings_text(gpu, frame))
+        self._show_readings(readings_text(gpu, frame))
         for name, view_model in gpu_charts(
             gpu, frame.gpu_series.get(gpu.index, GpuSeries())
         ).items():
             self.query_one(f"#gpu-{name}-chart", Chart).view_model = view_model
             self.query_one(f"#gpu-{name}", Panel).set_titles(view_model.title, view_model.subtitle)
 
-    def _say(self, text: Text) -> None:
+    def _show_readings(self, text: Text) -> None:
         if text != self._shown:
             self._shown = text
             self.query_one("#readings", Static).update(text)
@@ -96,7 +97,7 @@ class GpuScreen(ModalScreen[None]):
         names = [row.index for row in gpu_rows(frame)] if frame is not None else []
         if self.gpu in names:
             self.gpu = names[(names.index(self.gpu) + by) % len(names)]
-            self._look()
+            self._update()
 
     def action_close(self) -> None:
         self.dismiss(None)

@@ -1,4 +1,4 @@
-"""Every key of the screen below, in groups: taken from the bindings, so that none is left out."""
+"""The help: all keys of the screen below, in groups, taken from its bindings."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.view_models import Cell, Tone
 
 TWO_COLUMNS_FROM = 100
-"""Cells of width from which the groups stand in two columns."""
+"""Minimum cells of width for two columns of groups."""
 KEYS_WIDTH = 11
-"""Cells for the keys; longer ones stand in a line of their own."""
+"""Cells for the keys; longer ones get their own line."""
 GAP = 3
 """Cells between two columns."""
 
 Group = tuple[str, list[tuple[str, str, bool]]]
-"""Heading, and for each line the keys, what they do, and whether they can be used now."""
+"""A heading, and for each line the keys, their meaning, and True if they can be used now."""
 
 
 class HelpScreen(ModalScreen[None]):
-    """A list of keys over the screen it explains."""
+    """A dialog with the keys of the screen below it."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "help",
@@ -52,7 +52,7 @@ class HelpScreen(ModalScreen[None]):
         for heading, keys in groups_of(listed_keys(screen)):
             lines = [(k.keys, k.about, refusal_of(screen, k.binding.action) is None) for k in keys]
             if heading == SCREEN:
-                lines += [(keys, words, True) for keys, words in EVERYWHERE]
+                lines += [(keys, meaning, True) for keys, meaning in EVERYWHERE]
             groups.append((heading, lines))
         return cls(groups, str(getattr(screen, "ABOUT", "")))
 
@@ -73,7 +73,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 def help_lines(groups: list[Group], about: str, width: int) -> list[Cells]:
-    """Return the lines of the help: in two columns of groups if ``width`` allows it."""
+    """Return the lines of the help, in two columns of groups if ``width`` allows it."""
     lines: list[Cells] = [(Cell(text=row),) for row in textwrap.wrap(about, max(10, width))]
     if lines:
         lines.append((Cell(text=""),))
@@ -81,9 +81,11 @@ def help_lines(groups: list[Group], about: str, width: int) -> list[Cells]:
         return [*lines, *_column(groups, width)]
     room = (width - GAP) // 2
     left, right = _halves(groups)
-    for one, other in zip_longest(_column(left, room), _column(right, room), fillvalue=()):
-        used = sum(cell_len(cell.text) for cell in one)
-        lines.append((*one, Cell(text=" " * (room - used + GAP)), *other))
+    for left_line, right_line in zip_longest(
+        _column(left, room), _column(right, room), fillvalue=()
+    ):
+        used = sum(cell_len(cell.text) for cell in left_line)
+        lines.append((*left_line, Cell(text=" " * (room - used + GAP)), *right_line))
     return lines
 
 
@@ -95,26 +97,26 @@ def _halves(groups: list[Group]) -> tuple[list[Group], list[Group]]:
 
 
 def _column(groups: list[Group], width: int) -> list[Cells]:
-    found: list[Cells] = []
+    cells: list[Cells] = []
     for heading, lines in groups:
-        found += [(Cell(text=""),)] if found else []
-        found.append((Cell(text=heading, tone=Tone.DIM),))
-        for keys, words, usable in lines:
-            found += _key_lines(keys, words, usable, width)
-    return found
+        cells += [(Cell(text=""),)] if cells else []
+        cells.append((Cell(text=heading, tone=Tone.DIM),))
+        for keys, meaning, usable in lines:
+            cells += _key_lines(keys, meaning, usable, width)
+    return cells
 
 
-def _key_lines(keys: str, words: str, usable: bool, width: int) -> list[Cells]:
-    ink, weight = (Tone.ACCENT, Tone.PLAIN) if usable else (Tone.DIM, Tone.DIM)
-    rows = textwrap.wrap(words, max(10, width - KEYS_WIDTH - 2)) or [""]
+def _key_lines(keys: str, meaning: str, usable: bool, width: int) -> list[Cells]:
+    key_tone, text_tone = (Tone.ACCENT, Tone.PLAIN) if usable else (Tone.DIM, Tone.DIM)
+    rows = textwrap.wrap(meaning, max(10, width - KEYS_WIDTH - 2)) or [""]
     indent = " " * (KEYS_WIDTH + 2)
-    found: list[Cells] = []
+    cells: list[Cells] = []
     if cell_len(keys) > KEYS_WIDTH:
-        found.append((Cell(text=f"  {set_cell_size(keys, width - 2).rstrip()}", tone=ink),))
-        first = (Cell(text=indent), Cell(text=rows[0], tone=weight))
+        cells.append((Cell(text=f"  {set_cell_size(keys, width - 2).rstrip()}", tone=key_tone),))
+        first = (Cell(text=indent), Cell(text=rows[0], tone=text_tone))
     else:
         pad = " " * (KEYS_WIDTH - cell_len(keys))
-        first = (Cell(text=f"{pad}{keys}  ", tone=ink), Cell(text=rows[0], tone=weight))
-    found.append(first)
-    found += [(Cell(text=f"{indent}{row}", tone=weight),) for row in rows[1:]]
-    return found
+        first = (Cell(text=f"{pad}{keys}  ", tone=key_tone), Cell(text=rows[0], tone=text_tone))
+    cells.append(first)
+    cells += [(Cell(text=f"{indent}{row}", tone=text_tone),) for row in rows[1:]]
+    return cells

@@ -1,4 +1,4 @@
-"""The list of every metric of a run, to choose those that the first panel shows."""
+"""The list of all metrics of a run, to choose the metrics of the first panel."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ltui.app.presentation.metric_selection import DESCRIPTIONS, matching
 from ltui.widgets.formats import metric
 from ltui.widgets.sanitise import clean_name
 
-NAME_CELLS = 40
+MAX_NAME_CELLS = 40
 KEYS = "space select   / filter   ⏎ apply   d default choice   esc cancel"
 
 
 class MetricChooser(ModalScreen[tuple[str, ...] | None]):
-    """Returns the chosen names, an empty tuple for the default choice, or None after Esc."""
+    """Return the chosen names, an empty tuple for the default choice, or None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "select", "select", id="metrics.select", tooltip="Select, or deselect"),
@@ -40,7 +40,7 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
         super().__init__()
         self._names, self._values = tuple(names), dict(values)
         self._chosen = dict.fromkeys(chosen)
-        """In the order in which they were chosen."""
+        """The chosen names, in the order in which they were chosen."""
         self._listed: tuple[str, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -63,10 +63,10 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
             shown.highlighted = 0
 
     def _row(self, name: str) -> Text:
-        # A sign of its own form: the choice can be read without colour.
+        # The sign differs in form, so that the choice can be read without colour.
         sign = "[x]" if name in self._chosen else "[ ]"
         label = clean_name(name)
-        cells = min(NAME_CELLS, max(len(clean_name(one)) for one in self._names))
+        cells = min(MAX_NAME_CELLS, max(len(clean_name(one)) for one in self._names))
         label = label if len(label) <= cells else f"{label[: cells - 1]}…"
         value = metric(self._values[name]) if name in self._values else ""
         row = Text(f"{sign} {label.ljust(cells)} {value.rjust(10)}", no_wrap=True)

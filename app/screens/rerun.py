@@ -1,4 +1,4 @@
-"""The form to resume a run or to start a new one with its settings, filled in from the run."""
+"""The form to resume a run, or to start a new run with the settings of an existing one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ltui.app.panels.form_fields import (
     FormField,
     KnobField,
     TextField,
-    named,
+    problem_lines,
     show_problems,
 )
 from ltui.app.panels.launch_line import LaunchLine
@@ -51,7 +51,9 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
 CHECK_AFTER_S = 0.15
+"""Seconds after the last change of a field until the form is checked."""
 START, CHECKPOINT = "start", "checkpoint"
+"""Keys of the two fields that are not part of the configuration."""
 OTHER_MEANING = "KEY=VALUE ..., such as trainer.precision=16-mixed"
 
 
@@ -66,11 +68,11 @@ class RerunScreen(ModalScreen[RunDir]):
         """,
     )
 
-    # As Textual declares it: without ClassVar.
+    # Without ClassVar, as Textual declares it.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012
 
     def __init__(self, run_dir: RunDir, *, new_run: bool) -> None:
-        """``new_run``: propose a new run rather than another attempt."""
+        """With ``new_run`` the form proposes a new run, otherwise another attempt."""
         super().__init__()
         self.run_dir, self.new_run = run_dir, new_run
         self.past: PastRun | None = None
@@ -103,9 +105,9 @@ class RerunScreen(ModalScreen[RunDir]):
         else:
             call_screen(self, self._show, past, detect_machine(os.environ))
 
-    def _unreadable(self, why: str) -> None:
+    def _unreadable(self, reason: str) -> None:
         self.dismiss(None)
-        self.app.push_screen(ProblemScreen(f"{self.run_dir.id} can't be started", [why]))
+        self.app.push_screen(ProblemScreen(f"{self.run_dir.id} can't be started", [reason]))
 
     async def _show(self, past: PastRun, machine: Machine) -> None:
         self.past, self._machine = past, machine
@@ -113,17 +115,19 @@ class RerunScreen(ModalScreen[RunDir]):
         await fields.remove_children()
         await fields.mount_all([*self._fields(past), Static(id="form-problems", markup=False)])
         self._check()
-        wanted = self.query("#fields .-wrong Input") or self.query("#fields Input")
-        (wanted or self.query(LaunchLine)).first().focus()
+        inputs = self.query("#fields .-wrong Input") or self.query("#fields Input")
+        (inputs or self.query(LaunchLine)).first().focus()
         if self._submitted:
             self.action_submit()
 
     def _fields(self, past: PastRun) -> list[FormField]:
         modes = [mode for mode in past.modes if mode != RESUME or not self.new_run]
         if self.new_run:
-            # The settings are wanted again; from which weights is the second question.
+            # A new run needs the settings; the weights to start from are a second choice.
             modes.sort(key=lambda mode: mode != FROM_START)
-        fields: list[FormField] = [ChoiceField(START, [(_mode(m, past), m) for m in modes])]
+        fields: list[FormField] = [
+            ChoiceField(START, [(_mode_text(mode, past), mode) for mode in modes])
+        ]
         if past.checkpoints:
             fields.append(ChoiceField(CHECKPOINT, _checkpoint_options(past.checkpoints)))
         fields += [KnobField(k, field_text(k.default)) for k in past.preset.knobs]
@@ -152,15 +156,15 @@ class RerunScreen(ModalScreen[RunDir]):
         self._show_problems(self.checked.problems)
         name = "Resume" if choice.mode == RESUME else "Launch"
         count = len(self.checked.problems)
-        words = "1 mistake to correct" if count == 1 else f"{count} mistakes to correct"
+        problems = "1 mistake to correct" if count == 1 else f"{count} mistakes to correct"
         line = self.query_one(LaunchLine)
         line.show(
-            clean_line(self.checked.words) if not count else words, ready=not count, name=name
+            clean_line(self.checked.words) if not count else problems, ready=not count, name=name
         )
 
     def _show_problems(self, problems: Sequence[Problem]) -> None:
-        rest = self.query("#form-problems").results(Static)
-        show_problems(self.query(FormField), rest, problems)
+        other_problems = self.query("#form-problems").results(Static)
+        show_problems(self.query(FormField), other_problems, problems)
 
     def on_form_field_changed(self, event: Message) -> None:
         event.stop()
@@ -180,7 +184,7 @@ class RerunScreen(ModalScreen[RunDir]):
         self.action_submit()
 
     def action_submit(self) -> None:
-        """Start the run, or as soon as the form is there."""
+        """Start the run, or wait until the form is shown."""
         self._submitted = True
         if self.past is None or self._starting:
             return
@@ -207,7 +211,7 @@ class RerunScreen(ModalScreen[RunDir]):
         self._starting = False
         self._check()
         self._show_problems(problems)
-        lines = named(problems, self.query(FormField))
+        lines = problem_lines(problems, self.query(FormField))
         self.app.push_screen(ProblemScreen("nothing was started", lines))
 
     def action_cancel(self) -> None:
@@ -215,7 +219,7 @@ class RerunScreen(ModalScreen[RunDir]):
             self.dismiss(None)
 
 
-def _mode(mode: str, past: PastRun) -> str:
+def _mode_text(mode: str, past: PastRun) -> str:
     return {
         RESUME: f"resume this run, attempt {past.attempt + 1}",
         FROM_CHECKPOINT: "new run from the checkpoint",
@@ -223,12 +227,12 @@ def _mode(mode: str, past: PastRun) -> str:
     }[mode]
 
 
-def _checkpoint_options(found: Sequence[CheckpointInfo]) -> list[tuple[str, str]]:
-    first, *others = found
+def _checkpoint_options(checkpoints: Sequence[CheckpointInfo]) -> list[tuple[str, str]]:
+    first, *others = checkpoints
     newest = (f"newest: step {formats.count(first.global_step)}", NEWEST)
-    return [newest, *((_checkpoint(info), Path(info.path).name) for info in others)]
+    return [newest, *((_checkpoint_text(info), Path(info.path).name) for info in others)]
 
 
-def _checkpoint(info: CheckpointInfo) -> str:
+def _checkpoint_text(info: CheckpointInfo) -> str:
     reason = f" ({info.reason})" if info.reason else ""
     return f"step {formats.count(info.global_step)}{reason}"

@@ -71,7 +71,7 @@ class RunScreen(RunCommandScreen):
         self._poller_thread: PollerThread | None = None
         self._ending: Text | None = None
         self._header_lines: tuple[bool, int] | None = None
-        """Whether the header has a banner, and its number of notes, when it was drawn last."""
+        """Last drawn state of the header: True without a banner, and the number of notes."""
 
     def compose(self) -> ComposeResult:
         yield RunHeader(id="header")

@@ -22,7 +22,7 @@ from ltui.training.store.run_directory import RunDir
 
 
 class RunCommandScreen(Screen[None]):
-    """A screen whose keys send commands to one run."""
+    """A screen with keys that send commands to one run."""
 
     def __init__(self, run_dir: RunDir, *, readonly: bool) -> None:
         super().__init__()

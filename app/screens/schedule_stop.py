@@ -1,4 +1,4 @@
-"""The dialog that schedules a stop: at a step, an epoch's end, a metric's value or a time."""
+"""The dialog to schedule a stop: at a step, at the end of an epoch, at a metric value or a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ val/loss<0.2   when a metric passes a value (< <= > >=)
 
 
 class StopWhenScreen(ModalScreen[dict[str, Any]]):
-    """Returns the request for the supervisor, or None."""
+    """Return the request for the supervisor, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "stop_when",
@@ -37,9 +37,9 @@ class StopWhenScreen(ModalScreen[dict[str, Any]]):
     )
 
     def __init__(self, scheduled: Sequence[str]) -> None:
-        """``scheduled``: the stops that are scheduled now, ``at step 500``."""
+        """``scheduled`` are the descriptions of scheduled stops, such as ``at step 500``."""
         super().__init__()
-        self._scheduled = tuple(clean_line(words) for words in scheduled)
+        self._scheduled = tuple(clean_line(description) for description in scheduled)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):

@@ -1,4 +1,4 @@
-"""The list of colour themes. The theme under the cursor is shown at once."""
+"""The list of colour themes. The theme under the cursor is previewed at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ltui.app.keys.key_table import bindings
 
 
 class ThemeScreen(ModalScreen[str]):
-    """Returns the chosen theme, or None after Esc. Restores the theme that was on before."""
+    """Return the chosen theme, or None after Esc, which restores the previous theme."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "themes",
@@ -30,7 +30,7 @@ class ThemeScreen(ModalScreen[str]):
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self._names = tuple(names)
-        self._before = ""
+        self._previous_theme = ""
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -38,11 +38,11 @@ class ThemeScreen(ModalScreen[str]):
             yield Static(Text("↑↓ preview   ⏎ use   esc cancel"), id="answers")
 
     def on_mount(self) -> None:
-        self._before = self.app.theme
+        self._previous_theme = self.app.theme
         self.query_one(".dialog").border_title = "theme"
         options = self.query_one(OptionList)
-        if self._before in self._names:
-            options.highlighted = self._names.index(self._before)
+        if self._previous_theme in self._names:
+            options.highlighted = self._names.index(self._previous_theme)
         options.focus()
 
     @on(OptionList.OptionHighlighted)
@@ -57,5 +57,5 @@ class ThemeScreen(ModalScreen[str]):
         self.dismiss(event.option_id)
 
     def action_cancel(self) -> None:
-        self.app.theme = self._before
+        self.app.theme = self._previous_theme
         self.dismiss(None)

@@ -1,4 +1,4 @@
-"""The configuration of a preset as text that can be edited, checked while it is typed."""
+"""An editor for the configuration of a preset, which is checked while the user types."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from ltui.training.problem import Problem
 from ltui.widgets.sanitise import clean_line
 
 CHECK_AFTER_S = 0.3
-SHOWN = 6
+"""Seconds after the last change until the text is checked."""
+MAX_PROBLEMS = 6
+"""Maximum number of problems to show."""
 HINT = "ctrl+s: use this   ctrl+z: undo   ctrl+y: redo   Esc: cancel"
 
 
 class YamlEditor(TextArea):
-    """A text area with the usual keys for its first and last line."""
+    """A text area with the usual keys to go to its start and its end."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+home", "document(0)", "start", show=False, id="editor.start"),
@@ -36,7 +38,7 @@ class YamlEditor(TextArea):
 
 
 class YamlScreen(ModalScreen[str]):
-    """Return the text on ctrl+s, and None if it was left unchanged or discarded."""
+    """Return the text after ctrl+s, or None if it was not changed or was discarded."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "yaml",
@@ -59,25 +61,26 @@ class YamlScreen(ModalScreen[str]):
             yield Static(Text(HINT), id="answers")
 
     def on_mount(self) -> None:
-        self._timer = self.set_timer(0.01, self._look)
+        self._timer = self.set_timer(0.01, self._show_problems)
         self.query_one("#editor").focus()
 
     @on(TextArea.Changed)
     def _typed(self, event: TextArea.Changed) -> None:
         event.stop()
         self._timer.stop()
-        self._timer = self.set_timer(CHECK_AFTER_S, self._look)
+        self._timer = self.set_timer(CHECK_AFTER_S, self._show_problems)
 
-    def _look(self) -> bool:
+    def _show_problems(self) -> bool:
+        """Check the text and show its problems; return True if there are none."""
         problems = self._check(self.query_one(TextArea).text)
-        lines = [f"✗ {clean_line(str(p))}" for p in problems[:SHOWN]]
-        if len(problems) > SHOWN:
-            lines.append(f"and {len(problems) - SHOWN} more")
+        lines = [f"✗ {clean_line(str(p))}" for p in problems[:MAX_PROBLEMS]]
+        if len(problems) > MAX_PROBLEMS:
+            lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
         self.query_one("#yaml-problems", Static).update(Text("\n".join(lines), "bold"))
         return not problems
 
     def action_take(self) -> None:
-        if self._look():
+        if self._show_problems():
             self.dismiss(self.query_one(TextArea).text)
 
     def action_drop(self) -> None:

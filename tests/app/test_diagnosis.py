@@ -439,7 +439,7 @@ async def test_a_run_that_cannot_be_asked_still_shows_its_verdict() -> None:
         assert "its supervisor hangs" in view_model.about
         opened.problem = None
         await pilot.press("a")
-        await until(pilot, lambda: screen.found is not None)
+        await until(pilot, lambda: screen.result is not None)
         assert opened.asked == 2
 
 

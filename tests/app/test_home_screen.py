@@ -106,7 +106,7 @@ def field(screen: HomeScreen, key: str) -> Input:
 
 def beside(screen: HomeScreen, key: str) -> str:
     (found,) = [f for f in screen.query(KnobField) if f.knob.key == key]
-    return str(found.query_one(".beside", Static).content)
+    return str(found.query_one(".field-note", Static).content)
 
 
 async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, place: Path) -> None:
@@ -299,7 +299,7 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         start = screen.query_one(StartField)
-        said = start.query_one(".beside", Static)
+        said = start.query_one(".field-note", Static)
         assert "RUN or RUN:STEP" in str(said.content)
         start.query_one(Input).value = "brave-howl"
         await until(pilot, lambda: "Did you mean brave-owl-3f2a?" in str(said.content))

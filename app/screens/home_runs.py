@@ -1,0 +1,148 @@
+"""The commands of the home screen for the selected run: open, sort, resume, run again, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual import on, work
+from textual.screen import Screen
+
+from ltui.app.keys.footer import KeyFooter
+from ltui.app.panels.form_panel import READONLY, FormPanel
+from ltui.app.panels.runs_panel import RunsPanel
+from ltui.app.panels.worker_calls import call_screen
+from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+
+if TYPE_CHECKING:
+    from ltui.app.live.run_list import RunListEntry
+    from ltui.training.store.run_directory import RunDir
+
+
+class RunListScreen(Screen[None]):
+    """A screen with a ``RunsPanel`` and keys that act on the selected run."""
+
+    def __init__(self, *, readonly: bool) -> None:
+        super().__init__()
+        self.readonly = readonly
+        self._opened_run: str | None = None
+        """Id of the run that was opened last; None once the cursor is on its row again."""
+
+    @property
+    def runs_panel(self) -> RunsPanel:
+        return self.query_one(RunsPanel)
+
+    # -- opening -----------------------------------------------------------------------------------
+
+    @on(RunsPanel.Opened)
+    def _run_opened(self, event: RunsPanel.Opened) -> None:
+        event.stop()
+        self._open(event.line.run_dir)
+
+    @on(FormPanel.Launched)
+    def _run_launched(self, event: FormPanel.Launched) -> None:
+        event.stop()
+        self._open(event.run_dir)
+
+    def _open(self, run_dir: RunDir) -> None:
+        # Imported here: the first frame shows no run.
+        from ltui.app.screens.run import RunScreen
+
+        self._opened_run = run_dir.id
+        self.app.push_screen(RunScreen(run_dir, readonly=self.readonly))
+
+    def on_screen_resume(self) -> None:
+        # After a run's screen was closed, the cursor is on that run, as the keys act on it.
+        if self._opened_run is not None:
+            run_id, self._opened_run = self._opened_run, None
+            self.runs_panel.focus_run(run_id)
+
+    def action_open_run(self) -> None:
+        line = self.runs_panel.selected
+        if line is not None:
+            self._open(line.run_dir)
+
+    def action_sort(self) -> None:
+        self.runs_panel.next_order()
+
+    def on_table_row_highlighted(self) -> None:
+        # The footer omits keys that can't be used for the selected run.
+        self.query_one(KeyFooter).refresh()
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def refusal_of(self, action: str) -> str | None:
+        """Return the reason why ``action`` can't be done now; None if it can."""
+        if action in ("launch", "resume", "rerun", "delete") and self.readonly:
+            return READONLY
+        if action not in ("resume", "rerun", "delete"):
+            return None
+        line = self.runs_panel.selected
+        if line is None:
+            return "There is no run."
+        if action == "delete":
+            return f"{line.id} is running. Stop it first." if line.live else None
+        # Imported here: the first frame needs no run's state.
+        from ltui.app.presentation.notifications import refusal
+
+        return refusal(line.snapshot, action, readonly=self.readonly)
+
+    def _selected_for(self, action: str) -> RunListEntry | None:
+        """Return the selected run if ``action`` can be done; else show the reason."""
+        reason = self.refusal_of(action)
+        if reason is not None:
+            self.notify(reason, severity="warning", markup=False)
+            return None
+        return self.runs_panel.selected
+
+    def action_resume(self) -> None:
+        line = self._selected_for("resume")
+        if line is not None:
+            self._rerun(line, new_run=False)
+
+    def action_rerun(self) -> None:
+        line = self._selected_for("rerun")
+        if line is not None:
+            self._rerun(line, new_run=True)
+
+    def _rerun(self, line: RunListEntry, *, new_run: bool) -> None:
+        # Imported here: the first frame starts nothing.
+        from ltui.app.screens.rerun import RerunScreen
+
+        def started(run_dir: RunDir | None) -> None:
+            if run_dir is not None:
+                self._open(run_dir)
+
+        self.app.push_screen(RerunScreen(line.run_dir, new_run=new_run), started)
+
+    def action_delete(self) -> None:
+        line = self._selected_for("delete")
+        if line is None:
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._delete(line)
+
+        question = f"Delete {line.id}? Its history, logs and checkpoints are lost."
+        self.app.push_screen(ConfirmScreen(question, yes="delete it", no="keep it"), answered)
+
+    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
+    def _delete(self, line: RunListEntry) -> None:
+        # Imported here: the first frame deletes nothing.
+        from ltui.training.lifecycle.resume_run import delete
+        from ltui.training.problem import ProblemError
+
+        try:
+            delete(line.run_dir)
+        except ProblemError as error:
+            lines = [str(p) for p in error.problems]
+            call_screen(self, self._show_problems, f"{line.id} was not deleted", lines)
+        else:
+            call_screen(self, self._deleted, line.id)
+
+    def _deleted(self, run_id: str) -> None:
+        self.notify(f"deleted {run_id}", markup=False)
+        self.runs_panel.refresh_runs()
+
+    def _show_problems(self, title: str, lines: list[str]) -> None:
+        self.app.push_screen(ProblemScreen(title, lines))
