@@ -31,6 +31,8 @@ class Column:
     """Rank by importance, 1 for the most important. If space is short, high numbers are omitted."""
     right: bool = False
     """Align the content to the right, as for numbers."""
+    optional: bool = False
+    """Omit the column if no row has a value for it."""
     grows: bool = False
     """Give the remaining width to this column."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,13 +14,16 @@ from ltui.widgets.view_models import Cell, RankRow, Tone
 
 STRIP_WIDTH = 12
 NOTE_CELLS = 42
-"""A longer note is cut where there is no room for more."""
+"""Maximum cells that notes take from other columns; longer notes are cut."""
 _SIGNS = {Tone.BAD: "! ", Tone.WARN: "… "}
-"""Before the state's word: culprits, and ranks that wait or lag behind."""
+"""Signs before the state of culprits, and of ranks that wait or are slow."""
 
 
 class RankTable(Table[RankRow]):
-    """A stalled rank is marked by a sign and the word of its state, and by colour."""
+    """A table in which a sign, the state and a colour mark stalled ranks.
+
+    The columns of metrics come with the rows; see ``RankRow.metrics``.
+    """
 
     NOTE: ClassVar[str] = "no rank has reported yet"
     KEEPS_CURSOR: ClassVar[bool] = False
@@ -33,45 +36,48 @@ class RankTable(Table[RankRow]):
         Column(key="phase", title="phase", width=12),
         Column(key="age", title="in phase for", width=12, right=True),
         Column(key="strip", title="step times", width=STRIP_WIDTH, importance=4),
-        Column(key="rate", title="samples/s", width=11, right=True, importance=5),
-        Column(key="cpu", title="CPU", width=7, right=True, importance=6),
-        Column(key="memory", title="memory", width=10, right=True, importance=6),
         Column(key="state", title="state", width=11),
-        Column(key="note", title="", width=8, grows=True, importance=2),
+        Column(key="note", title="", width=8, grows=True, importance=2, optional=True),
     )
 
     def key_of(self, row: RankRow) -> str:
         return row.rank
 
     def columns_of(self, rows: Sequence[RankRow]) -> Sequence[Column]:
-        """All columns but those of which no rank has a value."""
-        maybe = ("cpu", "memory", "note")
-        silent = {k for k in maybe if all(getattr(r, k) in ("", NA) for r in rows)}
-        return [_for_notes(c, rows) for c in self.COLUMNS if c.key not in silent]
+        """Return the columns, with metrics before the state, without empty optional columns."""
+        metrics = rows[0].metrics if rows else ()
+        shown = [
+            metric.column
+            for index, metric in enumerate(metrics)
+            if not metric.column.optional or _has_values(r.metrics[index].cell.text for r in rows)
+        ]
+        *fixed, state, note = self.COLUMNS
+        notes = [row.note for row in rows]
+        return [*fixed, *shown, state, *([_widen(note, notes)] if _has_values(notes) else [])]
 
     def cells_of(self, row: RankRow) -> Mapping[str, Cells]:
-        loud = Tone.BAD if row.state.tone is Tone.BAD else Tone.PLAIN
-        quiet = Tone.BAD if row.state.tone is Tone.BAD else Tone.DIM
+        strong = Tone.BAD if row.state.tone is Tone.BAD else Tone.PLAIN
+        weak = Tone.BAD if row.state.tone is Tone.BAD else Tone.DIM
         sign = _SIGNS.get(row.state.tone, "  ")
         return {
-            "rank": (Cell(text=row.rank, tone=loud),),
+            "rank": (Cell(text=row.rank, tone=strong),),
             "pid": (Cell(text=row.pid, tone=Tone.DIM),),
             "device": (Cell(text=row.device, tone=Tone.DIM),),
-            "phase": (Cell(text=row.phase, tone=loud),),
-            "step": (Cell(text=row.step, tone=loud),),
-            "age": (Cell(text=row.age, tone=quiet),),
-            "strip": (Cell(text=step_strip(row.strip, STRIP_WIDTH), tone=quiet),),
-            "rate": (Cell(text=row.rate),),
-            "cpu": (Cell(text=row.cpu, tone=Tone.DIM),),
-            "memory": (Cell(text=row.memory, tone=Tone.DIM),),
+            "phase": (Cell(text=row.phase, tone=strong),),
+            "step": (Cell(text=row.step, tone=strong),),
+            "age": (Cell(text=row.age, tone=weak),),
+            "strip": (Cell(text=step_strip(row.strip, STRIP_WIDTH), tone=weak),),
             "state": (Cell(text=sign + row.state.text, tone=row.state.tone),),
-            "note": (Cell(text=row.note, tone=loud),),
+            "note": (Cell(text=row.note, tone=strong),),
+            **{metric.column.key: (metric.cell,) for metric in row.metrics},
         }
 
 
-def _for_notes(column: Column, rows: Sequence[RankRow]) -> Column:
-    """The column of notes as wide as they are, at the cost of columns that matter less."""
-    if column.key != "note":
-        return column
-    longest = max((len(row.note) for row in rows), default=0)
+def _has_values(texts: Iterable[str]) -> bool:
+    return any(text not in ("", NA) for text in texts)
+
+
+def _widen(column: Column, notes: Sequence[str]) -> Column:
+    """Return the column of notes as wide as the longest note; less important columns give way."""
+    longest = max(map(len, notes), default=0)
     return replace(column, width=min(max(column.width, longest), NOTE_CELLS))

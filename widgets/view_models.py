@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from ltui.widgets.columns import Column
+
 # NumPy is imported for type checkers only: without it a screen without curves opens 0.1 s earlier.
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 
@@ -107,6 +109,14 @@ class HeaderViewModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankMetric:
+    """One metric of a rank, with the column of the rank table that shows it."""
+
+    column: Column
+    cell: Cell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankRow:
     """One row of the rank table."""
 
@@ -118,10 +128,9 @@ class RankRow:
     age: str
     strip: tuple[float, ...]
     """Recent step times in seconds, oldest first."""
-    rate: str
-    cpu: str
-    memory: str
     state: Cell
+    metrics: tuple[RankMetric, ...] = ()
+    """Further columns. All rows have the same metrics, in the same order."""
     note: str = ""
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 
+from ltui.app.presentation.rank_metrics import RANK_METRICS
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
@@ -21,6 +22,7 @@ from ltui.widgets.view_models import (
     GpuRow,
     HeaderViewModel,
     LogLine,
+    RankMetric,
     RankRow,
     Tone,
 )
@@ -44,6 +46,17 @@ HEADER = HeaderViewModel(
     attempt="attempt 2",
     banner=BANNER,
 )
+
+
+def rank_metrics(rate: str, cpu: str, memory: str) -> tuple[RankMetric, ...]:
+    """Return the metrics of a rank with the columns that a run screen has."""
+    tones = (Tone.PLAIN, Tone.DIM, Tone.DIM)
+    return tuple(
+        RankMetric(column=metric.column, cell=Cell(text=text, tone=tone))
+        for metric, text, tone in zip(RANK_METRICS, (rate, cpu, memory), tones, strict=True)
+    )
+
+
 RANK = RankRow(
     rank="r0",
     pid="48120",
@@ -52,10 +65,8 @@ RANK = RankRow(
     step="1 204",
     age="12 ms",
     strip=(0.05, 0.06, 0.05, 0.07, 0.05, 0.05),
-    rate="7.84 k img/s",
-    cpu="98 %",
-    memory="2.10 GiB",
     state=Cell(text="ok"),
+    metrics=rank_metrics("7.84 k img/s", "98 %", "2.10 GiB"),
 )
 STALLED = replace(
     RANK,

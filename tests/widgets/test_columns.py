@@ -19,7 +19,10 @@ from ltui.widgets.columns import (
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.view_models import Cell
+from tests.widgets.board import RANKS
 
+RANK_COLUMNS = tuple(RankTable().columns_of(RANKS))
+"""All columns of the rank table, with those of metrics."""
 COLUMNS = (
     Column(key="a", title="a", width=4, right=True),
     Column(key="b", title="b", width=10, importance=2),
@@ -37,7 +40,7 @@ def test_a_growing_column_takes_the_rest() -> None:
     assert fit_columns(COLUMNS, 50)[-1].width == 50 - 4 - 10 - 4
 
 
-@pytest.mark.parametrize("columns", [RankTable.COLUMNS, GpuTable.COLUMNS])
+@pytest.mark.parametrize("columns", [RANK_COLUMNS, GpuTable.COLUMNS])
 @given(width=st.integers(1, 250))
 def test_columns_never_overlap_nor_leave_the_table(columns: tuple[Column, ...], width: int) -> None:
     placed = fit_columns(columns, width)
@@ -50,7 +53,7 @@ def test_columns_never_overlap_nor_leave_the_table(columns: tuple[Column, ...], 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 def test_state_and_step_are_always_there(width: int) -> None:
-    keys = {p.column.key for p in fit_columns(RankTable.COLUMNS, width)}
+    keys = {p.column.key for p in fit_columns(RANK_COLUMNS, width)}
     assert {"rank", "step", "phase", "age", "state"} <= keys
 
 

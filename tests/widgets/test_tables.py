@@ -12,6 +12,7 @@ from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.table import Table
 from ltui.widgets.view_models import Cell, GpuRow, RankRow, Tone
+from tests.widgets.board import rank_metrics
 
 
 def rank_row(number: int, **more: object) -> RankRow:
@@ -23,10 +24,8 @@ def rank_row(number: int, **more: object) -> RankRow:
         step="1 204",
         age="12 ms",
         strip=(0.1, 0.1, 0.12),
-        rate="7.84 k img/s",
-        cpu="98 %",
-        memory="2.10 GiB",
         state=Cell(text="ok"),
+        metrics=rank_metrics("7.84 k img/s", "98 %", "2.10 GiB"),
     )
     return replace(row, **more)  # type: ignore[arg-type]
 
@@ -230,10 +229,10 @@ async def test_markup_and_escapes_in_a_row_stay_text() -> None:
 async def test_columns_without_any_value_are_left_out() -> None:
     app = Tables()
     async with app.run_test(size=(200, 24)) as pilot:
-        app.ranks.set_rows([rank_row(0, cpu="n/a", memory="n/a")])
+        app.ranks.set_rows([rank_row(0, metrics=rank_metrics("7 img/s", "n/a", "n/a"))])
         await pilot.pause()
         assert "CPU" not in text_of(app.ranks)[0]
-        app.ranks.set_rows([rank_row(0, cpu="5 %", memory="n/a")])
+        app.ranks.set_rows([rank_row(0, metrics=rank_metrics("7 img/s", "5 %", "n/a"))])
         await pilot.pause()
         assert "CPU" in text_of(app.ranks)[0]
         assert "memory" not in text_of(app.ranks)[0]
