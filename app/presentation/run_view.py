@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.text import Text
 
 from ltui.app.live.frame import Frame, RankException
+from ltui.app.presentation.rank_metrics import cpu_text, memory_text, rank_metrics
 from ltui.app.presentation.snapshot_text import (
     LOUD_RANK_STATES,
     checkpoint_text,
@@ -185,23 +185,15 @@ def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
     active = [v for v in most_severe_first(frame.snapshot.verdicts) if v.ended is None]
     places = {rank: v for v in reversed(active) for rank in v.culprits}
     held_up = {rank for v in active if v.level in BLOCKING_LEVELS for rank in v.waiting}
-    ordered = sorted(_current_readings(frame.snapshot), key=lambda r: r.rank)
+    ordered = sorted(frame.snapshot.ranks, key=lambda r: r.rank)
+    live = frame.snapshot.state in LIVE
     return tuple(
-        _rank_row(rank, places.get(rank.rank), waits=rank.rank in held_up) for rank in ordered
+        _rank_row(rank, places.get(rank.rank), waits=rank.rank in held_up, live=live)
+        for rank in ordered
     )
 
 
-def _current_readings(run: RunSnapshot) -> tuple[RankSnapshot, ...]:
-    """Return the ranks; if the run has ended, without readings that are true only of live ranks."""
-    if run.state in LIVE:
-        return run.ranks
-    return tuple(
-        replace(r, age_s=None, samples_per_s=None, cpu_percent=None, rss_bytes=None)
-        for r in run.ranks
-    )
-
-
-def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> RankRow:
+def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool, live: bool) -> RankRow:
     note = rank.note or ""
     if not note and verdict is not None and verdict.place:
         note = verdict.place
@@ -213,13 +205,11 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool) -> Ra
         device=_device_text(rank.device),
         phase=clean_name(rank.phase or formats.NA),
         step=formats.step(rank.global_step),
-        age=formats.age(rank.age_s),
+        age=formats.age(rank.age_s if live else None),
         strip=rank.recent_step_s,
-        rate=formats.quantity(rank.samples_per_s, ""),
-        cpu=formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %",
-        memory=formats.size(rank.rss_bytes),
         state=_rank_state(rank.state, verdict, waits),
         note=clean_name(note),
+        metrics=rank_metrics(rank, live=live),
     )
 
 
@@ -261,10 +251,12 @@ def gpus_missing(frame: Frame) -> str:
 def processes_text(frame: Frame) -> Text:
     """Return the reason for missing GPU readings, with CPU and memory of each rank."""
     out = Text(gpus_missing(frame), "dim")
-    for rank in sorted(_current_readings(frame.snapshot), key=lambda r: r.rank)[:PROCESS_ROWS]:
-        cpu = formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %"
+    live = frame.snapshot.state in LIVE
+    for rank in sorted(frame.snapshot.ranks, key=lambda r: r.rank)[:PROCESS_ROWS]:
         pid = formats.NA if rank.pid is None else str(rank.pid)
-        memory = formats.size(rank.rss_bytes)
+        # Processes of a run that has ended are gone, so their last readings are not shown.
+        cpu = cpu_text(rank) if live else formats.NA
+        memory = memory_text(rank) if live else formats.NA
         out.append(f"\nr{rank.rank:<3} pid {pid:<9} CPU {cpu:>6}   memory {memory:>9}", "not dim")
     return out
 
