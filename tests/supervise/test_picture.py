@@ -49,7 +49,7 @@ def picture(folder: Path, **changes: Any) -> SnapshotInputs:
         "fold": fold(FoldState(), 0, [plan, *steps(100, 0.1)]),
         "pulses": {0: pulse(0, Phase.FORWARD, 10.0, global_step=100)},
         "judgement": judgement(RankState.OK),
-        "found": {},
+        "unreported_processes": {},
         "readings": {},
         "gpus": RunGpusView(),
         "gpu_verdicts": (),

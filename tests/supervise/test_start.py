@@ -58,7 +58,7 @@ def test_an_engine_without_a_supervisor_is_ended(
     monkeypatch.undo()
     supervisor = open_attempt(run, AttemptPlan())
     assert supervisor.attempt == 3
-    supervisor.ask_to_stop(15)
+    supervisor.request_stop(15)
     assert supervisor.run() is None
     assert runs.ended(run).state is RunState.STOPPED
 

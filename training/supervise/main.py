@@ -86,13 +86,13 @@ class _StopSignals:
         """Send requests to ``supervisor``, including those that arrived before it existed."""
         self._supervisor = supervisor
         while self._early:
-            supervisor.ask_to_stop(self._early.pop())
+            supervisor.request_stop(self._early.pop())
 
     def _handle(self, number: int, _: object) -> None:
         if self._supervisor is None:
             self._early.append(number)
         else:
-            self._supervisor.ask_to_stop(number)
+            self._supervisor.request_stop(number)
 
 
 class _Report:

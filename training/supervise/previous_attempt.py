@@ -9,16 +9,10 @@ from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.state.metric_names import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, RankFold
-from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 from ltui.training.state.snapshot_parts import Progress
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-
-
-def stored_state(run_dir: RunDir) -> RunState | None:
-    """Return the state that an earlier supervisor stored, if it is the state of a live run."""
-    snapshot = stored_snapshot(run_dir)
-    return None if snapshot is None or snapshot.state not in LIVE else snapshot.state
 
 
 def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:

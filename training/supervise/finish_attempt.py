@@ -1,0 +1,161 @@
+"""Finish an attempt: kill remaining processes, classify the end, and record it.
+
+Used by the supervisor's loop only, when the engine has ended or was never started.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.lifecycle.classify_end import AttemptEnd, EndFacts, with_verdict_cause
+from ltui.training.lifecycle.elastic_log import WorkerFailure
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.pending_stops import delete_pending_stops
+from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.state.run_event import Event
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.history_writer import Batch
+from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise.live_attempt import LiveAttempt
+from ltui.training.supervise.record_end import EndRecorder, determine_end, final_snapshot
+from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.watchdog.verdict_events import VerdictNotifier
+
+HOOK_WAIT_S = 2.0
+"""Seconds to wait at the end of a run for verdict hooks in progress, to record their results."""
+
+
+class AttemptFinisher:
+    """Finishes one attempt."""
+
+    def __init__(
+        self,
+        attempt: LiveAttempt,
+        requests: RequestHandler,
+        notifier: VerdictNotifier,
+        server: ControlServer,
+    ) -> None:
+        self._attempt = attempt
+        self._requests = requests
+        self._notifier = notifier
+        self._server = server
+        self._recorder = EndRecorder(
+            attempt.run_dir, attempt.number, attempt.store, attempt.recorder
+        )
+
+    def finish(self, engine_exit: EngineExit | None, shim_died: bool) -> None:
+        """Finish an attempt whose engine has ended. Schedule a restart if one is due.
+
+        Returns when the end is recorded. ``engine_exit`` is None if the end was not observed.
+        """
+        attempt = self._attempt
+        engine = attempt.engine()
+        killed = kill_run_processes(
+            attempt.run_dir, [*attempt.rank_processes(), *([engine] if engine else [])]
+        )
+        while self._record_remaining():
+            pass
+        # In a recovered attempt the shim is blamed only if processes were still running.
+        shim_died = shim_died and (not attempt.recovered or bool(killed))
+        end, failures = self._classify(engine_exit, shim_died)
+        judgement = attempt.judge_ended(failures)
+        verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
+        end = with_verdict_cause(end, verdicts, attempt.furthest_step())
+        if self._requests.stopped_because is not None:
+            end = replace(end, detail=f"{self._requests.stopped_because}: {end.detail}")
+        end = attempt.restarts.schedule_if_due(
+            end,
+            engine_exit,
+            attempt.furthest_step(),
+            end_requested=attempt.stops.escalation is not None,
+        )
+        self._record(end, failures, engine_exit, judgement)
+
+    def finish_queued(self, state: RunState, detail: str) -> None:
+        """Finish an attempt that waited for GPUs and whose engine was never started."""
+        self._attempt.queued_because = None
+        judgement = self._attempt.judge_ended()
+        self._record(AttemptEnd(state=state, detail=detail), [], None, judgement)
+
+    def cancel_restart(self, state: RunState, detail: str) -> None:
+        """Cancel the scheduled restart, so that the end of this attempt is the end of the run."""
+        attempt = self._attempt
+        end = AttemptEnd(state=state, detail=detail, exit_code=attempt.snapshot.exit_code)
+        attempt.snapshot = replace(attempt.snapshot, state=state, detail=detail)
+        self._server.publish(attempt.snapshot)
+        attempt.snapshot, _ = self._recorder.write(attempt.snapshot, end)
+        attempt.restarts.cancel_scheduled()
+        self._recorder.release_shim()
+
+    def _record_remaining(self) -> bool:
+        """Record what is left in the queues. Return True if there is more."""
+        poll = self._attempt.poll()
+        self._attempt.recorder.record(poll.polls, Batch(), None, time.time())
+        return poll.more_waiting
+
+    def _classify(
+        self, engine_exit: EngineExit | None, shim_died: bool
+    ) -> tuple[AttemptEnd, list[WorkerFailure]]:
+        attempt = self._attempt
+        facts = EndFacts(
+            exit=engine_exit,
+            shim_died=shim_died,
+            rebooted=attempt.rebooted,
+            pulses=attempt.pulses,
+            fold=attempt.fold,
+            stop_requested=attempt.stops.escalation is not None,
+            forced_reason=attempt.stops.forced_reason,
+            checkpoints=attempt.catalog.verified_checkpoints(),
+            user_command=attempt.spec.command is not None,
+            multi_node=attempt.spec.nodes is not None,
+            global_step=attempt.furthest_step(),
+        )
+        return determine_end(attempt.run_dir, attempt.number, facts)
+
+    def _record(
+        self,
+        end: AttemptEnd,
+        failures: list[WorkerFailure],
+        engine_exit: EngineExit | None,
+        judgement: Judgement,
+    ) -> None:
+        """Publish the final snapshot and write it, the verdicts and the last events."""
+        attempt = self._attempt
+        attempt.state = end.state
+        ended_at = engine_exit.ended_at if engine_exit and engine_exit.ended_at else time.time()
+        if engine_exit is None and end.state is RunState.LOST:
+            ended_at = attempt.last_seen_at or ended_at
+        gpu_verdicts = attempt.machine.end_verdicts(ended_at)
+        waiting = attempt.restarts.scheduled
+        throughput = attempt.snapshot.throughput
+        now = replace(attempt.build_snapshot(judgement, time.time()), throughput=throughput)
+        attempt.snapshot = final_snapshot(now, end, failures, ended_at=ended_at, waiting=waiting)
+        self._server.publish(attempt.snapshot)
+        attempt.evidence.update(judgement, attempt.last_poll(), attempt.fold, attempt.snapshot)
+        attempt.snapshot = self._recorder.write_with_retry(attempt.snapshot, end)
+        for verdict in gpu_verdicts:
+            attempt.recorder.write(
+                lambda v=verdict: attempt.store.write_verdict(attempt.number, v),  # type: ignore[misc]
+                ended_at,
+            )
+        self._record_last_events(judgement, ended_at)
+        if waiting is None:
+            delete_pending_stops(attempt.run_dir)
+            self._recorder.release_shim()
+        else:
+            event = Event(time.time(), "restart", f"{waiting.describe()}.", asdict(waiting))
+            attempt.recorder.record({}, Batch(events=[event]), None, time.time())
+
+    def _record_last_events(self, judgement: Judgement, ended_at: float) -> None:
+        """Record the events of the last verdicts, and of verdict hooks in progress."""
+        attempt = self._attempt
+        failed = attempt.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
+        events = self._notifier.update(
+            judgement.verdicts, ended_at, time.monotonic(), ending=not failed
+        )
+        events += self._notifier.end(ended_at)
+        events += self._notifier.wait_for_hooks(HOOK_WAIT_S)
+        if events and not attempt.recorder.failing:
+            attempt.recorder.record({}, Batch(events=events), None, time.time())

@@ -1,0 +1,319 @@
+"""The current state of the attempt that a supervisor watches.
+
+``LiveAttempt`` polls the queues, folds the records, and builds the snapshots. It does not act on
+the run: requests are carried out in ``request_handler.py``, the end is handled in
+``finish_attempt.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.gpu.flop_utilisation import BatchFlops
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.elastic_log import WorkerFailure
+from ltui.training.lifecycle.pending_stops import PendingStopStore
+from ltui.training.lifecycle.queue_poller import QueuePoll, QueuePoller
+from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.state.record_fold import FoldedEvent, FoldState, fold_many
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.state.snapshot_parts import training_has_started
+from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog
+from ltui.training.supervise.history_recorder import HistoryRecorder
+from ltui.training.supervise.machine_readings import MachineMonitor
+from ltui.training.supervise.previous_attempt import (
+    restore_fold,
+    starting_progress,
+    stored_snapshot,
+)
+from ltui.training.supervise.restart_policy import RestartPolicy
+from ltui.training.supervise.script_checkpoints import ScriptCheckpoints
+from ltui.training.supervise.snapshot_builder import SnapshotInputs, build_snapshot
+from ltui.training.supervise.stop_controller import StopController
+from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
+from ltui.training.supervise.watchdog.health_monitor import HealthMonitor
+from ltui.training.tensor_queue.record_types import Outcome, PulseState
+
+
+class LiveAttempt:
+    """One attempt as its queues, processes and files show it now. Used by the loop's thread.
+
+    ``snapshot`` is the newest snapshot. Other threads may read it, because it is only replaced.
+    """
+
+    snapshot: RunSnapshot
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        spec: RunSpec,
+        store: StoreWriter,
+        number: int,
+        plan: AttemptPlan,
+        wake: threading.Event,
+    ) -> None:
+        """``wake`` is set when new evidence is available."""
+        self.run_dir = run_dir
+        self.spec = spec
+        self.store = store
+        self.number = number
+        self.recovered = plan.recover
+        self.changes, self._restarted_because = store.start_reason(number)
+        previous = stored_snapshot(run_dir)
+        self._start = starting_progress(plan, previous)
+        self.restarts = RestartPolicy(run_dir, spec, number)
+        self.pending_stops = PendingStopStore(run_dir, number)
+        self.started_at = store.started_at(number) or time.time()
+        self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
+        self.recorder = HistoryRecorder(store, number, self.queues)
+        self.fold = restore_fold(run_dir, number) if store.last_attempt() else FoldState()
+        self.stops = StopController(run_dir.queue_dir(number) / "control.bin")
+        self.machine = MachineMonitor(run_dir.id, user_command=spec.command is not None)
+        self.catalog = CheckpointCatalog(run_dir.checkpoints_dir)
+        self._script_checkpoints = ScriptCheckpoints(previous)
+        self._flops: BatchFlops | None = None
+        self.evidence = EvidenceCollector(run_dir, number, wake.set)
+        self._health = HealthMonitor(spec.stall, self.evidence)
+        self._engine: ProcessIdentity | None = None
+        self.pulses: Mapping[int, PulseState | None] = {}
+        self.state = RunState.STARTING
+        self.queued_because: str | None = None
+        """Why the run still waits for GPUs. None if it does not wait."""
+        self.rebooted = False
+        """True if the machine was rebooted since the attempt was started."""
+        self.last_seen_at: float | None = None
+        """Unix time of the last snapshot of a previous supervisor of this attempt."""
+        if plan.recover:
+            self._restore(previous)
+
+    def _restore(self, previous: RunSnapshot | None) -> None:
+        """Continue where the previous supervisor of this attempt stopped."""
+        self.stops.restore(self.pending_stops.recovered_escalation())
+        if previous is not None:
+            self.last_seen_at = previous.taken_at
+            if previous.state in LIVE:
+                self.state = previous.state
+        self.rebooted = from_earlier_boot(self.run_dir)
+        if self.restarts.requested is not None:
+            self.stops.kill(time.monotonic())
+
+    def begin(self, now_s: float) -> QueuePoll:
+        """Poll the queues for the first time and build the first snapshot."""
+        self.set_planned_stop()
+        poll = self.poll()
+        if self.recovered and self.state is RunState.STARTING:
+            # The previous supervisor may have died before it recorded that training had started.
+            self.update_state(now_s)
+        self.build_snapshot(self.judge(poll), now_s)
+        return poll
+
+    # -- queues --------------------------------------------------------------------------------
+
+    def poll(self) -> QueuePoll:
+        """Poll the queues, fold the new records, and handle the new events."""
+        poll = self.queues.poll()
+        self.pulses = poll.pulses
+        seen = self.fold.events_seen
+        self.fold = fold_many(self.fold, poll.polls)
+        new_events = self.fold.events_seen - seen
+        for event in self.fold.events[len(self.fold.events) - new_events :]:
+            self._handle(event)
+        return poll
+
+    def _handle(self, event: FoldedEvent) -> None:
+        if event.kind == "checkpoint_saved":
+            self.catalog.invalidate()
+        elif event.kind == "script_checkpoint":
+            self._script_checkpoints.add(event.fields)
+        elif event.kind == "resumed":
+            self._record_resumed_step(event.fields.get("global_step"))
+        elif event.kind == "flops":
+            self._flops = BatchFlops.from_event(event.fields) or self._flops
+        elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
+            # The ranks continue to train rather than lose their progress, so the stop ends too.
+            self.stops.stop_failed(event.text)
+            self.pending_stops.discard_unreachable(
+                event.fields.get("step") or 0, event.fields.get("epoch") or 0
+            )
+            self.set_planned_stop()
+
+    def _record_resumed_step(self, step: Any) -> None:
+        """Record the step at which the ranks actually resumed."""
+        if isinstance(step, int):
+            self.recorder.write(lambda: self.store.set_resumed_step(self.number, step), time.time())
+
+    def set_planned_stop(self) -> None:
+        """Pass the step or epoch of the pending stop conditions on to the ranks."""
+        pending = self.pending_stops.pending
+        self.stops.plan_stop(pending.stop_step(), pending.stop_epochs())
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    def has_pulses(self) -> bool:
+        """Return True if at least one rank has a pulse."""
+        return any(pulse is not None for pulse in self.pulses.values())
+
+    def furthest_step(self) -> int | None:
+        """Return the highest global step of all ranks, or None if there is no pulse."""
+        return max((p.global_step for p in self.pulses.values() if p is not None), default=None)
+
+    def unfinished_ranks(self) -> frozenset[int]:
+        """Return the ranks that did not finish their training.
+
+        When all processes of the attempt have exited, these are the dead ranks.
+        """
+        return frozenset(
+            rank
+            for rank, pulse in self.pulses.items()
+            if pulse is not None and pulse.outcome is Outcome.RUNNING
+        )
+
+    def can_stop_together(self) -> bool:
+        """Return True if the ranks can agree on a step at which they save and stop.
+
+        At least one rank must send telemetry, and no rank may be on another node.
+        """
+        if self.coordination_error() is not None:
+            return False
+        return self.spec.nodes is None and any(
+            p is not None and p.telemetry_ok for p in self.pulses.values()
+        )
+
+    def coordination_error(self) -> str | None:
+        """Return why the ranks cannot act together, or None if they can."""
+        errors = (rank.steering_error for _, rank in sorted(self.fold.ranks.items()))
+        return next((error for error in errors if error is not None), None)
+
+    def engine(self) -> ProcessIdentity | None:
+        """Return the process of the engine, or None if it has not been started."""
+        if self._engine is None:
+            self._engine = engine_identity(self.run_dir, self.number)
+        return self._engine
+
+    def rank_processes(self) -> list[ProcessIdentity]:
+        """Return the processes of the ranks that have a pulse."""
+        return [
+            ProcessIdentity(p.pid, p.start_ticks)
+            for p in self.pulses.values()
+            # After a reboot another process may have the same pid and even the same start time.
+            if p is not None and p.pid > 0 and not self.rebooted
+        ]
+
+    # -- readings and judgement ----------------------------------------------------------------
+
+    def sample_machine(self, now_s: float) -> Batch:
+        """Return new process and GPU readings, once a second."""
+        batch = self.machine.sample(self.snapshot, self.pulses, self.engine(), now_s)
+        if batch is None:
+            return Batch()
+        assert self.machine.table is not None
+        self.evidence.update_processes(self.machine.table, self.machine.rank_processes)
+        return batch
+
+    def judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
+        """Return the judgement on the health of the ranks."""
+        return self._health.judge(
+            poll,
+            self.fold,
+            end_requested=self.stops.escalation is not None,
+            failures=failures,
+            gpu_verdicts=self.machine.gpu_verdicts,
+            cpu_delays=self.machine.cpu_delays(),
+        )
+
+    def judge_ended(self, failures: Sequence[WorkerFailure] = ()) -> Judgement:
+        """Return the last judgement, after all processes of the attempt have exited."""
+        return self.judge(self.last_poll(), failures)
+
+    def last_poll(self) -> QueuePoll:
+        """Return the last pulses as the poll of an attempt whose ranks have all exited."""
+        return QueuePoll({}, self.pulses, self.unfinished_ranks())
+
+    # -- state and snapshot --------------------------------------------------------------------
+
+    def update_state(self, now_s: float) -> None:
+        """Derive the state of the run from pulses, processes and requests."""
+        state = self.state
+        if self.queued_because is not None:
+            self.state = RunState.QUEUED
+            return
+        if state in (RunState.STARTING, RunState.QUEUED):
+            state = RunState.RUNNING if self._is_training(now_s) else RunState.STARTING
+        elif state is not RunState.STOPPING:
+            state = RunState.RUNNING
+        self.state = self.stops.state(self.pulses, state)
+
+    def _is_training(self, now_s: float) -> bool:
+        pulses = [p for p in self.pulses.values() if p is not None]
+        if not pulses:
+            runs_after_s = self.machine.program.runs_after_s()
+            return self.spec.command is not None and now_s - self.started_at > runs_after_s
+        return training_has_started(pulses)
+
+    def detail(self) -> str | None:
+        """Return a sentence that explains the state of the run, or None."""
+        if self.restarts.scheduled is not None:
+            return self.restarts.scheduled.describe()
+        if self.stops.escalation is not None:
+            return self.stops.escalation.describe(time.monotonic())
+        if self.queued_because is not None:
+            return self.queued_because
+        if self.stops.error is not None:
+            return self.stops.error
+        if self.state is RunState.PAUSED:
+            return f"paused at step {self.furthest_step()}"
+        if self.state is RunState.RUNNING and not any(self.pulses.values()):
+            return self.machine.program.describe()
+        if self.queues.errors:
+            rank, reason = next(iter(sorted(self.queues.errors.items())))
+            return f"the queue of rank {rank} cannot be read: {reason}"
+        return None
+
+    def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
+        """Build a snapshot, store it in ``snapshot``, and return it."""
+        self.snapshot = build_snapshot(
+            SnapshotInputs(
+                run_dir=self.run_dir,
+                spec=self.spec,
+                attempt=self.number,
+                state=self.state,
+                detail=self.detail(),
+                started_at=self.started_at,
+                now_s=now_s,
+                now_ns=time.monotonic_ns(),
+                fold=self.fold,
+                pulses=self.pulses,
+                judgement=judgement,
+                unreported_processes=self.machine.unreported_processes,
+                program=self.machine.program,
+                readings=self.machine.readings,
+                gpus=self.machine.gpu_view,
+                gpu_verdicts=self.machine.gpu_verdicts,
+                flops=self._flops,
+                changes=self.changes,
+                restarted_because=self._restarted_because,
+                stops=self.pending_stops.pending.descriptions(),
+                checkpoints=self.catalog.checkpoints(),
+                script_checkpoints=self._script_checkpoints.existing(now_s),
+                history_note=self.recorder.note,
+                supervisor_pid=os.getpid(),
+                start=self._start,
+            )
+        )
+        return self.snapshot
+
+    def close(self) -> None:
+        """Stop all threads and close all files of the attempt, except the store."""
+        self.machine.gpus.stop()
+        self.evidence.close()
+        self.queues.close()
+        self.stops.close()
