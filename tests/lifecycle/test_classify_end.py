@@ -74,12 +74,15 @@ def _facts(**changes: Any) -> EndFacts:
 def test_a_stop_on_one_of_several_nodes() -> None:
     gone = _raised(1, 1.0, "RuntimeError", "Connection closed by peer")
     for fold in (FoldState(), FoldState(ranks={1: gone})):
-        found = classify_end(_facts(stop_requested=True, apart=True, fold=fold))
+        found = classify_end(_facts(stop_requested=True, multi_node=True, fold=fold))
         assert found.state is RunState.STOPPED
         assert "no checkpoint was saved" in found.detail
     own = FoldState(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
-    assert classify_end(_facts(stop_requested=True, apart=True, fold=own)).state is RunState.FAILED
-    assert classify_end(_facts(apart=True)).state is RunState.FAILED
+    assert (
+        classify_end(_facts(stop_requested=True, multi_node=True, fold=own)).state
+        is RunState.FAILED
+    )
+    assert classify_end(_facts(multi_node=True)).state is RunState.FAILED
 
 
 def test_torch_elastic_says_who_failed_first() -> None:
