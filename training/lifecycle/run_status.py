@@ -1,7 +1,8 @@
-"""What is true of a run, whoever of its processes died: for front ends, without a supervisor.
+"""Determine the current status of a run, whichever of its processes have died.
 
-The supervisor's own word is taken while it is alive. After that the store, the lock, the pulses and
-``/proc`` tell whether the ranks continue without it, or how far the run had come.
+While the supervisor is alive, it answers. Otherwise the status is derived from the lock, the shim,
+the history, the pulses and ``/proc``: they tell whether the ranks continue without a supervisor, or
+how far the run had come. Clients use this module; it changes nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
 from ltui.training.lifecycle.kill_processes import run_processes
@@ -35,49 +36,89 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import PulseState
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """What lock, shim file and history of a run showed at one moment."""
+
+    run_dir: RunDir
+    supervisor: ProcessIdentity | None
+    """The process that holds the run lock, if it is alive."""
+    shim: ProcessIdentity | None
+    """The shim that was started last in this boot of the machine. It may be dead."""
+    stored: RunSnapshot
+    """The snapshot that was stored last."""
+
+    @property
+    def shim_alive(self) -> bool:
+        return self.shim is not None and self.shim.alive()
+
+    @property
+    def abandoned(self) -> bool:
+        """True if the run is live, but no process is left that could supervise it or restart it."""
+        return self.supervisor is None and not self.shim_alive and self.stored.state in LIVE
+
+
+def _read_status(run_dir: RunDir, supervisor: ProcessIdentity | None) -> RunStatus:
+    """Read the shim file and the history of a run whose lock ``supervisor`` held before.
+
+    Raises ``StoreError`` or ``ProblemError`` if the files of the run cannot be read.
+    """
+    return RunStatus(
+        run_dir=run_dir,
+        supervisor=supervisor,
+        shim=shim_identity(run_dir),
+        stored=_read_stored_snapshot(run_dir),
+    )
+
+
 def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
-    """The run as it is now. ``StoreError`` or ``ProblemError`` where its files can't be read."""
-    holder = lock_holder(run_dir.lock_path)
-    if holder is not None:
+    """Return the current snapshot of the run, from its supervisor if that answers.
+
+    Raises ``StoreError`` or ``ProblemError`` if the files of the run cannot be read.
+    """
+    supervisor = lock_holder(run_dir.lock_path)
+    if supervisor is not None:
         answer = ControlClient(run_dir).status(timeout_s=1.0)
         if answer is not None:
             return answer
-    last = read_stored_snapshot(run_dir)
-    if last.state not in LIVE:
-        return replace(last, supervisor_pid=None)
-    pulses = read_pulses(run_dir.queue_dir(last.attempt))
-    now = _moved(last, pulses)
-    if holder is not None and holder.alive():
+    status = _read_status(run_dir, supervisor)
+    stored = status.stored
+    if stored.state not in LIVE:
+        return replace(stored, supervisor_pid=None)
+    pulses = read_pulses(run_dir.queue_dir(stored.attempt))
+    current = _with_progress(stored, pulses)
+    if supervisor is not None and supervisor.alive():
         return replace(
-            now,
-            detail=f"the supervisor (pid {holder.pid}) does not answer",
-            supervisor_pid=holder.pid,
+            current,
+            detail=f"the supervisor (pid {supervisor.pid}) does not answer",
+            supervisor_pid=supervisor.pid,
         )
-    return _unsupervised(run_dir, now, pulses)
+    return _without_supervisor(status, current, pulses)
 
 
 def is_abandoned(run_dir: RunDir) -> bool:
-    """Whether a supervisor died over the run and there is no keeper to start another."""
+    """Return True if the supervisor of a live run died and there is no shim to restart it.
+
+    This reads only the lock file if the run has ended regularly.
+    """
     try:
         if not run_dir.lock_path.stat().st_size or not os.access(run_dir.path, os.W_OK):
-            return False  # Left in order, or never begun; or there is nothing that could be done.
+            return False  # Ended regularly or never started, or the run cannot be changed.
     except OSError:
         return False
-    if lock_holder(run_dir.lock_path) is not None:
-        return False
-    shim = shim_identity(run_dir)
-    if shim is not None and shim.alive():
+    supervisor = lock_holder(run_dir.lock_path)
+    if supervisor is not None:
         return False
     try:
-        return read_stored_snapshot(run_dir).state in LIVE
+        return _read_status(run_dir, supervisor).abandoned
     except ProblemError:
         return False
 
 
-def read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
-    """As last written; where that can't be read or nothing was yet, what the other files say.
+def _read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
+    """Return the stored snapshot or, if there is none, a snapshot from the other files.
 
-    Raises ``ProblemError`` where the specification can't be read either.
+    Raises ``ProblemError`` if the specification cannot be read either.
     """
     note: str | None = None
     if run_dir.db_path.exists() and run_dir.db_path.stat().st_size:
@@ -88,12 +129,12 @@ def read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
             pass
         except StoreError as error:
             problem = error.problems[0]
-            note = " ".join(word for word in (problem.what, problem.remedy) if word)
-    return _from_files(run_dir, note)
+            note = " ".join(text for text in (problem.what, problem.remedy) if text)
+    return _snapshot_from_files(run_dir, note)
 
 
-def _from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
-    """A run without history: whether it lives is left to be looked up."""
+def _snapshot_from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
+    """Return the snapshot of a run without history. Its state is still to be determined."""
     spec = run_dir.read_spec()
     attempt = latest_attempt(run_dir)
     return RunSnapshot(
@@ -112,100 +153,104 @@ def _from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
     )
 
 
-def _moved(stored: RunSnapshot, pulses: Mapping[int, PulseState | None]) -> RunSnapshot:
-    """``stored``, where the ranks are now as far as pulses tell."""
-    found = progress(FoldState(), pulses, time.monotonic_ns())
+def _with_progress(stored: RunSnapshot, pulses: Mapping[int, PulseState | None]) -> RunSnapshot:
+    """Return ``stored`` with the current position of the ranks, as far as pulses show it."""
+    position = progress(FoldState(), pulses, time.monotonic_ns())
     begun = stored.state in (RunState.STARTING, RunState.QUEUED) and training_has_started(
         p for p in pulses.values() if p is not None and rank_alive(p)
     )
     return replace(
         stored,
-        # The supervisor may have died before it saw the first step.
+        # The supervisor may have died before it recorded the first step.
         state=RunState.RUNNING if begun else stored.state,
         taken_at=time.time(),
-        epoch=stored.epoch if found.epoch is None else found.epoch,
-        global_step=stored.global_step if found.global_step is None else found.global_step,
+        epoch=stored.epoch if position.epoch is None else position.epoch,
+        global_step=(stored.global_step if position.global_step is None else position.global_step),
     )
 
 
-def _unsupervised(
-    run_dir: RunDir, stored: RunSnapshot, pulses: Mapping[int, PulseState | None]
+def _without_supervisor(
+    status: RunStatus, current: RunSnapshot, pulses: Mapping[int, PulseState | None]
 ) -> RunSnapshot:
-    shim = shim_identity(run_dir)
-    rebooted = _rebooted(run_dir, shim)
-    # A process of this boot may have got the number and even the start time of one before it.
+    """Return the snapshot of a live run whose supervisor is dead.
+
+    ``current`` is the stored snapshot with the current position of the ranks.
+    """
+    run_dir = status.run_dir
+    rebooted = _rebooted(status)
+    # After a reboot another process may have the same pid and even the same start time.
     alive = {r for r, p in pulses.items() if p is not None and not rebooted and rank_alive(p)}
-    ranks = _ranks(stored, pulses, alive)
-    attempt = max(stored.attempt, latest_attempt(run_dir) or 0)
+    ranks = _merged_ranks(current, pulses, alive)
+    attempt = max(current.attempt, latest_attempt(run_dir) or 0)
     exit_ = engine_exit(run_dir, attempt)
-    if shim is not None and shim.alive():
-        detail = "its supervisor died; the keeper starts another"
-        return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
-    if left := len(alive) or len(run_processes(run_dir)):
-        what = "ranks continue" if alive else "processes are left"
-        detail = f"its supervisor died; {left} {what} without one"
-        return replace(stored, supervisor_pid=None, ranks=ranks, detail=detail)
-    if _waits(run_dir, stored, attempt):
+    if status.shim_alive:
+        detail = "its supervisor died; its shim process starts another"
+        return replace(current, supervisor_pid=None, ranks=ranks, detail=detail)
+    if remaining := len(alive) or len(run_processes(run_dir)):
+        processes = "ranks continue" if alive else "processes are left"
+        detail = f"its supervisor died; {remaining} {processes} without one"
+        return replace(current, supervisor_pid=None, ranks=ranks, detail=detail)
+    if _waits_to_start(run_dir, current, attempt):
         detail = "its supervisor died while it waited; the next ltui command continues it"
-        return replace(stored, supervisor_pid=None, detail=detail)
+        return replace(current, supervisor_pid=None, detail=detail)
     if any_process_has("ltui.training.supervise.main", str(run_dir.path)):
-        return replace(stored, supervisor_pid=None, detail="its supervisor is still starting")
-    found = classify_end(
+        return replace(current, supervisor_pid=None, detail="its supervisor is still starting")
+    end = classify_end(
         EndFacts(
             exit=exit_,
             shim_died=False,
             pulses=pulses,
             rebooted=rebooted,
             checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
-            user_command=stored.command is not None,
-            global_step=stored.global_step,
+            user_command=current.command is not None,
+            global_step=current.global_step,
         )
     )
     return replace(
-        stored,
+        current,
         supervisor_pid=None,
-        ranks=tuple(replace(r, state=_final(r)) for r in ranks),
-        state=found.state,
-        detail=found.detail,
-        exit_code=found.exit_code,
-        ended_at=exit_.ended_at if exit_ else stored.taken_at,
+        ranks=tuple(replace(r, state=_final_state(r)) for r in ranks),
+        state=end.state,
+        detail=end.detail,
+        exit_code=end.exit_code,
+        ended_at=exit_.ended_at if exit_ else current.taken_at,
         eta_s=None,
         verdicts=(),
     )
 
 
-def _waits(run_dir: RunDir, stored: RunSnapshot, attempt: int) -> bool:
-    """Whether it had still to be started: for the first time, or again."""
-    if stored.state is not RunState.QUEUED:
+def _waits_to_start(run_dir: RunDir, current: RunSnapshot, attempt: int) -> bool:
+    """Return True if the run was queued for GPUs or for a restart."""
+    if current.state is not RunState.QUEUED:
         return False
     waiting = read_restart_history(run_dir).waiting
     begun = run_dir.engine_start_path(attempt).exists()
     return not begun or (waiting is not None and waiting.attempt == attempt)
 
 
-def _rebooted(run_dir: RunDir, shim: ProcessIdentity | None) -> bool:
-    """Whether the run's processes belong to an earlier boot of the machine."""
+def _rebooted(status: RunStatus) -> bool:
+    """Return True if the processes of the run belong to an earlier boot of the machine."""
     try:
-        lines = run_dir.lock_path.read_text().split("\n")
+        lines = status.run_dir.lock_path.read_text().split("\n")
     except OSError:
         return False
-    return shim is None and len(lines) > 2 and lines[2] not in ("", boot_id())
+    return status.shim is None and len(lines) > 2 and lines[2] not in ("", boot_id())
 
 
-def _ranks(
+def _merged_ranks(
     stored: RunSnapshot, pulses: Mapping[int, PulseState | None], alive: set[int]
 ) -> tuple[RankSnapshot, ...]:
-    """The stored ranks, moved to where their pulses are."""
+    """Return the stored ranks with the position and state that their pulses show."""
     states = {
         rank: RankState.OK if rank in alive else RankState.DEAD
         for rank, pulse in pulses.items()
         if pulse is not None
     }
-    fresh = {r.rank: r for r in rank_snapshots(FoldState(), pulses, states, time.monotonic_ns())}
-    known = {r.rank: r for r in stored.ranks}
+    current = {r.rank: r for r in rank_snapshots(FoldState(), pulses, states, time.monotonic_ns())}
+    previous = {r.rank: r for r in stored.ranks}
     merged = []
-    for rank in sorted({*fresh, *known}):
-        old, new = known.get(rank), fresh.get(rank)
+    for rank in sorted({*current, *previous}):
+        old, new = previous.get(rank), current.get(rank)
         if old is None or new is None:
             merged.append(old or new)
             continue
@@ -227,5 +272,5 @@ def _ranks(
     return tuple(rank for rank in merged if rank is not None)
 
 
-def _final(rank: RankSnapshot) -> RankState:
+def _final_state(rank: RankSnapshot) -> RankState:
     return RankState.ENDED if rank.state is RankState.ENDED else RankState.DEAD
