@@ -163,7 +163,7 @@ def _at(facts: EndFacts) -> str:
 
 
 def _saved(facts: EndFacts) -> str:
-    """Return a phrase that tells which checkpoint the run can be resumed from."""
+    """Return a phrase that names the checkpoint from which the run can be resumed."""
     complete = [c for c in facts.checkpoints if c.ok is not False]
     if not complete and _without_telemetry(facts):
         return "ltui saves no checkpoints of a command without telemetry"

@@ -40,15 +40,17 @@ def run_processes(run_dir: RunDir) -> set[ProcessIdentity]:
     return processes
 
 
-def kill_run_processes(run_dir: RunDir, known: Iterable[ProcessIdentity] = ()) -> list[int]:
+def kill_run_processes(
+    run_dir: RunDir, more_processes: Iterable[ProcessIdentity] = ()
+) -> list[int]:
     """Kill every process of the run and wait until all have exited. Return the killed pids.
 
-    ``known`` are further processes of the run, which may not have its environment variables.
+    ``more_processes`` may not have the environment variables of the run.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        remaining = {mark for mark in {*known, *run_processes(run_dir)} if mark.alive()}
+        remaining = {mark for mark in {*more_processes, *run_processes(run_dir)} if mark.alive()}
         if not remaining:
             break
         for mark in remaining:

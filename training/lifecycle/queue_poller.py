@@ -53,10 +53,10 @@ class QueuePoller:
     of its records continue those of the previous file.
     """
 
-    def __init__(self, queue_dir: Path, known: Mapping[int, Cursor]) -> None:
-        """``known``: the cursors that a previous supervisor of the attempt stored."""
+    def __init__(self, queue_dir: Path, stored_cursors: Mapping[int, Cursor]) -> None:
+        """``stored_cursors``: the cursors that a previous supervisor of the attempt stored."""
         self._dir = queue_dir
-        self._stored_cursors = known
+        self._stored_cursors = stored_cursors
         self._tails: dict[int, _Tail] = {}
         self._dir_changed_ns = -1
         self.errors: dict[int, str] = {}

@@ -36,7 +36,7 @@ class RequestedRestart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduledRestart:
-    """A restart that waits for its time. ``state`` and ``detail`` tell how ``attempt`` ended."""
+    """A scheduled restart. ``state`` and ``detail`` describe how ``attempt`` ended."""
 
     attempt: int
     number: int

@@ -156,12 +156,12 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
 
 def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     broken = len(list_checkpoints(run_dir.checkpoints_dir))
-    what = (
+    sentence = (
         "there is nothing to resume from: no checkpoint was completed."
         if not broken
         else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skip_reasons())})."
     )
-    return Problem(where=run_dir.id, what=what, remedy="Start it again as a new run.")
+    return Problem(where=run_dir.id, what=sentence, remedy="Start it again as a new run.")
 
 
 def _still_live(run_dir: RunDir, state: RunState) -> Problem:

@@ -1,8 +1,8 @@
 """Determine the current status of a run, whichever of its processes have died.
 
 While the supervisor is alive, it answers. Otherwise the status is derived from the lock, the shim,
-the history, the pulses and ``/proc``: they tell whether the ranks continue without a supervisor, or
-how far the run had come. Clients use this module; it changes nothing.
+the history, the pulses and ``/proc``, which show whether the ranks continue without a supervisor,
+or how far the run had come. Clients use this module. It changes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ltui.training.tensor_queue.record_types import PulseState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """What lock, shim file and history of a run showed at one moment."""
+    """The content of the lock, the shim file and the history of a run, read at one time."""
 
     run_dir: RunDir
     supervisor: ProcessIdentity | None

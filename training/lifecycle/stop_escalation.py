@@ -47,7 +47,7 @@ class StopEscalation:
         return StopStage.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else StopStage.KILL
 
     def describe(self, now_s: float) -> str:
-        """Return a sentence that tells what the stop is waiting for."""
+        """Return a sentence that states what the stop is waiting for."""
         waited_s = now_s - self.began_s
         stage = self.stage(now_s)
         if stage is StopStage.AGREE:

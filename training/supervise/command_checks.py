@@ -62,12 +62,12 @@ def check(
     if command in COORDINATED_COMMANDS and multi_node:
         raise ValueError(f"ranks on several nodes cannot agree on a step at which to {command}.")
     if command in COORDINATED_COMMANDS:
-        _check_steering(command, snapshot, has_pulses=has_pulses, user_command=user_command)
+        _check_coordinated(command, snapshot, has_pulses=has_pulses, user_command=user_command)
     if command == "stop" and not isinstance(request.get("timeout_s", 0), (int, float)):
         raise ValueError("timeout_s must be a number.")
 
 
-def _check_steering(
+def _check_coordinated(
     command: str, snapshot: RunSnapshot, *, has_pulses: bool, user_command: bool
 ) -> None:
     if not has_pulses:

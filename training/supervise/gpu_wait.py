@@ -2,7 +2,7 @@
 
 Each GPU that a run was given has a lock file below the home directory, which the supervisor holds
 until the run ends. Without it, nothing would show that the GPU is taken between the choice and the
-moment when the ranks start to use it. Only one run at a time chooses GPUs.
+first use of the GPU by the ranks. Only one run at a time chooses GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ltui.training.store.run_directory import RunDir
 class GpuQueue:
     """The queue position of one run that waits for GPUs. Used by the supervisor's loop.
 
-    ``reason`` is a sentence that tells why the run is still waiting.
+    ``reason`` is a sentence that states why the run is still waiting.
     """
 
     def __init__(self, run_dir: RunDir, devices: str, gpus: RunGpus) -> None:

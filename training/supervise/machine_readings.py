@@ -101,11 +101,11 @@ class MachineMonitor:
 
     def _sample_gpus(self, snapshot: RunSnapshot, batch: Batch, now_s: float) -> None:
         view = self.gpu_view = self.gpus.sample(snapshot.ranks, now_s)
-        known = {(v.kind, v.began): v for v in self.gpu_verdicts}
+        ended = {(v.kind, v.began): v for v in self.gpu_verdicts}
         self.gpu_verdicts = gpu_verdicts(view.findings)
         for verdict in self.gpu_verdicts:
-            known.pop((verdict.kind, verdict.began), None)
-        self._ended_verdicts += [replace(v, ended=now_s) for v in known.values()]
+            ended.pop((verdict.kind, verdict.began), None)
+        self._ended_verdicts += [replace(v, ended=now_s) for v in ended.values()]
         for event in view.events:
             fields = {"gpu": event.gpu, "ranks": list(event.ranks), "xid": event.code}
             batch.events.append(Event(event.at, "gpu_error", event.text, fields))

@@ -1,10 +1,10 @@
 """The shim: starts the engine, waits for it, kills its remaining processes, restarts a supervisor.
 
 It runs as a script (``shim.py RUN_DIR ATTEMPT STARTER``) and uses the standard library only, so
-that it stays small and survives failures of other processes. ``engine/<attempt>.start.json`` tells
-what to start. How the engine ended is written to ``engine/<attempt>.json``. Until the shim has
-reported in ``keeper.json`` that it has started, it exits with its starter, because no other
-process knows about it.
+that it stays small and survives failures of other processes. ``engine/<attempt>.start.json``
+contains the command to start. How the engine ended is written to ``engine/<attempt>.json``. Until
+the shim has written ``keeper.json``, it exits with its starter, because no other process could
+find it.
 
 It is a child subreaper: orphaned processes of a dead rank become its children, and it kills them.
 """

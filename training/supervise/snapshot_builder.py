@@ -59,7 +59,7 @@ class SnapshotInputs:
     unreported_processes: Mapping[int, ProcessIdentity]
     """rank -> process, for ranks of a user command that have sent no telemetry."""
     program: Program
-    """What was observed about those processes."""
+    """The observations about those processes."""
     readings: Mapping[int, RankUsage]
     gpus: RunGpusView
     gpu_verdicts: tuple[Verdict, ...]

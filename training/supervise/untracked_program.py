@@ -27,7 +27,7 @@ Importing PyTorch and Lightning can take this long on a busy disk.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What was observed about the processes of a command."""
+    """Observations about the processes of a command."""
 
     python: bool = False
     torch: bool = False
@@ -41,7 +41,7 @@ class Program:
         return _PYTHON_S if self.python else _COMMAND_S
 
     def describe(self) -> str:
-        """Return one line that tells why there are no steps and no rates."""
+        """Return one line that explains why there are no steps and no rates."""
         if not self.torch:
             who = "the program has" if self.python else "the command has"
             return f"no telemetry: {who} not loaded PyTorch"
