@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.cast import cast, kill_together
+from tests.chaos.process_tree import kill_together, live_processes
 from tests.supervise.conftest import Runs, runs
 
 __all__ = ["runs"]
@@ -57,15 +57,15 @@ def saved_run(runs: Runs) -> RunDir:
     return runs.training("--save-every", "5", step=12)
 
 
-def strike_down(run: RunDir, *roles: str) -> None:
+def kill_roles(run: RunDir, *roles: str) -> None:
     """SIGKILL to everything of the run at once, or to these."""
-    while found := [a for a in cast(run) if not roles or a.role in roles]:
+    while found := [a for a in live_processes(run) if not roles or a.role in roles]:
         kill_together(found)
         if roles:
             return
 
 
-def train_on(runs: Runs, run: RunDir, steps: int = 10) -> int:
+def wait_for_more_steps(runs: Runs, run: RunDir, steps: int = 10) -> int:
     """Wait for ``steps`` more; the step that was reached."""
     begin = runs.until(run, lambda s: s.global_step is not None and s.state.value == "running")
     goal = (begin.global_step or 0) + steps

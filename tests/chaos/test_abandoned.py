@@ -1,4 +1,4 @@
-"""Supervisor and keeper both killed: the next command finds what is left, says it and ends it."""
+"""Supervisor and shim are both killed: the next command finds and ends the remaining processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.cast import cast
-from tests.chaos.conftest import Command, everywhere, strike_down, train_on
+from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
+from tests.chaos.process_tree import live_processes
 from tests.supervise.conftest import Runs
 from tests.supervise.test_gpus import given, library, steer, uuid, waiting_for
 
@@ -35,16 +35,16 @@ def test_foreign_ranks_end_with_the_next_command(
     runs: Runs, ltui: Command, saved_run: RunDir, words: tuple[str, ...]
 ) -> None:
     run = saved_run
-    strike_down(run, "supervisor", "keeper")
+    kill_roles(run, "supervisor", "shim")
     runs.until(run, lambda s: "continue without one" in (s.detail or ""))
-    # The engine goes with the keeper; it may be seen for a moment yet.
-    runs.until(run, lambda s: {a.role for a in cast(run)} == {"rank 0", "rank 1"})
+    # The engine dies with the shim, but it may exist for a short time.
+    runs.until(run, lambda s: {a.role for a in live_processes(run)} == {"rank 0", "rank 1"})
     with pytest.raises(ProblemError, match="Stop it first"):
         delete(run)
     said = ltui(*words, code=None)
     if words[0] == "resume":
         assert "started" in said
-        train_on(runs, run)
+        wait_for_more_steps(runs, run)
         runs.order(run, "kill")
         assert runs.ended(run).attempt == 2
         return
@@ -63,12 +63,12 @@ def test_a_queued_run_goes_on_waiting(
     steer(f"gpus 1 h100\nset * mem_used 0\nprocess 0 {os.getpid()} 1e9\n")
     run = waiting_for(runs, "free:1")
     runs.until(run, lambda s: s.state is RunState.QUEUED and "used by pid" in (s.detail or ""))
-    strike_down(run, "supervisor")
+    kill_roles(run, "supervisor")
     alone = runs.until(run, lambda s: "its supervisor died while it waited" in (s.detail or ""))
     assert (alone.state, alone.supervisor_pid) == (RunState.QUEUED, None)
     shown = ltui.show(run)
     assert shown["state"] == "queued"
-    assert shown["supervisor_pid"] in {a.mark.pid for a in cast(run)}
+    assert shown["supervisor_pid"] in {a.mark.pid for a in live_processes(run)}
     steer("gpus 1 h100\nset * mem_used 0\n")
     assert given(runs, run) == uuid(0)
     runs.order(run, "kill")
@@ -86,7 +86,7 @@ def test_two_supervisors_for_one_run(runs: Runs, ltui: Command, saved_run: RunDi
     assert second.returncode == 2
     assert f"another supervisor (pid {pid}) already has this run" in second.stderr
     assert resolve_snapshot(run).supervisor_pid == pid
-    train_on(runs, run)
+    wait_for_more_steps(runs, run)
     runs.order(run, "stop")
     runs.ended(run)
 
@@ -105,9 +105,9 @@ def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> No
     ]  # fmt: skip
     said = [process.communicate(timeout=200)[0] for process in both]
     assert sorted(p.returncode for p in both) == [0, 2], said
-    train_on(runs, run)
-    assert sorted(a.role for a in cast(run)) == [
-        "engine", "keeper", "rank 0", "rank 1", "supervisor",
+    wait_for_more_steps(runs, run)
+    assert sorted(a.role for a in live_processes(run)) == [
+        "engine", "shim", "rank 0", "rank 1", "supervisor",
     ]  # fmt: skip
     runs.order(run, "kill")
     assert runs.ended(run).attempt == 2

@@ -19,8 +19,8 @@ import pytest
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
-from tests.chaos.audit import kept
-from tests.chaos.conftest import everywhere, train_on
+from tests.chaos.conftest import everywhere, wait_for_more_steps
+from tests.chaos.invariants import verify_checkpoints
 from tests.supervise.conftest import Runs
 
 DAY_S = 86400
@@ -55,14 +55,14 @@ def test_the_clock_is_set(runs: Runs, set_clock: Callable[[int], None]) -> None:
     run = runs.training("--save-every", "10", step=15)
     for days in (-1, 3650, -30):
         set_clock(days * DAY_S)
-        step = train_on(runs, run, 25)
+        step = wait_for_more_steps(runs, run, 25)
         seen = resolve_snapshot(run)
         assert abs(seen.taken_at - time.time() - days * DAY_S) < 600, "the clock was not shifted"
         assert seen.state is RunState.RUNNING
         assert not [v for v in seen.verdicts if v.level != "info"], seen.verdicts
         assert seen.history_note is None
         assert (seen.elapsed_s or 0.0) >= 0.0
-        newest = kept(run).last
+        newest = verify_checkpoints(run).last
         assert newest is not None
         assert newest["global_step"] >= step - 30, "a newer checkpoint was pruned for an older"
     runs.order(run, "stop")

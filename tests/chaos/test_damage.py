@@ -15,8 +15,8 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import LAYOUT
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.audit import kept
-from tests.chaos.conftest import Command, everywhere, strike_down, train_on
+from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
+from tests.chaos.invariants import verify_checkpoints
 from tests.supervise.conftest import Runs
 
 
@@ -72,7 +72,7 @@ def test_the_rest_stays_usable(
     assert "engine begins" in ltui("logs", run.id)
     assert "history" in ltui("export", run.id, "-o", "-", code=None)
     resume(run)
-    train_on(runs, run)
+    wait_for_more_steps(runs, run)
     runs.order(run, "stop")
     again = runs.ended(run)
     assert again.state is RunState.STOPPED
@@ -100,23 +100,23 @@ def test_a_history_by_a_newer_ltui_is_not_touched(
     assert "it was written by a newer ltui" in shown["history_note"]
     assert "engine begins" in ltui("logs", run.id)
     assert "Upgrade ltui" in ltui("resume", run.id, "--detach", code=2)
-    assert kept(run).whole
+    assert verify_checkpoints(run).complete
 
 
 @everywhere
 def test_a_lost_write_ahead_log_is_a_hole_that_is_shown(runs: Runs, saved_run: RunDir) -> None:
     run = saved_run
-    train_on(runs, run, 30)
-    strike_down(run)
+    wait_for_more_steps(runs, run, 30)
+    kill_roles(run)
     # What the ranks had still to tell is lost as well: as after a power cut.
     for path in (*run.queue_dir(1).glob("*.queue"), run.db_path.with_name("run.db-wal")):
         path.unlink()
     run.db_path.with_name("run.db-shm").unlink(missing_ok=True)
-    newest = kept(run).last
+    newest = verify_checkpoints(run).last
     assert newest is not None
     runs.until(run, lambda s: s.state is RunState.LOST)
     resume(run)
-    step = train_on(runs, run)
+    step = wait_for_more_steps(runs, run)
     runs.order(run, "kill")
     ended = runs.ended(run)
     steps = runs.steps(run)
@@ -148,7 +148,7 @@ def test_a_history_that_another_process_locks(runs: Runs, ltui: Command, saved_r
         noted = runs.until(run, lambda s: s.history_note is not None)
         assert "database is locked" in (noted.history_note or "")
         assert noted.state is RunState.RUNNING
-        train_on(runs, run)
+        wait_for_more_steps(runs, run)
         runs.order(run, "checkpoint")
         ltui("pause", run.id)
         ltui("continue", run.id)

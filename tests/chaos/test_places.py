@@ -17,8 +17,8 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.audit import kept, litter
-from tests.chaos.conftest import Command, everywhere, train_on
+from tests.chaos.conftest import Command, everywhere, wait_for_more_steps
+from tests.chaos.invariants import leftover_files, verify_checkpoints
 from tests.cli.terminal import Terminal
 from tests.supervise.conftest import Runs
 
@@ -66,7 +66,7 @@ def test_the_terminal_goes_and_the_run_does_not(
     dashboard.wait_for("step")
     dashboard.hang_up()
     dashboard.process.wait(90)
-    train_on(runs, saved_run)
+    wait_for_more_steps(runs, saved_run)
     runs.order(saved_run, "kill")
     runs.ended(saved_run)
 
@@ -84,7 +84,7 @@ def test_a_terminal_that_goes_without_a_hang_up(
         dashboard.process.wait(90)
     finally:
         dashboard.close()
-    train_on(runs, saved_run)
+    wait_for_more_steps(runs, saved_run)
     runs.order(saved_run, "kill")
     runs.ended(saved_run)
 
@@ -99,7 +99,7 @@ def test_two_dashboards_on_one_run(
         other.wait_for("step")
         other.process.send_signal(signal.SIGKILL)
         other.wait()
-        train_on(runs, saved_run)
+        wait_for_more_steps(runs, saved_run)
         assert dashboard.process.poll() is None
         runs.order(saved_run, "stop")
         dashboard.wait_for("stopped")
@@ -121,8 +121,8 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Pa
         (disk / "runs").mkdir()
         engine = runs.fake_command("--save-every", "10", "--size", "500000")
         run = launch(runs.spec(*engine), disk)
-        runs.until(run, lambda s: kept(run).last is not None)
-        good = len(kept(run).whole)
+        runs.until(run, lambda s: verify_checkpoints(run).last is not None)
+        good = len(verify_checkpoints(run).complete)
         ballast = disk / "ballast"
         with ballast.open("wb", buffering=0) as file:
             for size in (1 << 20, 4096, 1):
@@ -135,17 +135,20 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Pa
         goal = (full.global_step or 0) + 40
         on = runs.until(run, lambda s: (s.global_step or 0) > goal)
         assert on.state is RunState.RUNNING
-        assert kept(run).whole, "the checkpoints from before are still there"
-        assert not kept(run).broken
+        assert verify_checkpoints(run).complete, "the checkpoints from before are still there"
+        assert not verify_checkpoints(run).broken
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
         step = resolve_snapshot(run).global_step or 0
-        runs.until(run, lambda s: (kept(run).last or {"global_step": 0})["global_step"] > step)
+        runs.until(
+            run,
+            lambda s: (verify_checkpoints(run).last or {"global_step": 0})["global_step"] > step,
+        )
         assert good <= 3
         runs.order(run, "stop")
         ended = runs.ended(run)
         assert ended.state is RunState.STOPPED
-        assert litter(run) == {}
+        assert leftover_files(run) == {}
         with RunStore(run) as store:
             failed = [e for e in store.events() if e.kind == "checkpoint_failed"]
         assert failed

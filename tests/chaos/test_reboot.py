@@ -14,8 +14,8 @@ from ltui.training.lifecycle.resume_run import delete, resume
 from ltui.training.process.identity import boot_id, start_ticks
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.audit import kept
-from tests.chaos.conftest import Command, everywhere, strike_down, train_on
+from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
+from tests.chaos.invariants import verify_checkpoints
 from tests.supervise.conftest import Runs
 
 EARLIER_BOOT = "00000000-0000-4000-8000-000000000000"
@@ -55,7 +55,7 @@ def test_pids_used_by_others(
     ticks_off: int, boot: str, words: str,
 ) -> None:  # fmt: skip
     run = saved_run
-    strike_down(run)
+    kill_roles(run)
     assert run.socket_path.exists(), "the socket is stale and lies there"
     _reuse(run, bystander, ticks_off=ticks_off, boot=boot)
     before = runs.until(run, lambda s: s.state not in LIVE)
@@ -67,10 +67,10 @@ def test_pids_used_by_others(
     assert all(rank["state"] == "dead" for rank in shown["ranks"])
     assert not run.socket_path.exists()
     assert shown["ended_at"] <= before.taken_at + 1, "it ended when it was last seen"
-    newest = kept(run).last
+    newest = verify_checkpoints(run).last
     assert newest is not None
     resume(run)
-    train_on(runs, run)
+    wait_for_more_steps(runs, run)
     runs.order(run, "stop")
     ended = runs.ended(run)
     assert ended.history_note is None

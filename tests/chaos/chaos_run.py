@@ -1,8 +1,8 @@
-"""SIGKILL to anything at any moment, again and again, and everything looked at after each.
+"""Kill processes of runs with SIGKILL at random times, and check the invariants after each kill.
 
-A *life* is one run from its start to its end, killed and resumed on the way. Most lives have ranks
-without torch (real supervisors, keepers, sockets, queues and checkpoint files); some are real
-two-rank trainings. Every choice comes from one seed.
+A trial is one run from its start to its end, killed and resumed on the way. Most trials have fake
+ranks without torch, but real supervisors, shims, sockets, queues and checkpoint files. Some are
+real trainings with two ranks. Every choice depends on one seed.
 """
 
 from __future__ import annotations
@@ -23,66 +23,66 @@ from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, to_json
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.audit import (
+from tests.chaos.invariants import (
     ENDED,
     FalseStateError,
-    Look,
-    history_holds,
-    kept,
-    litter,
-    nothing_held,
-    settle,
+    Observation,
+    assert_nothing_held,
+    check_history,
+    leftover_files,
+    verify_checkpoints,
+    wait_until_settled,
 )
-from tests.chaos.cast import Actor, cast, kill_together, listening_ports
+from tests.chaos.process_tree import RunProcess, kill_together, listening_ports, live_processes
 from tests.cli.terminal import Terminal
 
 HERE = Path(__file__).parent
 FAKE_ENGINE = HERE.parent / "supervise" / "fake_engine.py"
 TORCH_ENGINE = HERE / "torch_engine.py"
 
-MOMENTS = ("start", "training", "checkpoint", "pause", "stop", "end")
+PHASES = ("start", "training", "checkpoint", "pause", "stop", "end")
 VICTIMS = (
-    "supervisor", "keeper", "engine", "rank 0", "rank 1", "supervisor and keeper", "everything",
+    "supervisor", "shim", "engine", "rank 0", "rank 1", "supervisor and shim", "everything",
     "dashboard", "command",
 )  # fmt: skip
-WITNESSES = frozenset({"supervisor", "dashboard", "command"})
-"""Whose death must leave the training alone."""
+HARMLESS_VICTIMS = frozenset({"supervisor", "dashboard", "command"})
+"""Victims whose death must not affect the training."""
 FAKE_STEPS = 600
 TORCH_STEPS = 400
 _SAVE_EVERY = 20
 
 
 @dataclass(frozen=True)
-class Strike:
+class KillPlan:
     number: int
     torch: bool
-    moment: str
+    phase: str
     victim: str
 
 
-def script(seed: int, kills: int, torch_kills: int) -> list[Strike]:
-    """What happens, decided beforehand. Kills of torch runs stand together, so that lives last."""
+def plan_kills(seed: int, kills: int, torch_kills: int) -> list[KillPlan]:
+    """Choose all kills in advance. Kills of torch runs are consecutive, so that trials last."""
     chance = random.Random(seed)
     deck: list[tuple[str, str]] = []
-    strikes = []
+    kill_plans = []
     for number in range(kills):
         if not deck:
             # Every moment meets every victim before any meets twice.
-            deck = [(m, v) for m in MOMENTS for v in VICTIMS if _can_meet(m, v)]
+            deck = [(m, v) for m in PHASES for v in VICTIMS if _is_possible(m, v)]
             chance.shuffle(deck)
-        moment, victim = deck.pop()
-        strikes.append(Strike(number + 1, number >= kills - torch_kills, moment, victim))
-    return strikes
+        phase, victim = deck.pop()
+        kill_plans.append(KillPlan(number + 1, number >= kills - torch_kills, phase, victim))
+    return kill_plans
 
 
-def _can_meet(moment: str, victim: str) -> bool:
+def _is_possible(phase: str, victim: str) -> bool:
     if victim == "dashboard":
-        return moment in ("training", "pause", "stop")
-    return victim != "command" or moment in ("start", "stop")
+        return phase in ("training", "pause", "stop")
+    return victim != "command" or phase in ("start", "stop")
 
 
 @dataclass
-class Life:
+class Trial:
     """One run under fire."""
 
     torch: bool
@@ -90,12 +90,12 @@ class Life:
     resumes: int = 0
     ended: bool = False
     """Its last attempt has ended; it can be resumed or not."""
-    litter: dict[str, int] = field(default_factory=dict)
+    leftover_files: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
-class Outcome:
-    strike: Strike
+class KillOutcome:
+    plan: KillPlan
     killed: list[str]
     """Whom SIGKILL met; nobody where the moment had passed."""
     states: list[str]
@@ -103,7 +103,7 @@ class Outcome:
     seconds: float
 
 
-class Storm:
+class ChaosRun:
     """Carries a script out in one home. Raises where something does not hold."""
 
     def __init__(
@@ -121,8 +121,8 @@ class Storm:
         self.home, self.cwd, self.say, self.name = home, cwd, say, name
         self.chance = random.Random(seed ^ 0x5EED)
         self.environ = {**os.environ, "LTUI_HOME": str(home), "LTUI_CHECKPOINT_KEEP": "3"}
-        self.life: Life | None = None
-        self.lives = 0
+        self.trial: Trial | None = None
+        self.trials = 0
         self.notes = 0
         self.killed: list[str] = []
 
@@ -144,36 +144,36 @@ class Storm:
         return [sys.executable, "-m", "ltui.app.cli", *words]
 
     def show(self, run: RunDir) -> dict[str, Any]:
-        """What ``ltui show --json`` does, without the half second that a new process takes."""
+        """Return what ``ltui show --json`` prints, without starting a process."""
         recover_abandoned_runs(self.home)
         document: dict[str, Any] = to_json(resolve_snapshot(run))
         return document
 
     # -- one strike ----------------------------------------------------------------------------
 
-    def until_met(self, strike: Strike) -> Outcome:
+    def carry_out_with_retries(self, plan: KillPlan) -> KillOutcome:
         """``carry_out``, again where nobody was left to be killed when the moment came."""
         for _ in range(10):
-            outcome = self.carry_out(strike)
+            outcome = self.carry_out(plan)
             if outcome.killed:
                 return outcome
-        raise AssertionError(f"never met anybody: {strike}")
+        raise AssertionError(f"never met anybody: {plan}")
 
-    def carry_out(self, strike: Strike) -> Outcome:
+    def carry_out(self, plan: KillPlan) -> KillOutcome:
         began = time.monotonic()
         self.killed = []
-        if self.life is None or self.life.torch != strike.torch:
-            self._finish_life()
-            self.life = Life(strike.torch)
-            self.lives += 1
-        if strike.moment == "start":
-            found, states = self._strike_at_start(self.life, strike)
+        if self.trial is None or self.trial.torch != plan.torch:
+            self._finish_trial()
+            self.trial = Trial(plan.torch)
+            self.trials += 1
+        if plan.phase == "start":
+            found, states = self._kill_at_start(self.trial, plan)
         else:
-            found, states = self._strike_within(self.life, strike)
+            found, states = self._kill_during(self.trial, plan)
         if found is not None:
-            self._audit(self.life, found)
-        outcome = Outcome(
-            strike,
+            self._check_invariants(self.trial, found)
+        outcome = KillOutcome(
+            plan,
             self.killed,
             states,
             found.snapshot["detail"] if found else "no run was made, as the command said",
@@ -182,86 +182,86 @@ class Storm:
         self._say(outcome)
         return outcome
 
-    def _say(self, outcome: Outcome) -> None:
-        strike = outcome.strike
-        life = self.life
-        name = life.run.id if life and life.run else "-"
+    def _say(self, outcome: KillOutcome) -> None:
+        plan = outcome.plan
+        trial = self.trial
+        name = trial.run.id if trial and trial.run else "-"
         self.say(
-            f"{strike.number:4} {'torch' if strike.torch else 'fake ':5} {name:14} "
-            f"{strike.moment:10} {strike.victim:21} "
+            f"{plan.number:4} {'torch' if plan.torch else 'fake ':5} {name:14} "
+            f"{plan.phase:10} {plan.victim:21} "
             f"{len(outcome.killed) or 'missed':>2} {' -> '.join(outcome.states) or '-':30} "
             f"{outcome.seconds:5.1f} s  {outcome.detail or ''}"
         )
 
-    def _strike_at_start(self, life: Life, strike: Strike) -> tuple[Look | None, list[str]]:
-        if life.run is not None and not life.ended:
-            self._end(life)
-        if life.run is not None and not self._can_resume(life):
-            life = self._new_life(strike)
-        fresh = life.run is None
-        command = self._begin(*self._start_words(life))
-        victims = self._wait_for_victims(life, strike, command)
+    def _kill_at_start(self, trial: Trial, plan: KillPlan) -> tuple[Observation | None, list[str]]:
+        if trial.run is not None and not trial.ended:
+            self._end(trial)
+        if trial.run is not None and not self._can_resume(trial):
+            trial = self._new_trial(plan)
+        fresh = trial.run is None
+        command = self._begin(*self._start_words(trial))
+        victims = self._wait_for_victims(trial, plan, command)
         time.sleep(self.chance.random() * (0.4 if self.chance.random() < 0.7 else 2.0))
-        if strike.victim != "command":
+        if plan.victim != "command":
             self._kill(victims())
         elif command.poll() is None:
             command.kill()
             self.killed = ["command"]
         said, _ = command.communicate(timeout=240)
-        life.run = life.run or self._run_named(self._name())
-        self._let_it_happen(life)
-        if life.run is None or not life.run.path.exists():
+        trial.run = trial.run or self._run_named(self._name())
+        self._mark_resumed(trial)
+        if trial.run is None or not trial.run.path.exists():
             assert fresh, "the run is gone"
             assert command.returncode != 0, f"there is no run, and nobody said so: {said}"
-            self._nobody_of(self._name())
-            self._new_life(strike)
+            self._wait_until_no_process(self._name())
+            self._new_trial(plan)
             return None, []
         assert not fresh or command.returncode in (0, -9), f"a run is left after: {said}"
-        run = life.run
-        return settle(run, lambda: self.show(run), must_end=self._fatal)
+        run = trial.run
+        return wait_until_settled(run, lambda: self.show(run), must_end=self._fatal)
 
-    def _let_it_happen(self, life: Life) -> None:
-        life.resumes += 1
-        life.ended = False
+    def _mark_resumed(self, trial: Trial) -> None:
+        trial.resumes += 1
+        trial.ended = False
 
-    def _nobody_of(self, name: str) -> None:
+    def _wait_until_no_process(self, name: str) -> None:
         ghost = RunDir(self.home / "runs" / name)
         for found in (self.home / "runs").glob(f".*{name}*"):
             ghost = RunDir(found)
         deadline = time.monotonic() + 90
-        while left := cast(ghost):
+        while left := live_processes(ghost):
             assert time.monotonic() < deadline, f"orphans of a run that never was: {left}"
             time.sleep(0.05)
 
-    def _strike_within(self, life: Life, strike: Strike) -> tuple[Look, list[str]]:
-        life = self._alive(life, strike)
-        run = life.run
+    def _kill_during(self, trial: Trial, plan: KillPlan) -> tuple[Observation, list[str]]:
+        trial = self._alive(trial, plan)
+        run = trial.run
         assert run is not None
-        dashboard = self._dashboard(run) if strike.victim == "dashboard" else None
+        dashboard = self._dashboard(run) if plan.victim == "dashboard" else None
         command: subprocess.Popen[str] | None = None
         try:
             before = self.show(run)
-            if strike.moment == "pause":
+            if plan.phase == "pause":
                 self._order(run, "pause")
                 before = self._until(run, lambda s: s["state"] == "paused" or s["state"] in ENDED)
-            elif strike.moment == "checkpoint":
-                self._until_saving(run, strike.torch)
-            elif strike.moment == "stop":
-                if strike.victim == "command":
+            elif plan.phase == "checkpoint":
+                self._until_saving(run, plan.torch)
+            elif plan.phase == "stop":
+                if plan.victim == "command":
                     command = self._begin("stop", run.id)
                     self._until_stopping(run, command)
                 else:
                     self._order(run, "stop")
-            elif strike.moment == "end":
-                goal = (TORCH_STEPS if life.torch else self.steps) - 60
+            elif plan.phase == "end":
+                goal = (TORCH_STEPS if trial.torch else self.steps) - 60
                 before = self._until(
                     run, lambda s: (s["global_step"] or 0) >= goal or s["state"] in ENDED, 600
                 )
-            spread = {"checkpoint": 0.015, "stop": 0.15, "end": 0.6}.get(strike.moment, 0.5)
+            spread = {"checkpoint": 0.015, "stop": 0.15, "end": 0.6}.get(plan.phase, 0.5)
             time.sleep(self.chance.random() * spread)
-            actors = cast(run)
-            ports = listening_ports(actors)
-            if strike.victim == "command":
+            processes = live_processes(run)
+            ports = listening_ports(processes)
+            if plan.victim == "command":
                 assert command is not None
                 if command.poll() is None:
                     command.kill()
@@ -271,15 +271,21 @@ class Storm:
                 dashboard.process.wait()
                 self.killed = ["dashboard"]
             else:
-                self._kill(self._named(actors, strike.victim))
+                self._kill(self._named(processes, plan.victim))
             step = before["global_step"] or 0
-            found, states = settle(run, lambda: self.show(run), step, must_end=self._fatal)
+            found, states = wait_until_settled(
+                run, lambda: self.show(run), step, must_end=self._fatal
+            )
         finally:
             if dashboard is not None:
                 dashboard.close()
             if command is not None:
                 command.communicate(timeout=240)
-        if strike.victim in WITNESSES and strike.moment in ("training", "checkpoint", "pause"):
+        if plan.victim in HARMLESS_VICTIMS and plan.phase in (
+            "training",
+            "checkpoint",
+            "pause",
+        ):
             pids = [r["pid"] for r in before["ranks"]]
             assert found.state in ("running", "paused", "finished"), "a watcher's death ended it"
             if found.state != "finished":
@@ -288,17 +294,17 @@ class Storm:
             self._order(run, "continue")
             self._until(run, lambda s: s["state"] == "running" or s["state"] in ENDED)
         if found.state in ENDED:
-            nothing_held(run, ports)
+            assert_nothing_held(run, ports)
         return found, states
 
-    def _kill(self, actors: list[Actor]) -> None:
-        alive = [actor for actor in actors if actor.alive()]
+    def _kill(self, processes: list[RunProcess]) -> None:
+        alive = [process for process in processes if process.alive()]
         kill_together(alive)
-        self.killed = [actor.role for actor in alive]
+        self.killed = [process.role for process in alive]
 
     def _fatal(self) -> bool:
-        """Whether somebody was killed without whom no attempt goes on."""
-        return any(role not in WITNESSES for role in self.killed)
+        """Return True if a process was killed without which the attempt cannot continue."""
+        return any(role not in HARMLESS_VICTIMS for role in self.killed)
 
     def _order(self, run: RunDir, command: str) -> None:
         """Ask the supervisor; a run that has ended meanwhile refuses, which is no fault."""
@@ -306,21 +312,21 @@ class Storm:
             ControlClient(run).request({"cmd": command}, 10.0)
         except ProblemError as error:
             if resolve_snapshot(run).state in LIVE:
-                raise AssertionError(f"refused while it lives: {error}") from error
+                raise AssertionError(f"refused while it is alive: {error}") from error
 
-    def _named(self, actors: list[Actor], victim: str) -> list[Actor]:
+    def _named(self, processes: list[RunProcess], victim: str) -> list[RunProcess]:
         if victim == "everything":
-            return actors
-        wanted = ("supervisor", "keeper") if victim == "supervisor and keeper" else (victim,)
-        return [a for a in actors if a.role in wanted]
+            return processes
+        wanted = ("supervisor", "shim") if victim == "supervisor and shim" else (victim,)
+        return [a for a in processes if a.role in wanted]
 
     # -- bringing a run to the moment ----------------------------------------------------------
 
-    def _start_words(self, life: Life) -> list[str]:
-        if life.run is not None:
-            return ["resume", life.run.id, "--detach"]
+    def _start_words(self, trial: Trial) -> list[str]:
+        if trial.run is not None:
+            return ["resume", trial.run.id, "--detach"]
         engine = [sys.executable]
-        if life.torch:
+        if trial.torch:
             engine += [str(TORCH_ENGINE), "2", f"epochs={TORCH_STEPS // 200}"]
         else:
             engine += [
@@ -330,25 +336,25 @@ class Storm:
         return ["exec", "--name", self._name(), "--detach", "--", *engine]
 
     def _name(self) -> str:
-        return f"{self.name}-{self.lives}"
+        return f"{self.name}-{self.trials}"
 
     def _run_named(self, name: str) -> RunDir | None:
         found = [p for p in (self.home / "runs").glob(f"{name}-*") if p.is_dir()]
         return RunDir(found[0]) if found else None
 
-    def _alive(self, life: Life, strike: Strike) -> Life:
+    def _alive(self, trial: Trial, plan: KillPlan) -> Trial:
         """The life with its run training, checkpoints at hand; another where it is over."""
         while True:
-            if life.run is not None and life.ended and not self._can_resume(life):
-                life = self._new_life(strike)
-            if life.run is None or life.ended:
-                done = self.ltui(*self._start_words(life))
+            if trial.run is not None and trial.ended and not self._can_resume(trial):
+                trial = self._new_trial(plan)
+            if trial.run is None or trial.ended:
+                done = self.ltui(*self._start_words(trial))
                 assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-                life.run = life.run or self._run_named(self._name())
-                self._let_it_happen(life)
-            assert life.run is not None
+                trial.run = trial.run or self._run_named(self._name())
+                self._mark_resumed(trial)
+            assert trial.run is not None
             snapshot = self._until(
-                life.run,
+                trial.run,
                 lambda s: (
                     s["state"] in ENDED
                     or (
@@ -360,38 +366,38 @@ class Storm:
                 ),
             )
             if snapshot["state"] in ENDED:
-                life.ended = True
+                trial.ended = True
                 continue
             # The same step may be saved again by now, under the same name.
-            stale = sorted(dict(life.litter.items() & litter(life.run).items()))
+            stale = sorted(dict(trial.leftover_files.items() & leftover_files(trial.run).items()))
             assert not stale, f"parts of checkpoints stay behind: {stale}"
-            life.litter = {}
-            if life.torch and kept(life.run).last is None:
-                self._save_once(life.run)
-            return life
+            trial.leftover_files = {}
+            if trial.torch and verify_checkpoints(trial.run).last is None:
+                self._save_once(trial.run)
+            return trial
 
     def _save_once(self, run: RunDir) -> None:
         self._order(run, "checkpoint")
-        self._until(run, lambda s: kept(run).last is not None or s["state"] in ENDED)
+        self._until(run, lambda s: verify_checkpoints(run).last is not None or s["state"] in ENDED)
 
-    def _can_resume(self, life: Life) -> bool:
+    def _can_resume(self, trial: Trial) -> bool:
         """Whether the run can be resumed; where not, that it says so in a sentence."""
-        assert life.run is not None
-        snapshot = self.show(life.run)
-        if snapshot["state"] != "finished" and kept(life.run).last is not None:
+        assert trial.run is not None
+        snapshot = self.show(trial.run)
+        if snapshot["state"] != "finished" and verify_checkpoints(trial.run).last is not None:
             return True
         try:
-            done = self.ltui("resume", life.run.id, "--detach")
+            done = self.ltui("resume", trial.run.id, "--detach")
         finally:
-            life.ended = True
+            trial.ended = True
         assert done.returncode == 2, f"resumed from nothing: {done.stdout}{done.stderr}"
         return False
 
-    def _new_life(self, strike: Strike) -> Life:
-        self._finish_life()
-        self.life = Life(strike.torch)
-        self.lives += 1
-        return self.life
+    def _new_trial(self, plan: KillPlan) -> Trial:
+        self._finish_trial()
+        self.trial = Trial(plan.torch)
+        self.trials += 1
+        return self.trial
 
     def _until(
         self, run: RunDir, wanted: Callable[[dict[str, Any]], object], seconds: float = 240
@@ -413,7 +419,7 @@ class Storm:
         while time.monotonic() < deadline:
             if any(n.name.endswith(".part") for n in run.checkpoints_dir.iterdir()):
                 return
-            if not cast(run):
+            if not live_processes(run):
                 return
             time.sleep(0.0005)
 
@@ -424,16 +430,16 @@ class Storm:
             time.sleep(0.002)
 
     def _wait_for_victims(
-        self, life: Life, strike: Strike, command: subprocess.Popen[str]
-    ) -> Callable[[], list[Actor]]:
+        self, trial: Trial, plan: KillPlan, command: subprocess.Popen[str]
+    ) -> Callable[[], list[RunProcess]]:
         """Until the victim is there, or the start is over; who it then is."""
-        wanted = {"supervisor and keeper": "keeper", "everything": "supervisor"}.get(
-            strike.victim, strike.victim
+        wanted = {"supervisor and shim": "shim", "everything": "supervisor"}.get(
+            plan.victim, plan.victim
         )
 
-        def there() -> list[Actor]:
-            run = life.run or self._run_named(self._name())
-            return [] if run is None else self._named(cast(run), strike.victim)
+        def there() -> list[RunProcess]:
+            run = trial.run or self._run_named(self._name())
+            return [] if run is None else self._named(live_processes(run), plan.victim)
 
         deadline = time.monotonic() + 60
         while wanted not in ("command", *(a.role for a in there())):
@@ -449,43 +455,45 @@ class Storm:
 
     # -- after it ------------------------------------------------------------------------------
 
-    def _audit(self, life: Life, found: Look) -> None:
-        run = life.run
+    def _check_invariants(self, trial: Trial, found: Observation) -> None:
+        run = trial.run
         assert run is not None
-        life.ended = found.state in ENDED
+        trial.ended = found.state in ENDED
         note = found.snapshot["history_note"]
         self.notes += note is not None
-        history_holds(run, note, ranks=2, fake=not life.torch)
-        if not life.ended:
+        check_history(run, note, ranks=2, fake=not trial.torch)
+        if not trial.ended:
             return
         assert found.snapshot["detail"], "an end without a word"
-        nothing_held(run, set())
+        assert_nothing_held(run, set())
         shown = self.ltui("show", run.id, "--json")
         assert shown.returncode == 0, shown.stderr
         assert f'"state": "{found.state}"' in shown.stdout
-        life.litter = litter(run)
+        trial.leftover_files = leftover_files(run)
         broken = [c["path"] for c in found.snapshot["checkpoints"] if c["ok"] is False]
-        assert not kept(run).broken, f"broken: {kept(run).broken}, shown broken: {broken}"
+        assert not verify_checkpoints(run).broken, (
+            f"broken: {verify_checkpoints(run).broken}, shown broken: {broken}"
+        )
 
-    def _end(self, life: Life) -> None:
-        assert life.run is not None
-        self._order(life.run, "kill")
-        run = life.run
-        found, _ = settle(run, lambda: self.show(run), must_end=lambda: True)
-        self._audit(life, found)
+    def _end(self, trial: Trial) -> None:
+        assert trial.run is not None
+        self._order(trial.run, "kill")
+        run = trial.run
+        found, _ = wait_until_settled(run, lambda: self.show(run), must_end=lambda: True)
+        self._check_invariants(trial, found)
 
-    def _finish_life(self) -> None:
-        if self.life is not None and self.life.run is not None and self.life.run.path.exists():
-            if not self.life.ended:
-                self._end(self.life)
-            done = self.ltui("delete", self.life.run.id)
+    def _finish_trial(self) -> None:
+        if self.trial is not None and self.trial.run is not None and self.trial.run.path.exists():
+            if not self.trial.ended:
+                self._end(self.trial)
+            done = self.ltui("delete", self.trial.run.id)
             assert done.returncode == 0, done.stderr
 
     def abandon(self) -> None:
-        """End what a failed storm left."""
+        """End what a failed chaos run left behind."""
         for path in (self.home / "runs").iterdir():
-            kill_together(cast(RunDir(path)))
+            kill_together(live_processes(RunDir(path)))
 
     def close(self) -> None:
         """The last life's end."""
-        self._finish_life()
+        self._finish_trial()

@@ -1,4 +1,4 @@
-"""Who is who among a run's processes, from ``/proc`` alone, to check what ltui says."""
+"""Find the processes of a run and their roles from ``/proc`` only, to check what ltui reports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ltui.training.store.run_directory import RunDir
 
 
 @dataclass(frozen=True)
-class Actor:
-    """One process of a run. ``role``: supervisor, keeper, engine, rank 0 ..., other."""
+class RunProcess:
+    """One process of a run. ``role``: supervisor, shim, engine, rank 0 ..., other."""
 
     role: str
     mark: ProcessIdentity
@@ -25,19 +25,19 @@ class Actor:
         return self.mark.alive()
 
 
-def cast(run: RunDir) -> list[Actor]:
+def live_processes(run: RunDir) -> list[RunProcess]:
     """Every process of the run that is alive now."""
     found = []
-    keepers = set()
+    shims = set()
     for pid in pids():
         role = _role(run, pid)
         mark = identify(pid) if role else None
         if role and mark is not None:
-            found.append(Actor(role, mark))
-            if role == "keeper":
-                keepers.add(pid)
+            found.append(RunProcess(role, mark))
+            if role == "shim":
+                shims.add(pid)
     return [
-        Actor("engine", a.mark) if a.role == "other" and _parent(a.mark.pid) in keepers else a
+        RunProcess("engine", a.mark) if a.role == "other" and _parent(a.mark.pid) in shims else a
         for a in found
     ]
 
@@ -51,7 +51,7 @@ def _role(run: RunDir, pid: int) -> str | None:
         if "ltui.training.supervise.main" in argv:
             return "supervisor"
         if any(word.endswith("/supervise/shim.py") for word in argv):
-            return "keeper"
+            return "shim"
     given = environment(pid)
     if given.get("LTUI_RUN_DIR") != str(run.path):
         return None
@@ -75,22 +75,22 @@ def _parent(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
-def kill_together(actors: Iterable[Actor]) -> None:
+def kill_together(processes: Iterable[RunProcess]) -> None:
     """SIGKILL to all, held first so that none sees another go."""
-    actors = list(actors)
-    for number in (signal.SIGSTOP, signal.SIGKILL) if len(actors) > 1 else (signal.SIGKILL,):
-        for actor in actors:
+    processes = list(processes)
+    for number in (signal.SIGSTOP, signal.SIGKILL) if len(processes) > 1 else (signal.SIGKILL,):
+        for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(actor.mark.pid, number)
-    while any(actor.alive() for actor in actors):
+                os.kill(process.mark.pid, number)
+    while any(process.alive() for process in processes):
         time.sleep(0.002)
 
 
-def listening_ports(actors: Iterable[Actor]) -> set[int]:
+def listening_ports(processes: Iterable[RunProcess]) -> set[int]:
     """TCP ports at which these processes listen."""
     inodes = set()
-    for actor in actors:
-        folder = f"/proc/{actor.mark.pid}/fd"
+    for process in processes:
+        folder = f"/proc/{process.mark.pid}/fd"
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What must hold after a kill, looked up in ``/proc``, the files and the database: not in ltui."""
+"""Invariants after a kill, checked in ``/proc``, the files and the database, not through ltui."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.cast import Actor, cast, open_ports
+from tests.chaos.process_tree import RunProcess, live_processes, open_ports
 from tests.supervise.fake_weights import loss_of, next_weights
 
 ENDED = frozenset({"stopped", "finished", "failed", "crashed", "lost"})
@@ -29,20 +29,20 @@ class FalseStateError(AssertionError):
 
 
 @dataclass
-class Look:
+class Observation:
     """One answer of ``ltui``, with who was alive all the while it was asked."""
 
     snapshot: dict[str, Any]
-    before: list[Actor]
-    after: list[Actor]
+    before: list[RunProcess]
+    after: list[RunProcess]
 
     @property
     def state(self) -> str:
         return str(self.snapshot["state"])
 
     @property
-    def steadily_alive(self) -> list[Actor]:
-        return [actor for actor in self.before if actor in self.after]
+    def steadily_alive(self) -> list[RunProcess]:
+        return [process for process in self.before if process in self.after]
 
     def contradiction(self) -> str | None:
         """What no moment between ``before`` and ``after`` can have been."""
@@ -74,19 +74,19 @@ class Look:
         )
 
 
-def look(run: RunDir, show: Callable[[], dict[str, Any]]) -> Look:
-    before = cast(run)
+def observe(run: RunDir, show: Callable[[], dict[str, Any]]) -> Observation:
+    before = live_processes(run)
     snapshot = show()
-    return Look(snapshot, before, cast(run))
+    return Observation(snapshot, before, live_processes(run))
 
 
-def settle(
+def wait_until_settled(
     run: RunDir,
     show: Callable[[], dict[str, Any]],
     least_step: int = 0,
     *,
     must_end: Callable[[], bool] = lambda: False,
-) -> tuple[Look, list[str]]:
+) -> tuple[Observation, list[str]]:
     """Look until it comes to rest; every state on the way. Raises where one is false.
 
     ``must_end``: whether nothing but the end of the run is rest.
@@ -94,20 +94,20 @@ def settle(
     deadline = time.monotonic() + PATIENCE_S
     states: list[str] = []
     while True:
-        found = look(run, show)
+        found = observe(run, show)
         if not states or states[-1] != found.state:
             states.append(found.state)
         said = found.contradiction()
         if said is not None:
-            raise FalseStateError(f"{said}: {_words(found)}")
+            raise FalseStateError(f"{said}: {_describe(found)}")
         if found.at_rest(least_step, must_end=must_end()):
             return found, states
         if time.monotonic() > deadline:
-            raise FalseStateError(f"never came to rest ({' -> '.join(states)}): {_words(found)}")
+            raise FalseStateError(f"never came to rest ({' -> '.join(states)}): {_describe(found)}")
         time.sleep(0.15)
 
 
-def _words(found: Look) -> str:
+def _describe(found: Observation) -> str:
     snapshot = found.snapshot
     ranks = [(r["rank"], r["pid"], r["state"], r["global_step"]) for r in snapshot["ranks"]]
     return (
@@ -117,9 +117,9 @@ def _words(found: Look) -> str:
     )
 
 
-def nothing_held(run: RunDir, ports: set[int]) -> None:
+def assert_nothing_held(run: RunDir, ports: set[int]) -> None:
     """After the end: no process, lock, socket or port of the run."""
-    left = cast(run)
+    left = live_processes(run)
     assert not left, f"orphans: {left}"
     handle = os.open(run.lock_path, os.O_RDWR)
     try:
@@ -140,28 +140,28 @@ def nothing_held(run: RunDir, ports: set[int]) -> None:
 
 
 @dataclass
-class Kept:
+class VerifiedCheckpoints:
     """Checkpoints as their manifests describe them."""
 
-    whole: list[dict[str, Any]] = field(default_factory=list)
+    complete: list[dict[str, Any]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
     @property
     def last(self) -> dict[str, Any] | None:
         """The one that ``resume`` must take."""
         order = ("attempt", "fit", "global_step")
-        return max(self.whole, key=lambda m: tuple(m[k] for k in order), default=None)
+        return max(self.complete, key=lambda m: tuple(m[k] for k in order), default=None)
 
 
-def kept(run: RunDir) -> Kept:
+def verify_checkpoints(run: RunDir) -> VerifiedCheckpoints:
     """Every checkpoint, checked by its own manifest: sizes and checksums of all its files."""
-    found = Kept()
+    found = VerifiedCheckpoints()
     for manifest_path in sorted(run.checkpoints_dir.glob("[!.]*.ckpt.json")):
         manifest = json.loads(manifest_path.read_text())
         parts = {manifest["file"]: manifest, **manifest["beside"]}
         good = all(_fits(run.checkpoints_dir / n, facts) for n, facts in parts.items())
         if good:
-            found.whole.append(manifest)
+            found.complete.append(manifest)
         else:
             found.broken.append(manifest["file"])
     return found
@@ -174,7 +174,7 @@ def _fits(path: Path, facts: dict[str, Any]) -> bool:
     return len(data) == facts["size_bytes"] and hashlib.sha256(data).hexdigest() == facts["sha256"]
 
 
-def litter(run: RunDir) -> dict[str, int]:
+def leftover_files(run: RunDir) -> dict[str, int]:
     """Name -> time of what no manifest names: parts of checkpoints that were never completed."""
     named = set()
     for manifest_path in run.checkpoints_dir.glob("[!.]*.ckpt.json"):
@@ -191,7 +191,7 @@ def litter(run: RunDir) -> dict[str, int]:
 # -- history -----------------------------------------------------------------------------------
 
 
-def history_holds(run: RunDir, note: str | None, *, ranks: int, fake: bool) -> int:
+def check_history(run: RunDir, note: str | None, *, ranks: int, fake: bool) -> int:
     """Steps 1..N of every rank without a hole, or a note that says so; every loss is right.
 
     A step that several attempts trained must have the same loss in all. Gives the last step.

@@ -1,4 +1,4 @@
-"""A short storm: what ``make chaos`` does a hundred times and with torch too."""
+"""A short chaos run: ``make chaos`` does the same a hundred times, and also with torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.storm import Storm, script
+from tests.chaos.chaos_run import ChaosRun, plan_kills
 
 KILLS = 12 if os.environ.get("LTUI_CHAOS") else 5
 """Each costs some five seconds of processor time: three or four new processes and their imports."""
@@ -19,10 +19,10 @@ def test_a_few_kills(private_home: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
     print(f"LTUI_CHAOS_SEED={seed}")  # shown where the test fails
     (private_home / "runs").mkdir(parents=True)
-    storm = Storm(private_home, tmp_path, seed, steps=300)
+    chaos_run = ChaosRun(private_home, tmp_path, seed, steps=300)
     try:
-        for strike in script(seed, KILLS, 0):
-            storm.until_met(strike)
-        storm.close()
+        for plan in plan_kills(seed, KILLS, 0):
+            chaos_run.carry_out_with_retries(plan)
+        chaos_run.close()
     finally:
-        storm.abandon()
+        chaos_run.abandon()
