@@ -1,4 +1,4 @@
-"""Runs of fake ranks: real supervisors, keepers, sockets and signals, without torch."""
+"""Runs of fake ranks: real supervisors, shims, sockets and signals, without torch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Runs:
         ControlClient(run).request({"cmd": command, **fields})
 
     def processes(self, run: RunDir) -> list[psutil.Process]:
-        """Everything of the run: supervisor, keeper, engine, ranks and what they started."""
+        """Everything of the run: supervisor, shim, engine, ranks and what they started."""
         found = []
         for process in psutil.process_iter():
             try:

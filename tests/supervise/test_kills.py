@@ -69,7 +69,7 @@ def test_the_supervisor_again_and_again(runs: Runs) -> None:
 
 
 def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
-    """The keeper stays until somebody has recorded how it ended."""
+    """The shim stays until a supervisor has recorded how the run ended."""
     gate = runs.cwd / "gate"
     run = runs.training("--steps", "40", "--gate", str(gate), "--gate-at", "20")
     stopped = resolve_snapshot(run).supervisor_pid
@@ -105,7 +105,7 @@ def test_the_engine(runs: Runs) -> None:
     assert "the command was killed by SIGKILL" in ended.detail
 
 
-def test_the_keeper(runs: Runs) -> None:
+def test_the_shim(runs: Runs) -> None:
     run = runs.training()
     os.kill(shim_identity(run).pid, signal.SIGKILL)
     ended = runs.ended(run)
@@ -113,7 +113,7 @@ def test_the_keeper(runs: Runs) -> None:
     assert "shim process was killed" in ended.detail
 
 
-def test_keeper_and_supervisor_at_once(runs: Runs) -> None:
+def test_shim_and_supervisor_at_once(runs: Runs) -> None:
     """Ranks of a foreign launcher outlive both; the next supervisor ends them."""
     run = runs.training()
     supervisor, shim = resolve_snapshot(run).supervisor_pid, shim_identity(run).pid

@@ -121,7 +121,7 @@ def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path
         rank_0.wait()
 
 
-def test_the_rank_side_is_copied_once_and_stands_alone(tmp_path: Path) -> None:
+def test_the_rank_package_is_copied_once_and_is_complete(tmp_path: Path) -> None:
     folder = install_rank_package(tmp_path)
     made = folder.stat().st_mtime_ns
     assert install_rank_package(tmp_path) == folder

@@ -13,7 +13,7 @@ from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
 from tests.supervise.conftest import Runs
 
 
-def test_the_rungs_follow_each_other() -> None:
+def test_the_stages_follow_each_other() -> None:
     escalation = StopEscalation(100.0, 60.0, telemetry=True)
     assert escalation.stage(100.0) is StopStage.AGREE
     assert (

@@ -87,7 +87,7 @@ def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui.wait_until_alone()
 
 
-def test_the_keeper(ltui: Ltui, slow_quickstart: list[str]) -> None:
+def test_the_shim(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)
     _of_run(ltui, "supervise/shim.py").kill()

@@ -39,7 +39,7 @@ CASES = [
         else pytest.mark.skipif("LTUI_SIGNALS" not in os.environ, reason="make signals"),
     )
     for kind in RUNS
-    for who in ("engine", "rank", "supervisor", "keeper")
+    for who in ("engine", "rank", "supervisor", "shim")
     for number in NUMBERS
 ]
 
@@ -52,7 +52,7 @@ def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> N
         "engine": lambda: psutil.Process(_shim(ltui).pid).children()[0].pid,
         "rank": lambda: running["ranks"][1]["pid"],
         "supervisor": lambda: running["supervisor_pid"],
-        "keeper": lambda: _shim(ltui).pid,
+        "shim": lambda: _shim(ltui).pid,
     }[who]()
     os.kill(target, number)
     ended = ltui.wait(lambda s: s["state"] in ("stopped", "failed", "crashed", "finished"))
