@@ -62,15 +62,15 @@ def test_kill_cuts_a_stop_short(runs: Runs) -> None:
 
 
 def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
-    orders = StopController(tmp_path / "queue" / "control.bin")
-    orders.stop(0.0, 60.0, telemetry=True)
-    orders.stop_failed("No checkpoint was saved at step 7: the disk is full. Training goes on.")
-    assert orders.escalation is None
-    assert orders.error is not None
-    assert orders.error.startswith(NOT_STOPPED)
-    orders.escalate(1000.0, {}, None, {})
-    assert orders.forced_reason is None
-    orders.kill(1001.0)
-    orders.stop_failed("too late")
-    assert orders.escalation is not None
-    orders.close()
+    controller = StopController(tmp_path / "queue" / "control.bin")
+    controller.stop(0.0, 60.0, telemetry=True)
+    controller.stop_failed("No checkpoint was saved at step 7: the disk is full. Training goes on.")
+    assert controller.escalation is None
+    assert controller.error is not None
+    assert controller.error.startswith(NOT_STOPPED)
+    controller.escalate(1000.0, {}, None, {})
+    assert controller.forced_reason is None
+    controller.kill(1001.0)
+    controller.stop_failed("too late")
+    assert controller.escalation is not None
+    controller.close()

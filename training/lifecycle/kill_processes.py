@@ -22,9 +22,9 @@ _WAIT_S = 5.0
 def run_processes(run_dir: RunDir) -> set[ProcessIdentity]:
     """Return every process that was started for the run, except its supervisor and its shim."""
     excluded = {os.getpid()}
-    for mark in (lock_holder(run_dir.lock_path), shim_identity(run_dir)):
-        if mark is not None:
-            excluded.add(mark.pid)
+    for process in (lock_holder(run_dir.lock_path), shim_identity(run_dir)):
+        if process is not None:
+            excluded.add(process.pid)
     processes = set()
     for pid in pids():
         if pid in excluded:
@@ -34,9 +34,9 @@ def run_processes(run_dir: RunDir) -> set[ProcessIdentity]:
             continue
         if variables.get("LTUI_RUN_DIR") != str(run_dir.path):
             continue
-        mark = identify(pid)
-        if mark is not None:
-            processes.add(mark)
+        process = identify(pid)
+        if process is not None:
+            processes.add(process)
     return processes
 
 
@@ -50,31 +50,33 @@ def kill_run_processes(
     killed: set[int] = set()
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        remaining = {mark for mark in {*more_processes, *run_processes(run_dir)} if mark.alive()}
+        remaining = {
+            process for process in {*more_processes, *run_processes(run_dir)} if process.alive()
+        }
         if not remaining:
             break
-        for mark in remaining:
-            killed.add(mark.pid)
-            send_signal(mark, signal.SIGKILL)
+        for process in remaining:
+            killed.add(process.pid)
+            send_signal(process, signal.SIGKILL)
         time.sleep(0.05)
     return sorted(killed)
 
 
-def send_signal(mark: ProcessIdentity, number: int) -> bool:
+def send_signal(process: ProcessIdentity, number: int) -> bool:
     """Signal a process unless its pid has been reused. Return True if the signal was sent."""
-    if not mark.alive():
+    if not process.alive():
         return False
     with contextlib.suppress(OSError):
-        os.kill(mark.pid, number)
+        os.kill(process.pid, number)
         return True
     return False
 
 
-def signal_group(mark: ProcessIdentity, number: int) -> bool:
-    """Signal the process group that ``mark`` leads. Return True if the signal was sent."""
-    if not mark.alive():
+def signal_group(process: ProcessIdentity, number: int) -> bool:
+    """Signal the process group that ``process`` leads. Return True if the signal was sent."""
+    if not process.alive():
         return False
     with contextlib.suppress(OSError):
-        os.killpg(mark.pid, number)
+        os.killpg(process.pid, number)
         return True
     return False

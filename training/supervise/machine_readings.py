@@ -93,10 +93,10 @@ class MachineMonitor:
             return {}
         processes = self._finder.find(table, engine)
         return {
-            rank: mark
-            for rank, mark in processes.items()
+            rank: process
+            for rank, process in processes.items()
             # The user's command counts as a rank until a rank reports. A preset's agent never does.
-            if rank not in reported and (mark != engine or (not reported and self._user_command))
+            if rank not in reported and (process != engine or (not reported and self._user_command))
         }
 
     def _sample_gpus(self, snapshot: RunSnapshot, batch: Batch, now_s: float) -> None:

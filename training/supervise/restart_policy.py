@@ -25,7 +25,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.checkpoint_manifest import choose_checkpoint
 from ltui.training.store.run_directory import RunDir
 
-_DISK = "the restart could not be written to disk"
+_NOT_WRITTEN = "the restart could not be written to disk"
 
 
 class RestartPolicy:
@@ -58,7 +58,7 @@ class RestartPolicy:
         if why is not None:
             return why
         request = RequestedRestart(attempt=self._attempt, reason=reason, of=of)
-        return None if self._write(replace(self._history, wanted=request)) else _DISK
+        return None if self._write(replace(self._history, wanted=request)) else _NOT_WRITTEN
 
     def cancel_request(self) -> None:
         """Cancel the requested restart, because a person stopped or killed the run."""
@@ -95,7 +95,7 @@ class RestartPolicy:
             )
             if self._write(history):
                 return end
-            why = _DISK
+            why = _NOT_WRITTEN
         return replace(end, detail=f"{end.detail}; not restarted: {why}")
 
     def start_next(self, waiting: ScheduledRestart, changes: tuple[str, ...]) -> AttemptPlan | str:

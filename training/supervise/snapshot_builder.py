@@ -135,12 +135,12 @@ def _ranks(inputs: SnapshotInputs) -> tuple[RankSnapshot, ...]:
     ranks = {rank.rank: rank for rank in reported}
     starting = inputs.state is RunState.STARTING
     silent_state = _silent_state(inputs.state)
-    for number, mark in inputs.unreported_processes.items():
+    for number, process in inputs.unreported_processes.items():
         ranks.setdefault(
             number,
             RankSnapshot(
                 rank=number,
-                pid=mark.pid,
+                pid=process.pid,
                 state=states.get(number, silent_state),
                 note=WAITS_FOR_LIGHTNING if starting else NO_TELEMETRY,
             ),

@@ -170,16 +170,16 @@ class StopController:
         if stage is StopStage.TERMINATE and engine is not None:
             self._signal_once(stage, engine, signal.SIGTERM, group=True)
             # A process that is stopped (SIGSTOP) does not handle SIGTERM until it continues.
-            for mark in {engine, *ranks}:
-                self._signal_once(stage, mark, signal.SIGCONT, turn=2)
+            for process in {engine, *ranks}:
+                self._signal_once(stage, process, signal.SIGCONT, turn=2)
         elif stage is StopStage.INTERRUPT:
             # The first SIGINT sets a flag in the rank. The second interrupts it, as Ctrl-C does.
             self._interrupts = min(2, self._interrupts + 1)
-            for mark in ranks:
-                self._signal_once(stage, mark, signal.SIGINT, turn=self._interrupts)
+            for process in ranks:
+                self._signal_once(stage, process, signal.SIGINT, turn=self._interrupts)
         elif stage is StopStage.KILL:
-            for mark in ranks:
-                self._signal_once(stage, mark, signal.SIGKILL)
+            for process in ranks:
+                self._signal_once(stage, process, signal.SIGKILL)
             if engine is not None:
                 self._signal_once(stage, engine, signal.SIGKILL, group=True)
         self.forced_reason = self.escalation.forced_reason(now_s)
@@ -187,18 +187,18 @@ class StopController:
     def _signal_once(
         self,
         stage: StopStage,
-        mark: ProcessIdentity,
+        process: ProcessIdentity,
         number: int,
         *,
         group: bool = False,
         turn: int = 1,
     ) -> None:
-        if (stage, mark, turn) in self._sent:
+        if (stage, process, turn) in self._sent:
             return
-        self._sent.add((stage, mark, turn))
+        self._sent.add((stage, process, turn))
         if group:
-            signal_group(mark, number)
-        send_signal(mark, number)
+            signal_group(process, number)
+        send_signal(process, number)
 
     # -- the state of the run ------------------------------------------------------------------
 

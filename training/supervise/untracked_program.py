@@ -67,13 +67,15 @@ class ProgramReader:
     ) -> Program:
         """Return what the processes show. ``rank_processes`` are those that count as ranks."""
         processes = [table.identity(pid) for pid in table.tree(engine.pid)[:_MAX_PROCESSES]]
-        live = {mark for mark in processes if mark is not None}
+        live = {process for process in processes if process is not None}
         self._torch &= live
-        self._torch |= {mark for mark in live - self._torch if _has_torch(mark.pid)}
-        environments = [environment(mark.pid) for mark in rank_processes.values() if mark != engine]
+        self._torch |= {process for process in live - self._torch if _has_torch(process.pid)}
+        environments = [
+            environment(process.pid) for process in rank_processes.values() if process != engine
+        ]
         sizes = [e["WORLD_SIZE"] for e in environments if e.get("WORLD_SIZE", "").isdigit()]
         return Program(
-            python=any(_is_python(mark.pid) for mark in live),
+            python=any(_is_python(process.pid) for process in live),
             torch=bool(self._torch),
             ranks=len(environments),
             world_size=max(map(int, sizes), default=None),
