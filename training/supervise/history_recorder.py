@@ -33,13 +33,13 @@ _LABELLED = {RecordKind.EVENT: None, RecordKind.HELLO: "hello", RecordKind.PLAN:
 class HistoryRecorder:
     """Writes one attempt's records, each exactly once."""
 
-    def __init__(self, store: StoreWriter, attempt: int, watch: QueuePoller) -> None:
+    def __init__(self, store: StoreWriter, attempt: int, queues: QueuePoller) -> None:
         self._store = store
         self._attempt = attempt
-        self._watch = watch
+        self._queues = queues
         self._next = {rank: c.next_seq for rank, c in store.cursors(attempt).items()}
-        self._lost = store.missed()
-        self._holes = store.missing_parts()
+        self._lost_records = store.missed()
+        self._missing_parts = store.missing_parts()
         self._failing_since: float | None = None
         self._failure = ""
         self._retry_at = 0.0
@@ -54,10 +54,10 @@ class HistoryRecorder:
             if poll.records:
                 self._seen[rank] = poll.records[-1].seq + 1
         if self._failing_since is not None:
-            self._rows_waiting += sum(_steps(poll.records) for poll in polls.values())
+            self._rows_waiting += sum(_step_count(poll.records) for poll in polls.values())
             self._recover(now_s)
             return
-        batch, lost = self._batch({r: p.records for r, p in polls.items()}, now_s, extra)
+        batch, lost = self._add_records({r: p.records for r, p in polls.items()}, now_s, extra)
         if not batch and snapshot is None and not batch.cursors:
             return
         try:
@@ -67,7 +67,7 @@ class HistoryRecorder:
             self._fail(error, now_s)
             self._rows_waiting += len(batch.steps)
         else:
-            self._take(batch, lost)
+            self._advance(batch, lost)
 
     def write(self, write: Callable[[], None], now_s: float) -> bool:
         """Call ``write``, which writes to the store. Return True if it succeeded."""
@@ -84,8 +84,8 @@ class HistoryRecorder:
         if self._failing_since is not None:
             clock = time.strftime("%H:%M", time.localtime(self._failing_since))
             return f"{self._failure} since {clock}, {self._rows_waiting} step records not written"
-        lost = [f"records lost: {self._lost}"] if self._lost else []
-        return "; ".join([*self._holes, *lost]) or None
+        lost = [f"records lost: {self._lost_records}"] if self._lost_records else []
+        return "; ".join([*self._missing_parts, *lost]) or None
 
     @property
     def failing(self) -> bool:
@@ -116,7 +116,7 @@ class HistoryRecorder:
 
     def _catch_up(self, rank: int, seen: int, now_s: float) -> None:
         try:
-            reader, base = self._watch.open_reader(rank, self._next.get(rank, 0))
+            reader, base = self._queues.open_reader(rank, self._next.get(rank, 0))
         except (OSError, QueueFileError):
             return
         try:
@@ -125,21 +125,21 @@ class HistoryRecorder:
                 records = [r for r in polled if r.seq < seen]
                 if not records:
                     return
-                batch, lost = self._batch({rank: records}, now_s, Batch())
+                batch, lost = self._add_records({rank: records}, now_s, Batch())
                 self._store.commit(self._attempt, batch)
-                self._take(batch, lost)
+                self._advance(batch, lost)
         except (OSError, QueueFileError):
             return
         finally:
             reader.close()
 
-    def _take(self, batch: Batch, lost: int) -> None:
+    def _advance(self, batch: Batch, lost: int) -> None:
         self._next.update({rank: c.next_seq for rank, c in batch.cursors.items()})
-        self._lost += lost
+        self._lost_records += lost
 
     # -- records to rows -----------------------------------------------------------------------
 
-    def _batch(
+    def _add_records(
         self, polled: Mapping[int, Iterable[Record]], now_s: float, extra: Batch
     ) -> tuple[Batch, int]:
         """Add rows for new records to ``extra``. Return it and the number of lost records."""
@@ -162,17 +162,17 @@ class HistoryRecorder:
                         )
                     )
                 expected = record.seq + 1
-                _add(extra, rank, record, now_s)
+                _add_record(extra, rank, record, now_s)
             if expected != self._next.get(rank, 0):
-                extra.cursors[rank] = self._watch.cursor(rank, expected)
+                extra.cursors[rank] = self._queues.cursor(rank, expected)
         return extra, lost
 
 
-def _steps(records: Iterable[Record]) -> int:
+def _step_count(records: Iterable[Record]) -> int:
     return sum(record.kind == RecordKind.STEP for record in records)
 
 
-def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
+def _add_record(batch: Batch, rank: int, record: Record, now_s: float) -> None:
     if record.kind == RecordKind.STEP:
         values = _values(record)
         values += [math.nan] * (len(StepField) - len(values))
@@ -180,10 +180,10 @@ def _add(batch: Batch, rank: int, record: Record, now_s: float) -> None:
         return
     label = _label(record)
     if record.kind == RecordKind.METRICS:
-        t, step, epoch = _number(label.get("t")), _whole(label.get("step")), label.get("epoch")
+        t, step, epoch = _number(label.get("t")), _integer(label.get("step")), label.get("epoch")
         for name, value in zip(label.get("names") or (), _values(record), strict=False):
             batch.samples.append(
-                (rank, record.seq, str(name), step, _whole(epoch), t or now_s, float(value))
+                (rank, record.seq, str(name), step, _integer(epoch), t or now_s, float(value))
             )
     elif record.kind in _LABELLED:
         kind = _LABELLED[RecordKind(record.kind)] or str(label.get("kind", "note"))
@@ -211,7 +211,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     number = _number(value)
     return int(number) if number is not None and math.isfinite(number) else None
 
