@@ -81,7 +81,7 @@ def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: 
         "fold": FoldState(),
         "pulses": {},
         "judgement": replace(judgement(RankState.OK), states={}),
-        "found": {0: identify(os.getpid())},
+        "unreported_processes": {0: identify(os.getpid())},
     }
     states = [
         build_snapshot(picture(tmp_path, state=state, **silent)).ranks[0].state
