@@ -1,4 +1,4 @@
-"""Names of modules whose distribution has another name on the Python Package Index. Pure."""
+"""Modules that have another name on the Python Package Index than in Python. Pure."""
 
 from __future__ import annotations
 
