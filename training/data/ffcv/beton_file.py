@@ -175,7 +175,7 @@ class BetonFile:
         page = np.uint64(self.page_size)
         last = np.where(table["size"] > zero, ends - np.uint64(1), table["ptr"])
         outside = (table["ptr"] < self.data_at) | (ends > self.table_at) | (ends < table["ptr"])
-        self._require_none(table["sample_id"], outside, "stored_in_pages past the data")
+        self._require_none(table["sample_id"], outside, "points past the data")
         crosses = table["ptr"] // page != last // page
         self._require_none(table["sample_id"], crosses, "is not within one page")
         for index, field in enumerate(self.fields):
