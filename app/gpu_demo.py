@@ -46,7 +46,7 @@ class SimulatedGpus:
     def __init__(self, source: GpuSource | None = None) -> None:
         """``source``: source of the readings, by default ``ScriptedGpus``."""
         self._gpus = RunGpus(None, source=source or ScriptedGpus())
-        self._book = GpuHistory()
+        self._gpu_history = GpuHistory()
         self._ranks: tuple[RankSnapshot, ...] = ()
 
     def poll(self) -> Frame:
@@ -60,7 +60,7 @@ class SimulatedGpus:
                 )
                 for number, gpu in enumerate(view.gpus)
             )
-        self._book.add(view.gpus)
+        self._gpu_history.add(view.gpus)
         snapshot = RunSnapshot(
             id="simulated",
             name="simulated",
@@ -75,7 +75,7 @@ class SimulatedGpus:
             now=now,
             supervisor_answers=True,
             snapshot_at=now,
-            gpu_series=self._book.series(),
+            gpu_series=self._gpu_history.series(),
         )
 
     def stop(self) -> None:

@@ -544,8 +544,7 @@ the terminal and the disk, and prints the command that installs what is missing.
 
 _DEMO_EPILOG = """\
 Shows the GPU panels on a machine without a GPU. Eight simulated GPUs overheat,
-wait in a collective, run out of memory and report errors. Needs a C compiler to
-build a replacement for the driver's library.
+wait in a collective, run out of memory and report errors.
 
 example:
   ltui demo gpus
