@@ -111,7 +111,7 @@ def test_any_interleaving_meets_at_one_step(tmp_path: Path, seed: int) -> None:
             continue  # the device holds it back
         if next(rank.life, "end") == "end":
             alive.remove(rank)
-    assert not alive, "a rank waits for ever"
+    assert not alive, "a rank waits forever"
     assert len({tuple(rank.acted_at) for rank in ranks}) == 1
     assert len(ranks[0].acted_at) >= 1
     for table in tables:

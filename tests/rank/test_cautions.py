@@ -1,4 +1,4 @@
-"""What freezes runs is seen in a module's source, and as a run begins; healthy ones are quiet."""
+"""Causes of freezes are found in a module's source and as a run starts, without false alarms."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def test_a_modules_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Where Python looks for the file of a class.
+    # Python finds the file of a class through this entry.
     monkeypatch.setitem(sys.modules, "their_model", module)
     spec.loader.exec_module(module)
     lines = _SOURCE.splitlines()
     expected = {i + 1: line.split("# ")[1] for i, line in enumerate(lines) if "# " in line}
-    found = {}
+    reasons = {}
     for caution in find_log_call_warnings(module.Model):
         name, _, line = caution.what.split(" ")[0].partition(":")
         assert name == "their_model.py"
         assert caution.remedy
-        found[int(line)] = "alone" if "only one rank runs" in caution.what else "both"
-    assert found == expected
+        reasons[int(line)] = "alone" if "only one rank runs" in caution.what else "both"
+    assert reasons == expected
 
 
 def test_classes_without_source_are_passed_over() -> None:
@@ -92,7 +92,7 @@ def _collate(rows: Any) -> list[torch.Tensor]:
     return [values, values.flatten()[:3]]
 
 
-def _told(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
+def _warnings(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
     callback = callback_factory.rebuild_callback(
         "lightning", RankEnvironment.read(run.environment())
     )
@@ -103,15 +103,15 @@ def _told(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
     return [label for label in labels if label["kind"] == "warning"]
 
 
-def test_a_guessed_batch_size_is_told_once(run: Any, fit: Any) -> None:
-    (event,) = _told(run, fit, say=False)
+def test_a_guessed_batch_size_is_reported_once(run: Any, fit: Any) -> None:
+    (event,) = _warnings(run, fit, say=False)
     assert "length 3, 4" in event["text"]
     assert "error" in event["text"]
     assert "batch_size=" in event["remedy"]
 
 
-def test_a_batch_size_that_is_said_is_fine(run: Any, fit: Any) -> None:
-    assert _told(run, fit, say=True) == []
+def test_a_batch_size_that_is_given_is_fine(run: Any, fit: Any) -> None:
+    assert _warnings(run, fit, say=True) == []
 
 
 def test_shared_memory_is_compared_with_what_workers_hold() -> None:

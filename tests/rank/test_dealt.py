@@ -97,7 +97,7 @@ def test_dataloaders(
             seen.update(next(batches).tolist())
         states.append(position.state())
     if used in (0, len(one)):
-        return  # at its start or its end nothing is dealt anew
+        return  # at its start or its end nothing is resharded
     torch.manual_seed(12)  # another process
     ranks, size = after
     lengths = set()

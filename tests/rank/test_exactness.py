@@ -130,7 +130,7 @@ def printed(table: list[dict[str, Any]]) -> None:
 
 
 def possible_notes(row: dict[str, Any]) -> list[str]:
-    """What may be told of a case, each the part of a note."""
+    """Return the notes that a case may send, each as a part of its text."""
     loader, workers, _ = row["case"].split(":")[:3]
     notes = [READ_AGAIN] if loader in WITHOUT_POSITION else []
     if loader in FOLLOWED and workers != "0":
@@ -156,7 +156,7 @@ def checked(table: list[dict[str, Any]]) -> None:
 
 
 def every_sample_once(folder: Path) -> None:
-    """Of a run whose number of ranks changed within an epoch."""
+    """Check a run with a change of the number of ranks within an epoch."""
     path = folder / "regroup.json"
     for run in json.loads(path.read_text()) if path.exists() else ():
         for numbers in run["epochs"].values():

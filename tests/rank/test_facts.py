@@ -1,4 +1,4 @@
-"""What a script says of itself: hyperparameters, and the checkpoints that its callbacks save."""
+"""The facts that a script reports: hyperparameters, and the checkpoints that its callbacks save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Lightning that ltui does not support, or whose loops are others: said, and not pretended."""
+"""An unsupported version of Lightning, or one with other loops, is reported."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def steered(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[An
         script.end()
 
 
-def test_both_ranks_tell(steered: Any) -> None:
+def test_both_ranks_send_records(steered: Any) -> None:
     for rank in (0, 1):
         (hello,) = steered.run.labels(RecordKind.HELLO, rank)
         assert (hello["rank"], hello["local_rank"], hello["world_size"]) == (rank, rank, 2)
@@ -202,7 +202,7 @@ def test_the_validation_runs_again_on_resume(validating: Any) -> None:
     assert validating.run.column(StepField.GLOBAL_STEP) == list(range(7, 13))
 
 
-def test_an_error_in_one_rank_is_told_by_it_first(run: RunFolder, side: Path) -> None:
+def test_an_error_in_one_rank_is_reported_by_it_first(run: RunFolder, side: Path) -> None:
     script = Script(run, side, ["lightning", "raise_rank=1"], torchrun=2).start()
     try:
         assert script.wait() != 0
@@ -278,7 +278,7 @@ def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> N
     assert ended.returncode == 0, ended.stderr
     for rank in (0, 1):
         assert run.column(StepField.GLOBAL_STEP, rank) == list(range(1, 17))
-        # The test that follows takes back that training has finished, and says so itself.
+        # The following test stage resets the outcome of training and finishes itself.
         assert (run.path / f"in-test-{rank}").read_text() == "RUNNING"
         assert (run.pulse(rank).outcome, run.pulse(rank).phase) == (Outcome.FINISHED, Phase.ENDED)
     assert [step for step, _ in run.metrics()["test/loss"]] == [16]

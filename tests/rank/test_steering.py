@@ -21,7 +21,7 @@ from tests.rank.runs import RunFolder, wait_for
 
 
 def asks(run: RunFolder, command: Command, at: int) -> Any:
-    """What a model does in its training step: ask once, in batch ``at`` of the whole run."""
+    """Return a training step's action: ask once, in batch ``at`` of the whole run."""
     calls = []
 
     def do(module: Any, index: int) -> None:
@@ -77,7 +77,7 @@ def trained(fit: Any, model: Linear, **options: Any) -> Linear:
 
 
 def never_stopped(run: RunFolder, fit: Any, **options: Any) -> Linear:
-    """The same training as another attempt, so that the one under test is the first of its own."""
+    """Train the same as another attempt, so that the one under test is the first of its own."""
     run.attempt = 9
     model = trained(fit, Linear(), **options)
     run.attempt = 1
@@ -112,7 +112,7 @@ def test_resumed_is_as_never_stopped(
 
 
 def test_weights_after_resume_at_an_epochs_start(run: RunFolder, fit: Any) -> None:
-    """Where the position in the data is at its start, resuming is exact in everything."""
+    """With the data at its start, a resume is exact in everything."""
     reference = never_stopped(run, fit)
     with pytest.raises(RunStopped):
         trained(fit, Linear(asks(run, Command.STOP, 4)))

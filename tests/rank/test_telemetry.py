@@ -1,4 +1,4 @@
-"""What one rank tells, for every kind of training that Lightning knows."""
+"""The records of one rank, for every kind of training that Lightning supports."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_logged_metrics_travel_with_their_steps(run: RunFolder, fit: Any) -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_wait_for_data_is_told_from_work(run: RunFolder, fit: Any, workers: int) -> None:
+def test_wait_for_data_is_separated_from_work(run: RunFolder, fit: Any, workers: int) -> None:
     """A loader that takes 70 % of the step, and with a worker one that is hidden but for 20 %."""
     fetch_s, step_s = (0.014, 0.006) if workers == 0 else (0.0125, 0.04)
     data = loader(30, sleep_s=fetch_s / 4 if workers == 0 else fetch_s, num_workers=workers)
@@ -145,7 +145,7 @@ def test_wait_for_data_is_told_from_work(run: RunFolder, fit: Any, workers: int)
     rows = run.steps()[5:]
     total, fetched = rows[:, StepField.STEP_S].sum(), rows[:, StepField.FETCH_S].sum()
     worked = rows[:, StepField.FORWARD_S].sum()
-    # Held against the clock of this run, since a busy machine sleeps longer than it is told.
+    # Compared with the clock of this run, because on a busy machine a sleep takes longer.
     assert fetched / total == pytest.approx(1 - worked / total, abs=0.1)
     assert rows[:, StepField.FETCH_S].min() > (0.012 if workers == 0 else 0.0)
 
@@ -196,7 +196,7 @@ def test_sanity_check_is_no_validation(run: RunFolder, fit: Any) -> None:
     assert [e["text"] for e in run.events("phase")] == ["Validation began.", "Validation ended."]
 
 
-def test_phases_as_the_pulse_tells_them(run: RunFolder, fit: Any) -> None:
+def test_phases_in_the_pulse(run: RunFolder, fit: Any) -> None:
     seen: dict[str, int] = {}
 
     class Watched(Linear):
@@ -222,7 +222,7 @@ def test_phases_as_the_pulse_tells_them(run: RunFolder, fit: Any) -> None:
     }
 
 
-def test_an_exception_is_told_and_passes(run: RunFolder, fit: Any) -> None:
+def test_an_exception_is_reported_and_raised(run: RunFolder, fit: Any) -> None:
     def fail(_: Any, index: int) -> None:
         if index == 2:
             raise ValueError("the user's own mistake")

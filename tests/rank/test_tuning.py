@@ -52,8 +52,8 @@ def test_finders_leave_one_end_checkpoint_and_are_named(run: RunFolder, fit: Any
     assert path.name.endswith("-end.ckpt")
     steps = run.column(StepField.GLOBAL_STEP)
     assert path.name == f"step-{int(steps[-1]):08d}-end.ckpt"
-    said = [e["text"] for e in run.events("phase") if "finder" in e["text"]]
-    assert said == [
+    texts = [e["text"] for e in run.events("phase") if "finder" in e["text"]]
+    assert texts == [
         "The batch size finder began its trial training.",
         "The batch size finder ended.",
         "The learning rate finder began its trial training.",

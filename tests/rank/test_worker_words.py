@@ -16,7 +16,7 @@ class TwoWordsError(Exception):
 
 
 def caught(error: Exception) -> Exception:
-    """As torch hands it over."""
+    """Return an exception as torch forwards it."""
     try:
         try:
             raise OSError("no such: disk")

@@ -95,7 +95,7 @@ def gradient_buckets(model: DistributedDataParallel) -> list[Any]:
 
 
 def push_all_parameters(model: DistributedDataParallel) -> None:
-    """Tell the reducer that the gradients of all parameters arrived, in the parameters' order.
+    """Mark the gradients of all parameters as arrived, in the order of the parameters.
 
     Calls ``Reducer._push_all_rebuilt_params``.
     """

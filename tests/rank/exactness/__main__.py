@@ -153,7 +153,7 @@ def try_case(folder: Path, case: str, known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def everywhere(value: Any) -> list[Any]:
-    """Of all ranks, which wait for each other."""
+    """Return the values of all ranks, which wait for each other."""
     found = [value] * HERE.ranks
     if HERE.ranks > 1:
         torch.distributed.all_gather_object(found, value)
@@ -213,7 +213,7 @@ def main(folder: Path, ranks: list[int], patterns: list[str]) -> int:
 
 
 def all_tried(folder: Path, ranks: int, cases: list[str]) -> bool:
-    """Whether every case came to its end; after one that did not the others are tried."""
+    """Return True if every case ended; after one that did not, the others are tried."""
     path, whole = folder / f"table-{ranks}.json", True
     while left := [case for case in cases if case not in {row["case"] for row in rows_of(path)}]:
         for broken_off in (*folder.glob(f"{ranks}-*"), *folder.glob(f"never-{ranks}-*")):

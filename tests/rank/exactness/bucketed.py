@@ -1,7 +1,7 @@
 """DDP's buckets on three ranks: ``python -m tests.rank.exactness.bucketed FOLDER``.
 
-Writes ``FOLDER/buckets.json``: what ``buckets.py`` found and made in a model whose parameters are
-used in another order in its first step than later.
+Writes ``FOLDER/buckets.json``: what ``ddp_buckets.py`` read and set in a model that uses its
+parameters in another order in its first step than later.
 """
 
 from __future__ import annotations

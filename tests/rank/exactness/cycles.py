@@ -30,7 +30,7 @@ from tests.rank.runs import RunFolder, wait_for
 
 RANKS = 2
 STEPS_A_CYCLE = 12
-"""Of the whole run, so that every attempt has some to do."""
+"""Steps of the complete run for each cycle, so that every attempt has some to do."""
 STANDSTILL_S = 120.0
 
 

@@ -41,7 +41,7 @@ EPOCH_END = (1 << _PART_BITS) - 1
 
 
 class Action(IntEnum):
-    """What the ranks do when all of them wait at one boundary."""
+    """An action of all ranks at a boundary at which all of them wait."""
 
     NONE = 0
     STOP = 1
@@ -55,7 +55,7 @@ class Action(IntEnum):
 
 
 class Move(Enum):
-    """What a rank that waits at a boundary does next."""
+    """The next step of a rank that waits at a boundary."""
 
     WAIT = "wait"
     PROCEED = "proceed"

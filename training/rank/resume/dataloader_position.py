@@ -249,7 +249,7 @@ class _SamplerCounters:
         ]
 
     def restore(self, saved: list[dict[str, Any]]) -> None:
-        """Set the attributes to the values that a value of ``changes`` stands for."""
+        """Set the attributes to their initial values and apply a value of ``changes``."""
         for sampler, initial, changes in zip(self._samplers(), self._initial, saved, strict=False):
             for name in _plain_attributes(sampler).keys() - initial.keys():
                 del vars(sampler)[name]  # a class attribute until the first count

@@ -8,7 +8,7 @@ bucket layout before its first step.
 
 Torch has no public way to set the layout. Its own rule builds the buckets from the parameters in
 their order of arrival. So this module creates the reducer again with the parameters in that order
-and tells it that all gradients have arrived.
+and marks all gradients as arrived.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DdpBuckets:
 def read_bucket_layout(model: DistributedDataParallel) -> Layout | None:
     """Return the present layout of the reducer, or None if a GPU has too little free memory.
 
-    For a moment this needs as much memory as the gradients take.
+    This temporarily needs as much memory as the gradients take.
     """
     names = {id(p): name for name, p in model.module.named_parameters()}
     if not _has_memory_for_gradients(model):

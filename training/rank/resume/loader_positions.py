@@ -43,10 +43,12 @@ class LoaderPositions:
         """``epoch()`` returns the Trainer's epoch."""
         self._epoch = epoch
         self.inexact: list[str] = []
-        """What differs from training without a resume, as middles of sentences."""
+        """Differences from training without a resume, as middles of sentences."""
         self.used: list[tuple[int, int]] = []
-        """(length, used batches) after ``resume``, for each loader that can tell. With other ranks
-        or another batch size, the number of used batches is that which fits the present length."""
+        """(length, used batches) after ``resume``, for each loader with a known length.
+
+        With other ranks or another batch size, the number of used batches is that which fits the
+        present length."""
         self._loaders: list[Any] = []
         self._positions: list[_Position | None] = []
         """The position of each loader; None for a loader without one."""

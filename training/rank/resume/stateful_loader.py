@@ -120,7 +120,7 @@ class StatefulLoaderPosition:
             self._restored = state["made"][0], state["made"][1]
 
     def batches_left(self) -> int | None:
-        """Return the number of batches left after ``resume``; None if the loader can't tell."""
+        """Return the number of batches left after ``resume``; None if it is unknown."""
         batches_left = getattr(self._loader(), "batches_left", None)
         return int(batches_left()) if callable(batches_left) else None
 
