@@ -27,7 +27,7 @@ from ltui.training.data.ffcv.torch_dataset import BetonSamples
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder
 from ltui.training.data.ffcv.field_pipelines import image_pipelines, value_pipeline
 from ltui.training.data.ffcv.ffcv_reader import FfcvReader
-from ltui.training.data.ffcv.image_transform import Look
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig
 
 CPU = torch.device("cpu")
 good, damaged = (BetonFile(Path(p)) for p in sys.argv[1:3])
@@ -66,7 +66,7 @@ def batches_are_kept():
     assert not threads()
 
 def both_loaders_agree():
-    look = Look(side=48, scale=(0.3, 1.0), flip=True, shift=3, cutout=6)
+    look = ImageTransformConfig(side=48, scale=(0.3, 1.0), flip=True, shift=3, cutout=6)
     names = ["label", "image"]
     order = EpochOrder(45, batch_size=8, rank=1, world_size=2, pad=True)
     order.seed = 5
@@ -97,7 +97,7 @@ def both_loaders_agree():
             assert all(-1 not in found.tolist()[:-1] for (found, _), _ in pairs)
 
 def a_damaged_image_is_named():
-    look = Look(side=32)
+    look = ImageTransformConfig(side=32)
     reader = FfcvReader(
         damaged, image_pipelines(damaged, device=CPU, dtype=torch.float32, look=look),
         batch_size=4, device=CPU,

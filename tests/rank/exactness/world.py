@@ -21,7 +21,7 @@ class World:
     rank: int = 0
     ranks: int = 1
     samples: int | None = None
-    """Samples of the data set, if they are not the same number of batches on any number of ranks."""
+    """Samples of the data set, if any number of ranks does not get the same number of batches."""
 
 
 HERE = World()
