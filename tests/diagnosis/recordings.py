@@ -1,8 +1,8 @@
-"""Evidence of real faults, for the pure judge: ``recorded/*.json``, from runs of the zoo.
+"""Recorded evidence of real faults, ``recorded/*.json``, from runs of the fault catalogue.
 
     python -m tests.diagnosis.recordings DIAGNOSIS.json NAME
 
-makes one of a kept diagnosis: its evidence, shortened, with the paths of no particular machine.
+makes a recording from a stored diagnosis: its evidence, shortened, without the paths of a machine.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def load(name: str) -> Evidence:
 
 
 def pulses_of(evidence: Evidence) -> dict[int, PulseState | None]:
-    """The pulses as they stood when the evidence was taken."""
-    found: dict[int, PulseState | None] = {}
+    """Return the pulses at the time when the evidence was collected."""
+    pulses: dict[int, PulseState | None] = {}
     for rank, seen in evidence.ranks.items():
         if seen.phase is None:
-            found[rank] = None
+            pulses[rank] = None
             continue
         still_s = seen.still_s or 0.0
-        found[rank] = replace(
+        pulses[rank] = replace(
             pulse(rank, _LABELS[seen.phase], 0.0),
             pid=seen.pid or 0,
             world_size=len(evidence.ranks),
@@ -50,7 +50,7 @@ def pulses_of(evidence: Evidence) -> dict[int, PulseState | None]:
             changed_ns=evidence.taken_ns - round(still_s * 1e9),
             outcome=Outcome[(seen.outcome or "running").upper()],
         )
-    return found
+    return pulses
 
 
 def judged(
@@ -60,7 +60,7 @@ def judged(
     planned: Mapping[int, int] | None = None,
     **more: object,
 ) -> Judgement:
-    """As the supervisor judges ``later_s`` after the evidence was taken, after steps of 0.1 s.
+    """Judge ``later_s`` after the evidence was collected, in a run with steps of 0.1 s.
 
     ``planned``: rank -> batches that Lightning planned for an epoch; then the batches that each
     rank completed are those of the evidence.
@@ -69,12 +69,12 @@ def judged(
     for rank in evidence.ranks if batches else ():
         state = fold(state, rank, steps(batches, 0.1))
     for rank, count in (planned or {}).items():
-        known = replace(
+        rank_fold = replace(
             state.ranks[rank],
             plan={"batches_per_epoch": count},
             epoch_batches=evidence.ranks[rank].epoch_batches,
         )
-        state = replace(state, ranks={**state.ranks, rank: known})
+        state = replace(state, ranks={**state.ranks, rank: rank_fold})
     return judge(
         JudgeInput(
             now_ns=evidence.taken_ns + round(later_s * 1e9),

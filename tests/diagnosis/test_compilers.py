@@ -99,7 +99,7 @@ def _stack(*frames: tuple[str, str], main: bool = True) -> ThreadStack:
 
 
 @pytest.mark.parametrize(("name", "frames"), STACKS.values(), ids=STACKS)
-def test_compiling_is_told_from_running(
+def test_compiling_is_distinguished_from_running(
     name: str | None, frames: tuple[tuple[str, str], ...]
 ) -> None:
     stack = _stack(*frames)
@@ -108,30 +108,30 @@ def test_compiling_is_told_from_running(
     assert line is None or line.file == "/home/user/project/train.py"
 
 
-def test_numba_is_seen_while_it_compiles_and_not_afterwards() -> None:
+def test_numba_is_detected_only_while_it_compiles() -> None:
     numba = pytest.importorskip("numba")
     extending = pytest.importorskip("numba.extending")
     seen: list[ThreadStack] = []
 
-    def look() -> None:
-        frame, found = sys._getframe(1), []
+    def record_stack() -> None:
+        frame, frames = sys._getframe(1), []
         while frame is not None:
-            found.append((frame.f_code.co_filename, frame.f_code.co_name))
+            frames.append((frame.f_code.co_filename, frame.f_code.co_name))
             frame = frame.f_back  # type: ignore[assignment]
-        seen.append(_stack(*found))
+        seen.append(_stack(*frames))
 
     def twice(x):  # type: ignore[no-untyped-def]
-        look()
+        record_stack()
         return 2 * x
 
     @extending.overload(twice)
     def _typed(x):  # type: ignore[no-untyped-def]  # called by the compiler
-        look()
+        record_stack()
         return lambda x: 2 * x
 
     def calls_back(x):  # type: ignore[no-untyped-def]
         with numba.objmode():
-            look()
+            record_stack()
         return twice(x) + 1
 
     compiled = numba.njit(calls_back)
@@ -155,7 +155,7 @@ def _compiling(evidence: Evidence, **process: Any) -> Evidence:
 
 
 @pytest.mark.parametrize("sight", [(1.0, 30), (0.0, 0)], ids=["computes", "waits"])
-def test_a_compiling_rank_is_given_time_and_then_called_what_it_is(
+def test_a_compiling_rank_has_a_longer_budget_and_is_then_reported_as_compiling(
     sight: tuple[float, int],
 ) -> None:
     share, switches = sight
@@ -171,7 +171,7 @@ def test_a_compiling_rank_is_given_time_and_then_called_what_it_is(
     assert (verdict.kind, verdict.level) == ("compiling", "stalled")
 
 
-def test_who_compiles_without_a_processor_is_given_more_time() -> None:
+def test_a_rank_that_compiles_without_a_processor_has_a_longer_budget() -> None:
     busy = _compiling(load("data_spin"), cpu_share=0.14, switches=30)
     starved = _compiling(load("data_spin"), cpu_share=0.14, switches=30, run_delay_share=0.8)
     assert judged(busy, later_s=100.0).verdicts
@@ -180,7 +180,7 @@ def test_who_compiles_without_a_processor_is_given_more_time() -> None:
     assert (verdict.kind, verdict.level) == ("compiling", "slow")
 
 
-def test_where_all_ranks_compile_nobody_is_to_blame() -> None:
+def test_no_rank_is_blamed_if_all_ranks_compile() -> None:
     evidence = _compiling(load("data_spin"), cpu_share=1.0, switches=30)
     of_rank = evidence.ranks[1]
     ranks = {r: replace(of_rank, rank=r, pid=e.pid) for r, e in evidence.ranks.items()}

@@ -1,4 +1,4 @@
-"""Ranks in several process groups: who holds up whom, and groups used in different orders."""
+"""Tests of ranks in several process groups, and of groups used in different orders."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def _line(rank: int) -> Frame:
 
 
 def _rank(rank: int, members: Mapping[str, tuple[int, ...]], waits_in: str | None) -> RankEvidence:
-    """After nine collectives of the default group it waits in the first of ``waits_in``; None: it
-    stands in its dataset."""
+    """Return a rank that waits in the first collective of group ``waits_in``.
+
+    It has done nine collectives of the default group. With None it is in its dataset.
+    """
     entries = [Collective(group="0", seq=n, op="all_reduce", retired=True) for n in range(1, 10)]
     if waits_in is not None:
         entries.append(Collective(group=waits_in, seq=1, op="all_reduce", call_site=_line(rank)))
@@ -46,8 +48,8 @@ def _rank(rank: int, members: Mapping[str, tuple[int, ...]], waits_in: str | Non
     )  # fmt: skip
 
 
-def _said(members: Mapping[str, tuple[int, ...]], *waits_in: str | None) -> Verdict:
-    """The verdict on ranks that wait so."""
+def _only_verdict(members: Mapping[str, tuple[int, ...]], *waits_in: str | None) -> Verdict:
+    """Return the only verdict on ranks that wait in these groups."""
     everybody = tuple(range(len(waits_in)))
     every = {"0": everybody, **members}
     state = FoldState()
@@ -72,38 +74,38 @@ def _said(members: Mapping[str, tuple[int, ...]], *waits_in: str | None) -> Verd
     return verdict
 
 
-def test_one_rank_that_uses_the_groups_in_another_order_is_named() -> None:
-    verdict = _said({"1": (0, 1, 2), "2": (0, 1, 2)}, "1", "2", "1")
+def test_a_rank_that_uses_groups_in_another_order_is_blamed() -> None:
+    verdict = _only_verdict({"1": (0, 1, 2), "2": (0, 1, 2)}, "1", "2", "1")
     assert (verdict.kind, verdict.level, verdict.culprits) == ("mismatch", "stalled", (1,))
     assert verdict.waiting == (0, 2)
     assert "rank 1 all_reduce #1 of group 2 at train.py:11" in verdict.cause
     assert "different orders" in verdict.cause
 
 
-def test_of_two_ranks_nobody_can_tell_which_order_is_wrong() -> None:
-    verdict = _said({"1": (0, 1), "2": (0, 1)}, "1", "2")
+def test_two_ranks_that_use_groups_in_different_orders_are_both_blamed() -> None:
+    verdict = _only_verdict({"1": (0, 1), "2": (0, 1)}, "1", "2")
     assert (verdict.kind, verdict.culprits) == ("mismatch", (0, 1))
     assert "it is unknown which" in verdict.cause
 
 
-def test_who_is_absent_from_a_group_that_it_has_never_used_is_named() -> None:
-    verdict = _said({"1": (0, 1, 2)}, "1", None, "1")
+def test_a_rank_missing_from_a_group_that_it_has_never_used_is_blamed() -> None:
+    verdict = _only_verdict({"1": (0, 1, 2)}, "1", None, "1")
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("frozen", (1,), (0, 2))
     assert "data.py:7" in verdict.cause
 
 
-def test_a_chain_of_groups_leads_to_the_rank_that_does_not_wait() -> None:
+def test_a_chain_of_waits_leads_to_the_rank_that_does_not_wait() -> None:
     # Rank 1 waits for rank 0 in one group, rank 0 for rank 2 in another.
-    verdict = _said({"1": (0, 1), "2": (0, 2)}, "2", "1", None)
+    verdict = _only_verdict({"1": (0, 1), "2": (0, 2)}, "2", "1", None)
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("frozen", (2,), (0, 1))
 
 
-def test_a_group_that_is_no_affair_of_a_rank_does_not_miss_it() -> None:
-    verdict = _said({"1": (0, 1)}, "1", "1", None)
+def test_a_rank_that_is_no_member_of_a_group_is_not_missing_from_it() -> None:
+    verdict = _only_verdict({"1": (0, 1)}, "1", "1", None)
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("transport", (), (0, 1))
 
 
-def test_who_has_never_used_a_group_that_others_wait_in_stands_beside_them() -> None:
+def test_a_member_that_has_never_used_a_group_has_a_position_in_it() -> None:
     every = {"0": (0, 1, 2), "1": (0, 1, 2), "2": (0, 2)}
     close = {r: _rank(r, every, g) for r, g in enumerate(("1", None, "1"))}
     seen = {(f.rank, f.group): f.last_enqueued for f in collective_positions(close)}

@@ -1,4 +1,4 @@
-"""Who is stalled, who waits, who is dead: a table of moments."""
+"""Tests of ``judge``: stalled, waiting and dead ranks by their pulses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLICY = StallPolicy()
 
 
 def trained(ranks: int = 3, step_s: float = 0.1) -> FoldState:
-    """A fold after twenty steps a rank: the budget of a step is then the floor, 5 s."""
+    """Return a fold after twenty steps of each rank. The budget of a step is then 5 s."""
     state = FoldState()
     for rank in range(ranks):
         state = fold(state, rank, steps(20, step_s))
@@ -45,8 +45,8 @@ def at(
     )
 
 
-def test_the_rank_that_fetches_is_named_and_the_others_wait() -> None:
-    found = at(
+def test_the_rank_that_fetches_is_blamed_and_the_others_wait() -> None:
+    judgement = at(
         12,
         [
             pulse(0, Phase.BACKWARD, 4.0, batch=20),
@@ -54,8 +54,8 @@ def test_the_rank_that_fetches_is_named_and_the_others_wait() -> None:
             pulse(2, Phase.BACKWARD, 4.0, batch=20),
         ],
     )
-    assert found.states == {0: RankState.WAITING, 1: RankState.STALLED, 2: RankState.WAITING}
-    (verdict,) = found.verdicts
+    assert judgement.states == {0: RankState.WAITING, 1: RankState.STALLED, 2: RankState.WAITING}
+    (verdict,) = judgement.verdicts
     assert (verdict.kind, verdict.level) == ("unknown", "stalled")
     assert (verdict.culprits, verdict.waiting) == ((1,), (0, 2))
     assert verdict.place == "fetch data"
@@ -64,81 +64,81 @@ def test_the_rank_that_fetches_is_named_and_the_others_wait() -> None:
     assert verdict.began == 1004.0
 
 
-def test_a_lower_batch_is_behind_whatever_its_phase() -> None:
-    found = at(
+def test_a_lower_batch_is_behind_in_any_phase() -> None:
+    judgement = at(
         12, [pulse(0, Phase.OPTIMIZER, 4.0, batch=19), pulse(1, Phase.FORWARD, 4.0, batch=20)]
     )
-    assert found.verdicts[0].culprits == (0,)
+    assert judgement.verdicts[0].culprits == (0,)
 
 
-def test_nobody_is_blamed_where_all_stand_at_one_place() -> None:
-    found = at(12, [pulse(r, Phase.BACKWARD, 4.0, batch=20) for r in range(3)])
-    (verdict,) = found.verdicts
+def test_no_rank_is_blamed_if_all_are_at_the_same_place() -> None:
+    judgement = at(12, [pulse(r, Phase.BACKWARD, 4.0, batch=20) for r in range(3)])
+    (verdict,) = judgement.verdicts
     assert verdict.culprits == ()
     assert verdict.waiting == (0, 1, 2)
     assert verdict.confidence < 0.5
-    assert set(found.states.values()) == {RankState.STALLED}
+    assert set(judgement.states.values()) == {RankState.STALLED}
 
 
-def test_within_the_budget_nothing_is_said() -> None:
-    found = at(7.9, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.FETCH, 4.0)])
-    assert found.verdicts == ()
-    assert set(found.states.values()) == {RankState.OK}
+def test_nothing_is_reported_within_the_budget() -> None:
+    judgement = at(7.9, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.FETCH, 4.0)])
+    assert judgement.verdicts == ()
+    assert set(judgement.states.values()) == {RankState.OK}
 
 
 def test_waiting_for_a_checkpoint_is_no_stall() -> None:
-    found = at(
+    judgement = at(
         60,
         [
             pulse(0, Phase.CHECKPOINT, 4.0, global_step=20),
             pulse(1, Phase.BACKWARD, 4.0, batch=20, global_step=20),
         ],
     )
-    assert found.verdicts == ()
-    assert found.states == {0: RankState.OK, 1: RankState.WAITING}
+    assert judgement.verdicts == ()
+    assert judgement.states == {0: RankState.OK, 1: RankState.WAITING}
 
 
 def test_a_checkpoint_that_never_ends_is_a_stall() -> None:
-    found = at(700, [pulse(0, Phase.CHECKPOINT, 4.0), pulse(1, Phase.BACKWARD, 4.0, batch=20)])
-    assert found.verdicts[0].culprits == (0,)
+    judgement = at(700, [pulse(0, Phase.CHECKPOINT, 4.0), pulse(1, Phase.BACKWARD, 4.0, batch=20)])
+    assert judgement.verdicts[0].culprits == (0,)
 
 
-def test_a_rank_that_left_the_epoch_early_is_named_at_once() -> None:
-    found = at(
+def test_a_rank_that_left_the_epoch_early_is_blamed_at_once() -> None:
+    judgement = at(
         12,
         [
             pulse(0, Phase.BACKWARD, 4.0, batch=11, global_step=11),
             pulse(1, Phase.EPOCH_END, 4.0, batch=10, global_step=11),
         ],
     )
-    assert found.verdicts[0].culprits == (1,)
-    assert "batch counts differ" in found.verdicts[0].cause
+    assert judgement.verdicts[0].culprits == (1,)
+    assert "batch counts differ" in judgement.verdicts[0].cause
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("outcome", [Outcome.FINISHED, Outcome.STOPPED])
 def test_a_finished_rank_never_stalls(phase: Phase, outcome: Outcome) -> None:
-    found = at(10_000, [pulse(0, phase, 1.0, outcome=outcome)])
+    judgement = at(10_000, [pulse(0, phase, 1.0, outcome=outcome)])
     if phase is not Phase.EXCEPTION:
-        assert found.verdicts == ()
-        assert found.states == {0: RankState.ENDED}
+        assert judgement.verdicts == ()
+        assert judgement.states == {0: RankState.ENDED}
 
 
 @pytest.mark.parametrize("phase", [Phase.FETCH, Phase.BACKWARD, Phase.BATCH_END])
 def test_a_paused_run_never_stalls(phase: Phase) -> None:
-    found = at(10_000, [pulse(0, Phase.PAUSED, 1.0), pulse(1, phase, 1.0)])
-    assert found.verdicts == ()
-    assert found.states[0] is RankState.PAUSED
+    judgement = at(10_000, [pulse(0, Phase.PAUSED, 1.0), pulse(1, phase, 1.0)])
+    assert judgement.verdicts == ()
+    assert judgement.states[0] is RankState.PAUSED
 
 
-def test_a_stopped_process_is_named_long_before_the_budget() -> None:
+def test_a_stopped_process_is_reported_long_before_the_budget() -> None:
     pulses = [
         pulse(0, Phase.BACKWARD, 10.0, batch=20),
         pulse(1, Phase.BACKWARD, 10.0, batch=20),
     ]
-    found = at(12, pulses, stopped_pids={1: 4711})
-    assert found.states == {0: RankState.WAITING, 1: RankState.STALLED}
-    (verdict,) = found.verdicts
+    judgement = at(12, pulses, stopped_pids={1: 4711})
+    assert judgement.states == {0: RankState.WAITING, 1: RankState.STALLED}
+    (verdict,) = judgement.verdicts
     assert (verdict.culprits, verdict.waiting) == ((1,), (0,))
     assert "rank 1 is stopped" in verdict.cause
     assert verdict.remedy == "To continue it: kill -CONT 4711"
@@ -147,24 +147,24 @@ def test_a_stopped_process_is_named_long_before_the_budget() -> None:
 
 
 def test_a_rank_that_finished_while_another_trains_is_mentioned() -> None:
-    found = at(
+    judgement = at(
         12,
         [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.ENDED, 4.0, outcome=Outcome.FINISHED)],
     )
-    assert "rank 1 already ended" in found.verdicts[0].cause
+    assert "rank 1 already ended" in judgement.verdicts[0].cause
 
 
-def test_the_dead_are_told_with_their_reason_and_the_rest_only_waits() -> None:
+def test_a_dead_rank_is_reported_with_its_reason_and_the_others_wait() -> None:
     pulses = [pulse(r, Phase.BACKWARD, 4.0) for r in range(3)]
-    found = at(12, pulses, dead=frozenset({1}), deaths={1: Death(signal="SIGKILL")})
-    assert found.states == {0: RankState.WAITING, 1: RankState.DEAD, 2: RankState.WAITING}
-    (verdict,) = found.verdicts
+    judgement = at(12, pulses, dead=frozenset({1}), deaths={1: Death(signal="SIGKILL")})
+    assert judgement.states == {0: RankState.WAITING, 1: RankState.DEAD, 2: RankState.WAITING}
+    (verdict,) = judgement.verdicts
     assert (verdict.kind, verdict.culprits) == ("killed", (1,))
     assert verdict.cause == "rank 1 was killed by SIGKILL"
 
 
 def test_a_dead_rank_without_a_pulse_is_dead() -> None:
-    found = judge(
+    judgement = judge(
         JudgeInput(
             now_ns=SECOND,
             pulses={0: None, 1: None},
@@ -173,18 +173,18 @@ def test_a_dead_rank_without_a_pulse_is_dead() -> None:
             deaths={1: Death(exit_code=1)},
         )
     )
-    assert found.states == {0: RankState.STARTING, 1: RankState.DEAD}
-    assert found.verdicts[0].culprits == (1,)
+    assert judgement.states == {0: RankState.STARTING, 1: RankState.DEAD}
+    assert judgement.verdicts[0].culprits == (1,)
 
 
 def test_the_exception_is_the_cause() -> None:
     event = {"kind": "exception", "text": "t", "type": "ValueError", "message": "bad batch"}
     state = fold(trained(), 1, [labelled(RecordKind.EVENT, event)])
-    found = at(5, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.EXCEPTION, 4.0)], state)
-    assert found.verdicts[0].cause == "rank 1 raised ValueError: bad batch"
+    judgement = at(5, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.EXCEPTION, 4.0)], state)
+    assert judgement.verdicts[0].cause == "rank 1 raised ValueError: bad batch"
 
 
-def test_losses_that_are_no_numbers() -> None:
+def test_a_nan_loss_is_reported() -> None:
     state = fold(trained(1), 0, steps(5, 0.1, first=21, start_s=2.0, loss=math.nan))
     (verdict,) = at(2.5, [pulse(0, Phase.FORWARD, 2.4)], state).verdicts
     assert (verdict.kind, verdict.culprits) == ("nan_loss", (0,))
@@ -193,7 +193,7 @@ def test_losses_that_are_no_numbers() -> None:
     assert at(2.6, [pulse(0, Phase.FORWARD, 2.6)], healed).verdicts == ()
 
 
-def test_a_sleeping_watcher_raises_no_false_alarm() -> None:
+def test_a_supervisor_that_was_asleep_raises_no_false_alarm() -> None:
     pulses = [pulse(r, Phase.FORWARD, 4.0) for r in range(2)]
     awake = at(4.5, pulses)
     woken = at(4000.0, pulses, history=awake.history)
@@ -201,13 +201,13 @@ def test_a_sleeping_watcher_raises_no_false_alarm() -> None:
     history, now_s = woken.history, 4000.0
     while now_s < 4004.0:
         now_s += 1.0
-        found = at(now_s, pulses, history=history)
-        history = found.history
-        assert found.verdicts == ()
+        judgement = at(now_s, pulses, history=history)
+        history = judgement.history
+        assert judgement.verdicts == ()
     assert at(4005.5, pulses, history=history).verdicts
 
 
-def test_a_verdict_keeps_its_beginning_and_is_told_once_when_it_ends() -> None:
+def test_a_verdict_keeps_its_beginning_and_is_reported_once_when_it_ends() -> None:
     stuck = [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.FETCH, 4.0)]
     first = at(12, stuck)
     second = at(13, stuck, history=first.history)
@@ -222,9 +222,9 @@ def test_a_verdict_keeps_its_beginning_and_is_told_once_when_it_ends() -> None:
 
 
 def test_telemetry_that_is_off_is_unknown_not_stalled() -> None:
-    found = at(500, [pulse(0, Phase.FORWARD, 1.0, telemetry_ok=False)])
-    assert found.states == {0: RankState.UNKNOWN}
-    assert found.verdicts == ()
+    judgement = at(500, [pulse(0, Phase.FORWARD, 1.0, telemetry_ok=False)])
+    assert judgement.states == {0: RankState.UNKNOWN}
+    assert judgement.verdicts == ()
 
 
 def test_budgets_adapt_to_steps_and_phases() -> None:
@@ -260,49 +260,51 @@ pulses_of_any_kind = st.builds(
     st.floats(0, 5000),
     st.frozensets(st.integers(0, 5), max_size=2),
 )
-def test_any_moment_is_judged_consistently(
+def test_any_input_is_judged_consistently(
     pulses: list[PulseState], now_s: float, dead: frozenset[int]
 ) -> None:
     deaths = {rank: Death(signal="SIGKILL") for rank in dead}
-    found = at(now_s, pulses, FOLD, dead=dead, deaths=deaths)
-    assert set(found.states) == {p.rank for p in pulses} | dead
-    for verdict in found.verdicts:
+    judgement = at(now_s, pulses, FOLD, dead=dead, deaths=deaths)
+    assert set(judgement.states) == {p.rank for p in pulses} | dead
+    for verdict in judgement.verdicts:
         assert not set(verdict.culprits) & set(verdict.waiting)
         for rank in verdict.culprits:
-            assert found.states[rank] in (RankState.STALLED, RankState.DEAD)
-    stalled = {r for r, s in found.states.items() if s is RankState.STALLED}
-    told = {r for v in found.verdicts for r in (*v.culprits, *v.waiting)}
-    assert stalled <= told
+            assert judgement.states[rank] in (RankState.STALLED, RankState.DEAD)
+    stalled = {r for r, s in judgement.states.items() if s is RankState.STALLED}
+    reported = {r for v in judgement.verdicts for r in (*v.culprits, *v.waiting)}
+    assert stalled <= reported
 
 
 FOLD = trained(6)
 
 
 def _apart(
-    now_s: float, step: int, batches: tuple[int, int], told_step: int, history: HealthHistory
+    now_s: float, step: int, batches: tuple[int, int], pulse_step: int, history: HealthHistory
 ) -> Judgement:
-    """Rank 0 and rank 1 ended ``step`` at these batches of epoch 0; rank 1's pulse says
-    ``told_step``."""
+    """Judge rank 0 and rank 1, which ended ``step`` at these batches of epoch 0.
+
+    The pulse of rank 1 is at ``pulse_step``.
+    """
     state = FoldState()
     for rank, batch in enumerate(batches):
         state = fold(state, rank, steps(1, 0.1, first=step, batch=batch, start_s=now_s))
     pulses = [
         pulse(0, Phase.FORWARD, now_s, batch=batches[0], global_step=step),
-        pulse(1, Phase.FORWARD, now_s, batch=batches[1], global_step=told_step),
+        pulse(1, Phase.FORWARD, now_s, batch=batches[1], global_step=pulse_step),
     ]
     return at(now_s, pulses, state, history=history)
 
 
-def test_ranks_that_drift_apart_are_told_until_they_are_seen_together() -> None:
+def test_a_drift_is_reported_until_ranks_are_observed_together() -> None:
     first = _apart(10, 100, (40, 42), 100, HealthHistory())
     assert first.verdicts == ()
-    # For a moment no two ranks are at an equal step: that says nothing.
+    # No two ranks are at an equal step, so nothing can be concluded.
     between = _apart(11, 110, (50, 53), 111, first.history)
-    told = _apart(12.5, 120, (60, 62), 120, between.history)
-    (verdict,) = told.verdicts
+    drifting = _apart(12.5, 120, (60, 62), 120, between.history)
+    (verdict,) = drifting.verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("drift", "warning", (1,))
-    unseen = _apart(13, 130, (70, 73), 131, told.history)
+    unseen = _apart(13, 130, (70, 73), 131, drifting.history)
     assert [v.kind for v in unseen.verdicts] == ["drift"]
     assert unseen.ended == ()
     assert _apart(13.5, 140, (80, 80), 140, unseen.history).verdicts == ()
-    assert _apart(19, 140, (80, 83), 141, told.history).verdicts == ()
+    assert _apart(19, 140, (80, 83), 141, drifting.history).verdicts == ()

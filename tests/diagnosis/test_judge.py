@@ -1,4 +1,4 @@
-"""What the judge makes of evidence recorded in runs with real faults."""
+"""Tests of ``judge`` with evidence that was recorded in runs with real faults."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ CASES = (
 
 
 @pytest.mark.parametrize(("name", "kind", "culprits", "words"), CASES)
-def test_the_culprit_and_the_cause_are_named(
+def test_the_culprit_and_the_cause_are_reported(
     name: str, kind: str, culprits: tuple[int, ...], words: tuple[str, ...]
 ) -> None:
     evidence = load(name)
-    found = judged(evidence, later_s=4.0)
-    (verdict,) = found.verdicts
+    judgement = judged(evidence, later_s=4.0)
+    (verdict,) = judgement.verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == (kind, "stalled", culprits)
-    said = f"{verdict.cause} {verdict.place}"
-    assert [word for word in words if word not in said] == []
+    text = f"{verdict.cause} {verdict.place}"
+    assert [word for word in words if word not in text] == []
     assert set(verdict.waiting) == set(evidence.ranks) - set(culprits)
-    assert all(found.states[r] is RankState.STALLED for r in culprits)
-    assert all(found.states[r] is RankState.WAITING for r in verdict.waiting)
+    assert all(judgement.states[r] is RankState.STALLED for r in culprits)
+    assert all(judgement.states[r] is RankState.WAITING for r in verdict.waiting)
     assert verdict.remedy
     json.dumps(to_json(verdict))
 
 
-def test_a_rank_that_spins_is_given_longer_than_one_that_is_frozen() -> None:
+def test_a_busy_rank_has_a_longer_budget_than_a_frozen_one() -> None:
     evidence = _still_for(load("data_spin"), 5.0)
     assert not judged(evidence, later_s=0.1).verdicts
     (verdict,) = judged(evidence, later_s=4.0).verdicts
@@ -62,10 +62,14 @@ def test_a_rank_that_spins_is_given_longer_than_one_that_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(("share", "allowed_s"), [(0.9, 7.5), (0.25, 10.0), (0.1, 25.0)])
-def test_on_a_crowded_machine_a_busy_rank_is_given_longer(share: float, allowed_s: float) -> None:
+def test_a_busy_rank_has_a_longer_budget_on_a_crowded_machine(
+    share: float, allowed_s: float
+) -> None:
     evidence = load("data_spin")
-    sight = replace(_sight(evidence, 1), cpu_share=share, run_delay_share=0.95 - share, state="R")
-    crowded = _still_for(_with_process(evidence, 1, sight), 1.0)
+    process = replace(
+        _process_of(evidence, 1), cpu_share=share, run_delay_share=0.95 - share, state="R"
+    )
+    crowded = _still_for(_with_process(evidence, 1, process), 1.0)
     assert not judged(crowded, later_s=allowed_s - 1.5).verdicts
     (verdict,) = judged(crowded, later_s=allowed_s - 0.5).verdicts
     assert (verdict.kind, verdict.culprits) == ("busy", (1,))
@@ -81,19 +85,21 @@ def test_a_rank_in_its_first_steps_may_compute_for_long() -> None:
 
 def test_a_rank_that_gets_no_processor_at_all_is_not_frozen() -> None:
     evidence = load("data_sleep")
-    sight = replace(_sight(evidence, 1), state="R", switches=0, cpu_share=0.0, interval_s=3.0)
-    assert sight.starved
-    assert not sight.frozen
-    (verdict,) = judged(_with_process(evidence, 1, sight), later_s=8.0).verdicts
+    process = replace(
+        _process_of(evidence, 1), state="R", switches=0, cpu_share=0.0, interval_s=3.0
+    )
+    assert process.starved
+    assert not process.frozen
+    (verdict,) = judged(_with_process(evidence, 1, process), later_s=8.0).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_rank", "slow", (1,))
     assert "waits for a processor 100 % of the time" in verdict.cause
     assert "fewer processes" in str(verdict.remedy)
 
 
 def test_within_the_budget_a_frozen_rank_is_only_suspected() -> None:
-    found = judged(_still_for(load("data_sleep"), 3.0), later_s=0.1)
-    assert found.verdicts == ()
-    assert found.suspects == {0, 1, 2}
+    judgement = judged(_still_for(load("data_sleep"), 3.0), later_s=0.1)
+    assert judgement.verdicts == ()
+    assert judgement.suspects == {0, 1, 2}
 
 
 def test_a_mismatch_needs_no_budget() -> None:
@@ -101,22 +107,22 @@ def test_a_mismatch_needs_no_budget() -> None:
     assert verdict.kind == "mismatch"
 
 
-def test_evidence_of_a_rank_that_moved_since_says_nothing() -> None:
+def test_evidence_of_a_rank_that_moved_since_is_ignored() -> None:
     evidence = load("rank0_barrier")
     moved = {r: replace(e, still_s=-1.0) for r, e in evidence.ranks.items()}
     assert judged(replace(evidence, ranks=moved), later_s=2.0).verdicts == ()
 
 
-def test_two_ranks_two_reasons() -> None:
+def test_two_ranks_with_two_reasons_get_two_verdicts() -> None:
     one, other = load("data_sleep"), load("worker_stop")
     second = replace(other.ranks[1], rank=2, collectives=one.ranks[1].collectives,
                      last_enqueued=one.ranks[1].last_enqueued)  # fmt: skip
     both = replace(one, ranks={**one.ranks, 2: second})
-    found = judged(_still_for(both, 5.0)).verdicts
-    assert {(v.kind, v.culprits) for v in found} == {("frozen", (1,)), ("worker_stopped", (2,))}
+    verdicts = judged(_still_for(both, 5.0)).verdicts
+    assert {(v.kind, v.culprits) for v in verdicts} == {("frozen", (1,)), ("worker_stopped", (2,))}
 
 
-def test_without_stacks_and_recorder_the_ranks_are_still_told_apart() -> None:
+def test_the_culprit_is_found_without_stacks_and_recorder() -> None:
     evidence = load("data_sleep")
     bare = {
         r: replace(e, stacks=(), earlier_stacks=(), collectives=(), last_enqueued={})
@@ -163,7 +169,7 @@ def test_all_in_one_collective_is_the_transports_fault() -> None:
         ("unused_params", "unused_parameters", ("no gradient all_reduce",)),
     ],
 )
-def test_where_nothing_is_recorded_stacks_tell_a_mismatch(
+def test_stacks_show_a_mismatch_if_nothing_is_recorded(
     name: str, kind: str, words: tuple[str, ...]
 ) -> None:
     evidence = load(name)
@@ -189,18 +195,18 @@ def test_one_operation_called_from_two_lines_is_a_mismatch_too() -> None:
         return RankEvidence(rank=rank, pid=100, alive=True, phase="forward", batch=20, still_s=5.0,
                             joined=True, stacks=stack, process=_process())  # fmt: skip
 
-    def told(*lines: int) -> tuple[str, tuple[int, ...]]:
+    def verdict_of_lines(*lines: int) -> tuple[str, tuple[int, ...]]:
         ranks = {r: waits(r, line) for r, line in enumerate(lines)}
         evidence = Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks)
         (verdict,) = judged(evidence).verdicts
         return verdict.kind, verdict.culprits
 
-    assert told(3, 3, 9) == ("mismatch", (2,))
-    assert told(3, 9) == ("mismatch", (0, 1))  # which of them can't be told
-    assert told(3, 3, 3) == ("transport", ())
+    assert verdict_of_lines(3, 3, 9) == ("mismatch", (2,))
+    assert verdict_of_lines(3, 9) == ("mismatch", (0, 1))  # it is unknown which of them is wrong
+    assert verdict_of_lines(3, 3, 3) == ("transport", ())
 
 
-def test_a_rank_that_has_not_joined_is_named() -> None:
+def test_a_rank_that_has_not_joined_is_blamed() -> None:
     inside = _stack(
         ("/env/lib/python3/site-packages/torch/distributed/rendezvous.py", 1, "rendezvous")
     )
@@ -210,15 +216,15 @@ def test_a_rank_that_has_not_joined_is_named() -> None:
                         stacks=(stack,), process=_process())
         for r, stack in ((0, inside), (1, outside))
     }  # fmt: skip
-    found = judged(Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks), later_s=0.5)
-    (verdict,) = found.verdicts
+    judgement = judged(Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks), later_s=0.5)
+    (verdict,) = judgement.verdicts
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("rendezvous", (1,), (0,))
     assert "has not joined init_process_group" in verdict.cause
     assert "train.py:7" in verdict.cause
 
 
-def test_a_tree_may_let_some_ranks_run_ahead() -> None:
-    """Rank 2 is done with its part of #39 and waits in #40; rank 1 never came to #39."""
+def test_some_ranks_may_be_ahead_in_a_tree_broadcast() -> None:
+    """Rank 2 has completed its part of #39 and waits in #40. Rank 1 has not enqueued #39."""
 
     def rank(number: int, *entries: Collective) -> RankEvidence:
         return RankEvidence(
@@ -228,14 +234,14 @@ def test_a_tree_may_let_some_ranks_run_ahead() -> None:
     def entry(seq: int, op: str, *, retired: bool) -> Collective:
         return Collective(group="0", seq=seq, op=op, retired=retired)
 
-    close = {
+    evidence = {
         0: rank(0, entry(39, "broadcast", retired=False)),
         1: rank(1, entry(38, "all_reduce", retired=True)),
         2: rank(2, entry(39, "broadcast", retired=True), entry(40, "all_reduce", retired=False)),
     }
-    found = find_unfinished_collective(close, {0, 1, 2})
-    assert found is not None
-    assert (found.seq, found.absent, found.waiting) == (39, (1,), (0,))
+    unfinished = find_unfinished_collective(evidence, {0, 1, 2})
+    assert unfinished is not None
+    assert (unfinished.seq, unfinished.absent, unfinished.waiting) == (39, (1,), (0,))
 
 
 def test_a_diagnosis_survives_its_json() -> None:
@@ -248,7 +254,7 @@ def test_a_diagnosis_survives_its_json() -> None:
 
 
 @pytest.mark.parametrize("document", [{}, {"run": 1}, {"run": "a", "ranks": 3}])
-def test_what_is_no_diagnosis_is_refused(document: dict[str, object]) -> None:
+def test_another_document_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a Diagnosis"):
         Diagnosis.from_document(document)
 
@@ -260,14 +266,14 @@ def test_no_recording_names_a_machine() -> None:
         assert all(n.startswith(("/env/", "/usr/", "/home/user/", "<")) for n in names), names
 
 
-def _sight(evidence: Evidence, rank: int) -> ProcessActivity:
-    sight = evidence.ranks[rank].process
-    assert sight is not None
-    return sight
+def _process_of(evidence: Evidence, rank: int) -> ProcessActivity:
+    process = evidence.ranks[rank].process
+    assert process is not None
+    return process
 
 
-def _with_process(evidence: Evidence, rank: int, sight: ProcessActivity) -> Evidence:
-    changed = replace(evidence.ranks[rank], process=sight)
+def _with_process(evidence: Evidence, rank: int, process: ProcessActivity) -> Evidence:
+    changed = replace(evidence.ranks[rank], process=process)
     return replace(evidence, ranks={**evidence.ranks, rank: changed})
 
 
@@ -312,7 +318,7 @@ def _process() -> ProcessActivity:
     )
 
 
-def test_the_headline_of_a_healthy_run_and_of_one_that_is_not_known() -> None:
+def test_the_headline_of_healthy_and_unknown_runs() -> None:
     rank = RankSnapshot(rank=0, state=RankState.OK, step_s=0.0123, data_wait_share=0.08)
     assert diagnosis_headline((), (rank,)) == (
         "Healthy: rank 0 is running, 0.0123 s per step, 8 % of it waiting for data"

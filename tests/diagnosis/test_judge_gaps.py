@@ -1,4 +1,4 @@
-"""Evidence with holes: of ranks that have moved, have not come yet, or are gone."""
+"""Tests of ``judge`` with evidence that is missing for some ranks."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def _judged(ranks: tuple[int, ...], looked_at: tuple[int, ...]) -> Judgement:
 def test_any_part_of_the_evidence_may_be_missing() -> None:
     every = [c for n in range(4) for c in itertools.combinations((0, 1, 2), n)]
     for ranks, looked_at in itertools.product(every, every):
-        found = _judged(ranks, looked_at)
-        for verdict in found.verdicts:
+        judgement = _judged(ranks, looked_at)
+        for verdict in judgement.verdicts:
             assert not set(verdict.culprits) & set(verdict.waiting)
 
 
-def test_a_stuck_rank_is_named_beside_a_stopped_one() -> None:
+def test_a_stuck_rank_is_reported_in_addition_to_a_stopped_one() -> None:
     state = FoldState()
     for rank in range(3):
         state = fold(state, rank, steps(20, 0.1))
@@ -79,7 +79,7 @@ def test_a_stuck_rank_is_named_beside_a_stopped_one() -> None:
         1: pulse(1, Phase.FETCH, 4.0, batch=20, pid=101),
         2: pulse(2, Phase.FORWARD, 4.0, batch=20, pid=102),
     }
-    found = judge(
+    judgement = judge(
         JudgeInput(
             now_ns=12 * SECOND,
             pulses=pulses,
@@ -91,10 +91,10 @@ def test_a_stuck_rank_is_named_beside_a_stopped_one() -> None:
             now_s=1012.0,
         )
     )
-    by_kind = {v.kind: v for v in found.verdicts}
+    by_kind = {v.kind: v for v in judgement.verdicts}
     assert by_kind["stopped"].culprits == (2,)
     assert 1 not in by_kind["stopped"].waiting
-    (other,) = (v for v in found.verdicts if v.kind != "stopped")
+    (other,) = (v for v in judgement.verdicts if v.kind != "stopped")
     assert other.culprits == (1,)
     assert "data.py:7" in other.cause
 
@@ -137,7 +137,7 @@ def _finished(
     )
 
 
-def test_a_rank_that_finished_and_does_not_exit_is_told_where_it_stands() -> None:
+def test_a_finished_rank_that_does_not_exit_is_reported_with_its_line() -> None:
     assert _finished(_frozen(101), 5.0).verdicts == ()
     assert 1 in _finished(_frozen(101), 5.0).suspects
     (verdict,) = _finished(_frozen(101), 15.0).verdicts
@@ -158,7 +158,7 @@ def test_a_rank_that_exports_what_was_trained_is_left_alone() -> None:
     assert _finished(_frozen(101), 300.0, (idle,)).verdicts
 
 
-def test_what_only_looks_around_for_minutes_in_one_step_is_a_stall() -> None:
+def test_a_rank_that_only_polls_for_minutes_in_one_step_is_stalled() -> None:
     evidence = load("data_sleep")
     stuck = evidence.ranks[1]
     polling = ProcessActivity(
@@ -181,14 +181,14 @@ def _sets_up(*inner: str) -> Evidence:
     return replace(evidence, ranks=ranks)
 
 
-def test_who_indexes_before_training_is_slow_at_first() -> None:
+def test_a_rank_that_indexes_before_training_is_slow_at_first() -> None:
     evidence = _sets_up("index", "setup")
     assert judged(evidence, later_s=1.0).verdicts == ()  # 29 s in all
     levels = [judged(evidence, later_s=s).verdicts[0].level for s in (40.0, 700.0)]
     assert levels == ["slow", "stalled"]
 
 
-def test_who_prepares_data_alone_is_waited_for_by_design() -> None:
+def test_a_rank_that_prepares_data_alone_has_a_longer_budget() -> None:
     evidence = _sets_up("tokenise", "prepare_data")
     assert judged(evidence, later_s=300.0).verdicts == ()
     (verdict,) = judged(evidence, later_s=700.0).verdicts

@@ -1,4 +1,4 @@
-"""A rank that leaves an epoch before its planned batches is told from one with fewer batches."""
+"""Tests that distinguish a rank that leaves an epoch early from one that has fewer batches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _verdicts(
     )
 
 
-def test_what_the_others_then_raise_is_its_consequence() -> None:
+def test_errors_of_the_other_ranks_are_consequences() -> None:
     """The rank ended its process, so the others' back ends only report a closed connection."""
     fields = {"type": "RuntimeError", "message": "Connection closed by peer", "t": 1005.0}
     error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
@@ -79,7 +79,7 @@ def test_what_the_others_then_raise_is_its_consequence() -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_drift_names_the_rank_that_left(gone: int) -> None:
+def test_a_drift_warning_names_the_rank_that_left(gone: int) -> None:
     other = 1 - gone
     fold = FoldState(
         ranks={

@@ -1,4 +1,4 @@
-"""Who holds the others up in steps of seconds, and what takes a rank's processor."""
+"""Tests of stragglers: long steps, and other processes that use a rank's processor."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _straggling_since(seconds: float) -> HealthHistory:
     return HealthHistory(straggling_since_ns=round(seconds * SECOND), judged_ns=None)
 
 
-def test_after_one_step_far_too_long_the_next_is_looked_at_soon() -> None:
+def test_evidence_is_collected_soon_after_a_step_that_was_far_too_long() -> None:
     usual, slow = _folded(), _folded((4.8, 0.0, 4.7))
     assert _at(usual, 1.0).suspects == frozenset()
     assert _at(slow, 1.0).suspects == {0, 1}
@@ -110,23 +110,23 @@ def test_a_rank_that_sleeps_through_its_second_long_step_straggles_and_then_stal
     assert (verdict.kind, verdict.level, verdict.culprits) == ("frozen", "stalled", (1,))
 
 
-def test_one_long_step_alone_is_nothing() -> None:
+def test_a_single_long_step_is_not_reported() -> None:
     state = _folded((4.8, 0.0, 4.7), (0.1, 0.0, 0.0))
     assert _at(state, 2.5, evidence=_seen(state, 2.0)).verdicts == ()
 
 
-def test_a_straggler_of_long_steps_stands_while_its_next_step_begins() -> None:
+def test_a_straggler_of_long_steps_stays_active_while_its_next_step_begins() -> None:
     state = _folded((4.8, 0.0, 4.7))
-    told = _at(state, 2.5, evidence=_seen(state, 2.0))
+    judgement = _at(state, 2.5, evidence=_seen(state, 2.0))
     after = _folded((4.8, 0.0, 4.7), (4.8, 0.0, 4.7))
-    (verdict,) = _at(after, 0.3, history=_unhurried(told)).verdicts
+    (verdict,) = _at(after, 0.3, history=_history_without_gap(judgement)).verdicts
     assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
     assert "data.py:7" in verdict.cause
     level = _folded((4.8, 0.0, 4.7), (4.8, 4.7, 4.7))
-    assert not _at(level, 0.3, history=_unhurried(told)).verdicts
+    assert not _at(level, 0.3, history=_history_without_gap(judgement)).verdicts
 
 
-def test_six_long_steps_are_enough_where_none_was_ever_short() -> None:
+def test_six_long_steps_are_enough_if_no_step_was_short() -> None:
     slow = (2.0, 0.1, 1.7)
     state = _folded(*[slow] * 6, usual=4)
     since = _straggling_since(_end_s(state) - 3)
@@ -137,12 +137,12 @@ def test_six_long_steps_are_enough_where_none_was_ever_short() -> None:
         assert not _at(state, 0.3, history=since, expected=False).verdicts
 
 
-def test_a_straggler_is_looked_at_and_told_with_what_takes_its_processor() -> None:
+def test_a_straggler_is_reported_with_what_uses_its_processor() -> None:
     state = _folded(*[(1.0, 0.0, 0.9)] * 12)
     since = _straggling_since(_end_s(state) - 3)
-    found = _at(state, 0.3, history=since)
-    assert found.verdicts == ()
-    assert found.suspects == {1}
+    judgement = _at(state, 0.3, history=since)
+    assert judgement.verdicts == ()
+    assert judgement.suspects == {1}
     looked = _at(state, 0.3, history=since, evidence=_seen(state, 0.2, delay=0.8))
     (verdict,) = looked.verdicts
     assert "other processes use its processor core" in verdict.cause
@@ -152,7 +152,7 @@ def test_a_straggler_is_looked_at_and_told_with_what_takes_its_processor() -> No
     assert "data.py:7" in str(verdict.place)
 
 
-def test_evidence_from_before_it_straggled_says_nothing_of_why() -> None:
+def test_evidence_from_before_it_straggled_is_ignored() -> None:
     state = _folded(*[(1.0, 0.0, 0.9)] * 12)
     since = _straggling_since(_end_s(state) - 7)
     old = replace(_seen(state, 0.2, delay=0.8), taken_ns=round((_end_s(state) - 8) * SECOND))
@@ -160,12 +160,12 @@ def test_evidence_from_before_it_straggled_says_nothing_of_why() -> None:
     assert "processor" not in verdict.cause
 
 
-def test_where_all_ranks_lack_a_processor_nobody_is_to_blame() -> None:
+def test_no_rank_is_blamed_if_all_lack_a_processor() -> None:
     state = _folded((4.8, 4.7, 4.7))
     pulses = {r: pulse(r, Phase.FORWARD, _end_s(state), pid=100 + r) for r in state.ranks}
     own = {r: replace(_rank(1, 2.0, switches=300, delay=0.7), rank=r, pid=100 + r) for r in pulses}
     taken_ns = round((_end_s(state) + 2.0) * SECOND)
-    found = judge(
+    judgement = judge(
         JudgeInput(
             now_ns=taken_ns + SECOND,
             pulses=pulses,
@@ -177,30 +177,30 @@ def test_where_all_ranks_lack_a_processor_nobody_is_to_blame() -> None:
         )
     )
     verdict: Verdict
-    (verdict,) = found.verdicts
+    (verdict,) = judgement.verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_step", "slow", ())
     assert "the machine is overloaded" in verdict.cause
 
 
-def _unhurried(told: Judgement) -> HealthHistory:
-    """As if it had been judged a moment ago."""
-    return replace(told.history, judged_ns=None)
+def _history_without_gap(judgement: Judgement) -> HealthHistory:
+    """Return the history of a judgement without a gap before the next one."""
+    return replace(judgement.history, judged_ns=None)
 
 
 def _gpu(kind: str, cause: str, *ranks: int, place: str = "GPU 1") -> Verdict:
     return Verdict(kind=f"gpu_{kind}", level="warning", culprits=ranks, place=place, cause=cause)
 
 
-def test_a_straggler_in_computing_is_told_with_what_its_gpu_suffers_from() -> None:
+def test_a_straggler_that_computes_is_reported_with_its_gpus_problem() -> None:
     hot = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 1)
     full = _gpu("memory_full", "memory at 98 %", 1)
     elsewhere = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 0, place="GPU 0")
     both = _gpu("thermal", "GPUs 0, 1: thermal slowdown", 0, 1, place="GPUs 0, 1")
     assert "its computation is slow" in _computing(()).cause
     assert "GPU" not in _computing((full, elsewhere)).cause
-    told = _computing((full, hot))
-    assert "in forward: GPU 1: thermal slowdown for 9 s (93 °C)" in told.cause
-    assert "cooling" in (told.remedy or "")
+    verdict = _computing((full, hot))
+    assert "in forward: GPU 1: thermal slowdown for 9 s (93 °C)" in verdict.cause
+    assert "cooling" in (verdict.remedy or "")
     assert _computing((both,)).cause.count("GPUs 0, 1") == 1
 
 
@@ -233,9 +233,9 @@ def test_a_stall_on_a_gpu_that_reported_an_error_names_it() -> None:
     assert "heat" not in _stuck((_gpu("thermal", "heat", 1),)).cause
     over = replace(_gpu("xid", "XID 79: the GPU fell off the bus", 1), ended=1000.0)
     assert _stuck((over,)) == plain
-    told = _stuck((_gpu("xid", "XID 79: the GPU fell off the bus", 1),))
-    assert told.cause == f"{plain.cause}; GPU 1: XID 79: the GPU fell off the bus"
-    assert "nvidia-smi" in (told.remedy or "")
+    verdict = _stuck((_gpu("xid", "XID 79: the GPU fell off the bus", 1),))
+    assert verdict.cause == f"{plain.cause}; GPU 1: XID 79: the GPU fell off the bus"
+    assert "nvidia-smi" in (verdict.remedy or "")
 
 
 def _stuck(devices: tuple[Verdict, ...]) -> Verdict:
@@ -254,7 +254,7 @@ def _contended(
         r: pulse(r, Phase.FORWARD if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
         for r in state.ranks
     }
-    found = judge(
+    judgement = judge(
         JudgeInput(
             now_ns=round((last_s + 0.3) * SECOND),
             pulses=pulses,
@@ -267,10 +267,10 @@ def _contended(
             cpu_delays=delays,
         )
     )
-    return state, list(found.verdicts)
+    return state, list(judgement.verdicts)
 
 
-def test_a_rank_that_others_crowd_out_is_named_after_two_long_steps() -> None:
+def test_a_crowded_rank_is_reported_after_two_long_steps() -> None:
     """Steps of more than half a second are too few for the windows of steps alone."""
     _, (verdict,) = _contended({0: 0.05, 1: 0.9})
     assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
@@ -283,14 +283,14 @@ def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() 
     assert _contended({0: 0.9, 1: 0.05})[1] == [], "it is not the rank that the others wait for"
 
 
-def test_a_crowded_rank_stays_named_while_the_difference_shrinks() -> None:
-    state, told = _contended({0: 0.05, 1: 0.9})
+def test_a_crowded_rank_stays_reported_while_the_difference_shrinks() -> None:
+    state, verdicts = _contended({0: 0.05, 1: 0.9})
     level = _folded(*[(1.3, 0.05, 1.2)] * 3, *[(1.3, 1.2, 1.2)] * 9)
-    active = HealthHistory(active={verdict_key(v): v for v in told})
+    active = HealthHistory(active={verdict_key(v): v for v in verdicts})
     last_s = _end_s(level)
     pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
     for delays, kept in (({0: 0.3, 1: 0.6}, True), ({0: 0.5, 1: 0.6}, False)):
-        found = judge(
+        judgement = judge(
             JudgeInput(
                 now_ns=round((last_s + 0.3) * SECOND),
                 pulses=pulses,
@@ -302,4 +302,4 @@ def test_a_crowded_rank_stays_named_while_the_difference_shrinks() -> None:
                 cpu_delays=delays,
             )
         )
-        assert [v.kind for v in found.verdicts] == (["straggler"] if kept else [])
+        assert [v.kind for v in judgement.verdicts] == (["straggler"] if kept else [])

@@ -1,4 +1,4 @@
-"""A closer look at real processes that hang in several ways, without ptrace and without torch."""
+"""Tests of evidence collection with real processes that hang, without ptrace and without torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Stuck:
         assert process.stdout.readline() == "ready\n"
         return process.pid
 
-    def look(self) -> Evidence:
+    def collect(self) -> Evidence:
         targets = [RankTarget(rank=r, pid=p.pid) for r, p in enumerate(self.processes)]
         question = EvidenceRequest(
             run_dir=self.run_dir, attempt=1, targets=targets, cache=self.cache
@@ -69,7 +69,7 @@ class Stuck:
 
     def until(self, wanted: Callable[[Evidence], object], seconds: float = 120) -> Evidence:
         deadline = time.monotonic() + seconds
-        while not wanted(seen := self.look()):
+        while not wanted(seen := self.collect()):
             assert time.monotonic() < deadline, f"never seen: {seen}"
         return seen
 
@@ -93,7 +93,9 @@ def functions(stack: ThreadStack | None) -> list[str]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_every_way_to_hang_gives_its_stack(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stack_of_every_kind_of_hang_is_read(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     for how in ("locked", "gil", "asleep", "worker"):
         stuck.start(how)
@@ -121,7 +123,7 @@ def test_every_way_to_hang_gives_its_stack(stuck: Stuck, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_the_signal_for_stacks_does_not_make_a_frozen_rank_look_alive(stuck: Stuck) -> None:
+def test_the_signal_for_stacks_does_not_make_a_frozen_rank_appear_alive(stuck: Stuck) -> None:
     for how in ("asleep", "gil", "worker"):
         stuck.start(how)
     pids = [p.pid for p in stuck.processes[:2]]
@@ -136,20 +138,20 @@ def test_the_signal_for_stacks_does_not_make_a_frozen_rank_look_alive(stuck: Stu
     assert "asleep" in functions(seen.ranks[0].main_stack)
     assert "gil" in functions(seen.ranks[1].main_stack)
     before = [stuck.dumps(pid) for pid in pids]
-    again = stuck.look()
+    again = stuck.collect()
     assert [stuck.dumps(pid) for pid in pids] == before
     assert "asleep" in functions(again.ranks[0].main_stack)
 
 
-def test_nobody_is_sent_a_signal_that_is_not_ltuis(stuck: Stuck, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    stuck.start("own_handler", str(told))
-    os.kill(stuck.processes[0].pid, signal.SIGSTOP)  # its witness can't answer
-    stuck.look()
+def test_a_signal_that_the_user_handles_is_not_sent(stuck: Stuck, tmp_path: Path) -> None:
+    handled = tmp_path / "handled"
+    stuck.start("own_handler", str(handled))
+    os.kill(stuck.processes[0].pid, signal.SIGSTOP)  # its heartbeat thread cannot answer
+    stuck.collect()
     os.kill(stuck.processes[0].pid, signal.SIGCONT)
     seen = stuck.until(lambda e: e.ranks[0].main_stack)
     assert "own_handler" in functions(seen.ranks[0].main_stack)
-    assert not told.exists()
+    assert not handled.exists()
 
 
 def test_the_users_own_sitecustomize_still_runs(stuck: Stuck, tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_the_users_own_sitecustomize_still_runs(stuck: Stuck, tmp_path: Path) ->
         assert done.stderr == ""
 
 
-def test_an_exit_is_seen_though_another_is_the_parent(tmp_path: Path) -> None:
+def test_the_exit_of_a_process_with_another_parent_is_observed(tmp_path: Path) -> None:
     woken: list[int] = []
     watch = ExitWatch(lambda: woken.append(1))
     parent = subprocess.Popen(
@@ -188,7 +190,7 @@ def test_an_exit_is_seen_though_another_is_the_parent(tmp_path: Path) -> None:
         parent.stdout.close()
 
 
-def test_a_dump_of_faulthandler_is_read() -> None:
+def test_a_dump_of_faulthandler_is_parsed() -> None:
     stacks = parse_stacks(
         'Thread 0x00007f1 (most recent call first):\n  File "/a.py", line 3 in wait\n\n'
         "Current thread 0x00007f2 [main] (most recent call first):\n"
@@ -217,7 +219,7 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_a_witness_that_lives_is_not_passed_over_by_the_signal(stuck: Stuck) -> None:
+def test_no_signal_is_sent_while_the_heartbeat_thread_runs(stuck: Stuck) -> None:
     """One that is late to answer, as where another thread computes."""
     pid = stuck.start("late")
     seen = stuck.until(lambda e: (e.ranks[0].beat_age_s or 9) < 1)
@@ -226,18 +228,18 @@ def test_a_witness_that_lives_is_not_passed_over_by_the_signal(stuck: Stuck) -> 
     assert stuck.dumps(pid) == 0
 
 
-def test_a_diagnosis_is_answered_while_status_is_and_kept(runs: Runs) -> None:
+def test_a_diagnosis_is_answered_and_stored_while_status_is_answered(runs: Runs) -> None:
     run = runs.training()
     client = ControlClient(run)
     answer = client.request({"cmd": "diagnose"}, timeout_s=90)
-    found = Diagnosis.from_document(answer["diagnosis"])
-    assert found.headline.startswith("Healthy")
-    assert found.evidence is not None
-    assert sorted(found.evidence.ranks) == [0, 1]
-    assert all(e.process is not None and e.process.state for e in found.evidence.ranks.values())
+    diagnosis = Diagnosis.from_document(answer["diagnosis"])
+    assert diagnosis.headline.startswith("Healthy")
+    assert diagnosis.evidence is not None
+    assert sorted(diagnosis.evidence.ranks) == [0, 1]
+    assert all(e.process is not None and e.process.state for e in diagnosis.evidence.ranks.values())
     assert client.status() is not None
-    path = write_diagnosis(run, found)
+    path = write_diagnosis(run, diagnosis)
     assert path is not None
-    assert read_diagnoses(run, found.attempt)[-1] == found
+    assert read_diagnoses(run, diagnosis.attempt)[-1] == diagnosis
     runs.order(run, "kill")
     runs.ended(run)

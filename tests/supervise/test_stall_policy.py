@@ -1,4 +1,4 @@
-"""What follows from a verdict in a real run: events, the call, the stop that the policy wants."""
+"""Tests of verdicts in a real run: events, the hook, and the stop by the policy."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda _: len(events(run, "verdict_over")))
     watch = RunPoller(run)
-    told = [text for _, text in watch.poll(time.time(), time.monotonic_ns()).events]
+    texts = [text for _, text in watch.poll(time.time(), time.monotonic_ns()).events]
     watch.close()
-    assert [text.split(" ")[0] for text in told][-2:] == ["STALLED:", "Recovered"]
+    assert [text.split(" ")[0] for text in texts][-2:] == ["STALLED:", "Recovered"]
     assert [e.text.split(":")[0] for e in events(run, "verdict")] == ["STALLED"]
     (over,) = events(run, "verdict_over")
     assert over.text.startswith("Recovered after ")
@@ -66,7 +66,7 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     assert not [v for v in ended.verdicts if v.level == "dead"]
 
 
-def test_a_rank_that_dies_calls_somebody_also_where_the_run_ends_at_once(
+def test_the_hook_is_called_for_a_dead_rank_even_if_the_run_ends_at_once(
     runs: Runs, tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
@@ -81,7 +81,7 @@ def test_a_rank_that_dies_calls_somebody_also_where_the_run_ends_at_once(
     assert len(events(run, "on_verdict")) == 1
 
 
-def test_the_policy_goes_back_to_the_last_good_checkpoint_so_often_as_it_may_then_stops(
+def test_the_policy_restarts_from_the_last_good_checkpoint_and_then_stops(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LTUI_RESTART_DELAY_S", "0")

@@ -96,21 +96,21 @@ def test_a_command_gets_the_verdict_without_a_shell(tmp_path: Path) -> None:
     made = calls(command, tmp_path)
     made.call(STALL)
     assert texts(made) == [f"on_verdict ({sys.executable}) was called"]
-    said = json.loads((tmp_path / "said.json").read_text())
-    document = said["stdin"]
+    received = json.loads((tmp_path / "said.json").read_text())
+    document = received["stdin"]
     assert (document["kind"], document["level"]) == ("frozen", "stalled")
     assert (document["culprits"], document["waiting"]) == ([1, 3], [0, 2])
     assert (document["run"], document["attempt"]) == ("brave-owl-3f2a", 2)
     assert document["text"] == "brave-owl: STALLED: ranks 1 and 3 stand still in train.py:8"
-    assert json.loads(said["env"]["LTUI_VERDICT"]) == document
-    assert said["env"]["LTUI_VERDICT_CULPRITS"] == "1 3"
+    assert json.loads(received["env"]["LTUI_VERDICT"]) == document
+    assert received["env"]["LTUI_VERDICT_CULPRITS"] == "1 3"
     # What a command leaves running must not pass for a process of the run.
-    assert "LTUI_RUN_ID" not in said["env"]
-    assert said["args"] == ["an argument; $HOME"]
-    assert Path(said["cwd"]) == tmp_path
+    assert "LTUI_RUN_ID" not in received["env"]
+    assert received["args"] == ["an argument; $HOME"]
+    assert Path(received["cwd"]) == tmp_path
 
 
-def test_evidence_too_long_for_the_environment_is_left_out_there(tmp_path: Path) -> None:
+def test_evidence_too_long_for_the_environment_is_left_out(tmp_path: Path) -> None:
     command = script(
         tmp_path,
         "import json, os, sys\n"
@@ -131,13 +131,13 @@ def test_evidence_too_long_for_the_environment_is_left_out_there(tmp_path: Path)
         ("import os; os.kill(os.getpid(), 9)", "ended by signal 9"),
     ],
 )
-def test_a_command_that_fails_is_said(tmp_path: Path, text: str, words: str) -> None:
+def test_a_command_that_fails_is_reported(tmp_path: Path, text: str, words: str) -> None:
     made = calls(script(tmp_path, text), tmp_path)
     made.call(STALL)
     assert words in texts(made)[0]
 
 
-def test_a_command_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_command_is_reported(tmp_path: Path) -> None:
     made = calls((str(tmp_path / "nothing"),), tmp_path)
     made.call(STALL)
     assert texts(made)[0].endswith("cannot be started: No such file or directory")
@@ -186,7 +186,7 @@ def test_a_webhook_gets_the_verdict(hook: ThreadingHTTPServer, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("status", [500, 302, 404])
-def test_a_webhook_that_refuses_is_said(
+def test_a_webhook_that_refuses_is_reported(
     hook: ThreadingHTTPServer, tmp_path: Path, status: int
 ) -> None:
     hook.status = status  # type: ignore[attr-defined]
@@ -196,14 +196,14 @@ def test_a_webhook_that_refuses_is_said(
     assert len(hook.got) == 1  # type: ignore[attr-defined]
 
 
-def test_a_webhook_that_hangs_holds_up_nobody(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_webhook_that_hangs_does_not_block(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
     hook.may_answer.clear()  # type: ignore[attr-defined]
     made = calls(url(hook), tmp_path, timeout_s=1)
     made.call(STALL)
     assert "gave no answer within 1 s" in texts(made)[0]
 
 
-def test_a_webhook_that_nobody_serves_is_said(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_an_unreachable_webhook_is_reported(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
     free = url(hook)
     hook.socket.close()
     made = calls(free, tmp_path)
@@ -211,15 +211,15 @@ def test_a_webhook_that_nobody_serves_is_said(hook: ThreadingHTTPServer, tmp_pat
     assert "cannot be reached" in texts(made)[0]
 
 
-def test_calls_are_rate_limited_and_that_is_said(
+def test_calls_are_rate_limited_and_that_is_reported(
     hook: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = calls(url(hook), tmp_path)
     for _ in range(verdict_hooks.MAXIMUM_CALLS + 5):
         made.call(STALL)
-    said = texts(made)
+    event_texts = texts(made)
     assert len(hook.got) == verdict_hooks.MAXIMUM_CALLS  # type: ignore[attr-defined]
-    assert sum("is not called for what follows" in text for text in said) == 1
+    assert sum("is not called for what follows" in text for text in event_texts) == 1
     monkeypatch.setattr(verdict_hooks, "WINDOW_S", 0.0)
     again = calls(url(hook), tmp_path)
     again._left_out = 5
@@ -227,7 +227,7 @@ def test_calls_are_rate_limited_and_that_is_said(
     assert "on_verdict was not called for 5 verdicts" in texts(again)
 
 
-def test_nobody_is_called_after_the_end_or_without_a_target(tmp_path: Path) -> None:
+def test_no_hook_is_called_after_the_end_or_without_a_target(tmp_path: Path) -> None:
     nobody = calls(None, tmp_path)
     nobody.call(STALL)
     assert texts(nobody) == []

@@ -1,4 +1,4 @@
-"""Evidence: the state of every rank when a run looks suspicious, and the diagnosis from it. Pure.
+"""Evidence: the state of every rank when a run is suspicious, and the diagnosis from it. Pure.
 
 ``training/supervise/watchdog/gather_evidence.py`` collects it and ``training/diagnosis/rules`` read
 it. It is stored as JSON by field name (``run_snapshot.to_json``, ``json_decoder.from_json``), so
@@ -34,14 +34,14 @@ class ThreadStack:
     main: bool = False
     frames: tuple[Frame, ...] = ()
     source: str = "thread"
-    """What read it: ``thread`` (heartbeat thread), ``signal`` (faulthandler) or ``py-spy``."""
+    """Reader of the stack: ``thread`` (heartbeat), ``signal`` (faulthandler) or ``py-spy``."""
     native_id: int | None = None
     """The kernel's id of the thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessActivity:
-    """What one process did during a sampling interval, from ``/proc``."""
+    """The activity of one process during a sampling interval, from ``/proc``."""
 
     pid: int
     name: str | None = None
@@ -160,7 +160,7 @@ class RankEvidence:
     gpu: Mapping[str, Any] | None = None
     log_tail: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """What could not be collected from this rank, and why."""
+    """Sentences that say what could not be collected from this rank, and why."""
 
     @property
     def main_stack(self) -> ThreadStack | None:
@@ -197,7 +197,7 @@ class Evidence:
     ranks: Mapping[int, RankEvidence] = field(default_factory=dict)
     host: HostEvidence = HostEvidence()
     missing: tuple[str, ...] = ()
-    """What could not be collected at all: ``no permission to ptrace: ...``, with a remedy."""
+    """Sentences about all ranks: ``no permission to ptrace: ...``, each with a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ Signature = tuple[str, tuple[tuple[int, ...], ...], tuple[str, int] | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnfinishedCollective:
-    """What the ranks did at the first unfinished collective of one process group."""
+    """The first unfinished collective of one process group, and what the ranks did there."""
 
     group: str
     seq: int

@@ -2,7 +2,7 @@
 
 When a rank dies, its peers' back ends report a closed connection. Those exceptions are
 consequences, even if they were reported first. If there are only consequences, the verdict is held
-back for a moment, until the cause shows.
+back for a short time, until the cause shows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _RankEnd:
     rank: int
     kind: VerdictKind
     predicate: str
-    """What happened to the rank, as the end of a sentence."""
+    """The event, as the end of a sentence that begins with the rank."""
     passive: bool = False
     """True if ``predicate`` is a participle that follows "was" or "were"."""
     frame: Frame | None = None

@@ -1,4 +1,4 @@
-"""The input of ``judge``, and what it remembers from one call to the next. Pure."""
+"""The input of ``judge``, and the history that it keeps from one call to the next. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthHistory:
-    """What ``judge`` remembers between calls."""
+    """The state that ``judge`` keeps from one call to the next."""
 
     judged_ns: int | None = None
     """CLOCK_MONOTONIC of the last call."""

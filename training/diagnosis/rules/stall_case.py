@@ -110,7 +110,7 @@ def previous_step_was_slow(inputs: PreparedInput, ranks: Iterable[int]) -> bool:
 
 
 def watched_too_briefly(reason: StallReason) -> bool:
-    """Return True if a process that looks frozen may only be slow."""
+    """Return True if a process that appears frozen may only be slow."""
     watched_s = reason.watched_s
     return (
         reason.activity is Activity.FROZEN

@@ -11,7 +11,7 @@ from ltui.training.state.verdict_kinds import VerdictKind
 
 
 class Activity(Enum):
-    """What a rank without progress does; it decides how long the rank may stay there."""
+    """The behaviour of a rank without progress, which decides how long the rank may stay there."""
 
     FAULT = "fault"
     """It cannot continue by itself, so no time budget applies."""

@@ -16,7 +16,7 @@ STOPPED_AFTER_S = 1.0
 
 
 def find_stopped_ranks(inputs: PreparedInput) -> tuple[int, ...]:
-    """Return the ranks whose process has been stopped for longer than a moment."""
+    """Return the ranks whose process has been stopped for longer than ``STOPPED_AFTER_S``."""
     return tuple(
         sorted(
             r

@@ -134,7 +134,7 @@ def _crowded_rank(inputs: PreparedInput) -> int | None:
 def _in_last_steps(inputs: PreparedInput, count: int, minimum_share: float) -> Straggler | None:
     """Return the straggler of the last ``count`` steps together and of each of them.
 
-    This needs steps that are so long that a mark is kept for each.
+    This needs steps that are long enough for totals to be kept of each.
     """
     marks: dict[int, dict[int, RunningTotals]] = {}
     for rank in inputs.alive:

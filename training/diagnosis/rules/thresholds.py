@@ -2,8 +2,8 @@
 
 The budget of a training step follows the run's own recent steps. Phases that may take long (setup,
 compilation, the first steps, validation, checkpoints) get the budget of slow phases. If other ranks
-wait for a rank that is observed to be frozen, a few seconds are enough, or whatever the phase has
-taken before.
+wait for a rank that is observed to be frozen, a few seconds are enough, unless the phase has taken
+longer before.
 """
 
 from __future__ import annotations

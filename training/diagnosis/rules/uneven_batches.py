@@ -119,7 +119,7 @@ def uneven_verdict(
 ) -> Verdict:
     """Return the verdict on ranks that left an epoch or a validation before the others.
 
-    If the ranks left an epoch although they have as many batches as the others, say so.
+    If they left an epoch although they have as many batches as the others, its reason is used.
     """
     ranks = uneven.ranks
     others: tuple[int, ...] = ()
