@@ -1,13 +1,14 @@
-"""``python -m tests.faults``: the whole zoo and its table. ``make zoo`` runs this.
+"""``python -m tests.faults``: run the fault catalogue and print its table, as ``make zoo`` does.
 
-python -m tests.faults                     every fault and the quiet zoo
+python -m tests.faults                     every fault and the healthy runs
 python -m tests.faults sigstop nan         these faults alone
 python -m tests.faults --repeat 3          each three times
 python -m tests.faults --without-ptrace    with neither ptrace nor py-spy
 python -m tests.faults --plain             what Lightning alone says, into plain.json
 
-Last come the table of ``docs/stalls.md`` and the figures, also in ``build/zoo/table.md``; the exit
-code is 1 where a fault was missed or told late, or a healthy run accused.
+The table of ``docs/stalls.md`` and the figures are printed last and written to
+``build/zoo/table.md``. The exit code is 1 if a fault was missed or reported late, or if a healthy
+run got a verdict.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from ltui.training.state.run_snapshot import to_json
 from tests.faults import plain
 from tests.faults.catalogue import BY_ID, FAULTS
 from tests.faults.fault import Fault
-from tests.faults.quiet import QUIET, listen
-from tests.faults.setting import refused
+from tests.faults.quiet import QUIET, watch_healthy_run
+from tests.faults.setting import why_unavailable
 from tests.faults.table import Row, fault_table, line, misses, quiet_line, summary
-from tests.faults.verdicts import Outcome, examine
+from tests.faults.verdicts import Outcome, run_fault
 
 _KEEP = Path("build/zoo")
 
@@ -46,12 +47,12 @@ def _arguments() -> argparse.Namespace:
 
 def _run(fault: Fault, arguments: argparse.Namespace) -> Row:
     outcomes: list[Outcome] = []
-    why = next((w for need in fault.needs if (w := refused(need)) is not None), None)
+    why = next((w for need in fault.needs if (w := why_unavailable(need)) is not None), None)
     if why is not None:
         return Row(fault, [Outcome(fault, skipped=why)])
     for _ in range(arguments.repeat):
         keep = _KEEP / fault.id if arguments.keep else None
-        outcomes.append(examine(fault, deprived=arguments.without_ptrace, keep=keep))
+        outcomes.append(run_fault(fault, deprived=arguments.without_ptrace, keep=keep))
     return Row(fault, outcomes)
 
 
@@ -76,18 +77,18 @@ def _write_down(rows: list[Row], name: str) -> None:
 
 
 def _measure_plain(faults: list[Fault]) -> int:
-    found = plain.recorded()
-    asked = [f for f in faults if f.via != "preset" and not any(map(refused, f.needs))]
+    results = plain.recorded()
+    available = [f for f in faults if f.via != "preset" and not any(map(why_unavailable, f.needs))]
     with ThreadPoolExecutor(max_workers=3) as pool:  # they mostly wait
-        running = {pool.submit(plain.measure, fault): fault for fault in asked}
+        running = {pool.submit(plain.measure, fault): fault for fault in available}
         for done in as_completed(running):
             fault = running[done]
             if (error := done.exception()) is not None:
                 print(f"{fault.id}: {error}", flush=True)
                 continue
-            found[fault.id] = done.result()
-            print(f"{fault.id:16} {plain.in_words(found[fault.id])}", flush=True)
-            plain.RECORDED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+            results[fault.id] = done.result()
+            print(f"{fault.id:16} {plain.result_text(results[fault.id])}", flush=True)
+            plain.RECORDED.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     return 0
 
 
@@ -108,17 +109,17 @@ def main() -> int:
         rows.append(_run(fault, arguments))
         print(line(rows[-1]), flush=True)
     _write_down(rows, "without-ptrace.json" if arguments.without_ptrace else "faults.json")
-    silences = []
+    results = []
     for quiet in () if arguments.no_quiet else QUIET:
         if not chosen or quiet.id in chosen:
-            silences.append(listen(quiet))
-            print(quiet_line(silences[-1]), flush=True)
-    told = f"{summary(rows, silences)}\n{(time.monotonic() - begun) / 60:.0f} minutes\n"
+            results.append(watch_healthy_run(quiet))
+            print(quiet_line(results[-1]), flush=True)
+    text = f"{summary(rows, results)}\n{(time.monotonic() - begun) / 60:.0f} minutes\n"
     if rows:
-        told = f"{fault_table(rows, plain.recorded())}\n\n{told}"
-    (_KEEP / "table.md").write_text(told)
-    print(f"\n{told}", end="")
-    return 1 if misses(rows) or any(s.said or s.error for s in silences) else 0
+        text = f"{fault_table(rows, plain.recorded())}\n\n{text}"
+    (_KEEP / "table.md").write_text(text)
+    print(f"\n{text}", end="")
+    return 1 if misses(rows) or any(s.verdicts or s.error for s in results) else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a fault of the zoo is: how it is made, and what a right verdict on it says.
+"""Faults of the catalogue: how each is injected, and the right verdict on it.
 
-A verdict is right about the culprit where ``level``, ``culprits`` and ``waiting`` agree, and about
-the cause where every pattern is found in its kind, place and cause and, where ``line`` is given,
-the file and line of the marked call too. Nothing here looks at the judge.
+A verdict is right about the culprit if its level and culprits are expected. It is right about the
+cause if every pattern occurs in its kind, place and cause, and, if ``line`` is given, the file and
+line of the marked call too. This module does not depend on the judge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Expected:
     levels: tuple[str, ...] = ("stalled",)
     culprits: tuple[int, ...] = (1,)
     also: tuple[tuple[int, ...], ...] = ()
-    """Other sets of culprits that are as right."""
+    """Other sets of culprits that are right too."""
     words: tuple[str, ...] = ()
     """Regular expressions, without regard to case."""
     line: str | None = None
@@ -31,10 +31,12 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
+    """One fault of the catalogue."""
+
     id: str
     title: str
     expected: tuple[Expected, ...]
-    """All of them at once. Empty: ltui takes the fault away, and the run ends as ``ends`` says."""
+    """All verdicts that are expected at once. Empty if ltui removes the fault; see ``ends``."""
     inject: str = ""
     """``ZOO_FAULT``; by default the id."""
     ranks: int = 3
@@ -42,14 +44,14 @@ class Fault:
     via: str = "fork"
     """``fork`` (``ltui exec -- python zoo_engine.py``), ``torchrun``, ``preset``."""
     needs: tuple[str, ...] = ()
-    """``cgroup``, ``mount``, ``network``, ``shm``: what the machine must permit."""
+    """Permissions that are needed: ``cgroup``, ``mount``, ``network``, ``shm``."""
     bound_s: float = 10.0
     patience_s: float = 30.0
-    """How long a right verdict is waited for."""
+    """Seconds to wait for the right verdict."""
     ends: str | None = None
     """The state in which the run must end by itself."""
     hold_s: float = 2.0
-    """How long the right verdict must then stand."""
+    """Seconds for which the right verdict must then stay active."""
 
     @property
     def zoo_fault(self) -> str:
@@ -57,7 +59,7 @@ class Fault:
 
 
 def one(*words: str, **fields: object) -> tuple[Expected, ...]:
-    """A single right verdict that holds ``words``."""
+    """Expect a single verdict that contains ``words``."""
     return (Expected(words=words, **fields),)  # type: ignore[arg-type]
 
 
@@ -66,7 +68,7 @@ def dead(*words: str, **fields: object) -> tuple[Expected, ...]:
 
 
 def line_of(name: str) -> str:
-    """``file.py:12`` of the comment ``fault: NAME``."""
+    """Return ``file.py:12`` of the comment ``fault: NAME``."""
     for path in sorted(SCRIPTS.glob("*.py")):
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if text.rstrip().endswith(f"# fault: {name}"):

@@ -1,7 +1,7 @@
-"""What Lightning alone says of a fault, and when: the same script without ltui, for forty seconds.
+"""Measure what Lightning alone reports of a fault: the same script without ltui, for 40 seconds.
 
-``python -m tests.faults --plain`` measures anew and writes ``plain.json``, which the table of
-``make zoo`` shows beside ltui's verdicts.
+``python -m tests.faults --plain`` measures again and writes ``plain.json``. The table
+of ``make zoo`` compares it with ltui's verdicts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.fault import Fault
-from tests.faults.run import START_S, command, zoo_environment
-from tests.faults.setting import setting, thaw
+from tests.faults.run import START_S, command, fault_environment
+from tests.faults.setting import prepared_machine, thaw
 
 CAP_S = 40.0
 RECORDED = Path(__file__).with_name("plain.json")
-_TELLING = re.compile(
+_ERROR_LINE = re.compile(
     r"^\s*(\[rank\d+\]:\s*)?([\w.]*(Error|Exception|Exit)\b.*|.*signal: .*|.*exitcode.*|Killed.*)$"
 )
 _NOISE = re.compile(r"GPU available|TPU available|Tip:|distributed|pytree|Trainer.fit|^-+$")
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """By fault: ``ended_s`` (None: it still ran), ``first_s``, ``first``, ``last``."""
+    """Return fault -> ``ended_s`` (None if it still ran), ``first_s``, ``first``, ``last``."""
     try:
         document: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
     except FileNotFoundError:
@@ -39,29 +39,29 @@ def recorded() -> dict[str, dict[str, Any]]:
     return document
 
 
-def in_words(found: dict[str, Any] | None) -> str:
-    """One cell of the table."""
-    if found is None:
+def result_text(result: dict[str, Any] | None) -> str:
+    """Return the text of one cell of the table."""
+    if result is None:
         return "not measured"
-    if found["first"] is None and found["ended_s"] is None:
+    if result["first"] is None and result["ended_s"] is None:
         return f"nothing within {CAP_S:.0f} s"
-    said = f"{found['first_s']:.0f} s: {_short(found['first'])}" if found["first"] else "silence"
-    if found["ended_s"] is None:
-        return f"{said}; hangs on"
-    return f"{said}; ends after {found['ended_s']:.0f} s"
+    text = f"{result['first_s']:.0f} s: {_short(result['first'])}" if result["first"] else "silence"
+    if result["ended_s"] is None:
+        return f"{text}; hangs on"
+    return f"{text}; ends after {result['ended_s']:.0f} s"
 
 
 def _short(text: str) -> str:
-    """Without source paths and addresses, which say nothing of the fault."""
+    """Remove source paths and addresses, which do not describe the fault."""
     return re.sub(r"\s*\[(/[^\]]*|[\d.:]+|::\w*|localhost)\](:\d+)?\s*", " ", text)[:80].strip()
 
 
 def measure(fault: Fault) -> dict[str, Any]:
-    """Run it without ltui, at most ``CAP_S`` after the injection."""
+    """Run a fault without ltui, at most ``CAP_S`` after the injection."""
     with tempfile.TemporaryDirectory(prefix=f"zoo-plain-{fault.id}-") as name:
         folder = Path(name)
-        with setting(fault, folder) as needed:
-            environment = {**os.environ, **zoo_environment(fault, folder, needed)}
+        with prepared_machine(fault, folder) as needed:
+            environment = {**os.environ, **fault_environment(fault, folder, needed)}
             for key in [k for k in environment if k.startswith("LTUI_")]:
                 del environment[key]
             process = subprocess.Popen(
@@ -79,13 +79,13 @@ def measure(fault: Fault) -> dict[str, Any]:
                     thaw(point)
                 _kill_all(process, folder)
                 reader.join(20)
-    told = [(t - struck, text) for t, text in lines if t >= struck and _TELLING.match(text)]
-    first = told[0] if told else None
+    errors = [(t - struck, text) for t, text in lines if t >= struck and _ERROR_LINE.match(text)]
+    first = errors[0] if errors else None
     return {
         "ended_s": None if ended_s is None else round(ended_s, 1),
         "first_s": None if first is None else round(first[0], 1),
         "first": None if first is None else first[1].strip(),
-        "said": list(dict.fromkeys(text.strip() for _, text in told))[:8],
+        "said": list(dict.fromkeys(text.strip() for _, text in errors))[:8],
     }
 
 
@@ -96,7 +96,7 @@ def _read(process: subprocess.Popen[str], lines: list[tuple[float, str]]) -> Non
 
 
 def _wait(process: subprocess.Popen[str], folder: Path) -> tuple[float | None, float]:
-    """Seconds from the injection to the end, None where it still runs; and the injection."""
+    """Return the seconds from injection to end (None if it still runs), and the injection."""
     deadline = time.monotonic() + START_S
     while not (folder / "injected").exists() or not (folder / "injected").read_text():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -111,8 +111,10 @@ def _wait(process: subprocess.Popen[str], folder: Path) -> tuple[float | None, f
 
 
 def _kill_all(process: subprocess.Popen[str], folder: Path) -> None:
-    """The engine and its ranks, which torchrun puts into sessions of their own: found by their
-    environment, again and again, as an agent that lives may start others."""
+    """Kill the engine and its ranks, which torchrun puts into sessions of their own.
+
+    They are found by their environment, repeatedly, because a living agent may start others.
+    """
     needle = f"ZOO_FOLDER={folder}".encode()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -131,7 +133,7 @@ def _pids() -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Empty of a zombie, and of a process that is gone."""
+    """Return the environment of a process; empty for a zombie and for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,7 +1,7 @@
-"""The quiet zoo: healthy but strange runs, of which no verdict may ever be said.
+"""Healthy but unusual runs, for which no verdict may ever be reported.
 
-Together they train for more than ten minutes. Every snapshot is looked at, and the run's events at
-the end, so that a verdict that came and went is seen too.
+Together they train for more than ten minutes. Every snapshot is checked, and the run's events at
+the end, so that a verdict that was active only briefly counts too.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from dataclasses import dataclass, field
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.history_reader import RunStore
 from tests.faults.fault import Fault
-from tests.faults.run import LOOK_S, ZooRun, started
+from tests.faults.run import POLL_S, FaultRun, started_run
 
-Disturbance = Callable[[ZooRun], None]
+Disturbance = Callable[[FaultRun], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Quiet:
+class HealthyRun:
+    """A healthy run of the catalogue."""
+
     id: str
     title: str
     seconds: float
-    """So long it is watched after its first step, unless it ends before."""
+    """Seconds for which it is watched, unless it ends before."""
     env: Mapping[str, str] = field(default_factory=dict)
     inject: str = "none"
     ranks: int = 2
     disturb: Disturbance | None = None
-    """What is done to it, over and over."""
+    """Function that disturbs the run once it trains."""
     ends: bool = False
-    """It must come to its end by itself."""
+    """True if it must end by itself."""
     first_step: int = 1
 
     def as_fault(self) -> Fault:
@@ -45,61 +47,61 @@ class Quiet:
 
 
 @dataclass(slots=True)
-class Silence:
-    """What became of a quiet run."""
+class HealthyResult:
+    """The result of watching a healthy run."""
 
-    quiet: Quiet
+    quiet: HealthyRun
     watched_s: float = 0.0
-    said: list[str] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
     error: str | None = None
 
 
-def listen(quiet: Quiet) -> Silence:
-    """Watch ``quiet`` and note every verdict."""
-    silence = Silence(quiet)
+def watch_healthy_run(quiet: HealthyRun) -> HealthyResult:
+    """Watch a healthy run and record every verdict."""
+    result = HealthyResult(quiet)
     try:
-        with started(quiet.as_fault()) as run:
-            _listen(quiet, run, silence)
+        with started_run(quiet.as_fault()) as run:
+            _watch(quiet, run, result)
     except AssertionError as error:
-        silence.error = str(error)[:2000]
-    return silence
+        result.error = str(error)[:2000]
+    return result
 
 
-def _listen(quiet: Quiet, run: ZooRun, silence: Silence) -> None:
+def _watch(quiet: HealthyRun, run: FaultRun, result: HealthyResult) -> None:
     run.until(lambda s: s.state not in LIVE or s.ranks)
     begun = time.monotonic()
     disturbed = None
     while time.monotonic() < begun + quiet.seconds:
         seen = run.snapshot()
         if seen is not None:
-            _note(silence, [f"{v.level} {v.kind} {v.culprits}: {v.cause}" for v in seen.verdicts])
+            _record(result, [f"{v.level} {v.kind} {v.culprits}: {v.cause}" for v in seen.verdicts])
             if seen.state not in LIVE:
                 if seen.state.value not in ("finished", "stopped"):
-                    silence.error = f"it ended as {seen.state.value}: {seen.detail}\n{run.log()}"
+                    result.error = f"it ended as {seen.state.value}: {seen.detail}\n{run.log()}"
                 break
             trains = (seen.global_step or 0) >= quiet.first_step
             if quiet.disturb is not None and trains and not disturbed:
                 disturbed = True
                 quiet.disturb(run)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     else:
         if quiet.ends:
-            silence.error = f"it did not come to its end\n{run.log()}"
-    silence.watched_s = time.monotonic() - begun
+            result.error = f"it did not come to its end\n{run.log()}"
+    result.watched_s = time.monotonic() - begun
     with RunStore(run.run_dir) as store:
-        told = [e.text for e in store.events() if e.kind.startswith("verdict")]
-    _note(silence, told)
+        texts = [e.text for e in store.events() if e.kind.startswith("verdict")]
+    _record(result, texts)
 
 
-def _note(silence: Silence, said: list[str]) -> None:
-    silence.said += [text for text in said if text not in silence.said]
+def _record(result: HealthyResult, texts: list[str]) -> None:
+    result.verdicts += [text for text in texts if text not in result.verdicts]
 
 
 # Disturbances.
 
 
-def pauses(run: ZooRun) -> None:
-    """Three times: the user pauses for eight seconds and goes on."""
+def pause_run(run: FaultRun) -> None:
+    """Pause the run for eight seconds and continue it, three times."""
     for _ in range(3):
         run.ltui("pause", "last")
         run.until(lambda s: s.state.value == "paused", 30)
@@ -109,8 +111,8 @@ def pauses(run: ZooRun) -> None:
         time.sleep(5)
 
 
-def suspended(run: ZooRun) -> None:
-    """Everything of the run stands still for twenty seconds, supervisor included; twice."""
+def suspend_run(run: FaultRun) -> None:
+    """Stop all processes of the run for twenty seconds, supervisor included, twice."""
     for _ in range(2):
         pids = [process.pid for process in run.processes()]
         _signal_all(pids, signal.SIGSTOP)
@@ -125,17 +127,19 @@ def _signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _burn(seconds: float) -> None:
+def _use_processor(seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         sum(range(10000))
 
 
-def bursts(run: ZooRun) -> None:
-    """Four times: three busy processes for every core, for six seconds."""
+def load_bursts(run: FaultRun) -> None:
+    """Run three busy processes for each core for six seconds, four times."""
     for _ in range(4):
         burners = [
-            multiprocessing.get_context("fork").Process(target=_burn, args=(6,), daemon=True)
+            multiprocessing.get_context("fork").Process(
+                target=_use_processor, args=(6,), daemon=True
+            )
             for _ in range(3 * (os.cpu_count() or 1))
         ]
         for burner in burners:
@@ -145,78 +149,80 @@ def bursts(run: ZooRun) -> None:
         time.sleep(4)
 
 
-QUIET: tuple[Quiet, ...] = (
-    Quiet(id="plain", title="nothing at all", seconds=40, ranks=3),
-    Quiet(
+QUIET: tuple[HealthyRun, ...] = (
+    HealthyRun(id="plain", title="nothing at all", seconds=40, ranks=3),
+    HealthyRun(
         id="to_the_end", title="a run that comes to its end", seconds=60, ends=True,
         env={"ZOO_BATCHES": "300", "ZOO_EPOCHS": "2", "ZOO_VAL_BATCHES": "5"}, ranks=3,
     ),
-    Quiet(
+    HealthyRun(
         id="long_validation", title="a long validation after short steps", seconds=50,
         env={
             "ZOO_BATCHES": "40", "ZOO_VAL_BATCHES": "40", "ZOO_VAL_PACE_S": "0.5",
             "ZOO_EPOCHS": "9",
         },
     ),
-    Quiet(
+    HealthyRun(
         id="long_validation_end", title="20 s of work at the end of a validation", seconds=50,
         env={"ZOO_BATCHES": "40", "ZOO_VAL_BATCHES": "5", "ZOO_VAL_END_S": "20", "ZOO_EPOCHS": "9"},
     ),
-    Quiet(
+    HealthyRun(
         id="long_first_step", title="a first step of 25 s", seconds=45,
         env={"ZOO_FIRST_STEP_S": "25"},
     ),
-    Quiet(
+    HealthyRun(
         id="prepares", title="rank 0 prepares data for 40 s", seconds=60, inject="prepares",
     ),
-    Quiet(
+    HealthyRun(
         id="uploads", title="rank 0 waits for a program of 15 s at each epoch's end", seconds=50,
         inject="uploads", env={"ZOO_BATCHES": "60", "ZOO_EPOCHS": "999"},
     ),
-    Quiet(
+    HealthyRun(
         id="exits_late", title="one rank exits 8 s after the others", seconds=60, ends=True,
         inject="exits_late", env={"ZOO_BATCHES": "60"},
     ),
-    Quiet(
+    HealthyRun(
         id="busy_first_step", title="one rank computes for 20 s in its first step", seconds=40,
         inject="warms_up",
     ),
-    Quiet(
+    HealthyRun(
         id="slow_checkpoint", title="checkpoints that take 6 s", seconds=45,
         env={"ZOO_SAVE_EVERY": "100", "ZOO_SAVE_S": "6"},
     ),
-    Quiet(
+    HealthyRun(
         id="accumulation", title="gradient accumulation over 16 batches", seconds=30,
         env={"ZOO_ACCUMULATE": "16"},
     ),
-    Quiet(
+    HealthyRun(
         id="compiling", title="one rank compiles for half a minute", seconds=90,
         inject="compiles", env={"ZOO_FULL_IMPORTS": "1"},
     ),
-    Quiet(id="slow_model", title="steps of 6 s", seconds=60, env={"ZOO_PACE_S": "6"}),
-    Quiet(id="paused", title="paused by the user, three times", seconds=60, disturb=pauses),
-    Quiet(id="suspended", title="a suspended laptop, twice", seconds=70, disturb=suspended),
-    Quiet(id="bursts", title="bursts of load", seconds=50, disturb=bursts, first_step=30),
-    Quiet(
+    HealthyRun(id="slow_model", title="steps of 6 s", seconds=60, env={"ZOO_PACE_S": "6"}),
+    HealthyRun(id="paused", title="paused by the user, three times", seconds=60, disturb=pause_run),
+    HealthyRun(id="suspended", title="a suspended laptop, twice", seconds=70, disturb=suspend_run),
+    HealthyRun(id="bursts", title="bursts of load", seconds=50, disturb=load_bursts, first_step=30),
+    HealthyRun(
         id="no_validation_epoch", title="validation in every third epoch", seconds=40,
         env={
             "ZOO_BATCHES": "30", "ZOO_VAL_BATCHES": "40", "ZOO_VAL_EVERY": "3",
             "ZOO_EPOCHS": "999",
         },
     ),
-    Quiet(
+    HealthyRun(
         id="short_epochs", title="hundreds of epochs of three batches", seconds=60,
         env={"ZOO_BATCHES": "3", "ZOO_VAL_BATCHES": "1", "ZOO_EPOCHS": "100000"},
     ),
-    Quiet(
+    HealthyRun(
         id="worker_epochs", title="workers that start anew in every epoch", seconds=40,
         inject="workers", env={"ZOO_BATCHES": "60", "ZOO_EPOCHS": "100000"},
     ),
-    Quiet(id="jitter", title="up to a second of noise in every batch", seconds=40, inject="jitter"),
-    Quiet(id="pauses", title="2 s pauses every fifty steps", seconds=40, inject="pauses"),
-    Quiet(
+    HealthyRun(
+        id="jitter", title="up to a second of noise in every batch", seconds=40, inject="jitter",
+    ),
+    HealthyRun(id="pauses", title="2 s pauses every fifty steps", seconds=40, inject="pauses"),
+    HealthyRun(
         id="long_epoch_end", title="8 s of work at each epoch's end", seconds=45,
         env={"ZOO_BATCHES": "60", "ZOO_EPOCH_END_S": "8", "ZOO_EPOCHS": "999"},
     ),
-    Quiet(id="single", title="one rank alone", seconds=25, ranks=1),
+    HealthyRun(id="single", title="one rank alone", seconds=25, ranks=1),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One run of the zoo, through the command line, in a home of its own; nothing is left of it."""
+"""One run of the fault catalogue, through the command line, in a home of its own."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_directory import RunDir
 from tests.faults.fault import SCRIPTS, Fault
-from tests.faults.setting import prefix, setting, thaw
+from tests.faults.setting import command_prefix, prepared_machine, thaw
 
 START_S = 120.0
-"""So long a loaded machine may need until the fault strikes."""
-LOOK_S = 0.1
+"""Seconds that a loaded machine may need until the fault is injected."""
+POLL_S = 0.1
+"""Seconds between two snapshots."""
 
 
-class ZooRun:
-    """A run that was started; ``snapshot`` is what ``ltui show --json`` would print."""
+class FaultRun:
+    """A run that was started, with the snapshot that ``ltui show --json`` would print."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], deprived: bool) -> None:
         self.folder = folder
@@ -38,7 +39,7 @@ class ZooRun:
         self._run_dir: RunDir | None = None
 
     def ltui(self, *arguments: str, check: bool = True) -> str:
-        """The command's standard output."""
+        """Run a command of ltui and return its standard output."""
         done = subprocess.run(
             [*self._before, sys.executable, "-m", "ltui.app.cli", *arguments],
             cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
@@ -56,27 +57,27 @@ class ZooRun:
         return self._run_dir
 
     def snapshot(self) -> RunSnapshot | None:
-        """None where it can't be had this moment."""
+        """Return the current snapshot, or None if it cannot be read now."""
         try:
             return resolve_snapshot(self.run_dir)
         except (StoreError, ProblemError, OSError):
             return None
 
     def until(
-        self, wanted: Callable[[RunSnapshot], object], seconds: float = START_S
+        self, condition: Callable[[RunSnapshot], object], seconds: float = START_S
     ) -> RunSnapshot:
-        """The first snapshot of which ``wanted`` holds."""
+        """Return the first snapshot for which ``condition`` is true."""
         deadline = time.monotonic() + seconds
         while True:
             seen = self.snapshot()
-            if seen is not None and wanted(seen):
+            if seen is not None and condition(seen):
                 return seen
             if time.monotonic() > deadline:
                 raise AssertionError(f"never came: {seen}\n{self.log()}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def injected_s(self) -> float | None:
-        """CLOCK_MONOTONIC of the injection; None before it."""
+        """Return CLOCK_MONOTONIC of the injection, or None before it."""
         try:
             return float((self.folder / "injected").read_text())
         except (OSError, ValueError):
@@ -91,23 +92,23 @@ class ZooRun:
         return struck
 
     def log(self) -> str:
-        """The end of what the engine and the ranks printed."""
+        """Return the end of the logs of the engine and the ranks."""
         logs = sorted((self.home / "runs").glob("*/logs/*/*.log"))
         return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-2500:]}" for p in logs)
 
     def processes(self) -> list[psutil.Process]:
-        needle, found = f"LTUI_HOME={self.home}".encode(), []
+        needle, processes = f"LTUI_HOME={self.home}".encode(), []
         for process in psutil.process_iter():
             try:
                 of_run = needle in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
                 if of_run and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except (OSError, psutil.Error):
                 continue
-        return found
+        return processes
 
     def end(self, seconds: float = 20) -> None:
-        """By request, then by force."""
+        """End the run by request, then by force."""
         for point in self.folder.glob("disk"):
             thaw(point)
         with contextlib.suppress(AssertionError, subprocess.SubprocessError, ValueError):
@@ -124,22 +125,24 @@ class ZooRun:
 
 
 def command(fault: Fault) -> list[str]:
-    """The engine's command line, without ltui."""
+    """Return the engine's command line, without ltui."""
     ranks = str(fault.ranks)
     if fault.via == "torchrun":
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-        return [*prefix(fault), sys.executable, *launcher, str(SCRIPTS / "train_zoo.py")]
-    return [*prefix(fault), sys.executable, str(SCRIPTS / "zoo_engine.py"), ranks]
+        return [*command_prefix(fault), sys.executable, *launcher, str(SCRIPTS / "train_zoo.py")]
+    return [*command_prefix(fault), sys.executable, str(SCRIPTS / "zoo_engine.py"), ranks]
 
 
 @contextlib.contextmanager
-def started(fault: Fault, *, deprived: bool = False, keep: Path | None = None) -> Iterator[ZooRun]:
-    """The run of ``fault``, ended and removed afterwards; ``keep`` gets a copy of its files."""
+def started_run(
+    fault: Fault, *, deprived: bool = False, keep: Path | None = None
+) -> Iterator[FaultRun]:
+    """Run ``fault``. Afterwards copy its files to ``keep``, and end and remove the run."""
     folder = Path(tempfile.mkdtemp(prefix=f"zoo-{fault.id}-"))
     try:
-        with setting(fault, folder) as needed:
-            environment = zoo_environment(fault, folder, needed)
-            run = ZooRun(folder, environment, deprived)
+        with prepared_machine(fault, folder) as needed:
+            environment = fault_environment(fault, folder, needed)
+            run = FaultRun(folder, environment, deprived)
             try:
                 if fault.via == "preset":
                     run.ltui(
@@ -158,7 +161,7 @@ def started(fault: Fault, *, deprived: bool = False, keep: Path | None = None) -
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def zoo_environment(fault: Fault, folder: Path, needed: Mapping[str, str]) -> dict[str, str]:
+def fault_environment(fault: Fault, folder: Path, needed: Mapping[str, str]) -> dict[str, str]:
     return {
         "ZOO_FAULT": fault.zoo_fault,
         "ZOO_FOLDER": str(folder),

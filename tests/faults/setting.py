@@ -1,4 +1,4 @@
-"""What a fault needs of the machine: control groups, a disk to freeze, namespaces. All undone."""
+"""Prepare the machine for a fault: control groups, a disk to freeze, namespaces. All are undone."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _PREFIX = {
 _JOIN_CGROUP = ["sh", "-c", 'echo $$ > "$ZOO_CGROUP/cgroup.procs" && exec "$@"', "sh"]
 
 
-def prefix(fault: Fault) -> list[str]:
-    """What stands before the engine's command line."""
+def command_prefix(fault: Fault) -> list[str]:
+    """Return the words before the engine's command line."""
     words = [word for need in fault.needs for word in _PREFIX.get(need, ())]
     return words + (_JOIN_CGROUP if fault.id == "memory_low" else [])
 
 
 @lru_cache
-def refused(need: str) -> str | None:
-    """Why this machine can't have it; None where it can."""
+def why_unavailable(need: str) -> str | None:
+    """Return why this machine cannot provide ``need``, or None if it can."""
     if need in _PREFIX:
         done = subprocess.run(
             [*_PREFIX[need], "true"], capture_output=True, text=True, check=False, timeout=10
@@ -54,8 +54,8 @@ def refused(need: str) -> str | None:
 
 
 @contextlib.contextmanager
-def setting(fault: Fault, folder: Path) -> Iterator[dict[str, str]]:
-    """The environment that the fault's ranks need, while it stands."""
+def prepared_machine(fault: Fault, folder: Path) -> Iterator[dict[str, str]]:
+    """Prepare the machine, and return the environment variables that the ranks need."""
     with contextlib.ExitStack() as stack:
         environment: dict[str, str] = {}
         if "cgroup" in fault.needs:
@@ -105,7 +105,7 @@ def _mount(folder: Path, name: str) -> Iterator[Path]:
 
 
 def thaw(point: Path) -> None:
-    """Let a frozen file system go on; nothing where it is not frozen."""
+    """Unfreeze a file system, if it is frozen."""
     subprocess.run(["fsfreeze", "-u", str(point)], capture_output=True, check=False, timeout=10)
 
 

@@ -1,4 +1,4 @@
-"""The zoo's results as text."""
+"""Results of the fault catalogue as text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.faults import plain
 from tests.faults.fault import Fault
-from tests.faults.quiet import Silence
-from tests.faults.verdicts import Outcome, missing
+from tests.faults.quiet import HealthyResult
+from tests.faults.verdicts import Outcome, missing_words
 
 _HEAD = ("fault", "seconds to the right verdict", "plain Lightning")
 _ENDS = {"stopped": "stops with a checkpoint"}
@@ -29,14 +29,14 @@ class Row:
 
     @property
     def seconds(self) -> list[float]:
-        """Of the runs that were right; none where no verdict is due."""
+        """Seconds until the right verdict of each right run; empty if none is expected."""
         if not self.fault.expected:
             return []
         return [o.cause_s for o in self.outcomes if o.cause_s is not None]
 
 
 def line(row: Row) -> str:
-    """One fault as it comes, with what is wrong about it."""
+    """Return the result of one fault, with its errors."""
     if row.skipped:
         return f"{row.fault.id:16} skipped: {row.skipped}"
     texts = []
@@ -47,15 +47,17 @@ def line(row: Row) -> str:
         texts.append(
             f"WRONG culprit {_seconds(o.culprit_s)} cause {_seconds(o.cause_s)} held {o.held}"
         )
-        texts += [f"    falsely: {said[:300]}" for said in o.wrong]
+        texts += [f"    falsely: {wrong[:300]}" for wrong in o.wrong]
         texts += [f"    error: {o.error}"] if o.error else []
         if o.cause_s is None or not o.held:
-            texts += [f"    said: {_said(v, row.fault)}" for v in o.last] or ["    said nothing"]
+            texts += [f"    said: {_verdict_text(v, row.fault)}" for v in o.last] or [
+                "    said nothing"
+            ]
     return f"{row.fault.id:16} " + "\n".join(texts)
 
 
-def _said(verdict: Any, fault: Fault) -> str:
-    lacks = " / ".join(str(missing(e, verdict)) for e in fault.expected)
+def _verdict_text(verdict: Any, fault: Fault) -> str:
+    lacks = " / ".join(str(missing_words(e, verdict)) for e in fault.expected)
     return (
         f"{verdict.level} {verdict.kind} {list(verdict.culprits)} at {verdict.place}: "
         f"{verdict.cause} (lacks {lacks})"
@@ -67,18 +69,18 @@ def _seconds(value: float | None) -> str:
 
 
 def fault_table(rows: Sequence[Row], without: Mapping[str, dict[str, Any]]) -> str:
-    """Markdown, as in ``docs/stalls.md``."""
+    """Return the Markdown table of ``docs/stalls.md``."""
     text = [f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}"]
     text += [f"| {' | '.join(_cells(row, without))} |" for row in rows]
     return "\n".join(text)
 
 
 def _cells(row: Row, without: Mapping[str, dict[str, Any]]) -> list[str]:
-    beside = plain.in_words(without.get(row.fault.id)).replace("|", "/")
-    return [row.fault.title, _told(row), beside]
+    plain_text = plain.result_text(without.get(row.fault.id)).replace("|", "/")
+    return [row.fault.title, _result_text(row), plain_text]
 
 
-def _told(row: Row) -> str:
+def _result_text(row: Row) -> str:
     if row.skipped:
         return f"skipped: {row.skipped.replace('|', '/')}"
     wrong = sum(not o.right for o in row.outcomes)
@@ -91,14 +93,14 @@ def _told(row: Row) -> str:
 
 
 def misses(rows: Sequence[Row]) -> list[str]:
-    """Faults that were told wrongly, not at all, or later than their bound."""
+    """Return the faults that were reported wrongly, not at all, or later than their bound."""
     late = {r.fault.id for r in rows if r.seconds and max(r.seconds) > r.fault.bound_s}
     wrong = {r.fault.id for r in rows if not r.skipped and not all(o.right for o in r.outcomes)}
     return [r.fault.id for r in rows if r.fault.id in late | wrong]
 
 
-def summary(rows: Sequence[Row], silences: Sequence[Silence]) -> str:
-    """The figures over all faults and all quiet runs."""
+def summary(rows: Sequence[Row], results: Sequence[HealthyResult]) -> str:
+    """Return the figures of all faults and all healthy runs."""
     text = []
     ran = [row for row in rows if not row.skipped]
     runs = [o for row in ran for o in row.outcomes]
@@ -116,21 +118,21 @@ def summary(rows: Sequence[Row], silences: Sequence[Silence]) -> str:
         )
     if rows:
         text.append(f"Missed, or later than their bound: {', '.join(misses(rows)) or 'none'}.")
-    if silences:
-        text.append(_quiet_summary(silences))
+    if results:
+        text.append(_quiet_summary(results))
     return "\n".join(text)
 
 
-def quiet_line(silence: Silence) -> str:
-    said = silence.said or ([f"error: {silence.error}"] if silence.error else [])
-    words = "quiet" if not said else "\n    ".join(["SAID", *said])
-    return f"{silence.quiet.id:20} {silence.watched_s:4.0f} s {words}"
+def quiet_line(result: HealthyResult) -> str:
+    lines = result.verdicts or ([f"error: {result.error}"] if result.error else [])
+    words = "quiet" if not lines else "\n    ".join(["SAID", *lines])
+    return f"{result.quiet.id:20} {result.watched_s:4.0f} s {words}"
 
 
-def _quiet_summary(silences: Sequence[Silence]) -> str:
-    total = sum(s.watched_s for s in silences)
-    loud = [s.quiet.id for s in silences if s.said or s.error]
+def _quiet_summary(results: Sequence[HealthyResult]) -> str:
+    total = sum(s.watched_s for s in results)
+    loud = [s.quiet.id for s in results if s.verdicts or s.error]
     return (
-        f"Quiet zoo: {len(silences)} runs, {total / 60:.1f} minutes of training; "
+        f"Quiet zoo: {len(results)} runs, {total / 60:.1f} minutes of training; "
         f"{'no verdict' if not loud else 'NOT quiet: ' + ', '.join(loud)}."
     )

@@ -1,9 +1,9 @@
-"""What the zoo prints last, and when it fails."""
+"""Tests of the table of the fault catalogue, and of its exit code."""
 
 from __future__ import annotations
 
 from tests.faults.catalogue import BY_ID
-from tests.faults.quiet import QUIET, Silence
+from tests.faults.quiet import QUIET, HealthyResult
 from tests.faults.table import Row, fault_table, misses, summary
 from tests.faults.verdicts import Outcome
 
@@ -14,7 +14,7 @@ def _row(fault_id: str, *seconds: float | None, **fields: object) -> Row:
     return Row(fault, made)
 
 
-def test_every_miss_is_counted_and_named() -> None:
+def test_every_miss_is_counted_and_reported() -> None:
     rows = [
         _row("sigstop", 1.2),
         _row("data_sleep", 4.0, 4.4),
@@ -31,13 +31,13 @@ def test_every_miss_is_counted_and_named() -> None:
     assert "| loss is NaN from one rank | MISSED |" in table
     assert "| SIGTERM to one rank | no fault: stops with a checkpoint |" in table
     assert "| network down between the ranks | skipped: no namespaces |" in table
-    told = summary(rows, [Silence(QUIET[0], watched_s=90.0)])
-    assert "Faults: 6, runs of them: 7; right culprit 5, right cause 5; skipped 1." in told
-    assert "median 4.0, most 4.4" in told
-    assert "later than their bound: sigkill, nan, data_gil." in told
-    assert "Quiet zoo: 1 runs, 1.5 minutes of training; no verdict." in told
+    text = summary(rows, [HealthyResult(QUIET[0], watched_s=90.0)])
+    assert "Faults: 6, runs of them: 7; right culprit 5, right cause 5; skipped 1." in text
+    assert "median 4.0, most 4.4" in text
+    assert "later than their bound: sigkill, nan, data_gil." in text
+    assert "Quiet zoo: 1 runs, 1.5 minutes of training; no verdict." in text
 
 
-def test_a_word_said_of_a_healthy_run_is_named() -> None:
-    loud = Silence(QUIET[1], watched_s=30.0, said=["slow straggler"])
+def test_a_verdict_on_a_healthy_run_is_reported() -> None:
+    loud = HealthyResult(QUIET[1], watched_s=30.0, verdicts=["slow straggler"])
     assert f"NOT quiet: {QUIET[1].id}" in summary([], [loud])
