@@ -77,13 +77,15 @@ def pad_or_cut(cells: Cells, placed: PlacedColumn) -> Cells:
 
 def _cut(cells: Cells, width: int) -> Cells:
     cut: list[Cell] = []
-    room = width - 1
+    available = width - 1
     for cell in cells:
-        if room <= 0:
+        if available <= 0:
             break
-        text = cell.text if cell_len(cell.text) <= room else set_cell_size(cell.text, room)
+        text = (
+            cell.text if cell_len(cell.text) <= available else set_cell_size(cell.text, available)
+        )
         cut.append(Cell(text=text, tone=cell.tone))
-        room -= cell_len(text)
+        available -= cell_len(text)
     tone = cut[-1].tone if cut else Tone.PLAIN
     return (*cut, Cell(text="…", tone=tone))
 
@@ -98,10 +100,10 @@ def title_line(placed: Sequence[PlacedColumn]) -> Cells:
 def row_line(row: Mapping[str, Cells], placed: Sequence[PlacedColumn]) -> Cells:
     """Return all cells of a row, with gaps between the columns."""
     cells: list[Cell] = []
-    for index, place in enumerate(placed):
+    for index, placed_column in enumerate(placed):
         if index:
             cells.append(Cell(text=" " * GAP))
-        cells.extend(pad_or_cut(row.get(place.column.key, ()), place))
+        cells.extend(pad_or_cut(row.get(placed_column.column.key, ()), placed_column))
     return tuple(cells)
 
 

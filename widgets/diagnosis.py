@@ -86,10 +86,10 @@ def verdict_lines(verdict: VerdictViewModel, width: int, *, with_sentence: bool 
         tone = Tone.ACCENT if label == "to do" else Tone.PLAIN
         lines += _labelled(label, text, width, LABEL_WIDTH, tone)
     if verdict.evidence:
-        wide = min(16, max(len(label) for label, _ in verdict.evidence) + 1)
+        label_width = min(16, max(len(label) for label, _ in verdict.evidence) + 1)
         lines += [_EMPTY, _title("evidence")]
         for label, text in verdict.evidence:
-            lines += _labelled(label, text, width, wide, Tone.PLAIN)
+            lines += _labelled(label, text, width, label_width, Tone.PLAIN)
     return lines
 
 
@@ -110,9 +110,9 @@ def collectives_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
 def collective_table_lines(table: CollectiveTable, width: int) -> Lines:
     """Return a grid with one column for ranks that agree, or a list if the panel is too narrow."""
     lines = _wrapped(table.title, width, tone=Tone.DIM)
-    room = (width - NUMBER_WIDTH) // max(1, len(table.columns)) - GAP
-    if room >= MIN_COLLECTIVE_WIDTH or (len(table.columns) == 1 and room > 8):
-        lines += _grid(table, min(room, 48))
+    column_width = (width - NUMBER_WIDTH) // max(1, len(table.columns)) - GAP
+    if column_width >= MIN_COLLECTIVE_WIDTH or (len(table.columns) == 1 and column_width > 8):
+        lines += _grid(table, min(column_width, 48))
     else:
         lines += _list(table, width)
     for note in table.notes:
@@ -120,11 +120,11 @@ def collective_table_lines(table: CollectiveTable, width: int) -> Lines:
     return lines
 
 
-def _grid(table: CollectiveTable, room: int) -> Lines:
+def _grid(table: CollectiveTable, column_width: int) -> Lines:
     gap = Cell(text=" " * GAP)
     head: list[Cell] = [Cell(text=" " * NUMBER_WIDTH)]
     for column in table.columns:
-        head += [gap, Cell(text=_pad_or_cut(column.text, room), tone=column.tone)]
+        head += [gap, Cell(text=_pad_or_cut(column.text, column_width), tone=column.tone)]
     lines: Lines = [tuple(head)]
     for row in table.rows:
         tone = Tone.BAD if row.note else Tone.DIM
@@ -132,8 +132,11 @@ def _grid(table: CollectiveTable, room: int) -> Lines:
         first: list[Cell] = [Cell(text=_pad_or_cut(f"{sign}{row.number}", NUMBER_WIDTH), tone=tone)]
         second: list[Cell] = [Cell(text=" " * NUMBER_WIDTH)]
         for cell in row.cells:
-            first += [gap, Cell(text=_pad_or_cut(_collective_text(cell), room), tone=cell.tone)]
-            site = _pad_or_cut(f"  {cell.site}" if cell.site else "", room)
+            first += [
+                gap,
+                Cell(text=_pad_or_cut(_collective_text(cell), column_width), tone=cell.tone),
+            ]
+            site = _pad_or_cut(f"  {cell.site}" if cell.site else "", column_width)
             second += [gap, Cell(text=site, tone=Tone.ACCENT if cell.differs else Tone.DIM)]
         if row.note:
             lines.append((Cell(text=f"{' ' * NUMBER_WIDTH}  {row.note}", tone=Tone.BAD),))
@@ -190,16 +193,16 @@ def last_output_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
 
 def _side_by_side(stacks: Sequence[StackViewModel], width: int) -> Lines:
     columns = max(1, min(len(stacks), (width + GAP) // (MIN_STACK_WIDTH + GAP)))
-    room = (width + GAP) // columns - GAP
+    column_width = (width + GAP) // columns - GAP
     lines: Lines = []
     for start in range(0, len(stacks), columns):
         lines += [_EMPTY] if start else []
-        blocks = [stack_lines(stack, room) for stack in stacks[start : start + columns]]
+        blocks = [stack_lines(stack, column_width) for stack in stacks[start : start + columns]]
         for number in range(max(len(block) for block in blocks)):
             cells: list[Cell] = []
             for index, block in enumerate(blocks):
                 cells += [Cell(text=" " * GAP)] if index else []
-                cells += _padded(block[number] if number < len(block) else (), room)
+                cells += _padded(block[number] if number < len(block) else (), column_width)
             lines.append(tuple(cells))
     return lines
 
@@ -219,12 +222,12 @@ def processes_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     """Return the table of processes, the facts about the machine and the missing evidence."""
     lines: Lines = []
     if view_model.processes:
-        wide = max(8, min(22, max(cell_len(row.owner) for row in view_model.processes)))
-        columns = (Column(key="owner", title="process", width=wide), *_PROCESS_COLUMNS)
+        label_width = max(8, min(22, max(cell_len(row.owner) for row in view_model.processes)))
+        columns = (Column(key="owner", title="process", width=label_width), *_PROCESS_COLUMNS)
         placed = fit_columns(columns, width)
         lines.append(title_line(placed))
         lines += [row_line(_process_cells(row), placed) for row in view_model.processes]
-        if all(place.column.key != "note" for place in placed):
+        if all(column.column.key != "note" for column in placed):
             lines += [
                 c for row in view_model.processes if row.note for c in _note_lines(row, width)
             ]
@@ -261,9 +264,9 @@ def _title(text: str) -> Cells:
     return (Cell(text=text, tone=Tone.DIM),)
 
 
-def _labelled(label: str, text: str, width: int, wide: int, tone: Tone) -> Lines:
+def _labelled(label: str, text: str, width: int, label_width: int, tone: Tone) -> Lines:
     """Return ``label`` in its own column and the wrapped text next to it."""
-    shown = f"{label} ".ljust(wide + 1)
+    shown = f"{label} ".ljust(label_width + 1)
     rows = _split(text, max(10, width - len(shown))) or [""]
     lines: Lines = [(Cell(text=shown, tone=Tone.DIM), Cell(text=rows[0], tone=tone))]
     lines += [(Cell(text=" " * len(shown)), Cell(text=row, tone=tone)) for row in rows[1:]]

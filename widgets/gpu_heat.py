@@ -80,9 +80,9 @@ class GpuHeat(Widget):
         columns, lines = self.grid(width)
         if y > lines or not lines:
             return Strip.blank(width, base)
-        room = (width - GAP * (columns - 1)) // columns
+        column_width = (width - GAP * (columns - 1)) // columns
         if y == 0:
-            text = self._legend(room)
+            text = self._legend(column_width)
             return Strip([Segment(text, base + styles.title)]).adjust_cell_length(width, base)
         y -= 1
         segments: list[Segment] = []
@@ -92,13 +92,13 @@ class GpuHeat(Widget):
                 break
             if column:
                 segments.append(Segment(" " * GAP, base))
-            segments += _gpu_segments(self.rows[index], room, self._label_width(), styles)
+            segments += _gpu_segments(self.rows[index], column_width, self._label_width(), styles)
         drawn = [Segment(s.text, base + s.style if s.style else base) for s in segments]
         return Strip(drawn).adjust_cell_length(width, base)
 
-    def _legend(self, room: int) -> str:
+    def _legend(self, column_width: int) -> str:
         """Return the explanation of the blocks, with the time that a strip covers."""
-        cells = max(1, room - self._label_width() - 3 - _PERCENT_CELLS)
+        cells = max(1, column_width - self._label_width() - 3 - _PERCENT_CELLS)
         points = max((len(row.heat) for row in self.rows), default=0)
         covered = min(cells, points) * self.block_s
         span = f"utilisation, last {duration(round(covered))}" if covered else "utilisation"
@@ -110,11 +110,11 @@ class GpuHeat(Widget):
 
 def _gpu_segments(row: GpuRow, width: int, label: int, styles: LineStyles) -> list[Segment]:
     sign = SIGNS.get(row.tone, " ")
-    room = max(1, width - label - 3 - _PERCENT_CELLS)
+    column_width = max(1, width - label - 3 - _PERCENT_CELLS)
     return [
         Segment(f"{sign} ", styles.of(row.tone)),
         Segment(f"{row.index:>{label}} ", styles.of(Tone.PLAIN)),
-        *_shades(row.heat, room, styles),
+        *_shades(row.heat, column_width, styles),
         Segment(row.utilisation_text.rjust(_PERCENT_CELLS), styles.of(Tone.PLAIN)),
     ]
 

@@ -104,8 +104,10 @@ def banner_and_note_lines(view_model: HeaderViewModel, width: int) -> tuple[Cell
     """Return the banner and the notes, wrapped between words to ``width`` cells."""
     lines = []
     if view_model.banner:
-        most = MAX_BANNER_LINES if view_model.banner_tone is Tone.BAD else MAX_QUIET_BANNER_LINES
-        wrapped = textwrap.wrap(view_model.banner, max(10, width), max_lines=most)
+        max_lines = (
+            MAX_BANNER_LINES if view_model.banner_tone is Tone.BAD else MAX_QUIET_BANNER_LINES
+        )
+        wrapped = textwrap.wrap(view_model.banner, max(10, width), max_lines=max_lines)
         lines += [Cell(text=line, tone=view_model.banner_tone) for line in wrapped]
     for note in view_model.notes:
         wrapped = textwrap.wrap(note, max(10, width), max_lines=2)

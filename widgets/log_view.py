@@ -214,14 +214,14 @@ class LogLines(ScrollView, can_focus=True):
         if self._current_hit is not None:
             now = self._current_hit - self._lines.first
         later = [i for i, line in enumerate(hits) if (line - now) * direction > 0]
-        place = (later[0] if direction > 0 else later[-1]) if later else (direction - 1) // 2
-        place %= len(hits)
-        self._current_hit = hits[place] + self._lines.first
+        index = (later[0] if direction > 0 else later[-1]) if later else (direction - 1) // 2
+        index %= len(hits)
+        self._current_hit = hits[index] + self._lines.first
         self.follow = False
         row = self._rows.index_of(self._current_hit)
         self.scroll_to(y=max(0, row - self.size.height // 2), animate=False, force=True)
         self.refresh()
-        return place
+        return index
 
     def _search_start(self, direction: int) -> int:
         """Return the line before the first one to search; the visible lines are searched first."""
@@ -255,10 +255,10 @@ class LogLines(ScrollView, can_focus=True):
             text.stylize(styles.selected)
             prefix.stylize(styles.selected)
         # Only the text is scrolled sideways; time and rank stay in view.
-        left, room = self.scroll_offset.x, max(0, width - prefix.cell_len)
+        left, text_width = self.scroll_offset.x, max(0, width - prefix.cell_len)
         strips = (
             Strip(prefix.render(self.app.console, end="")),
-            Strip(text.render(self.app.console, end="")).crop_extend(left, left + room, base),
+            Strip(text.render(self.app.console, end="")).crop_extend(left, left + text_width, base),
         )
         return Strip.join(strips).adjust_cell_length(width, base).apply_style(base)
 
@@ -407,12 +407,12 @@ class LogView(Vertical):
         self.lines.focus()
         self._show_position(self.lines.seek(-1))
 
-    def _show_position(self, place: int | None) -> None:
+    def _show_position(self, index: int | None) -> None:
         hits = len(self.lines.hits()) if self.lines.query_text else 0
         if not self.lines.query_text:
             text = ""
-        elif place is None:
+        elif index is None:
             text = f"{hits} found" if hits else "not found"
         else:
-            text = f"{place + 1} of {hits}"
+            text = f"{index + 1} of {hits}"
         self.query_one("#log-hits", Static).update(text)

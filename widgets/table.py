@@ -253,11 +253,11 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def _show_cursor(self) -> None:
         """Scroll until the row under the cursor is visible below the column titles."""
-        top, room = self.scroll_offset.y, max(1, self.scrollable_content_region.height - 1)
+        top, visible_rows = self.scroll_offset.y, max(1, self.scrollable_content_region.height - 1)
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
-        elif self.cursor >= top + room:
-            self.scroll_to(y=self.cursor - room + 1, animate=False)
+        elif self.cursor >= top + visible_rows:
+            self.scroll_to(y=self.cursor - visible_rows + 1, animate=False)
 
     def action_move(self, by: int) -> None:
         self.cursor += by

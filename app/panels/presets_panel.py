@@ -127,16 +127,16 @@ class PresetsPanel(Panel):
 
     def _line(self, entry: PresetEntry) -> Text:
         text = Text(clean_name(entry.name))
-        room = self.options.scrollable_content_region.width - len(text) - 2
+        available = self.options.scrollable_content_region.width - len(text) - 2
         labels = ""
         for label in map(clean_name, entry.labels()):
             longer = f"{labels}, {label}" if labels else label
-            if len(longer) > room:
+            if len(longer) > available:
                 break
             labels = longer
         if labels:
             style = "bold" if entry.problem is not None else "dim"
-            text.append(labels.rjust(room + 2), style)
+            text.append(labels.rjust(available + 2), style)
         return text
 
     @property

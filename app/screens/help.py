@@ -79,13 +79,13 @@ def help_lines(groups: list[Group], about: str, width: int) -> list[Cells]:
         lines.append((Cell(text=""),))
     if width < TWO_COLUMNS_FROM:
         return [*lines, *_column(groups, width)]
-    room = (width - GAP) // 2
+    column_width = (width - GAP) // 2
     left, right = _halves(groups)
     for left_line, right_line in zip_longest(
-        _column(left, room), _column(right, room), fillvalue=()
+        _column(left, column_width), _column(right, column_width), fillvalue=()
     ):
         used = sum(cell_len(cell.text) for cell in left_line)
-        lines.append((*left_line, Cell(text=" " * (room - used + GAP)), *right_line))
+        lines.append((*left_line, Cell(text=" " * (column_width - used + GAP)), *right_line))
     return lines
 
 

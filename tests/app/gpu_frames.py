@@ -91,7 +91,7 @@ def gpu_frame(count: int, folder: Path) -> Frame:
 
 
 def _then(gpu: GpuSnapshot, at: float) -> GpuSnapshot:
-    """The same GPU earlier, with dips that walk from GPU to GPU."""
+    """Return earlier samples of a GPU, with dips that differ between GPUs."""
     if gpu.error is not None or gpu.utilisation_percent is None:
         return replace(gpu, sampled_at=None)
     dip = 0.35 if int(at / 9 + gpu.index) % 8 == 0 else 1.0

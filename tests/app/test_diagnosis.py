@@ -361,7 +361,7 @@ class Opened:
         run_dir = under.run_dir if self.folder is None else RunDir(self.folder)
         screen = DiagnoseScreen(run_dir, lambda: under.frame, find=self.find, folder=self.folder)
         self.app.push_screen(screen)
-        await until(pilot, lambda: screen.is_mounted and not screen._asking)
+        await until(pilot, lambda: screen.is_mounted and not screen._requesting)
         await pilot.pause()
         return screen
 
@@ -451,4 +451,4 @@ async def test_evidence_is_asked_for_anew_when_the_run_ends() -> None:
         opened.run = replace(opened.run, state=RunState.FAILED, detail="rank 2 was killed")
         opened.app.script.frame = frame(snapshot=opened.run)
         await until(pilot, lambda: opened.asked == 2)
-        await until(pilot, lambda: not screen._asking)
+        await until(pilot, lambda: not screen._requesting)

@@ -1,4 +1,4 @@
-"""What the launch form says of this machine's GPUs."""
+"""The line of the launch form about this machine's GPUs."""
 
 from __future__ import annotations
 

@@ -100,13 +100,13 @@ async def choose(pilot: Pilot[Any], screen: HomeScreen, name: str) -> None:
 
 
 def field(screen: HomeScreen, key: str) -> Input:
-    (found,) = [f for f in screen.query(KnobField) if f.knob.key == key]
-    return found.query_one(Input)
+    (matching_field,) = [f for f in screen.query(KnobField) if f.knob.key == key]
+    return matching_field.query_one(Input)
 
 
 def beside(screen: HomeScreen, key: str) -> str:
-    (found,) = [f for f in screen.query(KnobField) if f.knob.key == key]
-    return str(found.query_one(".field-note", Static).content)
+    (matching_field,) = [f for f in screen.query(KnobField) if f.knob.key == key]
+    return str(matching_field.query_one(".field-note", Static).content)
 
 
 async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, place: Path) -> None:
@@ -119,14 +119,14 @@ async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, plac
         assert "Enter" in RunsTable.NOTE
         options = screen.query_one("#preset-list", OptionList)
         ids = [options.get_option_at_index(i).id for i in range(options.option_count)]
-        # Files of the user stand first, and the cursor is on the quickstart.
+        # Files of the user come first, and the cursor is on the quickstart.
         assert ids[:3] == ["./broken.yaml", "./indent.yaml", "./mine.yaml"]
         assert options.highlighted == ids.index("quickstart") == 3
         assert "./compose.yaml" not in ids
         assert "./other.yaml" not in ids
         shown = screen.query_one("#yaml-text", Static)
         await until(pilot, lambda: "class_path" in str(shown.content))
-        # A tag stands apart from the name, or not at all.
+        # A tag is separated from the name, or it is not shown.
         for i in range(options.option_count):
             option = options.get_option_at_index(i)
             words = str(option.prompt).split()
@@ -299,18 +299,18 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         start = screen.query_one(StartField)
-        said = start.query_one(".field-note", Static)
-        assert "RUN or RUN:STEP" in str(said.content)
+        note = start.query_one(".field-note", Static)
+        assert "RUN or RUN:STEP" in str(note.content)
         start.query_one(Input).value = "brave-howl"
-        await until(pilot, lambda: "Did you mean brave-owl-3f2a?" in str(said.content))
+        await until(pilot, lambda: "Did you mean brave-owl-3f2a?" in str(note.content))
         start.query_one(Input).value = "brave-owl:13"
-        await until(pilot, lambda: "checkpoints of steps 12" in str(said.content))
+        await until(pilot, lambda: "checkpoints of steps 12" in str(note.content))
         assert start.has_class("-wrong")
         start.query_one(Input).value = "brave-owl"
-        await until(pilot, lambda: str(said.content) == "step 12 of brave-owl-3f2a")
+        await until(pilot, lambda: str(note.content) == "step 12 of brave-owl-3f2a")
         assert not start.has_class("-wrong")
         start.query_one(Input).value = ""
-        await until(pilot, lambda: "RUN or RUN:STEP" in str(said.content))
+        await until(pilot, lambda: "RUN or RUN:STEP" in str(note.content))
         await choose(pilot, screen, "./mine.yaml")
         assert len(screen.query(StartField)) == 1
 
@@ -335,7 +335,7 @@ async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None
 
 
 def offset_of(screen: HomeScreen, name: str) -> tuple[int, int]:
-    """Where a click meets a preset's line, from the top left of the list."""
+    """Return the offset of a preset's line from the top left of the list."""
     options = screen.query_one("#preset-list", OptionList)
     return (3, options.get_option_index(name))
 

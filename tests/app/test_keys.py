@@ -27,7 +27,7 @@ from ltui.widgets.table import Table
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
 PAIRS = {"⏎", "↑↓", "←→", "shift+←→", "tab", "1-5", "1-6", "+-", "esc"}
-"""What the footer calls keys that Textual binds, or several keys at once."""
+"""Names in the footer of keys that Textual binds, and of several keys at once."""
 WIDGET_KEYS = {"↑", "←", "shift+←", "home", "end", "g", "f", "n", "enter"}
 
 

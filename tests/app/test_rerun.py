@@ -80,7 +80,7 @@ def a_run(home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (1
 
 
 class Started:
-    """What was asked of the supervisor's side, which starts nothing here."""
+    """Record the requests to start runs; nothing is started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.resumed: list[tuple[RunDir, RunSpec | None, Path | None]] = []
@@ -278,7 +278,7 @@ async def test_the_form_fits_small_terminals(home: Path, size: tuple[int, int]) 
         dialog = screen.query_one(".dialog").content_region
         for selector in ("#launch-line", "#answers"):
             assert dialog.contains_region(screen.query_one(selector).region), selector
-        # The right edge of each field is in sight.
+        # The right edge of each field is visible.
         for control in screen.query("FormField Input, FormField Select"):
             assert control.region.right <= dialog.right
             assert control.region.height == 1

@@ -34,7 +34,7 @@ from ltui.widgets.rank_table import RankTable
 
 
 class Script:
-    """Stands where the feed's watch stands: gives one frame again and again, or fails."""
+    """A poller that returns one frame again and again, or fails."""
 
     def __init__(self, first: Frame) -> None:
         self.frame: Frame | Exception = first
@@ -50,7 +50,7 @@ class Script:
 
 
 class OneRun(LtuiApp):
-    """The app at one run, whose frames come from a script; commands are noted, not sent."""
+    """The app at one run with frames from a script. Commands are recorded, not sent."""
 
     def __init__(self, script: Script, *, readonly: bool = False) -> None:
         super().__init__(Path("/nowhere"), readonly=readonly)
@@ -70,9 +70,9 @@ class OneRun(LtuiApp):
 
     @property
     def run_screen(self) -> RunScreen:
-        found = self.screen_stack[0]
-        assert isinstance(found, RunScreen)
-        return found
+        screen = self.screen_stack[0]
+        assert isinstance(screen, RunScreen)
+        return screen
 
 
 async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
@@ -91,7 +91,7 @@ async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
 
 
 async def settled(pilot: Pilot[Any]) -> None:
-    """Wait until three looks in a row, 0.2 s apart, see the same screen."""
+    """Wait until three screenshots in a row, 0.2 s apart, are equal."""
     seen: list[str] = []
     deadline = time.monotonic() + 60
     while len(seen) < 3 or len(set(seen[-3:])) > 1:

@@ -1,4 +1,4 @@
-"""What happens before the first screen: what is imported, and what is left for later."""
+"""The start of the dashboard: modules that are imported before the first frame, and later ones."""
 
 from __future__ import annotations
 

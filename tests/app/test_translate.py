@@ -8,7 +8,8 @@ import pytest
 from frames import NOW, frame, gpu, rank, snapshot
 
 from ltui.app.live.frame import RankException, ResolvedVerdict
-from ltui.app.presentation import gpu_view, run_details, run_view
+from ltui.app.presentation import gpu_view, rank_metrics, run_details, run_view
+from ltui.app.presentation.rank_metrics import RankMetricColumn
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
@@ -16,6 +17,9 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
 )
+from ltui.widgets import formats
+from ltui.widgets.columns import Column
+from ltui.widgets.rank_table import RankTable
 from ltui.widgets.view_models import Tone
 
 STALL = Verdict(
@@ -183,6 +187,16 @@ def test_readings_of_processes_that_ended_are_not_shown_as_if_they_stood() -> No
     assert len(metrics) >= 3
     assert {row.age, *metrics} == {"n/a"}
     assert row.pid == "4000"
+
+
+def test_a_declared_metric_is_a_column_of_the_rank_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    column = Column(key="wait", title="data wait", width=9, right=True)
+    waiting = RankMetricColumn(column, lambda rank: formats.percent(rank.data_wait_share))
+    monkeypatch.setattr(rank_metrics, "RANK_METRICS", (*rank_metrics.RANK_METRICS, waiting))
+    rows = run_view.rank_rows(frame(snapshot=snapshot(ranks=(rank(0, data_wait_share=0.25),))))
+    table = RankTable()
+    assert column in table.columns_of(rows)
+    assert [cell.text for cell in table.cells_of(rows[0])["wait"]] == ["25 %"]
 
 
 def test_gpu_rows_say_stale_and_hot() -> None:

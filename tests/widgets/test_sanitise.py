@@ -1,4 +1,4 @@
-"""What a hostile process may write, and what is left of it."""
+"""Text of a hostile process, and the part of it that is shown."""
 
 from __future__ import annotations
 

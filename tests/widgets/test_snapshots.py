@@ -1,4 +1,4 @@
-"""The widgets as pictures. With ``--snapshot-update`` they are taken anew: then look at them."""
+"""Pictures of the widgets. ``--snapshot-update`` replaces them; check the new ones by eye."""
 
 from __future__ import annotations
 
