@@ -53,8 +53,8 @@ def variables_in_code() -> set[str]:
                 for text in strings_of(ast.parse(path.read_text(encoding="utf-8"))):
                     names.update(VARIABLE.findall(text))
             elif path.suffix in LANGUAGES:
-                found = re.findall(r'getenv\("([^"]+)"\)', path.read_text(encoding="utf-8"))
-                names.update(name for name in found if VARIABLE.fullmatch(name))
+                variables = re.findall(r'getenv\("([^"]+)"\)', path.read_text(encoding="utf-8"))
+                names.update(name for name in variables if VARIABLE.fullmatch(name))
     return names
 
 
@@ -161,5 +161,5 @@ def test_every_variable_is_described_once_and_nothing_else_is() -> None:
 
 def test_a_string_with_a_variable_would_be_noticed() -> None:
     tree = ast.parse('"""About LTUI_DOC."""\nprint("$LTUI_HOME/x", {"LTUI_A_B": 1}, "LTUI_RUN_")')
-    found = {name for text in strings_of(tree) for name in VARIABLE.findall(text)}
-    assert found == {"LTUI_HOME", "LTUI_A_B"}
+    names = {name for text in strings_of(tree) for name in VARIABLE.findall(text)}
+    assert names == {"LTUI_HOME", "LTUI_A_B"}

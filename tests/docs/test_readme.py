@@ -33,7 +33,7 @@ MOST_LINES = {"README.md": 120, "docs/architecture.md": 150}
 CODE_PATH = re.compile(r"`((?:app|training|widgets|presets|tests|docs|\.ci)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TWO_COMMANDS = re.compile(r" {2,}(?=ltui )")
-"""Several commands on one line stand at least two spaces apart."""
+"""At least two spaces separate several commands on one line."""
 KEY_NAMES = {
     "question_mark": "?",
     "left_square_bracket": "[",
@@ -59,14 +59,14 @@ def code_blocks(text: str) -> Iterator[tuple[str, str]]:
 
 def commands_in(text: str) -> list[str]:
     """Return every ``ltui ...`` command of the fenced blocks without a language."""
-    found = []
+    commands = []
     for language, block in code_blocks(text):
         lines = [] if language else block.splitlines()
         for line in itertools.chain.from_iterable(TWO_COMMANDS.split(line) for line in lines):
             match = re.match(r"(?:[A-Z_]+=\S+ )*(?:srun (?:--\S+ )*)?(ltui( .*)?)$", line.strip())
             if match:
-                found.append(match[1])
-    return found
+                commands.append(match[1])
+    return commands
 
 
 def words_of(command: str) -> list[str]:
@@ -75,12 +75,12 @@ def words_of(command: str) -> list[str]:
 
 def parse(command: str) -> tuple[bool, str]:
     """Return whether the real parser accepts the command, and its message if it does not."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             build_parser().parse_args(words_of(command))
     except SystemExit as stop:
-        return stop.code in (0, None), said.getvalue()
+        return stop.code in (0, None), output.getvalue()
     return True, ""
 
 
@@ -93,7 +93,7 @@ def all_commands() -> list[tuple[str, str]]:
 
 
 def inline_commands(text: str) -> list[list[str]]:
-    """Return the words of every command in code quotes: ``ltui run``, ``ltui stop --at +2h``."""
+    """Split every command in code quotes into words: ``ltui run``, ``ltui stop --at +2h``."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
     return [code.split()[1:] for code in re.findall(r"`(ltui [^`\n]+)`", prose)]
 
@@ -253,8 +253,8 @@ def test_a_page_keeps_its_length(path: str) -> None:
 def test_the_keys_of_the_readme_exist() -> None:
     named = keys_in_table(README.read_text(encoding="utf-8"), "## Keys")
     assert {"s", "1", "6", "?"} <= named
-    known = bound_keys(RunScreen, LogView, Chart, LtuiApp) | EVERYWHERE
-    assert named <= known
+    existing = bound_keys(RunScreen, LogView, Chart, LtuiApp) | EVERYWHERE
+    assert named <= existing
 
 
 def test_the_keys_of_the_dashboard_page_exist() -> None:
