@@ -79,10 +79,10 @@ def _say(line: str) -> None:
 
 
 def _keep(folder: Path) -> None:
-    """What the failure left, for a look at it."""
-    verify_checkpoints = os.environ.get("LTUI_CHAOS_KEEP")
-    if verify_checkpoints:
-        os.system(f"cp -a {folder} {verify_checkpoints}")
+    """Keep the files of the failed run for inspection."""
+    destination = os.environ.get("LTUI_CHAOS_KEEP")
+    if destination:
+        os.system(f"cp -a {folder} {destination}")
 
 
 def _summary(

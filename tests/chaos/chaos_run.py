@@ -67,8 +67,8 @@ def plan_kills(seed: int, kills: int, torch_kills: int) -> list[KillPlan]:
     kill_plans = []
     for number in range(kills):
         if not deck:
-            # Every moment meets every victim before any meets twice.
-            deck = [(m, v) for m in PHASES for v in VICTIMS if _is_possible(m, v)]
+            # Every phase is combined with every victim once before any combination is repeated.
+            deck = [(phase, v) for phase in PHASES for v in VICTIMS if _is_possible(phase, v)]
             chance.shuffle(deck)
         phase, victim = deck.pop()
         kill_plans.append(KillPlan(number + 1, number >= kills - torch_kills, phase, victim))
@@ -167,16 +167,18 @@ class ChaosRun:
             self.trial = Trial(plan.torch)
             self.trials += 1
         if plan.phase == "start":
-            found, states = self._kill_at_start(self.trial, plan)
+            observation, states = self._kill_at_start(self.trial, plan)
         else:
-            found, states = self._kill_during(self.trial, plan)
-        if found is not None:
-            self._check_invariants(self.trial, found)
+            observation, states = self._kill_during(self.trial, plan)
+        if observation is not None:
+            self._check_invariants(self.trial, observation)
         outcome = KillOutcome(
             plan,
             self.killed,
             states,
-            found.snapshot["detail"] if found else "no run was made, as the command said",
+            observation.snapshot["detail"]
+            if observation
+            else "no run was made, as the command said",
             time.monotonic() - began,
         )
         self._say(outcome)
@@ -207,16 +209,16 @@ class ChaosRun:
         elif command.poll() is None:
             command.kill()
             self.killed = ["command"]
-        said, _ = command.communicate(timeout=240)
+        output, _ = command.communicate(timeout=240)
         trial.run = trial.run or self._run_named(self._name())
         self._mark_resumed(trial)
         if trial.run is None or not trial.run.path.exists():
             assert fresh, "the run is gone"
-            assert command.returncode != 0, f"there is no run, and nobody said so: {said}"
+            assert command.returncode != 0, f"there is no run, and nobody said so: {output}"
             self._wait_until_no_process(self._name())
             self._new_trial(plan)
             return None, []
-        assert not fresh or command.returncode in (0, -9), f"a run is left after: {said}"
+        assert not fresh or command.returncode in (0, -9), f"a run is left after: {output}"
         run = trial.run
         return wait_until_settled(run, lambda: self.show(run), must_end=self._fatal)
 
@@ -226,8 +228,8 @@ class ChaosRun:
 
     def _wait_until_no_process(self, name: str) -> None:
         ghost = RunDir(self.home / "runs" / name)
-        for found in (self.home / "runs").glob(f".*{name}*"):
-            ghost = RunDir(found)
+        for observation in (self.home / "runs").glob(f".*{name}*"):
+            ghost = RunDir(observation)
         deadline = time.monotonic() + 90
         while left := live_processes(ghost):
             assert time.monotonic() < deadline, f"orphans of a run that never was: {left}"
@@ -273,7 +275,7 @@ class ChaosRun:
             else:
                 self._kill(self._named(processes, plan.victim))
             step = before["global_step"] or 0
-            found, states = wait_until_settled(
+            observation, states = wait_until_settled(
                 run, lambda: self.show(run), step, must_end=self._fatal
             )
         finally:
@@ -287,15 +289,17 @@ class ChaosRun:
             "pause",
         ):
             pids = [r["pid"] for r in before["ranks"]]
-            assert found.state in ("running", "paused", "finished"), "a watcher's death ended it"
-            if found.state != "finished":
-                assert pids == [r["pid"] for r in found.snapshot["ranks"]]
-        if found.state == "paused":
+            assert observation.state in ("running", "paused", "finished"), (
+                "a watcher's death ended it"
+            )
+            if observation.state != "finished":
+                assert pids == [r["pid"] for r in observation.snapshot["ranks"]]
+        if observation.state == "paused":
             self._order(run, "continue")
             self._until(run, lambda s: s["state"] == "running" or s["state"] in ENDED)
-        if found.state in ENDED:
+        if observation.state in ENDED:
             assert_nothing_held(run, ports)
-        return found, states
+        return observation, states
 
     def _kill(self, processes: list[RunProcess]) -> None:
         alive = [process for process in processes if process.alive()]
@@ -339,8 +343,8 @@ class ChaosRun:
         return f"{self.name}-{self.trials}"
 
     def _run_named(self, name: str) -> RunDir | None:
-        found = [p for p in (self.home / "runs").glob(f"{name}-*") if p.is_dir()]
-        return RunDir(found[0]) if found else None
+        observation = [p for p in (self.home / "runs").glob(f"{name}-*") if p.is_dir()]
+        return RunDir(observation[0]) if observation else None
 
     def _alive(self, trial: Trial, plan: KillPlan) -> Trial:
         """The life with its run training, checkpoints at hand; another where it is over."""
@@ -381,7 +385,7 @@ class ChaosRun:
         self._until(run, lambda s: verify_checkpoints(run).last is not None or s["state"] in ENDED)
 
     def _can_resume(self, trial: Trial) -> bool:
-        """Whether the run can be resumed; where not, that it says so in a sentence."""
+        """Return True if the run can be resumed. If not, check that the error is one sentence."""
         assert trial.run is not None
         snapshot = self.show(trial.run)
         if snapshot["state"] != "finished" and verify_checkpoints(trial.run).last is not None:
@@ -425,8 +429,10 @@ class ChaosRun:
 
     def _until_stopping(self, run: RunDir, command: subprocess.Popen[str]) -> None:
         control = run.queue_dir(resolve_snapshot(run).attempt) / "control.bin"
-        known = control.read_bytes() if control.exists() else b""
-        while command.poll() is None and (not control.exists() or control.read_bytes() == known):
+        before_stop = control.read_bytes() if control.exists() else b""
+        while command.poll() is None and (
+            not control.exists() or control.read_bytes() == before_stop
+        ):
             time.sleep(0.002)
 
     def _wait_for_victims(
@@ -455,22 +461,22 @@ class ChaosRun:
 
     # -- after it ------------------------------------------------------------------------------
 
-    def _check_invariants(self, trial: Trial, found: Observation) -> None:
+    def _check_invariants(self, trial: Trial, observation: Observation) -> None:
         run = trial.run
         assert run is not None
-        trial.ended = found.state in ENDED
-        note = found.snapshot["history_note"]
+        trial.ended = observation.state in ENDED
+        note = observation.snapshot["history_note"]
         self.notes += note is not None
         check_history(run, note, ranks=2, fake=not trial.torch)
         if not trial.ended:
             return
-        assert found.snapshot["detail"], "an end without a word"
+        assert observation.snapshot["detail"], "an end without a word"
         assert_nothing_held(run, set())
         shown = self.ltui("show", run.id, "--json")
         assert shown.returncode == 0, shown.stderr
-        assert f'"state": "{found.state}"' in shown.stdout
+        assert f'"state": "{observation.state}"' in shown.stdout
         trial.leftover_files = leftover_files(run)
-        broken = [c["path"] for c in found.snapshot["checkpoints"] if c["ok"] is False]
+        broken = [c["path"] for c in observation.snapshot["checkpoints"] if c["ok"] is False]
         assert not verify_checkpoints(run).broken, (
             f"broken: {verify_checkpoints(run).broken}, shown broken: {broken}"
         )
@@ -479,8 +485,8 @@ class ChaosRun:
         assert trial.run is not None
         self._order(trial.run, "kill")
         run = trial.run
-        found, _ = wait_until_settled(run, lambda: self.show(run), must_end=lambda: True)
-        self._check_invariants(trial, found)
+        observation, _ = wait_until_settled(run, lambda: self.show(run), must_end=lambda: True)
+        self._check_invariants(trial, observation)
 
     def _finish_trial(self) -> None:
         if self.trial is not None and self.trial.run is not None and self.trial.run.path.exists():

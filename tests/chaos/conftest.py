@@ -59,8 +59,8 @@ def saved_run(runs: Runs) -> RunDir:
 
 def kill_roles(run: RunDir, *roles: str) -> None:
     """SIGKILL to everything of the run at once, or to these."""
-    while found := [a for a in live_processes(run) if not roles or a.role in roles]:
-        kill_together(found)
+    while remaining := [a for a in live_processes(run) if not roles or a.role in roles]:
+        kill_together(remaining)
         if roles:
             return
 

@@ -45,7 +45,7 @@ class Observation:
         return [process for process in self.before if process in self.after]
 
     def contradiction(self) -> str | None:
-        """What no moment between ``before`` and ``after`` can have been."""
+        """Return why no state between ``before`` and ``after`` matches the snapshot, or None."""
         ranks = [a for a in self.steadily_alive if a.role.startswith(("rank", "engine"))]
         if self.state in ENDED and ranks:
             return f"shown as {self.state} while {[a.role for a in ranks]} lived"
@@ -94,26 +94,28 @@ def wait_until_settled(
     deadline = time.monotonic() + PATIENCE_S
     states: list[str] = []
     while True:
-        found = observe(run, show)
-        if not states or states[-1] != found.state:
-            states.append(found.state)
-        said = found.contradiction()
-        if said is not None:
-            raise FalseStateError(f"{said}: {_describe(found)}")
-        if found.at_rest(least_step, must_end=must_end()):
-            return found, states
+        observation = observe(run, show)
+        if not states or states[-1] != observation.state:
+            states.append(observation.state)
+        contradiction = observation.contradiction()
+        if contradiction is not None:
+            raise FalseStateError(f"{contradiction}: {_describe(observation)}")
+        if observation.at_rest(least_step, must_end=must_end()):
+            return observation, states
         if time.monotonic() > deadline:
-            raise FalseStateError(f"never came to rest ({' -> '.join(states)}): {_describe(found)}")
+            raise FalseStateError(
+                f"never came to rest ({' -> '.join(states)}): {_describe(observation)}"
+            )
         time.sleep(0.15)
 
 
-def _describe(found: Observation) -> str:
-    snapshot = found.snapshot
+def _describe(observation: Observation) -> str:
+    snapshot = observation.snapshot
     ranks = [(r["rank"], r["pid"], r["state"], r["global_step"]) for r in snapshot["ranks"]]
     return (
         f"{snapshot['state']} ({snapshot['detail']}), attempt {snapshot['attempt']}, supervisor "
         f"{snapshot['supervisor_pid']}, step {snapshot['global_step']}, ranks {ranks}; alive "
-        f"{[(a.role, a.mark.pid) for a in found.after]}"
+        f"{[(a.role, a.mark.pid) for a in observation.after]}"
     )
 
 
@@ -155,16 +157,16 @@ class VerifiedCheckpoints:
 
 def verify_checkpoints(run: RunDir) -> VerifiedCheckpoints:
     """Every checkpoint, checked by its own manifest: sizes and checksums of all its files."""
-    found = VerifiedCheckpoints()
+    checkpoints = VerifiedCheckpoints()
     for manifest_path in sorted(run.checkpoints_dir.glob("[!.]*.ckpt.json")):
         manifest = json.loads(manifest_path.read_text())
         parts = {manifest["file"]: manifest, **manifest["beside"]}
         good = all(_fits(run.checkpoints_dir / n, facts) for n, facts in parts.items())
         if good:
-            found.complete.append(manifest)
+            checkpoints.complete.append(manifest)
         else:
-            found.broken.append(manifest["file"])
-    return found
+            checkpoints.broken.append(manifest["file"])
+    return checkpoints
 
 
 def _fits(path: Path, facts: dict[str, Any]) -> bool:
@@ -180,12 +182,12 @@ def leftover_files(run: RunDir) -> dict[str, int]:
     for manifest_path in run.checkpoints_dir.glob("[!.]*.ckpt.json"):
         manifest = json.loads(manifest_path.read_text())
         named |= {manifest_path.name, manifest["file"], *manifest["beside"]}
-    found: dict[str, int] = {}
+    files: dict[str, int] = {}
     for path in run.checkpoints_dir.iterdir():
         if path.name not in named:
             with contextlib.suppress(FileNotFoundError):  # it got its name meanwhile
-                found[path.name] = path.stat().st_mtime_ns
-    return found
+                files[path.name] = path.stat().st_mtime_ns
+    return files
 
 
 # -- history -----------------------------------------------------------------------------------
@@ -236,8 +238,8 @@ def _losses_agree(rows: list[tuple[int, int, int, float]], fake: bool) -> None:
             weights = next_weights(weights, step)
             seen |= {(rank, step): (0, loss_of(weights)) for rank in range(2)}
     for attempt, rank, step, loss in rows:
-        known = seen.setdefault((rank, step), (attempt, loss))
-        assert known[1] == loss, (
-            f"step {step} of rank {rank}: loss {loss} in attempt {attempt}, {known[1]} in "
-            f"attempt {known[0] or 'a run never stopped'}"
+        first = seen.setdefault((rank, step), (attempt, loss))
+        assert first[1] == loss, (
+            f"step {step} of rank {rank}: loss {loss} in attempt {attempt}, {first[1]} in "
+            f"attempt {first[0] or 'a run never stopped'}"
         )

@@ -27,18 +27,18 @@ class RunProcess:
 
 def live_processes(run: RunDir) -> list[RunProcess]:
     """Every process of the run that is alive now."""
-    found = []
+    processes = []
     shims = set()
     for pid in pids():
         role = _role(run, pid)
         mark = identify(pid) if role else None
         if role and mark is not None:
-            found.append(RunProcess(role, mark))
+            processes.append(RunProcess(role, mark))
             if role == "shim":
                 shims.add(pid)
     return [
         RunProcess("engine", a.mark) if a.role == "other" and _parent(a.mark.pid) in shims else a
-        for a in found
+        for a in processes
     ]
 
 
@@ -105,11 +105,11 @@ def open_ports() -> set[int]:
 
 
 def _listeners() -> list[tuple[str, int]]:
-    found = []
+    listeners = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == "0A":
-                    found.append((fields[9], int(fields[1].rpartition(":")[2], 16)))
-    return found
+                    listeners.append((fields[9], int(fields[1].rpartition(":")[2], 16)))
+    return listeners

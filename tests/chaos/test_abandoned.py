@@ -41,9 +41,9 @@ def test_foreign_ranks_end_with_the_next_command(
     runs.until(run, lambda s: {a.role for a in live_processes(run)} == {"rank 0", "rank 1"})
     with pytest.raises(ProblemError, match="Stop it first"):
         delete(run)
-    said = ltui(*words, code=None)
+    output = ltui(*words, code=None)
     if words[0] == "resume":
-        assert "started" in said
+        assert "started" in output
         wait_for_more_steps(runs, run)
         runs.order(run, "kill")
         assert runs.ended(run).attempt == 2
@@ -52,7 +52,7 @@ def test_foreign_ranks_end_with_the_next_command(
     ended = resolve_snapshot(run)
     assert ended.state is RunState.CRASHED
     assert "its shim process was killed" in (ended.detail or "")
-    assert "crashed" in said or "shim process was killed" in said
+    assert "crashed" in output or "shim process was killed" in output
     assert ended.history_note is None
     assert runs.steps(run) == list(range(1, (ended.ranks[0].global_step or 0) + 1))
 
@@ -103,8 +103,8 @@ def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> No
         )
         for _ in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=200)[0] for process in both]
-    assert sorted(p.returncode for p in both) == [0, 2], said
+    output = [process.communicate(timeout=200)[0] for process in both]
+    assert sorted(p.returncode for p in both) == [0, 2], output
     wait_for_more_steps(runs, run)
     assert sorted(a.role for a in live_processes(run)) == [
         "engine", "shim", "rank 0", "rank 1", "supervisor",

@@ -1,4 +1,4 @@
-"""Where ltui runs lets it down: a home that can't be written, a terminal that goes, a full disk."""
+"""Failures of the surroundings: a read-only home, a terminal that disappears, a full disk."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunD
         assert "engine begins" in ltui("logs", run.id)
         assert "train/loss" in ltui("export", run.id, "--format", "csv")
         for words in (("resume", run.id), ("delete", run.id), ("exec", "--", "true")):
-            said = ltui(*words, code=2)
-            assert "cannot be written" in said, said
-            assert len(said.strip().splitlines()) == 1, said
+            output = ltui(*words, code=2)
+            assert "cannot be written" in output, output
+            assert len(output.strip().splitlines()) == 1, output
     finally:
         subprocess.run(["umount", "-l", str(runs.home)], check=True)
     assert resolve_snapshot(run).state is RunState.STOPPED
@@ -75,7 +75,7 @@ def test_the_terminal_goes_and_the_run_does_not(
 def test_a_terminal_that_goes_without_a_hang_up(
     runs: Runs, ltui: Command, saved_run: RunDir
 ) -> None:
-    """As under nohup: no signal comes, only the end of what can be read and written."""
+    """As under nohup, no signal arrives, but reading and writing the terminal fails."""
     argv = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *ltui.argv("attach", saved_run.id)]
     dashboard = Terminal(argv, ltui.cwd, ltui.environ)
     try:

@@ -74,9 +74,9 @@ def _facts(**changes: Any) -> EndFacts:
 def test_a_stop_on_one_of_several_nodes() -> None:
     gone = _raised(1, 1.0, "RuntimeError", "Connection closed by peer")
     for fold in (FoldState(), FoldState(ranks={1: gone})):
-        found = classify_end(_facts(stop_requested=True, multi_node=True, fold=fold))
-        assert found.state is RunState.STOPPED
-        assert "no checkpoint was saved" in found.detail
+        end = classify_end(_facts(stop_requested=True, multi_node=True, fold=fold))
+        assert end.state is RunState.STOPPED
+        assert "no checkpoint was saved" in end.detail
     own = FoldState(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
     assert (
         classify_end(_facts(stop_requested=True, multi_node=True, fold=own)).state
@@ -93,18 +93,18 @@ def test_torch_elastic_says_who_failed_first() -> None:
 
 def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:3")
-    found = classify_end(
+    end = classify_end(
         _facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=FoldState(ranks={0: victim}))
     )
-    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
-    assert found.detail.startswith("rank 1 was killed by SIGKILL")
-    assert found.detail.endswith("at step 7")
+    assert (end.state, end.first_failed_rank) == (RunState.CRASHED, 1)
+    assert end.detail.startswith("rank 1 was killed by SIGKILL")
+    assert end.detail.endswith("at step 7")
 
 
 def test_without_an_agent_the_silent_rank_is_the_cause() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection reset by peer")
-    found = classify_end(_facts(fold=FoldState(ranks={0: victim})))
-    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+    end = classify_end(_facts(fold=FoldState(ranks={0: victim})))
+    assert (end.state, end.first_failed_rank) == (RunState.CRASHED, 1)
 
 
 def test_the_real_exception_wins_over_those_it_caused() -> None:
@@ -112,9 +112,9 @@ def test_the_real_exception_wins_over_those_it_caused() -> None:
         0: _raised(0, 4.0, "RuntimeError", "[gloo] Socket timeout"),
         1: _raised(1, 5.0, "IndexError", "index 9 is out of bounds\nfor axis 0"),
     }
-    found = classify_end(_facts(fold=FoldState(ranks=ranks)))
-    assert found.state is RunState.FAILED
-    assert found.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
+    end = classify_end(_facts(fold=FoldState(ranks=ranks)))
+    assert end.state is RunState.FAILED
+    assert end.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
 
 
 def test_an_error_of_the_users_own_is_no_consequence() -> None:
@@ -128,8 +128,8 @@ def test_an_error_of_the_users_own_is_no_consequence() -> None:
     failures = tuple(worker_failures(ELASTIC_LOG))
     for name, message in own:
         fold = FoldState(ranks={0: _raised(0, 5.0, name, message)})
-        found = classify_end(_facts(failures=failures, fold=fold))
-        assert found.detail == f"rank 0 raised {name}: {message} at step 7"
+        end = classify_end(_facts(failures=failures, fold=fold))
+        assert end.detail == f"rank 0 raised {name}: {message} at step 7"
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_an_error_of_the_users_own_is_no_consequence() -> None:
 )
 def test_what_torch_says_of_a_partner_that_has_gone(name: str, message: str) -> None:
     fold = FoldState(ranks={0: _raised(0, 5.0, name, message)})
-    found = classify_end(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
-    assert (found.state, found.first_failed_rank) == (RunState.CRASHED, 1)
+    end = classify_end(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
+    assert (end.state, end.first_failed_rank) == (RunState.CRASHED, 1)
 
 
 def test_ends_that_are_no_failure() -> None:
@@ -168,13 +168,13 @@ def test_ends_that_are_no_failure() -> None:
 
 
 def test_an_end_before_training_ended_says_so() -> None:
-    found = classify_end(_facts(exit=EngineExit(exit_code=0)))
-    assert "exit code 0, but rank 0 had not ended its training" in found.detail
+    end = classify_end(_facts(exit=EngineExit(exit_code=0)))
+    assert "exit code 0, but rank 0 had not ended its training" in end.detail
 
 
-def test_signals_as_shells_tell_them() -> None:
-    found = classify_end(EndFacts(exit=EngineExit(exit_code=137), user_command=True))
-    assert (found.state, "SIGKILL" in found.detail) == (RunState.CRASHED, True)
+def test_signals_as_shells_report_them() -> None:
+    end = classify_end(EndFacts(exit=EngineExit(exit_code=137), user_command=True))
+    assert (end.state, "SIGKILL" in end.detail) == (RunState.CRASHED, True)
     asked = classify_end(
         EndFacts(exit=EngineExit(exit_code=143), user_command=True, stop_requested=True)
     )
@@ -184,9 +184,9 @@ def test_signals_as_shells_tell_them() -> None:
 def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry() -> None:
     """torchrun answers SIGTERM with an exception of its own and exit code 1."""
     torchrun = EndFacts(exit=EngineExit(exit_code=1), user_command=True, stop_requested=True)
-    found = classify_end(torchrun)
-    assert (found.state, found.exit_code) == (RunState.STOPPED, 1)
-    assert found.detail == (
+    end = classify_end(torchrun)
+    assert (end.state, end.exit_code) == (RunState.STOPPED, 1)
+    assert end.detail == (
         "stopped on request (the command exited with code 1)"
         "; ltui saves no checkpoints of a command without telemetry"
     )
@@ -199,8 +199,8 @@ def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry(
 
 def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer")
-    found = classify_end(_facts(fold=FoldState(ranks={0: victim})))
-    assert "died without a Python error" in found.detail
+    end = classify_end(_facts(fold=FoldState(ranks={0: victim})))
+    assert "died without a Python error" in end.detail
     verdict = Verdict(
         kind="killed", level="dead", culprits=(1,), cause="...", confidence=0.95,
         evidence={
@@ -208,29 +208,27 @@ def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
             "consequences": {"0": "raised RuntimeError"},
         },
     )  # fmt: skip
-    told = with_verdict_cause(found, (verdict,), 7)
-    assert told.detail == (
+    with_cause = with_verdict_cause(end, (verdict,), 7)
+    assert with_cause.detail == (
         "rank 1 was killed by SIGKILL (not the out-of-memory killer) at step 7"
         "; the error of rank 0 followed from that"
     )
     unsure = replace(verdict, confidence=0.55)
-    assert with_verdict_cause(found, (unsure,), 7) == found
+    assert with_verdict_cause(end, (unsure,), 7) == end
     engine = AttemptEnd(state=RunState.FAILED, detail="the command exited with code 1", exit_code=1)
     cause = replace(verdict, cause="rank 1 was killed by SIGKILL")
-    told = with_verdict_cause(engine, (cause,), 7)
-    assert (told.state, told.first_failed_rank) == (RunState.CRASHED, 1)
-    assert told.detail == "rank 1 was killed by SIGKILL at step 7"
+    with_cause = with_verdict_cause(engine, (cause,), 7)
+    assert (with_cause.state, with_cause.first_failed_rank) == (RunState.CRASHED, 1)
+    assert with_cause.detail == "rank 1 was killed by SIGKILL at step 7"
     raised = replace(verdict, kind="raised")
-    assert with_verdict_cause(found, (raised,), 7) == found
+    assert with_verdict_cause(end, (raised,), 7) == end
     other = replace(verdict, evidence={"reasons": {"0": "was killed by SIGKILL"}})
-    assert with_verdict_cause(found, (other,), 7) == found
+    assert with_verdict_cause(end, (other,), 7) == end
 
 
 def test_a_command_that_could_not_start() -> None:
-    found = classify_end(
-        EndFacts(exit=EngineExit(exit_code=127, error="x could not be started: no"))
-    )
-    assert (found.state, found.detail) == (RunState.FAILED, "x could not be started: no")
+    end = classify_end(EndFacts(exit=EngineExit(exit_code=127, error="x could not be started: no")))
+    assert (end.state, end.detail) == (RunState.FAILED, "x could not be started: no")
 
 
 def test_nobody_saw_it() -> None:

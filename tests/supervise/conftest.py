@@ -75,7 +75,7 @@ class Runs:
 
     def processes(self, run: RunDir) -> list[psutil.Process]:
         """Everything of the run: supervisor, shim, engine, ranks and what they started."""
-        found = []
+        alive = []
         for process in psutil.process_iter():
             try:
                 of_run = str(run.path) in " ".join(process.cmdline()) or (
@@ -83,10 +83,10 @@ class Runs:
                     in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
                 )
                 if of_run and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    alive.append(process)
             except (OSError, psutil.Error):
                 continue
-        return found
+        return alive
 
     def kill_everything(self, run: RunDir) -> None:
         """At once, as a power cut does: nobody sees another end."""

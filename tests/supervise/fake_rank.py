@@ -52,10 +52,10 @@ class Lockstep:
         os.close(handle)
         self.rank, self.ranks = rank, ranks
 
-    def meet(self, number: int, place: int = STEP, said: int = 0) -> list[int]:
-        """Wait for all to reach ``number``; what each ``said`` on top of it."""
+    def meet(self, number: int, place: int = STEP, value: int = 0) -> list[int]:
+        """Wait until all ranks reach ``number``. Return the value that each rank added to it."""
         first = place * self.ranks
-        self.words[first + self.rank] = number + said
+        self.words[first + self.rank] = number + value
         while min(self.words[first : first + self.ranks]) < number:
             time.sleep(0.001)
         return [word - number for word in self.words[first : first + self.ranks]]
@@ -214,7 +214,7 @@ class FakeRank:
         if error is not None:
             remove(partial_path(path))
         # What the barrier carries: that this rank could save, or not.
-        ok = all(self.lockstep.meet(2 * self.saves, Lockstep.SAVED, said=error is None))
+        ok = all(self.lockstep.meet(2 * self.saves, Lockstep.SAVED, value=error is None))
         if self.rank == 0:
             kind = "checkpoint_saved" if ok else "checkpoint_failed"
             text = f"saved {path.name}" if ok else f"No checkpoint was saved: {error}."

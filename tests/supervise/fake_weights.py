@@ -15,5 +15,5 @@ def loss_of(weights: bytes) -> float:
 
 
 def body_of(weights: bytes, size: int) -> bytes:
-    """What a checkpoint of ``weights`` holds: themselves, and as much again as is asked for."""
+    """Return the content of a checkpoint: ``weights`` and as much padding as requested."""
     return weights + random.Random(weights).randbytes(size)

@@ -63,7 +63,7 @@ def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: 
     assert answers[4]["error"] == "not now."
 
 
-def test_only_the_latest_snapshot_is_told(server: ControlServer, tmp_path: Path) -> None:
+def test_only_the_latest_snapshot_is_returned(server: ControlServer, tmp_path: Path) -> None:
     for step in range(3):
         server.publish(RunSnapshot(id="a", name="a", state=RunState.RUNNING, global_step=step))
     with socket.socket(socket.AF_UNIX) as link:
@@ -127,8 +127,8 @@ def test_another_user_is_refused(server: ControlServer, tmp_path: Path) -> None:
     os.close(write_end)
     os.waitpid(child, 0)
     with os.fdopen(read_end, "rb") as file:
-        said = file.read()
-    assert said in (b"answer:", b"error:BrokenPipeError", b"error:ConnectionResetError"), said
+        output = file.read()
+    assert output in (b"answer:", b"error:BrokenPipeError", b"error:ConnectionResetError"), output
 
 
 def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:

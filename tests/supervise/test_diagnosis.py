@@ -31,9 +31,9 @@ def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
     assert any("does not answer" in text for text in hung.missing)
 
     os.kill(holder.pid, signal.SIGKILL)
-    found = request_diagnosis(run)
-    assert found.snapshot.state in LIVE
-    assert found.diagnosis.headline.startswith("Healthy")
+    answer = request_diagnosis(run)
+    assert answer.snapshot.state in LIVE
+    assert answer.diagnosis.headline.startswith("Healthy")
 
     pid = runs.until(run, lambda s: len(s.ranks) == 2).ranks[1].pid
     assert pid

@@ -44,7 +44,7 @@ def waiting_for(runs: Runs, gpus: str) -> RunDir:
 
 
 def given(runs: Runs, run: RunDir) -> str:
-    """What the engine saw as its GPUs."""
+    """Return the GPUs that were visible to the engine."""
     runs.until(run, lambda s: s.state is not RunState.QUEUED)
     log = run.engine_log_path(1)
     runs.until(run, lambda s: log.exists() and "given" in log.read_text())
@@ -82,7 +82,7 @@ def test_gpus_findings_and_xids(runs: Runs, steer: Callable[[str], None]) -> Non
         assert set(history.power_w) == {540.0}
 
 
-def test_a_straggler_is_told_with_what_its_gpu_suffers_from(
+def test_a_straggler_is_reported_with_the_problem_of_its_gpu(
     runs: Runs, steer: Callable[[str], None]
 ) -> None:
     steer("gpus 2 h100\nset 1 throttle 0x40 temp 93\n")

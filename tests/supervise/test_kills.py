@@ -39,7 +39,7 @@ def test_the_supervisor(runs: Runs) -> None:
 
 @pytest.mark.parametrize("killed", [False, True], ids=["hangs", "killed"])
 def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool) -> None:
-    """What it last wrote is that the run starts; the ranks tell that it trains."""
+    """The stored state is starting, but the pulses of the ranks show that they train."""
     begin = tmp_path / "begin"
     run = runs.fake("--gate", str(begin))
     pid = runs.until(run, lambda s: len(s.ranks) == 2).supervisor_pid

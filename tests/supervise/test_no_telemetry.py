@@ -77,7 +77,7 @@ input()
 """
 
 
-def test_a_program_that_has_loaded_torch_is_told_from_its_memory_map(tmp_path: Path) -> None:
+def test_a_program_that_has_loaded_torch_is_recognised_by_its_memory_map(tmp_path: Path) -> None:
     library = tmp_path / "libtorch_cpu.so"
     library.write_bytes(b"x")
     process = subprocess.Popen(
@@ -94,12 +94,12 @@ def test_a_program_that_has_loaded_torch_is_told_from_its_memory_map(tmp_path: P
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"mapped\n"
-        found = reader.read(ProcessTable(), mark, {0: mark})
+        program = reader.read(ProcessTable(), mark, {0: mark})
     finally:
         process.kill()
         process.communicate()
     assert (before.python, before.torch) == (True, False)
-    assert (found.python, found.torch) == (True, True)
+    assert (program.python, program.torch) == (True, True)
 
 
 def test_the_words_say_only_what_was_seen() -> None:

@@ -218,7 +218,7 @@ def test_a_home_too_deep_for_a_socket(runs: Runs) -> None:
 
 
 def test_a_deleted_run_leaves_no_socket(runs: Runs) -> None:
-    """Of a killed supervisor, where the socket stands outside of the run's directory."""
+    """The socket of a killed supervisor is removed, also outside the run directory."""
     deep = runs.home / ("d" * 60) / ("e" * 60)
     (deep / "runs").mkdir(parents=True)
     run = launch(runs.spec("sleep", "300"), deep)

@@ -17,36 +17,36 @@ def test_a_newer_best_takes_the_mark_and_deleted_files_go(tmp_path: Path) -> Non
     first, second, last = (tmp_path / f"{n}.ckpt" for n in ("first", "second", "last"))
     for file in (first, second, last):
         file.write_bytes(b"x" * 10)
-    known = ScriptCheckpoints()
-    known.add(report(first, 1, metric="val/loss", value=0.5, best=True))
-    known.add(report(second, 2, metric="val/loss", value=0.25, best=True))
-    known.add(report(last, 2, last=True))
-    found = known.existing(0.0)
-    assert [(Path(c.path).name, c.reason, c.size_bytes) for c in found] == [
+    checkpoints = ScriptCheckpoints()
+    checkpoints.add(report(first, 1, metric="val/loss", value=0.5, best=True))
+    checkpoints.add(report(second, 2, metric="val/loss", value=0.25, best=True))
+    checkpoints.add(report(last, 2, last=True))
+    existing = checkpoints.existing(0.0)
+    assert [(Path(c.path).name, c.reason, c.size_bytes) for c in existing] == [
         ("first.ckpt", "val/loss = 0.5", 10),
         ("second.ckpt", "best by val/loss = 0.25", 10),
         ("last.ckpt", "last", 10),
     ]
     first.unlink()
-    assert len(known.existing(1.0)) == 3
-    assert len(known.existing(CHECK_S)) == 2
+    assert len(checkpoints.existing(1.0)) == 3
+    assert len(checkpoints.existing(CHECK_S)) == 2
 
 
 def test_what_was_reported_before_is_kept_by_the_next_supervisor(tmp_path: Path) -> None:
     file = tmp_path / "own.ckpt"
     file.write_bytes(b"x")
-    known = ScriptCheckpoints()
-    known.add(report(file, 7))
-    known.add({**report(file, 8), "path": "s3://bucket/own.ckpt"})
+    checkpoints = ScriptCheckpoints()
+    checkpoints.add(report(file, 7))
+    checkpoints.add({**report(file, 8), "path": "s3://bucket/own.ckpt"})
     run = RunSnapshot(id="a", name="a", state=RunState.RUNNING)
-    run = replace(run, script_checkpoints=known.existing(0.0))
+    run = replace(run, script_checkpoints=checkpoints.existing(0.0))
     again = ScriptCheckpoints(snapshot_from_json(to_json(run)))
     assert again.existing(0.0) == run.script_checkpoints
     assert [c.global_step for c in again.existing(0.0)] == [7, 8]
 
 
 def test_a_report_that_is_damaged_is_passed_over() -> None:
-    known = ScriptCheckpoints()
-    known.add({"path": None})
-    known.add({})
-    assert known.existing(0.0) == ()
+    checkpoints = ScriptCheckpoints()
+    checkpoints.add({"path": None})
+    checkpoints.add({})
+    assert checkpoints.existing(0.0) == ()

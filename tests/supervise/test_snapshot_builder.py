@@ -33,7 +33,7 @@ from tests.state.records import SECOND, labelled, pulse, steps
 from tests.store.histories import begin, run_dir, snapshot
 
 
-def picture(folder: Path, **changes: Any) -> SnapshotInputs:
+def inputs(folder: Path, **changes: Any) -> SnapshotInputs:
     plan = labelled(
         RecordKind.PLAN, {"max_steps": 1000, "max_epochs": 10, "batches_per_epoch": 100}
     )
@@ -70,10 +70,10 @@ def judgement(state: RankState, *verdicts: Verdict) -> Judgement:
 
 
 def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
-    found = build_snapshot(picture(tmp_path))
-    assert found.throughput.samples_per_s == pytest.approx(320)
-    assert found.ranks[0].samples_per_s == pytest.approx(320)
-    assert found.eta_s is not None
+    shown = build_snapshot(inputs(tmp_path))
+    assert shown.throughput.samples_per_s == pytest.approx(320)
+    assert shown.ranks[0].samples_per_s == pytest.approx(320)
+    assert shown.eta_s is not None
 
 
 def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: 
         "unreported_processes": {0: identify(os.getpid())},
     }
     states = [
-        build_snapshot(picture(tmp_path, state=state, **silent)).ranks[0].state
+        build_snapshot(inputs(tmp_path, state=state, **silent)).ranks[0].state
         for state in (RunState.STARTING, RunState.RUNNING, RunState.FAILED)
     ]
     assert states == [RankState.STARTING, RankState.RUNNING, RankState.ENDED]
@@ -92,13 +92,13 @@ def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: 
 
 def test_a_paused_or_stalled_run_has_neither(tmp_path: Path) -> None:
     stall = Verdict(kind="stall", level="stalled", culprits=(0,), cause="rank 0 waits")
-    paused = picture(tmp_path, state=RunState.PAUSED, judgement=judgement(RankState.PAUSED))
-    stalled = picture(tmp_path, judgement=judgement(RankState.STALLED, stall))
-    for found in map(build_snapshot, (paused, stalled)):
-        assert found.throughput.samples_per_s is None
-        assert found.throughput.best_samples_per_s == pytest.approx(320)
-        assert found.ranks[0].samples_per_s is None
-        assert found.eta_s is None
+    paused = inputs(tmp_path, state=RunState.PAUSED, judgement=judgement(RankState.PAUSED))
+    stalled = inputs(tmp_path, judgement=judgement(RankState.STALLED, stall))
+    for shown in map(build_snapshot, (paused, stalled)):
+        assert shown.throughput.samples_per_s is None
+        assert shown.throughput.best_samples_per_s == pytest.approx(320)
+        assert shown.ranks[0].samples_per_s is None
+        assert shown.eta_s is None
 
 
 def test_a_resumed_attempt_shows_the_step_that_it_starts_from(tmp_path: Path) -> None:
@@ -112,13 +112,13 @@ def test_a_resumed_attempt_shows_the_step_that_it_starts_from(tmp_path: Path) ->
     )
     start = starting_progress(AttemptPlan(resume_from=Path("/c"), resume_step=640), before)
     for pulses in ({}, {0: pulse(0, Phase.SETUP)}):
-        found = build_snapshot(
-            picture(tmp_path, state=RunState.STARTING, fold=FoldState(), pulses=pulses, start=start)
+        shown = build_snapshot(
+            inputs(tmp_path, state=RunState.STARTING, fold=FoldState(), pulses=pulses, start=start)
         )
-        assert (found.global_step, found.max_steps) == (640, 1000)
-        assert (found.epoch, found.max_epochs) == (6, 10)
+        assert (shown.global_step, shown.max_steps) == (640, 1000)
+        assert (shown.epoch, shown.max_epochs) == (6, 10)
     further = {0: pulse(0, Phase.FORWARD, global_step=641, epoch=6)}
-    assert build_snapshot(picture(tmp_path, pulses=further, start=start)).global_step == 641
+    assert build_snapshot(inputs(tmp_path, pulses=further, start=start)).global_step == 641
     # What was changed may have changed the length of the run.
     changed = AttemptPlan(resume_step=640, changes=("trainer.max_epochs=60",))
     assert starting_progress(changed, before).max_steps is None  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Tests of verdicts in a real run: events, the hook, and the stop by the policy."""
+"""The effects of a verdict in a real run: events, the hook, and the stop by the stall policy."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     with RunStore(run) as store:
-        (said,) = [e.text for e in store.events() if e.kind == "stop_when"]
-    assert said.startswith("Stopping because train/loss is 0.0")
+        (text,) = [e.text for e in store.events() if e.kind == "stop_when"]
+    assert text.startswith("Stopping because train/loss is 0.0")
     run = runs.training()
     ask(run, parse_time_condition("+1s", time.time()))
     assert runs.ended(run).state is RunState.STOPPED
@@ -158,8 +158,8 @@ def test_only_new_values_and_no_clock_for_a_wait() -> None:
     below = resolve_condition(parse_metric_condition("loss<0.2"), seen, 0, 100.0)
     assert met_reason(below, seen, 0.0, 100.0) is None
     assert met_reason(below, {"loss": MetricValue(last=0.3, step=6)}, 0.0, 101.0) is None
-    said = met_reason(below, {"loss": MetricValue(last=0.15, step=7)}, 0.0, 102.0)
-    assert said == "because loss is 0.15 (< 0.2) at step 7"
+    text = met_reason(below, {"loss": MetricValue(last=0.15, step=7)}, 0.0, 102.0)
+    assert text == "because loss is 0.15 (< 0.2) at step 7"
     wait = resolve_condition(parse_time_condition("+60s", 0.0), {}, 0, 100.0)
     # A clock that is set, by years, changes nothing.
     assert met_reason(wait, {}, 1e12, 159.0) is None
@@ -167,7 +167,7 @@ def test_only_new_values_and_no_clock_for_a_wait() -> None:
 
 
 def test_one_line_for_all_of_them() -> None:
-    found = [parse_condition(text, 0.0).kind for text in ("500", "epoch", "a/b>=2", "18:30", "+2h")]
-    assert found == ["step", "epoch", "metric", "clock", "wait"]
+    kinds = [parse_condition(text, 0.0).kind for text in ("500", "epoch", "a/b>=2", "18:30", "+2h")]
+    assert kinds == ["step", "epoch", "metric", "clock", "wait"]
     with pytest.raises(ProblemError, match="Give a step, `epoch`, a condition on a metric"):
         parse_condition("soon", 0.0)

@@ -89,16 +89,16 @@ class Ltui:
     def processes(self) -> list[psutil.Process]:
         """Everything that lives in this home, whoever its parent is."""
         needle = f"LTUI_HOME={self.home}".encode()
-        found = []
+        alive = []
         for process in psutil.process_iter():
             try:
                 if needle in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") and (
                     process.status() != psutil.STATUS_ZOMBIE
                 ):
-                    found.append(process)
+                    alive.append(process)
             except (OSError, psutil.Error):
                 continue
-        return found
+        return alive
 
     def wait_until_alone(self, seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def losses(ltui: Ltui, run: str) -> dict[tuple[int, int], float]:
-    """By rank and step."""
-    said = ltui("export", run, "--metric", "train/loss", "--format", "json").stdout
-    return {(row["rank"], row["step"]): row["value"] for row in json.loads(said)}
+    """Return the training loss by rank and step."""
+    exported = ltui("export", run, "--metric", "train/loss", "--format", "json").stdout
+    return {(row["rank"], row["step"]): row["value"] for row in json.loads(exported)}
 
 
 async def test_it_goes_on_from_the_other_runs_weights(
@@ -37,8 +37,8 @@ async def test_it_goes_on_from_the_other_runs_weights(
     ltui.wait_for_step(3)
     ltui("checkpoint", "source")
     saved = ltui.wait(lambda s: s["checkpoints"])["checkpoints"][0]
-    known = saved["global_step"]
-    ltui.wait_for_step(known + 20)
+    saved_step = saved["global_step"]
+    ltui.wait_for_step(saved_step + 20)
     ltui("stop", "source")
     source = ltui.show()
     monkeypatch.chdir(ltui.cwd)
@@ -58,17 +58,17 @@ async def test_it_goes_on_from_the_other_runs_weights(
         fields = {field.knob.key: field for field in screen.query(KnobField)}
         fields["trainer.max_epochs"].query_one(Input).value = "1000"
         fields["data.init_args.loader"].query_one(Select).value = "torch"
-        screen.query_one(StartField).query_one(Input).value = f"source:{known}"
+        screen.query_one(StartField).query_one(Input).value = f"source:{saved_step}"
         screen.action_launch()
         await until(lambda: isinstance(app.screen, RunScreen) and app.screen.query(GpuOverview))
         await pilot.pause()
 
-    ltui.wait(lambda s: s["id"] != source["id"] and (s["global_step"] or 0) >= known + 10)
+    ltui.wait(lambda s: s["id"] != source["id"] and (s["global_step"] or 0) >= saved_step + 10)
     ltui("stop", "last")
     begun = ltui.show()
     assert begun["attempt"] == 1
     before, after = losses(ltui, source["id"]), losses(ltui, begun["id"])
     last = min(source["global_step"], begun["global_step"])
-    steps = {(rank, step) for rank in (0, 1) for step in range(known + 1, last + 1)}
+    steps = {(rank, step) for rank in (0, 1) for step in range(saved_step + 1, last + 1)}
     assert steps == {key for key in after if key[1] <= last}
     assert {key: after[key] for key in steps} == {key: before[key] for key in steps}
