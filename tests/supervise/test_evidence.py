@@ -1,4 +1,4 @@
-"""A closer look at real processes that hang in several ways, without ptrace and without torch."""
+"""Tests of evidence collection with real processes that hang, without ptrace and without torch."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ def test_the_signal_for_stacks_does_not_make_a_frozen_rank_appear_alive(stuck: S
 
 
 def test_a_signal_that_the_user_handles_is_not_sent(stuck: Stuck, tmp_path: Path) -> None:
-    signal_file = tmp_path / "told"
-    stuck.start("own_handler", str(signal_file))
-    os.kill(stuck.processes[0].pid, signal.SIGSTOP)  # its witness can't answer
+    handled = tmp_path / "handled"
+    stuck.start("own_handler", str(handled))
+    os.kill(stuck.processes[0].pid, signal.SIGSTOP)  # its heartbeat thread cannot answer
     stuck.collect()
     os.kill(stuck.processes[0].pid, signal.SIGCONT)
     seen = stuck.until(lambda e: e.ranks[0].main_stack)
     assert "own_handler" in functions(seen.ranks[0].main_stack)
-    assert not signal_file.exists()
+    assert not handled.exists()
 
 
 def test_the_users_own_sitecustomize_still_runs(stuck: Stuck, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_a_live_heartbeat_is_not_skipped_because_of_the_signal(stuck: Stuck) -> None:
+def test_no_signal_is_sent_while_the_heartbeat_thread_runs(stuck: Stuck) -> None:
     """One that is late to answer, as where another thread computes."""
     pid = stuck.start("late")
     seen = stuck.until(lambda e: (e.ranks[0].beat_age_s or 9) < 1)

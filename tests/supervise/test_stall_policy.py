@@ -1,4 +1,4 @@
-"""The effects of a verdict in a real run: events, the hook, and the stop by the stall policy."""
+"""Tests of verdicts in a real run: events, the hook, and the stop by the policy."""
 
 from __future__ import annotations
 

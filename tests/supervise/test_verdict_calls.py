@@ -217,9 +217,9 @@ def test_calls_are_rate_limited_and_that_is_reported(
     made = calls(url(hook), tmp_path)
     for _ in range(verdict_hooks.MAXIMUM_CALLS + 5):
         made.call(STALL)
-    received = texts(made)
+    event_texts = texts(made)
     assert len(hook.got) == verdict_hooks.MAXIMUM_CALLS  # type: ignore[attr-defined]
-    assert sum("is not called for what follows" in text for text in received) == 1
+    assert sum("is not called for what follows" in text for text in event_texts) == 1
     monkeypatch.setattr(verdict_hooks, "WINDOW_S", 0.0)
     again = calls(url(hook), tmp_path)
     again._left_out = 5
