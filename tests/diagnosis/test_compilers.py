@@ -146,7 +146,7 @@ def test_numba_is_detected_only_while_it_compiles() -> None:
 
 
 def _compiling(evidence: Evidence, **process: Any) -> Evidence:
-    """Rank 1 compiles where it stood; the others wait for it."""
+    """Return evidence in which rank 1 compiles and the others wait for it."""
     of_rank = evidence.ranks[1]
     sight = ProcessActivity(pid=of_rank.pid or 0, state="S", interval_s=3.0, **process)
     stacks = (_stack(*STACKS["waits for the C++ compiler"][1]),)

@@ -1,10 +1,10 @@
-"""Runs a command where nobody may trace a process, and where py-spy can't be started.
+"""Run a command without permission to trace processes and without py-spy.
 
     python deprived.py COMMAND...
 
-A seccomp filter refuses ptrace and reads of other processes' memory, as container runtimes do; the
-py-spy beside this interpreter is covered in a mount namespace of its own, where that is permitted.
-Everything that the command starts lives under the same.
+A seccomp filter refuses ptrace and reads of other processes' memory, as container runtimes do. The
+py-spy of this interpreter is hidden in a mount namespace of its own, if that is permitted.
+The same applies to every process that the command starts.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def refuse_tracing() -> None:
 
 
 def hide_py_spy() -> bool:
-    """Whether py-spy is out of reach now."""
-    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    found = {path for path in (shutil.which("py-spy"), beside) if path and os.path.exists(path)}
-    if not found:
+    """Hide py-spy, and return True if it cannot be started any more."""
+    neighbour = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    paths = {path for path in (shutil.which("py-spy"), neighbour) if path and os.path.exists(path)}
+    if not paths:
         return True
     if _LIBC.unshare(_CLONE_NEWNS) != 0:
         return False
     _LIBC.mount(None, b"/", None, _MS_PRIVATE_REC, None)
     return all(
-        _LIBC.mount(b"/dev/null", path.encode(), None, _MS_BIND, None) == 0 for path in found
+        _LIBC.mount(b"/dev/null", path.encode(), None, _MS_BIND, None) == 0 for path in paths
     )
 
 

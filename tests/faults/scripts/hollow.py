@@ -65,13 +65,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "disable": _as_it_is,
     "graph_break": lambda *args, **kwargs: None,
     "is_compiling": lambda: False,
-    # Asked by the flight recorder when it tells where a collective was called.
+    # The flight recorder calls it to record the call site of a collective.
     "stack_frames_for_code": lambda *args: None,
 }
-"""Of torch._dynamo: what is called while nothing is compiled."""
+"""Functions of torch._dynamo that are called although nothing is compiled."""
 
 
 def hide() -> None:
-    """Before torch is imported."""
+    """Hide modules; call it before torch is imported."""
     if os.environ.get("ZOO_FULL_IMPORTS", "0") in ("", "0"):
         sys.meta_path.insert(0, _Finder())

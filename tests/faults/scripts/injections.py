@@ -1,9 +1,9 @@
-"""The faults themselves. Each strikes once, in one rank, at one step, and says when it did.
+"""The faults themselves. Each is injected once, in one rank, at one step, with its time.
 
-``ZOO_FAULT`` names the fault, several joined by ``+``; ``ZOO_FOLDER`` is where the moment of
-injection is written (``injected``: CLOCK_MONOTONIC seconds); with ``ZOO_ONCE`` processes that start
-after it have no fault. Line comments ``fault: NAME`` are what
-the catalogue finds the expected place by.
+``ZOO_FAULT`` names the fault, several joined by ``+``. The time of the injection is written to
+``ZOO_FOLDER`` (``injected``: CLOCK_MONOTONIC seconds). With ``ZOO_ONCE``, processes that start
+after it have no fault. The catalogue finds the expected place
+by line comments ``fault: NAME``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def rank_here() -> int:
 
 
 def mark() -> None:
-    """Note the moment, the first time; over all processes of the run."""
+    """Write the time of the first injection in any process of the run."""
     try:
         handle = os.open(FOLDER / "injected", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
@@ -48,7 +48,7 @@ def mark() -> None:
 
 
 def wants(name: str, rank: int = 1) -> bool:
-    """Whether the run has the fault ``name`` and this is the rank that gets it."""
+    """Return True if the run has the fault ``name`` and this rank gets it."""
     return name in FAULTS and rank_here() == rank
 
 
@@ -71,7 +71,7 @@ def stuck_sample(batch: int) -> None:
     if wants("data_gil"):
         buffer = ctypes.create_string_buffer(1)
         mark()
-        # A read goes on after a signal's handler, as a sleep would not.
+        # Unlike a sleep, a read continues after a signal handler.
         ctypes.PyDLL(None).read(os.pipe()[0], buffer, 1)  # fault: data_gil
     if wants("data_spin") or wants("worker_spin"):
         mark()

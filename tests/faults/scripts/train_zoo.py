@@ -1,6 +1,6 @@
 """A small DDP training into which one fault is injected: an ordinary Lightning script otherwise.
 
-It knows nothing of ltui. Run by ``zoo_engine.py``, by torchrun, or as a preset's model and data.
+It does not import ltui. ``zoo_engine.py``, torchrun or a preset run it.
 Twenty-millisecond steps, batches of eight, two linear layers.
 """
 
@@ -36,7 +36,7 @@ WORKER_FAULTS = frozenset({"shm_full"})
 
 
 def _with_workers() -> bool:
-    """Whether this rank loads its data in a worker process."""
+    """Return True if this rank loads its data in a worker process."""
     if "worker_stop2" in FAULTS and rank_here() != 2:
         return False  # the other rank's fault is to be in the rank itself
     return "workers" in FAULTS or any(
@@ -93,7 +93,7 @@ class Share(Sampler[int]):
             yield place * self.world + self.rank
 
     def short(self) -> bool:
-        """Whether this is the rank whose loader ends early."""
+        """Return True if the loader of this rank ends early."""
         uneven = {"uneven", "uneven_ckpt", "uneven_drift"}
         return rank_here() == 1 and bool(
             FAULTS & (uneven if not self.validation else {"val_uneven"})
