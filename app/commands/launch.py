@@ -186,7 +186,10 @@ def resume(options: Namespace) -> int:
 def _start_and_follow(start: Callable[[], RunDir], options: Namespace) -> int:
     if options.detach:
         run_dir = start()
-        print(f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}")
+        # Imported here: only a detached run needs it.
+        from ltui.app.presentation.notifications import started_line
+
+        print(started_line(run_dir.id))
         return EXIT_DONE
     with ReceivedSignals().catching() as signals:
         run_dir = start()

@@ -17,6 +17,7 @@ from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.foreground.progress_lines import Display, terminal_display
 from ltui.app.live.run_requests import send_request
+from ltui.app.presentation.notifications import started_line
 from ltui.app.presentation.run_summary import end_report
 from ltui.app.presentation.verdict_text import warning_line
 from ltui.app.state_words import FAILED
@@ -103,7 +104,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
     # Local: plain lines do not need Textual.
     from ltui.app.foreground.run_in_dashboard import show_dashboard
 
-    sys.stdout.write(f"{started_line(run_dir)}\n")
+    sys.stdout.write(f"{started_line(run_dir.id)}\n")
     sys.stdout.flush()
     if not show_dashboard(run_dir, signals):
         return None
@@ -114,11 +115,6 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
     lines = [*failure_lines(run_dir, snapshot), *end_report(snapshot)]
     sys.stdout.write("\n".join(lines) + "\n")
     return exit_code(snapshot)
-
-
-def started_line(run_dir: RunDir) -> str:
-    """Return the first line of every command that starts a run."""
-    return f"{run_dir.id} started. To watch it: ltui attach {run_dir.id}"
 
 
 class RunFollower:
@@ -136,7 +132,7 @@ class RunFollower:
 
     def until_end(self) -> int:
         """Show the run until its end, and return the exit code of the command."""
-        self._display.print_line(started_line(self._run_dir))
+        self._display.print_line(started_line(self._run_dir.id))
         self._display.print_line(f"{_HINT}.")
         while True:
             snapshot = self._read_snapshot()

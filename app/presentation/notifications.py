@@ -64,6 +64,11 @@ def _start_step(now: RunSnapshot) -> str:
     return f" from step {formats.step(now.global_step)}" if now.global_step else ""
 
 
+def started_line(run_id: str) -> str:
+    """Return the first line of every command that starts a run."""
+    return f"{run_id} started. To watch it: ltui attach {run_id}"
+
+
 def farewell(snapshot: RunSnapshot) -> str:
     """Return the message that is printed when the dashboard closes."""
     name = clean_name(snapshot.name)

@@ -57,7 +57,7 @@ def at_once(app: Form, keys: Sequence[str]) -> None:
 async def settle(pilot: Pilot[Any], app: Form) -> None:
     for _ in range(500):
         await pilot.pause(0.01)
-        if app._key_in_hand is None and not app._waiting_keys:
+        if app._current_key is None and not app._waiting_keys:
             return
     raise AssertionError("keys are still waiting")
 

@@ -48,9 +48,9 @@ def test_what_several_ranks_report_is_said_once_with_the_first_rank(tmp_path: Pa
     ]
     write_events(tmp_path, [*notes, (0, "paused", "Paused at step 200.", {})])
     lines = Lines()
-    watch = RunFollower(run_dir(tmp_path), lines, ReceivedSignals())
-    watch._print_events()
-    watch._print_events()
+    follower = RunFollower(run_dir(tmp_path), lines, ReceivedSignals())
+    follower._print_events()
+    follower._print_events()
     assert lines.lines == ["The loss became nan at step 1 on rank 1.", "Paused at step 200."]
 
 
