@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib
 import io
 import itertools
 import re
@@ -221,6 +223,19 @@ def test_pages_that_the_code_names_exist() -> None:
         named |= set(re.findall(r"\bdocs/[\w-]+\.md\b", path.read_text(encoding="utf-8")))
     assert named
     assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_the_script_that_takes_the_pictures_imports_names_that_exist() -> None:
+    tree = ast.parse((ROOT / ".ci" / "screens").read_text(encoding="utf-8"))
+    imports = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ltui.")
+    ]
+    assert imports
+    for node in imports:
+        module = importlib.import_module(str(node.module))
+        assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
