@@ -121,8 +121,8 @@ def _fail(text: str) -> Any:
 
 
 def rank_side(folder: Path) -> Path:
-    """The code that ranks import, as a folder for PYTHONPATH with its entry points."""
-    for room in ("queue", "rank"):
+    """Create a folder for PYTHONPATH with the code that ranks import and its entry points."""
+    for room in ("tensor_queue", "rank"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "training" / room, folder / "ltui/training" / room, ignore=ignore)
     shutil.copy(ROOT / "training/__init__.py", folder / "ltui/training")
