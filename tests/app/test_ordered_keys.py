@@ -98,7 +98,7 @@ async def test_a_key_whose_widget_is_gone_does_not_block_the_next_ones() -> None
     async with app.run_test() as pilot:
         app.query_one("#first").focus()
         await pilot.pause()
-        app._follow = lambda *_: None  # type: ignore[method-assign]
+        app._follow_key = lambda *_: None  # type: ignore[method-assign]
         at_once(app, ["1", "2"])
         await settle_with_lost_reports(pilot, app)
         assert app.query_one("#first", Input).value == "3012"
