@@ -238,6 +238,48 @@ def test_the_script_that_takes_the_pictures_imports_names_that_exist() -> None:
         assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
+def parameters_in_code() -> dict[str, set[str]]:
+    """Return the parameters (or fields) of each function and class of the data package."""
+    parameters: dict[str, set[str]] = {}
+    for path in (ROOT / "training" / "data").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: set[str] = set()
+            if isinstance(node, ast.FunctionDef):
+                functions = [node]
+            elif isinstance(node, ast.ClassDef):
+                names = {f.target.id for f in fields_of(node) if isinstance(f.target, ast.Name)}
+                functions = [f for f in node.body if isinstance(f, ast.FunctionDef)]
+                functions = [f for f in functions if f.name == "__init__"]
+            else:
+                continue
+            for function in functions:
+                arguments = function.args
+                names |= {a.arg for a in (*arguments.args, *arguments.kwonlyargs)}
+            parameters[node.name] = names
+    return parameters
+
+
+def fields_of(node: ast.ClassDef) -> list[ast.AnnAssign]:
+    return [part for part in node.body if isinstance(part, ast.AnnAssign)]
+
+
+def test_python_examples_call_what_exists() -> None:
+    parameters = parameters_in_code()
+    checked = 0
+    for page in PAGES:
+        for language, block in code_blocks(page.read_text(encoding="utf-8")):
+            if language != "python":
+                continue
+            for call in (n for n in ast.walk(ast.parse(block)) if isinstance(n, ast.Call)):
+                if not isinstance(call.func, ast.Name):
+                    continue
+                assert call.func.id in parameters, (page_id(page), call.func.id)
+                keywords = {str(k.arg) for k in call.keywords}
+                assert keywords <= parameters[call.func.id], (call.func.id, keywords)
+                checked += 1
+    assert checked >= 5
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_yaml_examples_are_valid(page: Path) -> None:
     for language, block in code_blocks(page.read_text(encoding="utf-8")):
