@@ -20,9 +20,8 @@ def build_diagnosis(
     verdicts: Sequence[Verdict],
     evidence: Evidence | None,
     ranks: Sequence[RankSnapshot] = (),
-    ended: str | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis of a run; ``ended`` says how the run ended, if it has."""
+    """Return the diagnosis of a run."""
     missing: tuple[str, ...] = ()
     if evidence is not None:
         by_rank = [
@@ -33,7 +32,7 @@ def build_diagnosis(
         run=run,
         attempt=attempt,
         taken_at=taken_at,
-        headline=diagnosis_headline(verdicts, ranks, ended),
+        headline=diagnosis_headline(verdicts, ranks),
         verdicts=tuple(verdicts),
         evidence=evidence,
         wavefront=collective_positions(evidence.ranks) if evidence is not None else (),
@@ -42,16 +41,12 @@ def build_diagnosis(
     )
 
 
-def diagnosis_headline(
-    verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot], ended: str | None = None
-) -> str:
+def diagnosis_headline(verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot]) -> str:
     """Return the cause of the most severe verdict, or a sentence about the ranks' health."""
     if verdicts:
         first = verdicts[0]
         more = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
         return f"{first.level}: {first.cause}{more}"
-    if ended is not None:
-        return ended
     timed = [r for r in ranks if r.step_s is not None]
     silent = [r.rank for r in ranks if r.state in (RankState.RUNNING, RankState.UNKNOWN)]
     if not timed and silent:

@@ -32,7 +32,6 @@ class StallCase:
 
     inputs: PreparedInput
     slowest_step_s: float | None
-    suspects: frozenset[int]
     overdue: frozenset[int] = frozenset()
     """Ranks whose budget has passed."""
     evidence_may_come: bool = False
@@ -64,11 +63,9 @@ class StallCase:
         return process is not None and process.starved
 
 
-def build_case(
-    inputs: PreparedInput, slowest_step_s: float | None, suspects: frozenset[int]
-) -> StallCase:
+def build_case(inputs: PreparedInput, slowest_step_s: float | None) -> StallCase:
     """Compute which ranks are overdue and, from evidence, which of them wait for others."""
-    case = StallCase(inputs=inputs, slowest_step_s=slowest_step_s, suspects=suspects)
+    case = StallCase(inputs=inputs, slowest_step_s=slowest_step_s)
     ranks = set(inputs.alive)
     overdue = frozenset(r for r in ranks if inputs.still_s[r] > case.budget_s(r))
     case = replace(case, overdue=overdue)

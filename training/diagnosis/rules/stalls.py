@@ -63,7 +63,7 @@ def find_stalls(inputs: PreparedInput, slowest_step_s: float | None) -> Stalls:
     suspects = find_suspects(inputs, slowest_step_s)
     if not suspects:
         return Stalls()
-    case = build_case(inputs, slowest_step_s, suspects)
+    case = build_case(inputs, slowest_step_s)
     verdicts = _first_answer(case)
     waiting = {r for v in verdicts for r in v.waiting}
     if not verdicts and case.overdue:
