@@ -54,9 +54,9 @@ def batches_are_kept():
         assert torch.equal(images, alone), number
     # And the buffers do come round: without the clones the same test fails.
     from ltui.training.data.ffcv import ffcv_reader
-    clone, ffcv_reader._Memory.kept = ffcv_reader._Memory.kept, lambda self, value: value
+    clone, ffcv_reader._Memory.detach = ffcv_reader._Memory.detach, lambda self, value: value
     views = list(reader.batches(order))
-    ffcv_reader._Memory.kept = clone
+    ffcv_reader._Memory.detach = clone
     assert not all(torch.equal(a[0], b[0]) for a, b in zip(kept, views))
     assert not threads()
     unread = reader.batches(order)
@@ -66,17 +66,17 @@ def batches_are_kept():
     assert not threads()
 
 def both_loaders_agree():
-    look = ImageTransformConfig(side=48, scale=(0.3, 1.0), flip=True, shift=3, cutout=6)
+    transform = ImageTransformConfig(side=48, scale=(0.3, 1.0), flip=True, shift=3, cutout=6)
     names = ["label", "image"]
     order = EpochOrder(45, batch_size=8, rank=1, world_size=2, pad=True)
     order.seed = 5
-    pipelines = image_pipelines(good, device=CPU, dtype=torch.bfloat16, look=look, names=names)
+    pipelines = image_pipelines(good, device=CPU, dtype=torch.bfloat16, transform=transform, names=names)
     for os_cache in (True, False):
         reader = FfcvReader(
             good, pipelines, batch_size=8, device=CPU, num_workers=1 + os_cache, os_cache=os_cache
         )
         by_ffcv = BetonLoader(order, ffcv_batches(reader, order, {0: 48, 1: 64}))
-        samples = BetonSamples(good, names, look, torch.bfloat16)
+        samples = BetonSamples(good, names, transform, torch.bfloat16)
         by_torch = BetonLoader(order, dataloader_batches(samples, order, 0, {0: 48, 1: 64}))
         for epoch in (0, 1):
             order.set_epoch(epoch)
@@ -97,9 +97,9 @@ def both_loaders_agree():
             assert all(-1 not in found.tolist()[:-1] for (found, _), _ in pairs)
 
 def a_damaged_image_is_named():
-    look = ImageTransformConfig(side=32)
+    transform = ImageTransformConfig(side=32)
     reader = FfcvReader(
-        damaged, image_pipelines(damaged, device=CPU, dtype=torch.float32, look=look),
+        damaged, image_pipelines(damaged, device=CPU, dtype=torch.float32, transform=transform),
         batch_size=4, device=CPU,
     )
     got = []
