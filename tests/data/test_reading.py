@@ -70,7 +70,9 @@ def both_loaders_agree():
     names = ["label", "image"]
     order = EpochOrder(45, batch_size=8, rank=1, world_size=2, pad=True)
     order.seed = 5
-    pipelines = image_pipelines(good, device=CPU, dtype=torch.bfloat16, transform=transform, names=names)
+    pipelines = image_pipelines(
+        good, device=CPU, dtype=torch.bfloat16, transform=transform, names=names
+    )
     for os_cache in (True, False):
         reader = FfcvReader(
             good, pipelines, batch_size=8, device=CPU, num_workers=1 + os_cache, os_cache=os_cache
