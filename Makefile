@@ -1,5 +1,5 @@
 # make run    install what is needed, then open ltui with the quickstart run started
-# make test   install what the tests need, then run the gate
+# make test   install what the tests need, then run the gate (six minutes on two cores)
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -8,15 +8,17 @@ PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
 
-.PHONY: help run test bench peers data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
+.PHONY: help run test test-all versions bench peers data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
 	  'make run      install what is needed, then open ltui with the quickstart run started' \
 	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
+	  'make test-all run the slow tests, which make test leaves out (15 minutes)' \
+	  'make versions run with the oldest and the newest Lightning and torch (10 minutes)' \
 	  'make bench    measure the promised numbers, each beside its bound' \
 	  'make peers    measure the tools of the field beside ltui, on the same work (25 minutes)' \
-  'make data     read .beton files in every way (5 minutes)' \
+	  'make data     read .beton files in every way (5 minutes)' \
 	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
 	  'make exactness resume every loader at every stop, compare bit for bit (two hours)' \
 	  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \
@@ -60,12 +62,19 @@ contracts: $(VENV)/.installed-test
 	@echo '== import contracts'
 	@$(VENV)/bin/lint-imports --no-cache
 
-# A test that fails beside all others is run once more by itself, and both outcomes are printed: a test of
-# real processes may be starved by its neighbours on a small machine. Failing twice fails the gate.
+# Two workers, because many of these tests start processes of their own.
 unit: $(VENV)/.installed-test
-	@echo '== pytest'
-	@$(PY) -m pytest || { [ $$? = 1 ] && echo '== pytest, once more: what failed above, by itself' && \
-	  $(PY) -m pytest --last-failed --last-failed-no-failures none; }
+	@echo '== pytest, without the slow tests'
+	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow'
+
+# One at a time: each of them is a real training with two ranks or more.
+test-all: $(VENV)/.installed-test
+	@echo '== pytest, the slow tests'
+	@$(PY) -m pytest -m slow
+
+# Installs the oldest and the newest supported Lightning and torch below build/versions.
+versions: $(VENV)/.installed-test build/path/ltui
+	@$(PY) -m tests.versions
 
 bench: $(VENV)/.installed-test
 	@$(PY) -m tests.bench

@@ -15,6 +15,7 @@ KILLS = 12 if os.environ.get("LTUI_CHAOS") else 5
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_few_kills(private_home: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
     print(f"LTUI_CHAOS_SEED={seed}")  # shown where the test fails

@@ -192,6 +192,7 @@ def test_a_closed_terminal_leaves_the_run(ltui: Ltui, terminal: Callable[..., Te
     assert show(ltui)["state"] in ("starting", "running")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.usefixtures("ends_its_runs")
 def test_a_training_from_start_to_resume(

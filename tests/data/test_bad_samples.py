@@ -70,6 +70,7 @@ def told(shown: dict[str, Any], words: str) -> None:
     assert {rank["state"] for rank in shown["ranks"]} <= {"dead", "ended"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_image_that_can_not_be_read(ltui: Ltui) -> None:
     """In a DataLoader's worker, so what is told went through torch's hands."""

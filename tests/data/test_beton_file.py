@@ -28,6 +28,7 @@ def refusal(path: Path) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_what_it_holds(beton: Path, photos: Path) -> None:
     file = BetonFile(beton)
     assert file.samples == PHOTOS

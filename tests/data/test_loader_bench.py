@@ -30,6 +30,7 @@ def measured(folder: Path, preset: str, overrides: list[str]) -> dict[str, list[
     return found
 
 
+@pytest.mark.slow
 def test_sequences(tmp_path: Path) -> None:
     small = ["data.init_args.made_up=40", "data.init_args.batch_size=4"]
     assert measured(tmp_path, "sequences-mmap", small) == {"DataLoader": [0, 1]}

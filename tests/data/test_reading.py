@@ -213,6 +213,7 @@ everything = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_ffcv
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(

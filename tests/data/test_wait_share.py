@@ -118,6 +118,7 @@ def measured(ltui: Ltui, loader: str, steps: int) -> tuple[dict[str, Any], dict[
     return shown["throughput"], shown["ranks"][0]
 
 
+@pytest.mark.slow
 @needs_ffcv
 @pytest.mark.timeout(400)
 def test_ffcv_waiting_is_seen(ltui: Ltui) -> None:
@@ -127,6 +128,7 @@ def test_ffcv_waiting_is_seen(ltui: Ltui) -> None:
     assert throughput["data_wait_share"] == rank["data_wait_share"]
 
 
+@pytest.mark.slow
 @needs_ffcv
 @pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="timed: make data")
 @pytest.mark.timeout(400)

@@ -25,9 +25,9 @@ _FIELDS = {
     "ids",
     [
         ("sigkill", "data_gil"),
-        ("worker_stop", "rank0_barrier"),
-        ("two_faults", "nan"),
-        ("group_order", "child_program"),
+        pytest.param(("worker_stop", "rank0_barrier"), marks=pytest.mark.slow),
+        pytest.param(("two_faults", "nan"), marks=pytest.mark.slow),
+        pytest.param(("group_order", "child_program"), marks=pytest.mark.slow),
         ("exc_one_rank",),
     ],
     ids="+".join,

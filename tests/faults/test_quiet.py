@@ -9,6 +9,7 @@ import pytest
 from tests.faults.quiet import QUIET, watch_healthy_run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_healthy_run_with_validation_gets_no_verdict() -> None:
     (quiet,) = (q for q in QUIET if q.id == "to_the_end")

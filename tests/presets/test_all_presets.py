@@ -179,6 +179,7 @@ def in_one_pair_of_ranks(folder: Path) -> tuple[list[dict[str, Any]], str]:
     return [json.loads(r.read_text()) for r in reports if r.exists()], output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(620)
 def test_every_preset_trains_with_two_ranks(tmp_path: Path) -> None:
     reports, output = in_one_pair_of_ranks(tmp_path)

@@ -37,6 +37,7 @@ half_read.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed")
 def test_samples_come_as_asked(tmp_path: Path) -> None:
     done = subprocess.run(

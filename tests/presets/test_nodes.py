@@ -68,6 +68,7 @@ def ended(snapshot: dict[str, Any]) -> bool:
     return snapshot["state"] in ("finished", "stopped", "failed", "crashed", "lost")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_each_node_trains_and_shows_its_own_ranks(tmp_path: Path) -> None:
     with two_nodes(tmp_path, epochs=2) as nodes:
@@ -85,6 +86,7 @@ def test_each_node_trains_and_shows_its_own_ranks(tmp_path: Path) -> None:
         assert len(accuracies) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("LTUI_PRESETS") != "all", reason="make presets runs it")
 @pytest.mark.timeout(400)
 def test_a_stop_on_one_node_ends_both(tmp_path: Path) -> None:

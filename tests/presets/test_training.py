@@ -85,6 +85,7 @@ def train(name: str, folder: Path, *overrides: str) -> tuple[list[dict[str, floa
     return [json.loads(r.read_text()) for r in reports if r.exists()], output
 
 
+@pytest.mark.slow
 def test_quickstart_learns(tmp_path: Path) -> None:
     reports, output = train(
         "quickstart", tmp_path, "trainer.max_epochs=12", "data.init_args.loader=torch"
@@ -101,6 +102,7 @@ def test_quickstart_learns(tmp_path: Path) -> None:
     assert right == pytest.approx(round(right), abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed")
 def test_quickstart_reads_by_ffcv(tmp_path: Path) -> None:
     reports, output = train(
@@ -139,6 +141,7 @@ class MadeUp(Cifar10):
 """
 
 
+@pytest.mark.slow
 def test_cifar_trains_and_tests_on_files_in_its_format(tmp_path: Path) -> None:
     made_up_cifar(tmp_path / "data", 41)
     (tmp_path / "made_up.py").write_text(TRUSTING)

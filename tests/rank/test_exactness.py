@@ -166,6 +166,7 @@ def every_sample_once(folder: Path) -> None:
         assert [SHARED in note for note in run["notes"]] == [True] * changes, run["notes"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
 def test_as_never_stopped(tmp_path: Path) -> None:
     folder = tmp_path if FOLDER is None else Path(FOLDER)

@@ -15,6 +15,7 @@ from tests.system.conftest import Ltui
 PROJECT = Path(__file__).parent / "hydra_project"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(find_spec("hydra") is None, reason="hydra-core is not installed")
 def test_a_hydra_project_is_watched_with_its_overrides_and_ranks(ltui: Ltui) -> None:

@@ -20,6 +20,7 @@ def _of_run(ltui: Ltui, *words: str) -> psutil.Process:
     return found
 
 
+@pytest.mark.slow
 def test_the_dashboard(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     before = ltui.wait_for_step(5)
@@ -48,6 +49,7 @@ def test_the_dashboard(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui.wait_until_alone()
 
 
+@pytest.mark.slow
 def test_the_supervisor(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     before = ltui.wait_for_step(5)
@@ -65,6 +67,7 @@ def test_the_supervisor(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui.wait_until_alone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
     ltui(*slow_quickstart)
@@ -95,6 +98,7 @@ def test_the_shim(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui.wait_until_alone()
 
 
+@pytest.mark.slow
 def test_everything_at_once_as_in_a_power_cut(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)

@@ -12,6 +12,7 @@ import pytest
 from tests.system.conftest import SCRIPTS, Ltui
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_quickstart_learns_and_its_history_is_whole(ltui: Ltui) -> None:
     done = ltui("run", "quickstart", timeout=180)
@@ -78,6 +79,7 @@ def test_stop_and_resume_continue_one_curve(ltui: Ltui, slow_quickstart: list[st
     ltui.wait_until_alone()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_pause_holds_every_rank_and_continue_goes_on(
     ltui: Ltui, slow_quickstart: list[str]

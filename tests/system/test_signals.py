@@ -44,6 +44,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "who", "number"), CASES)
 def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> None:
     ltui(*RUNS[kind])

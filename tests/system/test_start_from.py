@@ -26,6 +26,7 @@ def losses(ltui: Ltui, run: str) -> dict[tuple[int, int], float]:
     return {(row["rank"], row["step"]): row["value"] for row in json.loads(exported)}
 
 
+@pytest.mark.slow
 async def test_it_goes_on_from_the_other_runs_weights(
     ltui: Ltui, private_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,8 @@ def versions_in(python: Path) -> str:
     """Return the installed versions of Lightning and torch in one line."""
     program = (
         "from importlib.metadata import version as v; import platform; "
-        "print('Python', platform.python_version(), 'Lightning', v('lightning'), 'torch', v('torch'))"
+        "print('Python', platform.python_version(), 'Lightning', v('lightning'), "
+        "'torch', v('torch'))"
     )
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -18,9 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Net(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1)
-        )
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
 
     def training_step(self, batch, batch_idx):
         time.sleep(0.02)  # Long enough for a stop to be scheduled while the training runs.

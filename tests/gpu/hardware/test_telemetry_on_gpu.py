@@ -91,6 +91,7 @@ def test_counting_reads_a_real_profile(check):
     assert check.calls_in_window(profiled.events(), check.WAITS) == {}
 
 
+@pytest.mark.slow
 def test_rehearsal_without_a_gpu_counts_what_telemetry_does(tmp_path):
     """On the CPU telemetry does read the loss, once a step: the same script has to find that."""
     file = tmp_path / "figures.json"
@@ -108,6 +109,7 @@ def test_rehearsal_without_a_gpu_counts_what_telemetry_does(tmp_path):
     assert checks["every hook ran guarded"], figures["guard"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_says_that_there_is_no_gpu(tmp_path):
     done = _run(tmp_path / "figures.json", timeout=60)
