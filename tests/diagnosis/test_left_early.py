@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.rules.judge_input import HealthHistory, JudgeInput
+from ltui.training.diagnosis.rules.uneven_batches import find_uneven_ranks
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
@@ -94,3 +97,9 @@ def test_a_drift_warning_names_the_rank_that_left(gone: int) -> None:
     (verdict,) = _verdicts(fold, *pulses, history=HealthHistory(drift_ns=(1, 9_900_000_000)))
     assert (verdict.kind, verdict.culprits) == ("drift", (gone,))
     assert "it left epoch 0 early, after 9 of 12 batches" in verdict.cause
+
+
+def test_ranks_in_validations_of_different_epochs_are_not_uneven() -> None:
+    pulses = {r: pulse(r, Phase.VALIDATION, epoch=r) for r in range(2)}
+    inputs: Any = SimpleNamespace(pulses=pulses, fold=FoldState())
+    assert find_uneven_ranks(inputs, {0, 1}) is None

@@ -34,12 +34,18 @@ class UnevenRanks:
 
 
 def find_uneven_ranks(inputs: PreparedInput, ranks: set[int]) -> UnevenRanks | None:
-    """Return the ranks that left an epoch or a validation early; None if all are at one stage."""
+    """Return the ranks that left an epoch or a validation early.
+
+    None if all ranks are at one stage. None as well if all of them evaluate, in different epochs:
+    their training batches then say nothing about which rank is early.
+    """
     pulses = {r: p for r in ranks if (p := inputs.pulses.get(r)) is not None}
     stages = {r: _stage(p) for r, p in pulses.items()}
     if len(set(stages.values())) < 2:
         return None
     evaluating = [r for r, p in pulses.items() if p.phase in _EVALUATION]
+    if len(evaluating) == len(pulses):
+        return None
     counts = {r: completed_batches(inputs, r) for r in pulses}
     if evaluating:
         if _training_batches_ran_out(evaluating, pulses, counts):
