@@ -105,7 +105,9 @@ def test_connectors_have_the_methods_that_are_called() -> None:
     for name in ("dump_checkpoint", "resume_start", "restore_optimizers_and_schedulers"):
         assert callable(getattr(checkpoint, name)), name
     inspect.signature(checkpoint.dump_checkpoint).bind(False)
-    inspect.signature(checkpoint.resume_start).bind("path", weights_only=False)
+    inspect.signature(checkpoint.resume_start).bind("path")
+    if not pl.__version__.startswith("2.5."):
+        inspect.signature(checkpoint.resume_start).bind("path", weights_only=False)
     assert lightning_internals.loaded_checkpoint(checkpoint) == {}
     assert callable(lightning_internals.signal_connector(trainer).register_signal_handlers)
 
@@ -306,6 +308,9 @@ def test_the_reducer_can_be_read_and_rebuilt(process_group: None) -> None:
     assert in_buckets == [id(p) for p in parameters[::-1]]
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="torch 2.6 records the collectives of NCCL only"
+)
 def test_the_flight_recorder_has_a_dump_function(process_group: None) -> None:
     import torch._C._distributed_c10d as c10d
 

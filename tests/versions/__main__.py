@@ -70,7 +70,9 @@ def has_internals(python: Path) -> bool:
     path = os.pathsep.join([str(ROOT / "build" / "path"), str(ROOT)])
     test = "tests/rank/test_library_internals.py"
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", test], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}
+        [python, "-m", "pytest", "-q", "-W", "ignore", test],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
     )
     return done.returncode == 0
 
