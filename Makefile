@@ -62,10 +62,10 @@ contracts: $(VENV)/.installed-test
 	@echo '== import contracts'
 	@$(VENV)/bin/lint-imports --no-cache
 
-# Two workers, because many of these tests start processes of their own.
+# Four workers, because many of these tests wait for processes that they started.
 unit: $(VENV)/.installed-test
 	@echo '== pytest, without the slow tests'
-	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow'
+	@$(PY) -m pytest -n 4 --dist worksteal -m 'not slow'
 
 # One at a time: each of them is a real training with two ranks or more.
 test-all: $(VENV)/.installed-test

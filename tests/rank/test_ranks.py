@@ -126,6 +126,7 @@ def test_nothing_of_it_is_left(steered: Any) -> None:
     assert wait_for(lambda: left() == [])
 
 
+@pytest.mark.slow
 def test_resumed_by_the_other_package_and_launcher(
     steered: Any, side: Path, foreign_python: str
 ) -> None:
@@ -185,6 +186,7 @@ def validating(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator
         first.end()
 
 
+@pytest.mark.slow
 def test_stop_within_validation_leaves_at_once(validating: Any) -> None:
     assert validating.code == 0, validating.output
     assert validating.events[0]["global_step"] == 6
@@ -195,6 +197,7 @@ def test_stop_within_validation_leaves_at_once(validating: Any) -> None:
     assert "val/loss" not in validating.metrics
 
 
+@pytest.mark.slow
 def test_the_validation_runs_again_on_resume(validating: Any) -> None:
     assert validating.second_code == 0, validating.second_output
     lines = [line for line in validating.second_output.splitlines() if " END " in line]
@@ -202,6 +205,7 @@ def test_the_validation_runs_again_on_resume(validating: Any) -> None:
     assert validating.run.column(StepField.GLOBAL_STEP) == list(range(7, 13))
 
 
+@pytest.mark.slow
 def test_an_error_in_one_rank_is_reported_by_it_first(run: RunFolder, side: Path) -> None:
     script = Script(run, side, ["lightning", "raise_rank=1"], torchrun=2).start()
     try:
@@ -266,6 +270,7 @@ def preset(folder: Path, **model: Any) -> Path:
     return folder / "config.json"
 
 
+@pytest.mark.slow
 def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
@@ -286,6 +291,7 @@ def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> N
     assert not (run.path / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_pause_takes_no_core_and_a_planned_stop_is_met_by_all(run: RunFolder, side: Path) -> None:
     options = ["epochs=1000", "step_s=0.01", "skew=1", "batches=40"]
     script = Script(run, side, ["lightning", *options], torchrun=2).start()

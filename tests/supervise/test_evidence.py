@@ -210,11 +210,19 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
     threads, walks frames that come and go meanwhile, and about one time in ten crashes."""
     pid = stuck.start("another_runs")
     folder = stuck.run_dir.path / "evidence" / "1"
+
+    def main_functions() -> list[str]:
+        stacks = dump_by_signal(pid, folder)
+        assert not isinstance(stacks, str), stacks
+        (main,) = (stack for stack in stacks if stack.main)
+        return functions(main)
+
+    # The script prints that it is ready just before it enters the function.
+    deadline = time.monotonic() + 30
+    while "another_runs" not in main_functions():
+        assert time.monotonic() < deadline, main_functions()
     for _ in range(80):
-        seen = dump_by_signal(pid, folder)
-        assert not isinstance(seen, str), seen
-        (main,) = (stack for stack in seen if stack.main)
-        assert "another_runs" in functions(main)
+        assert "another_runs" in main_functions()
     assert stuck.processes[0].poll() is None
 
 

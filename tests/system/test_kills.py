@@ -82,6 +82,7 @@ def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
     ltui.wait_until_alone()
 
 
+@pytest.mark.slow
 def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)
@@ -90,6 +91,7 @@ def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui.wait_until_alone()
 
 
+@pytest.mark.slow
 def test_the_shim(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)

@@ -29,7 +29,7 @@ def test_quickstart_learns_and_its_history_is_whole(ltui: Ltui) -> None:
     ltui.wait_until_alone()
 
 
-@pytest.mark.parametrize("launcher", ["own", "torchrun"])
+@pytest.mark.parametrize("launcher", ["own", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_script_of_ones_own_is_watched_unchanged(ltui: Ltui, launcher: str) -> None:
     shutil.copy(SCRIPTS / "train.py", ltui.cwd)
     before = (ltui.cwd / "train.py").read_bytes()
