@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ltui.app.commands.data_arguments import add_bench, add_data
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
-from ltui.training.config.whole_numbers import strip_digit_grouping
+from ltui.training.config.digit_grouping import strip_digit_grouping
 
 RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
 EXIT_CODES = """\

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ltui.app.commands.output_file import output
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.state.metric_names import TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.store.export_file import WindowedPart, write_csv, write_json
 from ltui.training.store.history_reader import STEP_SERIES, RunStore
 from ltui.training.store.run_directory import find_run, ltui_home

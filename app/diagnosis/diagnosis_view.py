@@ -13,7 +13,7 @@ from ltui.app.diagnosis import collective_rows
 from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
 from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
 from ltui.app.presentation.snapshot_text import program_text
-from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
-from ltui.app.foreground.progress_lines import Display, terminal_display
+from ltui.app.foreground.progress_display import Display, terminal_display
 from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.notifications import started_line
 from ltui.app.presentation.run_summary import end_report

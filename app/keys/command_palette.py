@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from textual.app import SystemCommand
 from textual.screen import Screen
 
-from ltui.app.keys.all_keys import ListedKey, listed_keys, refusal_of
+from ltui.app.keys.screen_keys import ListedKey, listed_keys, refusal_of
 
 
 def commands(screen: Screen[object]) -> Iterator[SystemCommand]:

@@ -7,7 +7,7 @@ from textual.widgets import Input
 
 from ltui.app.keys.footer import KeyHint
 from ltui.app.presentation.notifications import CONTROLS, refusal
-from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogView

@@ -1,6 +1,6 @@
 """Check the classes that a configuration names: they must exist and accept the given arguments.
 
-The check uses the facts that ``app/launch/interpreter_probe.py`` read from the sources without
+The check uses the facts that ``app/launch/probe_script.py`` read from the sources without
 importing them. Checks that need the real classes are in ``app/launch/real_class_check.py``.
 """
 

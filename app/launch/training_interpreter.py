@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ltui.training
-from ltui.app.launch import interpreter_probe
+from ltui.app.launch import probe_script
 from ltui.training.config.pip_names import DISTRIBUTIONS
 from ltui.training.problem import Problem, ProblemError
 
@@ -110,7 +110,7 @@ def probe_interpreter(
     errors = ""
     try:
         process = subprocess.run(
-            [python, interpreter_probe.__file__],
+            [python, probe_script.__file__],
             input=json.dumps(question),
             capture_output=True,
             text=True,

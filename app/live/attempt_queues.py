@@ -1,14 +1,14 @@
 """The queue files of one attempt, as the dashboard reads them.
 
 The dashboard only reads records and pulses. Whether a rank's process is alive is decided by the
-supervisor (``training/lifecycle/queue_poller.py``).
+supervisor (``training/lifecycle/rank_queue_poller.py``).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ltui.training.lifecycle.queue_poller import queue_files
+from ltui.training.lifecycle.rank_queue_poller import queue_files
 from ltui.training.tensor_queue.queue_reader import QueueFileError, QueueReader
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from ltui.app.live.metric_history import STEP_CURVES
-from ltui.training.state.metric_names import GOALS, TRAIN_LOSS, VALIDATION
+from ltui.training.state.metric_name_patterns import GOALS, TRAIN_LOSS, VALIDATION
 
 MAX_DEFAULT_METRICS = 5
 """Maximum number of metrics in the default choice."""

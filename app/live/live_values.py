@@ -15,8 +15,8 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Throughput,
 )
-from ltui.training.state.snapshot_parts import metrics as folded_metrics
-from ltui.training.state.snapshot_parts import progress as folded_progress
+from ltui.training.state.snapshot_from_fold import metrics as folded_metrics
+from ltui.training.state.snapshot_from_fold import progress as folded_progress
 from ltui.training.state.throughput import current_window, without_current_rates
 from ltui.training.state.throughput import throughput as folded_throughput
 from ltui.training.tensor_queue.record_types import Phase, PulseState

@@ -10,7 +10,7 @@ import numpy as np
 
 from ltui.app.live.curve_arithmetic import GrowingCurve, empty_curve, join, splice
 from ltui.app.live.frame import CurveData, FloatArray
-from ltui.training.state.metric_names import TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState
 from ltui.training.tensor_queue.record_types import StepField
 

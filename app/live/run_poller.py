@@ -29,7 +29,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.state.metric_names import TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, fold, step_rows
 from ltui.training.state.run_snapshot import (
     LIVE,

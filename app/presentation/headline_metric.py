@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ltui.training.state.metric_names import (
+from ltui.training.state.metric_name_patterns import (
     EVALUATION_PREFIXES,
     INCIDENTAL,
     LOWER_IS_BETTER,

@@ -14,8 +14,8 @@ from ltui.app.live.frame import CurveData, FloatArray, Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES
 from ltui.app.presentation.metric_selection import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
-from ltui.training.config.verdict_levels import BLOCKING_LEVELS
-from ltui.training.state.metric_names import LEARNING_RATE
+from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.state.metric_name_patterns import LEARNING_RATE
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name

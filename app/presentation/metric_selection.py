@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from ltui.training.state.metric_names import DATA_SPLIT, TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import DATA_SPLIT, TRAIN_LOSS
 
 DESCRIPTIONS = {
     TRAIN_LOSS: "loss of each step",

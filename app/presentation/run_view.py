@@ -25,7 +25,7 @@ from ltui.app.state_words import (
     needs_help,
     state_word,
 )
-from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import (
     LIVE,

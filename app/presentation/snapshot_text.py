@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ltui.app.state_words import rank_note
-from ltui.training.state.metric_names import EVALUATION_PREFIXES, TRAIN_LOSS_NAMES
+from ltui.training.state.metric_name_patterns import EVALUATION_PREFIXES, TRAIN_LOSS_NAMES
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     MetricValue,

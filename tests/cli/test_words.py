@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ltui.app.foreground.follow_run import exit_code
-from ltui.app.foreground.progress_lines import (
+from ltui.app.foreground.progress_display import (
     PLAIN_EPOCH_S,
     PlainLines,
     display_for,

@@ -19,7 +19,7 @@ from ltui.training.state.record_fold import (
     step_rows,
 )
 from ltui.training.state.run_snapshot import MetricValue, RankState
-from ltui.training.state.snapshot_parts import metrics, progress, rank_snapshots
+from ltui.training.state.snapshot_from_fold import metrics, progress, rank_snapshots
 from ltui.training.state.throughput import throughput
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, Poll, labelled, pulse, step, steps

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.attempt_origin import AttemptPlan
 from ltui.training.lifecycle.shim_files import engine_identity
 from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.problem import Problem, ProblemError

@@ -62,6 +62,7 @@ def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
     run = runs.training("--gate", str(gate), "--gate-at", "20")
     # Losses of fake ranks are spread evenly from 0 to 1.
     assert ask(run, parse_metric_condition("train/loss<0.1")) == ["when train/loss < 0.1"]
+    runs.until(run, lambda s: s.stops == ("when train/loss < 0.1",))
     replace_supervisor(runs, run)
     gate.touch()
     ended = runs.ended(run)

@@ -9,11 +9,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ltui.training.tensor_queue import encode_tensors
+from ltui.training.tensor_queue import torch_tensors
 from ltui.training.tensor_queue.cuda_staging import StagingQueue
-from ltui.training.tensor_queue.encode_tensors import to_tensor
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
+from ltui.training.tensor_queue.torch_tensors import to_tensor
 
 
 class HandPlayedCopy:
@@ -38,7 +38,7 @@ class HandPlayedCopy:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> list[HandPlayedCopy]:
     """Every tensor counts as a CUDA tensor; the copies that were asked for."""
-    monkeypatch.setattr(encode_tensors.EncodedTensor, "on_cuda", lambda self: True)
+    monkeypatch.setattr(torch_tensors.EncodedTensor, "on_cuda", lambda self: True)
     monkeypatch.setattr(HandPlayedCopy, "made", [])
     return HandPlayedCopy.made
 
@@ -111,7 +111,7 @@ def test_what_never_arrives_is_missed_and_nothing_waits(
 
 def test_the_stage_says_when_it_is_full() -> None:
     stage = StagingQueue(HandPlayedCopy, limit=1)
-    encoded = encode_tensors.encode(torch.ones(1))
+    encoded = torch_tensors.encode(torch.ones(1))
     assert stage.add(1, 0, b"", encoded)
     assert not stage.add(1, 0, b"", encoded)
     assert list(stage.arrived()) == []

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, StallPolicy
 from ltui.training.config.structure_check import closest_match, format_value, value_fault
 from ltui.training.config.trainer_arguments import Argument
-from ltui.training.config.verdict_levels import LEVELS
+from ltui.training.config.verdict_severity import LEVELS
 from ltui.training.config.yaml_document import Fault
 
 KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ltui.training.config.verdict_levels import BLOCKING_LEVELS, VerdictLevel, severity
+from ltui.training.config.verdict_severity import BLOCKING_LEVELS, VerdictLevel, severity
 from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
 from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.judge_input import (

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import pynvml
 
 from ltui.training.gpu import gpm_metrics, throttle_reasons
-from ltui.training.gpu.gpu_processes import ProcessInfoCache
 from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
+from ltui.training.gpu.process_info import ProcessInfoCache
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 
 T = TypeVar("T")

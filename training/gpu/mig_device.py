@@ -10,8 +10,8 @@ import pynvml
 
 from ltui.training.gpu import gpm_metrics
 from ltui.training.gpu.device import Device, memory, running_processes
-from ltui.training.gpu.gpu_processes import ProcessInfoCache
 from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
+from ltui.training.gpu.process_info import ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading, mig_index
 
 T = TypeVar("T")

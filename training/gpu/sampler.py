@@ -19,9 +19,9 @@ from typing import Any
 import pynvml
 
 from ltui.training.gpu.device import Device
-from ltui.training.gpu.gpu_processes import ProcessInfoCache
 from ltui.training.gpu.mig_device import MigDevice, open_mig_devices
 from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
+from ltui.training.gpu.process_info import ProcessInfoCache
 from ltui.training.gpu.reading import BLOCKED_PREFIX, GpuReading, Xid
 
 CALL_TIMEOUT_S = 2.0

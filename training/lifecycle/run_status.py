@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
 from ltui.training.lifecycle.kill_processes import run_processes
-from ltui.training.lifecycle.queue_poller import rank_alive, read_pulses
+from ltui.training.lifecycle.rank_queue_poller import rank_alive, read_pulses
 from ltui.training.lifecycle.restart_rules import read_restart_history
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.supervisor_client import ControlClient
@@ -28,7 +28,7 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.snapshot_parts import progress, rank_snapshots, training_has_started
+from ltui.training.state.snapshot_from_fold import progress, rank_snapshots, training_has_started
 from ltui.training.store.checkpoint_manifest import list_checkpoints
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.history_reader import RunStore

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from ltui.training.config.whole_numbers import strip_digit_grouping
+from ltui.training.config.digit_grouping import strip_digit_grouping
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 

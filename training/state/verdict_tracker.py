@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ltui.training.config.run_spec import StallPolicy
-from ltui.training.config.verdict_levels import BLOCKING_LEVELS, severity
+from ltui.training.config.verdict_severity import BLOCKING_LEVELS, severity
 from ltui.training.state.run_snapshot import Verdict
 
 

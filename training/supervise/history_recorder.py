@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ltui.training.lifecycle.queue_poller import QueuePoller
+from ltui.training.lifecycle.rank_queue_poller import QueuePoller
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.history_writer import Batch, StoreWriter

@@ -16,15 +16,15 @@ from typing import Any
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import BatchFlops
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.attempt_origin import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.pending_stops import PendingStopStore
-from ltui.training.lifecycle.queue_poller import QueuePoll, QueuePoller
+from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.record_fold import FoldedEvent, FoldState, fold_many
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.snapshot_parts import training_has_started
+from ltui.training.state.snapshot_from_fold import training_has_started
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog

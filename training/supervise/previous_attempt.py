@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.attempt_origin import AttemptPlan
 from ltui.training.problem import ProblemError
-from ltui.training.state.metric_names import TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
-from ltui.training.state.snapshot_parts import Progress
+from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 

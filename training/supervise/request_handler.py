@@ -16,7 +16,7 @@ from typing import Any
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.state.snapshot_parts import metrics
+from ltui.training.state.snapshot_from_fold import metrics
 from ltui.training.state.stop_conditions import StopCondition
 from ltui.training.state.verdict_tracker import headline
 from ltui.training.supervise import command_checks

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.verdict_levels import BLOCKING_LEVELS
+from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import BatchFlops, model_flop_utilisation
 from ltui.training.gpu.run_gpus import RunGpusView
@@ -25,7 +25,7 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
 )
-from ltui.training.state.snapshot_parts import (
+from ltui.training.state.snapshot_from_fold import (
     Progress,
     at_least,
     metrics,

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
-from ltui.training.lifecycle.queue_poller import QueuePoll
+from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.rank_queue_poller import QueuePoll
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.lifecycle.shim_files import EngineExit, engine_exit, shim_identity
 from ltui.training.problem import ProblemError

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from ltui.training.tensor_queue.encode_tensors import EncodedTensor
+from ltui.training.tensor_queue.torch_tensors import EncodedTensor
 
 
 class CopyInFlight(Protocol):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ltui.training.tensor_queue import file_layout
-from ltui.training.tensor_queue.decode_arrays import Payload, to_payload
 from ltui.training.tensor_queue.file_layout import (
     COALESCED,
     CRC_FROM,
@@ -40,6 +39,7 @@ from ltui.training.tensor_queue.file_layout import (
     pad_word,
 )
 from ltui.training.tensor_queue.file_layout import QueueFileError as QueueFileError
+from ltui.training.tensor_queue.numpy_arrays import Payload, to_payload
 from ltui.training.tensor_queue.rank_pulse import PULSE_BYTES, parse_pulse
 from ltui.training.tensor_queue.record_types import PulseState
 
@@ -67,7 +67,7 @@ class Record:
     shape: tuple[int, ...] = ()
     coalesced: bool = False
     payload: bytes = b""
-    """The original bytes. ``encode_tensors.to_tensor`` restores the tensor from them bit by bit."""
+    """The original bytes. ``torch_tensors.to_tensor`` restores the tensor from them bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from ltui.training.tensor_queue.cuda_staging import PinnedCopy, StagingQueue, StartCopy
-from ltui.training.tensor_queue.encode_tensors import encode
 from ltui.training.tensor_queue.rank_pulse import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
+from ltui.training.tensor_queue.torch_tensors import encode
 
 _open_writers: weakref.WeakSet[QueueWriter] = weakref.WeakSet()
 

@@ -9,7 +9,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart_options import INK_DIM, INK_TEXT, ChartOptions, ink_of, marker_of
+from ltui.widgets.charts.chart_view_state import INK_DIM, INK_TEXT, ChartOptions, ink_of, marker_of
 from ltui.widgets.formats import NA, duration, metric, significant
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
 from ltui.training.diagnosis.rules.thresholds import FAULT_SETTLE_S
 from ltui.training.state.record_fold import RankFold

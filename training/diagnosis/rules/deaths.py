@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.rules import left_early
 from ltui.training.diagnosis.rules.backend_messages import is_consequence

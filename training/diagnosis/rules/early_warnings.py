@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.rules import left_early
 from ltui.training.diagnosis.rules.collective_positions import Divergence, find_divergence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.rules import thresholds
 from ltui.training.diagnosis.rules.collective_mismatch import crossed_groups_verdict
 from ltui.training.diagnosis.rules.collective_positions import collective_on_stack

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.rules import thresholds
 from ltui.training.diagnosis.rules.stall_case import (
     STOPPED_WORKER_SETTLE_S,

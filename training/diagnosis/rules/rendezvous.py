@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.rules import thresholds
 from ltui.training.diagnosis.rules.prepared_input import PreparedInput
 from ltui.training.diagnosis.rules.stack_frames import in_rendezvous

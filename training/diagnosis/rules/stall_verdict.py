@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import RankEvidence
 from ltui.training.diagnosis.rules.collective_positions import (
     UnfinishedCollective,

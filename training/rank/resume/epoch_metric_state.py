@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank import lightning_internals, torch_internals
-from ltui.training.rank.resume.stateful_loader import is_plain_data
+from ltui.training.rank.resume.stateful_loader_position import is_plain_data
 
 MetricState = dict[str, Any]
 _MAX_STATE_BYTES = 64 << 20

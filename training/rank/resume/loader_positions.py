@@ -26,7 +26,7 @@ from ltui.training.rank.resume.random_states import (
     read_random_states,
     restore_random_states,
 )
-from ltui.training.rank.resume.stateful_loader import (
+from ltui.training.rank.resume.stateful_loader_position import (
     BatchReplay,
     StatefulLoaderPosition,
     exhaust_iterator,

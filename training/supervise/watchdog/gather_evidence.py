@@ -22,7 +22,7 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
-from ltui.training.process.machine_memory import read_host, unacknowledged_tcp
+from ltui.training.process.host_evidence import read_host, unacknowledged_tcp
 from ltui.training.process.process_activity import (
     LOADER_NAME,
     ProcessCounters,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.verdict_levels import VerdictLevel
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import Verdict, to_json

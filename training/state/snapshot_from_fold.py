@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ltui.training.state.metric_names import TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState
 from ltui.training.state.throughput import current_window, median_step_s
