@@ -242,6 +242,7 @@ def test_export_to_where_nothing_can_be_written(
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.slow
 def test_the_deep_check_asks_the_real_classes(
     ltui: Ltui, tmp_path: Path, runs_left: RunsLeft
 ) -> None:

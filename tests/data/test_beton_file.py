@@ -80,6 +80,8 @@ def test_a_pointer_that_leads_astray(
     rows = file.allocations.copy()
     bad = int(np.argmin(rows["ptr"]))  # whose it is depends on the writer's processes
     sample = int(rows["sample_id"][bad])
+    if field == "size" and int(rows["ptr"][bad]) + (value or 0) > file.table_at:
+        pytest.skip("one process wrote all samples into one page, so none can leave its page")
     rows[field][bad] = rows[field][bad] + 1 if value is None else value
     with copy.open("r+b") as out:
         out.seek(file.table_at)

@@ -87,6 +87,7 @@ print(json.dumps({"classes": found, "trainer": names}))
 """
 
 
+@pytest.mark.slow
 def test_classes_and_trainer_arguments_are_the_real_ones() -> None:
     uses: list[tuple[str, Mapping[str, Any]]] = []
     for name in shipped_names():

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 
+import pytest
+
 from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE
@@ -13,6 +15,7 @@ from ltui.training.state.run_snapshot import LIVE
 from .conftest import Runs
 
 
+@pytest.mark.slow
 def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
     run = runs.training()
     healthy = request_diagnosis(run).diagnosis

@@ -81,6 +81,7 @@ def test_the_hook_is_called_for_a_dead_rank_even_if_the_run_ends_at_once(
     assert len(events(run, "on_verdict")) == 1
 
 
+@pytest.mark.slow
 def test_the_policy_restarts_from_the_last_good_checkpoint_and_then_stops(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_what_is_cancelled_replaced_or_refused(runs: Runs) -> None:
     runs.ended(run)
 
 
+@pytest.mark.slow
 def test_a_command_without_telemetry_stops_at_a_time_only(runs: Runs) -> None:
     run = runs.start("sleep", "600")
     runs.until(run, lambda s: s.state is RunState.RUNNING)
@@ -118,6 +119,7 @@ def test_a_signal_to_the_supervisor_stops_the_run(runs: Runs, number: int) -> No
     assert ended.detail == f"stopped at step {ended.global_step}, checkpoint verified"
 
 
+@pytest.mark.slow
 def test_a_stop_goes_on_under_the_next_supervisor(runs: Runs) -> None:
     run = runs.start("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     runs.until(run, lambda s: s.state is RunState.RUNNING)

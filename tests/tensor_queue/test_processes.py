@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.children import killed_at_every_line, run_child, start_child
@@ -92,6 +94,7 @@ def test_a_killed_writer_leaves_all_that_it_published(tmp_path: Path) -> None:
     assert max(counts) > 50
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_line_of_a_put(tmp_path: Path) -> None:
     program = """
 ring = RingWriter.create(Path(sys.argv[1]), 4096)
