@@ -59,13 +59,18 @@ def worker() -> None:
     asleep()
 
 
+def computes() -> None:
+    while True:
+        pass
+
+
 def in_the_worker() -> None:
     asleep()
 
 
 def main() -> None:
     how, rank = sys.argv[1], int(sys.argv[2])
-    if how != "asleep":
+    if how not in ("asleep", "computes"):
         from ltui.training.rank.heartbeat.heartbeat_thread import (
             HeartbeatThread,
             start_heartbeat_thread,

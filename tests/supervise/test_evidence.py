@@ -227,6 +227,16 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_a_rank_that_computes_before_its_heartbeat_gets_no_signal(stuck: Stuck) -> None:
+    """faulthandler once crashed a rank that imported modules."""
+    pid = stuck.start("computes")
+    for _ in range(3):
+        stuck.collect()
+    assert stuck.dumps(pid) == 0
+    assert stuck.processes[0].poll() is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_no_signal_is_sent_while_the_heartbeat_thread_runs(stuck: Stuck) -> None:
     """One that is late to answer, as where another thread computes."""
     pid = stuck.start("late")

@@ -36,6 +36,9 @@ from ltui.training.tensor_queue.heartbeat_table import STACK_SIGNAL
 
 _HEAD = re.compile(r"(Stack|(?:Current thread|Thread) 0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])?.*:")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+_COMPUTING_SAMPLES = 5
+_COMPUTING_SAMPLE_S = 0.01
+"""Number of samples that decide whether a main thread computes, and seconds between them."""
 _MAIN_TIMEOUT_S = 0.4
 """Seconds to wait for the stack of the main thread."""
 _MAX_OTHER_THREADS, _OTHER_TIMEOUT_S = 3, 0.1
@@ -67,10 +70,14 @@ def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
     )
 
 
-def dump_by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[ThreadStack, ...] | str:
+def dump_by_signal(
+    pid: int, folder: Path, *, ours: bool = True, computing: bool = True
+) -> tuple[ThreadStack, ...] | str:
     """Return the stacks, or the reason why there are none.
 
-    ``ours`` is False if the handler is known to be another library's.
+    ``ours`` is False if the handler is known to be another library's. ``computing`` is False if a
+    main thread that computes must not be interrupted: faulthandler can crash a process whose
+    frames change while it reads them. A thread that waits in a system call is safe.
     """
     entry = entry_of(pid)
     if entry is None or entry.state in "ZX":
@@ -80,6 +87,8 @@ def dump_by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[Thread
     path = open_stack_file(pid, str(folder))
     if not ours or path is None or not handles_signal(pid, STACK_SIGNAL):
         return "it has no handler for the stack signal"
+    if not computing and _computes(pid):
+        return "it computes, and a signal could harm it"
     others = [t for t in threads_of(pid) if t != pid and thread_state(pid, t) == "R"]
     stacks = []
     try:
@@ -94,6 +103,15 @@ def dump_by_signal(pid: int, folder: Path, *, ours: bool = True) -> tuple[Thread
         return f"the stack signal cannot be sent: {error.strerror}"
     _wait_until_settled(pid)
     return tuple(stacks) or "the stack signal had no effect"
+
+
+def _computes(pid: int) -> bool:
+    """Return True if the main thread is running or ready to run in one of a few samples."""
+    for _ in range(_COMPUTING_SAMPLES):
+        if thread_state(pid, pid) == "R":
+            return True
+        time.sleep(_COMPUTING_SAMPLE_S)
+    return False
 
 
 def _request_dump(pid: int, thread: int, path: str, limit_s: float) -> str:

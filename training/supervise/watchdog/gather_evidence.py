@@ -279,7 +279,9 @@ class _Round:
     ) -> tuple[tuple[ThreadStack, ...], list[str]]:
         """Read stacks by signal, else with py-spy; return them and why they cannot be read."""
         ours = heartbeat is None or heartbeat.signal_ours
-        stacks = dump_by_signal(pid, self.folder, ours=ours)
+        # Before its heartbeat a rank imports modules. Python runs then, unless it waits.
+        starting = heartbeat is None and any(t.pid == pid for t in self.request.targets)
+        stacks = dump_by_signal(pid, self.folder, ours=ours, computing=not starting)
         if not isinstance(stacks, str):
             return stacks, []
         reason = stacks
