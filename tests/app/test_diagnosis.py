@@ -27,7 +27,7 @@ from ltui.app.diagnosis.text_report import report
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
-from ltui.training.diagnosis.rules.collective_positions import collective_positions
+from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.store.run_directory import RunDir

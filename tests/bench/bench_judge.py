@@ -11,7 +11,7 @@ from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.rules.judge_input import JudgeInput
+from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, HeartbeatThread
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.heartbeat_table import TABLE_FILE_NAME, HeartbeatTable

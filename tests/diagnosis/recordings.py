@@ -17,7 +17,7 @@ from pathlib import Path
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import JudgeInput
+from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import to_json

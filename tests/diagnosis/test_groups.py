@@ -14,8 +14,8 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
 )
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.rules.collective_positions import collective_positions
-from ltui.training.diagnosis.rules.judge_input import JudgeInput
+from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase

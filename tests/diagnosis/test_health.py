@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import Death, HealthHistory, JudgeInput
-from ltui.training.diagnosis.rules.thresholds import budget_s
+from ltui.training.diagnosis.judge_input import Death, HealthHistory, JudgeInput
+from ltui.training.diagnosis.thresholds import budget_s
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import RankState
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState, RecordKind

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ltui.training.diagnosis.diagnosis_document import build_diagnosis, diagnosis_headline
 from ltui.training.diagnosis.evidence import (
     Collective,
     Diagnosis,
@@ -16,8 +17,7 @@ from ltui.training.diagnosis.evidence import (
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.diagnosis.rules.collective_positions import find_unfinished_collective
-from ltui.training.diagnosis.rules.diagnosis_document import build_diagnosis, diagnosis_headline
+from ltui.training.diagnosis.observations.collective_positions import find_unfinished_collective
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, to_json
 from ltui.training.tensor_queue.record_types import Phase

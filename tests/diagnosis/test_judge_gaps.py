@@ -15,7 +15,7 @@ from ltui.training.diagnosis.evidence import (
     WorkerEvidence,
 )
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import JudgeInput
+from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.diagnosis.recordings import judged, load

@@ -10,8 +10,8 @@ import pytest
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory, JudgeInput
-from ltui.training.diagnosis.rules.uneven_batches import find_uneven_ranks
+from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
+from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState

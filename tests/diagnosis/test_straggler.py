@@ -13,7 +13,7 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
 )
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory, JudgeInput, verdict_key
+from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, verdict_key
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Phase

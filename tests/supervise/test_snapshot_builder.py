@@ -11,7 +11,7 @@ import pytest
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.rules.judge_input import HealthHistory
+from ltui.training.diagnosis.judge_input import HealthHistory
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_origin import AttemptPlan
 from ltui.training.process.identity import identify

@@ -15,23 +15,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS, VerdictLevel, severity
-from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
-from ltui.training.diagnosis.rules.deaths import death_verdicts
-from ltui.training.diagnosis.rules.judge_input import (
+from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
     STEP_PHASES,
     HealthHistory,
     JudgeInput,
     verdict_key,
 )
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput, prepare
-from ltui.training.diagnosis.rules.stalls import Stalls, find_stalls
+from ltui.training.diagnosis.prepared_input import PreparedInput, prepare
+from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
+from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.stopped_processes import (
     find_stopped_ranks,
     is_independent_of,
     stopped_verdict,
 )
-from ltui.training.diagnosis.rules.thresholds import slowest_step_s
+from ltui.training.diagnosis.stalls.find_stalls import Stalls, find_stalls
+from ltui.training.diagnosis.thresholds import slowest_step_s
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ltui.training.diagnosis.rules.backend_messages import is_consequence
-from ltui.training.diagnosis.rules.verdict_words import consequences_text
+from ltui.training.diagnosis.observations.backend_messages import is_consequence
+from ltui.training.diagnosis.verdict_words import consequences_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.record_fold import FoldedEvent, FoldState

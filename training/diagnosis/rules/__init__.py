@@ -1,1 +1,1 @@
-"""The rules of the judgement, one situation for each module. ``diagnosis/judge.py`` calls them."""
+"""Rules about deaths, stopped processes, slowness and early warnings. Pure."""

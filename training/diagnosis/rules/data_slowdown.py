@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
-from ltui.training.diagnosis.rules.thresholds import FAULT_SETTLE_S
+from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind

@@ -14,12 +14,12 @@ from typing import Any
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame
-from ltui.training.diagnosis.rules import left_early
-from ltui.training.diagnosis.rules.backend_messages import is_consequence
-from ltui.training.diagnosis.rules.judge_input import Death
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
-from ltui.training.diagnosis.rules.stack_frames import frame_text, is_library_file
-from ltui.training.diagnosis.rules.verdict_words import consequences_text, ranks_text, verb
+from ltui.training.diagnosis.judge_input import Death
+from ltui.training.diagnosis.observations.backend_messages import is_consequence
+from ltui.training.diagnosis.observations.stack_frames import frame_text, is_library_file
+from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.stalls import left_early
+from ltui.training.diagnosis.verdict_words import consequences_text, ranks_text, verb
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
-from ltui.training.diagnosis.rules import left_early
-from ltui.training.diagnosis.rules.collective_positions import Divergence, find_divergence
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
-from ltui.training.diagnosis.rules.stack_frames import frame_text
-from ltui.training.diagnosis.rules.verdict_words import ranks_text
+from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
+from ltui.training.diagnosis.observations.stack_frames import frame_text
+from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.stalls import left_early
+from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind

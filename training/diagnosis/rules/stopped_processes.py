@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.rules.judge_input import LIVE_STATES
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
-from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb, waiting_text
+from ltui.training.diagnosis.judge_input import LIVE_STATES
+from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.verdict_words import ranks_text, verb, waiting_text
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 

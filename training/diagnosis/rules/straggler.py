@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
-from ltui.training.diagnosis.rules.gpu_causes import slowing_cause
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
-from ltui.training.diagnosis.rules.stack_frames import frame_facts, frame_text
-from ltui.training.diagnosis.rules.stall_causes import STARVED_REMEDY, explain_stall
-from ltui.training.diagnosis.rules.thresholds import WARM_UP_STEPS
-from ltui.training.diagnosis.rules.verdict_words import activity_text
+from ltui.training.diagnosis.observations.gpu_causes import slowing_cause
+from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text
+from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
+from ltui.training.diagnosis.thresholds import WARM_UP_STEPS
+from ltui.training.diagnosis.verdict_words import activity_text
 from ltui.training.state.record_fold import RankFold, RunningTotals
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ltui.training.diagnosis.evidence import Frame
-from ltui.training.diagnosis.rules.judge_input import Death
-from ltui.training.diagnosis.rules.stack_frames import is_library_file
+from ltui.training.diagnosis.judge_input import Death
+from ltui.training.diagnosis.observations.stack_frames import is_library_file
 from ltui.training.lifecycle.elastic_log import WorkerFailure, last_error_line
 from ltui.training.process.stack_dumps import parse_stacks
 from ltui.training.store.run_directory import RunDir

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.diagnosis_document import build_diagnosis
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.rules.diagnosis_document import build_diagnosis
-from ltui.training.diagnosis.rules.judge_input import (
+from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
     Death,
     HealthHistory,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.rules.judge_input import HealthHistory, JudgeInput
+from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll
 from ltui.training.state.record_fold import FoldState

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Collective, Frame, ThreadStack
-from ltui.training.diagnosis.rules.stack_frames import call_site
+from ltui.training.diagnosis.observations.stack_frames import call_site
 from ltui.training.tensor_queue.heartbeat_table import HeartbeatState
 
 _HEARTBEAT_LATE_S = 1.6

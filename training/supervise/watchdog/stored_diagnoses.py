@@ -11,7 +11,7 @@ from pathlib import Path
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.rules.judge_input import verdict_key
+from ltui.training.diagnosis.judge_input import verdict_key
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.store.run_directory import RunDir
 

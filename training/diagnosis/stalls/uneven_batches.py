@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.rules import left_early
-from ltui.training.diagnosis.rules.collective_positions import UnfinishedCollective
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.rules.stall_verdict import place_text, stall_verdict
-from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb
+from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls import left_early
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import place_text, stall_verdict
+from ltui.training.diagnosis.verdict_words import ranks_text, verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase, PulseState

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.rules import thresholds
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stall_causes import explain_stall, working_child
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.rules.stall_verdict import stall_verdict
-from ltui.training.diagnosis.rules.verdict_words import verb
+from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls.stall_causes import explain_stall, working_child
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.verdict_words import verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 

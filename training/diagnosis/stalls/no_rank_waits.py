@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.rules import thresholds
-from ltui.training.diagnosis.rules.stall_case import (
+from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
     StallCase,
     previous_step_was_slow,
     watched_too_briefly,
 )
-from ltui.training.diagnosis.rules.stall_causes import STARVED_REMEDY, explain_stall
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.rules.stall_verdict import stall_verdict
-from ltui.training.diagnosis.rules.verdict_words import activity_text
+from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.verdict_words import activity_text
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.rules import thresholds
-from ltui.training.diagnosis.rules.collective_mismatch import crossed_groups_verdict
-from ltui.training.diagnosis.rules.collective_positions import collective_on_stack
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
-from ltui.training.diagnosis.rules.stack_frames import has_frame
-from ltui.training.diagnosis.rules.stall_case import (
+from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.observations.collective_positions import collective_on_stack
+from ltui.training.diagnosis.observations.stack_frames import has_frame
+from ltui.training.diagnosis.stalls.collective_mismatch import crossed_groups_verdict
+from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
     StallCase,
     previous_step_was_slow,
     watched_too_briefly,
 )
-from ltui.training.diagnosis.rules.stall_causes import explain_stall
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.rules.stall_verdict import stall_verdict
-from ltui.training.diagnosis.rules.uneven_batches import find_uneven_ranks, uneven_verdict
+from ltui.training.diagnosis.stalls.stall_causes import explain_stall
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.rules import thresholds
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stack_frames import in_rendezvous
-from ltui.training.diagnosis.rules.stall_case import StallCase
-from ltui.training.diagnosis.rules.stall_causes import explain_stall
-from ltui.training.diagnosis.rules.stall_reason import Activity
-from ltui.training.diagnosis.rules.stall_verdict import stall_verdict
-from ltui.training.diagnosis.rules.verdict_words import waiting_text
+from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.observations.stack_frames import in_rendezvous
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls.stall_case import StallCase
+from ltui.training.diagnosis.stalls.stall_causes import explain_stall
+from ltui.training.diagnosis.stalls.stall_reason import Activity
+from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.verdict_words import waiting_text
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 

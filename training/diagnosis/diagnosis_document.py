@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
-from ltui.training.diagnosis.rules.collective_positions import collective_positions
-from ltui.training.diagnosis.rules.verdict_words import ranks_text, verb
+from ltui.training.diagnosis.observations.collective_positions import collective_positions
+from ltui.training.diagnosis.verdict_words import ranks_text, verb
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, Verdict
 
 _COMPARED_FRAMES = 40

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Frame, RankEvidence
-from ltui.training.diagnosis.rules.stack_frames import (
+from ltui.training.diagnosis.observations.stack_frames import (
     call_site,
     collective_in,
     in_backward,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.training.diagnosis.rules import thresholds
-from ltui.training.diagnosis.rules.collective_mismatch import mismatch_verdict
-from ltui.training.diagnosis.rules.collective_positions import find_mismatch_by_stacks
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stall_case import StallCase
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.rules.stall_verdict import stall_verdict
-from ltui.training.diagnosis.rules.uneven_batches import (
+from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.observations.collective_positions import find_mismatch_by_stacks
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls.collective_mismatch import mismatch_verdict
+from ltui.training.diagnosis.stalls.stall_case import StallCase
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.stalls.uneven_batches import (
     find_uneven_ranks,
     finished_early_verdict,
     uneven_verdict,

@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.rules import (
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls import (
     all_ranks_wait,
+    furthest_behind,
     missing_ranks,
     no_rank_waits,
     not_exiting,
     rendezvous,
-    stalls_by_pulse,
 )
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stall_case import StallCase, build_case
-from ltui.training.diagnosis.rules.suspects import find_suspects
+from ltui.training.diagnosis.stalls.stall_case import StallCase, build_case
+from ltui.training.diagnosis.stalls.suspects import find_suspects
 from ltui.training.state.run_snapshot import Verdict
 
 Rule = Callable[[StallCase], list[Verdict] | None]
@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
     all_ranks_wait.rank_died,
     all_ranks_wait.all_ranks_wait,
     no_rank_waits.no_rank_waits,
-    stalls_by_pulse.furthest_behind,
+    furthest_behind.furthest_behind,
 )
 """The stall rules in the order in which they are tried. The first one that applies decides."""
 
@@ -67,7 +67,7 @@ def find_stalls(inputs: PreparedInput, slowest_step_s: float | None) -> Stalls:
     verdicts = _first_answer(case)
     waiting = {r for v in verdicts for r in v.waiting}
     if not verdicts and case.overdue:
-        waiting = {*case.overdue} - stalls_by_pulse.ranks_furthest_behind(inputs)
+        waiting = {*case.overdue} - furthest_behind.ranks_furthest_behind(inputs)
     return Stalls(verdicts=tuple(verdicts), suspects=suspects, waiting=frozenset(waiting))
 
 

@@ -14,8 +14,8 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
-from ltui.training.diagnosis.rules.compiler_frames import active_compiler, compiler_on_stack
-from ltui.training.diagnosis.rules.stack_frames import (
+from ltui.training.diagnosis.observations.compiler_frames import active_compiler, compiler_on_stack
+from ltui.training.diagnosis.observations.stack_frames import (
     frame_facts,
     frame_text,
     has_frame,
@@ -26,8 +26,8 @@ from ltui.training.diagnosis.rules.stack_frames import (
     waits_for_child,
     waits_for_loader,
 )
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.rules.verdict_words import activity_text
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.verdict_words import activity_text
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase, PulseState
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
+from ltui.training.diagnosis.judge_input import STEP_PHASES
 from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.tensor_queue.record_types import Phase, PulseState
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ltui.training.diagnosis.rules import thresholds
-from ltui.training.diagnosis.rules.collective_positions import (
+from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
     find_unfinished_collective,
 )
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
 
 STOPPED_WORKER_SETTLE_S = 1.0
 """Seconds without progress after which a stopped DataLoader worker is reported."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Evidence, RankEvidence
-from ltui.training.diagnosis.rules.judge_input import (
+from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
     LIVE_STATES,
     STEP_PHASES,

@@ -6,14 +6,14 @@ from typing import Any
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import RankEvidence
-from ltui.training.diagnosis.rules.collective_positions import (
+from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
 )
-from ltui.training.diagnosis.rules.gpu_causes import breaking_cause
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput, position_facts
-from ltui.training.diagnosis.rules.stall_reason import StallReason
-from ltui.training.diagnosis.rules.verdict_words import (
+from ltui.training.diagnosis.observations.gpu_causes import breaking_cause
+from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.stalls.stall_reason import StallReason
+from ltui.training.diagnosis.verdict_words import (
     collective_text,
     ranks_text,
     sizes_text,

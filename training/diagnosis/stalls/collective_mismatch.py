@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.training.diagnosis.rules.collective_positions import (
+from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     call_site_of,
     find_divergence,
     minority_ranks,
     pending_collective,
 )
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stack_frames import frame_facts, frame_text, has_frame
-from ltui.training.diagnosis.rules.stall_causes import explain_stall
-from ltui.training.diagnosis.rules.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.rules.stall_verdict import place_text, stall_verdict
-from ltui.training.diagnosis.rules.uneven_batches import find_uneven_ranks, uneven_verdict
-from ltui.training.diagnosis.rules.verdict_words import (
+from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text, has_frame
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls.stall_causes import explain_stall
+from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import place_text, stall_verdict
+from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
+from ltui.training.diagnosis.verdict_words import (
     collective_text,
     ranks_text,
     sizes_text,

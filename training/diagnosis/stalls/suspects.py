@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ltui.training.diagnosis.rules import thresholds
-from ltui.training.diagnosis.rules.judge_input import STEP_PHASES
-from ltui.training.diagnosis.rules.prepared_input import PreparedInput
-from ltui.training.diagnosis.rules.stall_case import (
+from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
     previous_step_was_slow,
 )
