@@ -1,10 +1,10 @@
 """Evidence: the state of every rank when a run is suspicious, and the diagnosis from it. Pure.
 
-``training/supervise/watchdog/gather_evidence.py`` collects it and ``training/diagnosis/rules`` read
-it. It is stored as JSON by field name (``run_snapshot.to_json``, ``json_decoder.from_json``), so
-fields keep their names. A missing value is ``None``, and ``missing`` contains a sentence that says
-why. Names that end in ``_at`` are unix times in seconds, ``_s`` are seconds, and shares are
-fractions from 0 to 1.
+``training/supervise/watchdog/gather_evidence.py`` collects it and the rules here read it.
+It is stored as JSON by field name (``run_snapshot.to_json``, ``json_decoder.from_json``), so fields
+keep their names. A missing value is ``None``, and ``missing`` contains a sentence that says why.
+Names that end in ``_at`` are unix times in seconds, ``_s`` are seconds, and shares are fractions
+from 0 to 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decide which rank is dead, stalled, slow or only waiting, and why. Pure.
 
-``judge`` calls the rules in ``diagnosis/rules``. Pulses alone show which ranks make no progress.
-With evidence, a verdict names the line, the process or the collective that is at fault. A paused or
-finished run never stalls.
+``judge`` calls the rules in ``diagnosis/stalls`` and ``diagnosis/rules``. Pulses alone show which
+ranks make no progress. With evidence, a verdict names the line, the process or the collective that
+is at fault. A paused or finished run never stalls.
 
 Call ``judge`` at least every two seconds, each time with the history that it returned. A longer gap
 means that the supervisor itself was asleep, such as on a suspended laptop, and the ranks get their
