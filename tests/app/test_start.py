@@ -64,9 +64,6 @@ sys.exit(cli.main([]))
 """
 
 
-# Among parallel workers its terminal could not become a session leader in two of five full runs
-# (EPERM from setsid, not understood); alone it never failed.
-@pytest.mark.slow
 def test_the_first_frame_shows_the_presets_and_needs_no_heavy_module(
     tmp_path: Path, private_home: Path
 ) -> None:

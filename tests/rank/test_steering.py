@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,26 @@ def test_second_interrupt_interrupts(run: RunFolder, fit: Any) -> None:
     assert ended.value.code == 1
     assert run.events("exception")[0]["type"] == "KeyboardInterrupt"
     assert run.checkpoints == []
+
+
+SESSIONS_AND_GROUPS = """
+import multiprocessing, os, subprocess
+from ltui.training.rank.coordination.stop_signals import StopSignals
+
+assert StopSignals(print).install()
+options = {"start_new_session": True, "preexec_fn": lambda: None}
+assert subprocess.run(["true"], **options).returncode == 0
+worker = multiprocessing.get_context("fork").Process(
+    target=lambda: os._exit(os.getpgrp() == os.getpid())
+)
+worker.start()
+worker.join()
+assert worker.exitcode == 1, "the worker is in the process group of its rank"
+"""
+
+
+def test_programs_of_a_rank_may_begin_sessions_and_workers_have_their_own_groups() -> None:
+    subprocess.run([sys.executable, "-c", SESSIONS_AND_GROUPS], timeout=60, check=True)
 
 
 def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from multiprocessing.util import register_after_fork
 from types import FrameType
 from typing import Any
 
@@ -48,7 +49,7 @@ class StopSignals:
             return False
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
-        _give_forked_children_own_groups()
+        _give_workers_own_groups()
         return True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -63,22 +64,25 @@ class StopSignals:
 
 
 _rank_pid: int | None = None
-"""The process whose forked children get process groups of their own."""
+"""The process whose DataLoader workers get process groups of their own."""
 
 
-def _give_forked_children_own_groups() -> None:
-    """Give forked children (DataLoader workers) process groups of their own.
+def _give_workers_own_groups() -> None:
+    """Give forked children of ``multiprocessing`` (DataLoader workers) their own process groups.
 
     Torch elastic signals the process groups of its ranks. A worker that the signal kills would
     raise an exception in its rank, before the ranks have agreed to stop.
+
+    ``os.register_at_fork`` would also affect ``subprocess.Popen`` with ``preexec_fn``, and the
+    leader of a process group cannot begin a new session (``start_new_session``, ``os.setsid``).
     """
     global _rank_pid
     if _rank_pid is None:
         _rank_pid = os.getpid()
-        os.register_at_fork(after_in_child=_leave_group)
+        register_after_fork(_leave_group, _leave_group)
 
 
-def _leave_group() -> None:
+def _leave_group(_: object) -> None:
     if os.getppid() == _rank_pid:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
