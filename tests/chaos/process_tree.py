@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ltui.training.process.identity import ProcessIdentity, environment, identify, pids, stat_fields
+from ltui.training.process.identity import ProcessIdentity, identify
+from ltui.training.process.proc_files import entry_of, environment, pids
 from ltui.training.store.run_directory import RunDir
 
 
@@ -71,8 +72,8 @@ def _comm(pid: int) -> str:
 
 
 def _parent(pid: int) -> int:
-    fields = stat_fields(pid)
-    return int(fields[1]) if fields else 0
+    entry = entry_of(pid)
+    return entry.parent if entry else 0
 
 
 def kill_together(processes: Iterable[RunProcess]) -> None:

@@ -6,10 +6,10 @@ import pynvml
 import pytest
 
 from ltui.training.gpu.nvml_client import (
+    DeviceClient,
     DriverGoneError,
     GpuLostError,
     NvmlClient,
-    UnsupportedCalls,
 )
 
 
@@ -31,26 +31,27 @@ class Driver:
     ],
 )  # fmt: skip
 def test_lasting_refusals_are_not_asked_again(code, times):
-    client, unsupported, driver = NvmlClient(), UnsupportedCalls(), Driver(code)
-    assert [client.query(unsupported, "0", "power", driver) for _ in range(3)] == [None] * 3
+    client, driver = NvmlClient(), Driver(code)
+    device = DeviceClient(client, "0")
+    assert [device.query("power", driver) for _ in range(3)] == [None] * 3
     assert driver.asked == times
     # Another GPU, and another question, are asked all the same.
-    client.query(UnsupportedCalls(), "1", "power", driver)
-    client.query(unsupported, "0", "fan", driver)
+    DeviceClient(client, "1").query("power", driver)
+    device.query("fan", driver)
     assert driver.asked == times + 2
 
 
 def test_losses():
     client = NvmlClient()
     with pytest.raises(GpuLostError, match="fell off the bus"):
-        client.query(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_GPU_IS_LOST))
+        DeviceClient(client, "0").query("power", Driver(pynvml.NVML_ERROR_GPU_IS_LOST))
     with pytest.raises(DriverGoneError):
-        client.query(UnsupportedCalls(), "0", "power", Driver(pynvml.NVML_ERROR_UNINITIALIZED))
+        DeviceClient(client, "0").query("power", Driver(pynvml.NVML_ERROR_UNINITIALIZED))
     assert client.pending_call is None
 
 
 def test_a_call_is_noted_while_it_runs():
     client = NvmlClient()
-    noted = client.query(UnsupportedCalls(), "3", "power", lambda: client.pending_call)
+    noted = DeviceClient(client, "3").query("power", lambda: client.pending_call)
     assert (noted.call, noted.gpu) == ("power", "3")
     assert client.pending_call is None

@@ -102,8 +102,8 @@ def test_xids_become_events_with_their_rank(under, two_ranks):
         return view.gpus[1].error == "fell off the bus" and seen
 
     view = look_when(run, both)
-    assert [(e.text, e.ranks, e.code) for e in seen] == [
-        ("GPU 1 (rank 0): XID 79: the GPU fell off the bus", (0,), 79)
+    assert [(e.text, e.data["ranks"], e.data["xid"]) for e in seen] == [
+        ("GPU 1 (rank 0): XID 79: the GPU fell off the bus", [0], 79)
     ]
     assert view.gpus[1].xid_code == 79
     assert {f.kind for f in view.findings} == {"xid"}

@@ -23,7 +23,7 @@ def test_throttle_reasons(mask, words):
 def test_xid_codes():
     assert xid_codes.xid_sentence(79) == "XID 79: the GPU fell off the bus"
     assert xid_codes.xid_meaning(79).unusable
-    assert xid_codes.xid_meaning(31).from_program
+    assert not xid_codes.xid_meaning(31).unusable
     assert "not in ltui's table" in xid_codes.xid_sentence(12345)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.process.identity import ProcessIdentity, identify, start_ticks
-from ltui.training.process.rank_usage import ProcessTable, UsageMeter
+from ltui.training.process.process_table import ProcessTable
+from ltui.training.process.rank_usage import UsageMeter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.process.identity import identify
-from ltui.training.process.rank_usage import ProcessTable
+from ltui.training.process.process_table import ProcessTable
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.supervise.untracked_program import Program, ProgramReader
 

@@ -1,4 +1,4 @@
-"""Driver access to one GPU: its handle, kept between samples, and the queries of a reading.
+"""A complete GPU: the queries of its readings, and the values kept between them.
 
 Cheap values are read at every sample. Counters and states that change slowly are read at ``slow``
 samples and reused in between. The same holds for PCIe throughput, for which the driver measures
@@ -8,19 +8,16 @@ samples and reused in between. The same holds for PCIe throughput, for which the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
-from ltui.training.gpu import gpm_metrics, throttle_reasons
-from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
+from ltui.training.gpu import throttle_reasons
+from ltui.training.gpu.nvml_client import NvmlClient
+from ltui.training.gpu.nvml_device import NvmlDevice
 from ltui.training.gpu.process_info import ProcessInfoCache
-from ltui.training.gpu.reading import GpuProcess, GpuReading
+from ltui.training.gpu.reading import GpuReading
 
-T = TypeVar("T")
-
-NO_INSTANCE = 0xFFFFFFFF
 ALL_LINKS = 0xFFFFFFFF
 MAX_NVLINKS = 18
 """Largest number of NVLinks of any GPU so far. The driver refuses queries for absent links."""
@@ -64,19 +61,15 @@ _ECC = {
 }
 
 
-class Device:
-    """A complete GPU. Methods that query it may raise ``GpuLostError`` and ``DriverGoneError``."""
+class Device(NvmlDevice):
+    """A complete GPU."""
 
     def __init__(
         self, client: NvmlClient, process_cache: ProcessInfoCache, handle: Any, index: int
     ) -> None:
-        self.handle, self.index, self.label = handle, index, str(index)
-        self._client, self._process_cache = client, process_cache
-        self._unsupported = UnsupportedCalls()
-        self.fixed: dict[str, Any] = {}
+        super().__init__(client, process_cache, handle, index, str(index))
         self._slow_values: dict[str, Any] = {}
         self._counters: tuple[float, dict[str, float]] | None = None
-        self._gpm: gpm_metrics.GpmSampler | None = None
         self.mig_enabled = False
 
     def open(self) -> None:
@@ -95,21 +88,12 @@ class Device:
             "slowdown_temperature_c": self._slowdown_temperature(),
         }
         self.refresh_mig_mode()
-        if gpm_metrics.gpm_supported(self._client, self._unsupported, self.label, self.handle):
-            self._gpm = gpm_metrics.GpmSampler(
-                self._client, self._unsupported, self.label, self.handle
-            )
+        self._open_gpm(self.handle)
 
     def refresh_mig_mode(self) -> None:
         """Read whether MIG is enabled."""
         mode = self._query("DeviceGetMigMode", pynvml.nvmlDeviceGetMigMode)
         self.mig_enabled = mode is not None and mode[0] == 1
-
-    def close(self) -> None:
-        """Free the GPM samples."""
-        if self._gpm is not None:
-            self._gpm.close()
-            self._gpm = None
 
     def read(self, *, slow: bool, throughput: bool) -> GpuReading:
         """Return a new reading.
@@ -121,32 +105,13 @@ class Device:
         if slow:
             self._slow_values.update(self._read_slow())
         values.update(self._slow_values)
-        if self._gpm is not None:
-            values.update(self._gpm.read())
+        values.update(self._read_gpm())
         if slow and throughput and "pcie_tx_bytes_per_s" not in values:
             self._slow_values.update(self._pcie_throughput())
             values.update(self._slow_values)
-        return GpuReading(
-            index=self.index,
-            label=self.label,
-            mig_enabled=self.mig_enabled,
-            sampled_at=time.time(),
-            processes=running_processes(self._query, self._process_cache),
-            **values,
-        )
-
-    def error_reading(self, error: str) -> GpuReading:
-        """Return the reading of a GPU that does not answer: its fixed values and the reason."""
-        return GpuReading(
-            index=self.index, label=self.label, error=error, sampled_at=time.time(), **self.fixed
-        )
+        return self._reading(mig_enabled=self.mig_enabled, **values)
 
     # -- queries -----------------------------------------------------------------------------------
-
-    def _query(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        return self._client.query(
-            self._unsupported, self.label, name, function, self.handle, *arguments
-        )
 
     def _fields(self, name: str, fields: tuple[int | tuple[int, int], ...]) -> dict[Any, float]:
         """Return the field values that the driver provides."""
@@ -169,7 +134,7 @@ class Device:
             "memory_utilisation_percent": None
             if utilisation is None
             else float(utilisation.memory),
-            **memory(query),
+            **self._memory(),
             "power_w": _from_milli(power),
             "temperature_c": query(
                 "DeviceGetTemperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
@@ -268,42 +233,6 @@ class Device:
         if temperature is None or margin is None or slowdown_margin is None:
             return None
         return float(temperature + margin - slowdown_margin)
-
-
-# -- queries of both GPUs and MIG devices ----------------------------------------------------------
-
-Query = Callable[..., Any]
-
-
-def memory(query: Query) -> dict[str, Any]:
-    """Return used and total bytes. The newer call excludes memory that the driver reserves."""
-    answer = query("MemoryInfo2", pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
-    if answer is None:
-        answer = query("MemoryInfo", pynvml.nvmlDeviceGetMemoryInfo)
-    if answer is None:
-        return {}
-    return {"memory_used_bytes": int(answer.used), "memory_total_bytes": int(answer.total)}
-
-
-def running_processes(
-    query: Query, process_cache: ProcessInfoCache
-) -> tuple[GpuProcess, ...] | None:
-    """Return the processes on a GPU or MIG device; None if the driver does not report them."""
-    processes: dict[int, GpuProcess] = {}
-    compute = query("ComputeProcesses", pynvml.nvmlDeviceGetComputeRunningProcesses)
-    graphics = query("GraphicsProcesses", pynvml.nvmlDeviceGetGraphicsRunningProcesses)
-    if compute is None and graphics is None:
-        return None
-    for is_graphics, listed in ((True, graphics), (False, compute)):
-        for process in listed or ():
-            instance = process.gpuInstanceId
-            processes[process.pid] = process_cache.describe(
-                process.pid,
-                process.usedGpuMemory,
-                graphics=is_graphics,
-                gpu_instance=None if instance == NO_INSTANCE else instance,
-            )
-    return tuple(processes[pid] for pid in sorted(processes))
 
 
 def _decode_text(value: Any) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from ltui.training.gpu.nvml_client import NvmlClient, UnsupportedCalls
+from ltui.training.gpu.nvml_client import DeviceClient
 
 MIB = float(1 << 20)
 MIN_INTERVAL_S = 0.1
@@ -27,32 +27,15 @@ METRICS = {
 MIG_FIELDS = ("sm_activity", "sm_occupancy", "tensor_activity", "dram_activity")
 
 
-def gpm_supported(
-    client: NvmlClient, unsupported: UnsupportedCalls, label: str, handle: Any
-) -> bool:
-    """Return True if the driver supports GPM for this GPU."""
-    answer = client.query(
-        unsupported, label, "GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, handle
-    )
-    return bool(answer is not None and answer.isSupportedDevice)
-
-
 class GpmSampler:
     """GPM metrics of one GPU or MIG device between two successive reads."""
 
     def __init__(
-        self,
-        client: NvmlClient,
-        unsupported: UnsupportedCalls,
-        label: str,
-        handle: Any,
-        *,
-        mig_instance: int | None = None,
+        self, client: DeviceClient, handle: Any, *, mig_instance: int | None = None
     ) -> None:
         """``handle`` belongs to the GPU, also for its MIG device with GPU instance
         ``mig_instance``."""
-        self._client, self._unsupported, self._label = client, unsupported, label
-        self._handle, self._mig_instance = handle, mig_instance
+        self._client, self._handle, self._mig_instance = client, handle, mig_instance
         self._samples = (pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc())
         self._sampled_s: float | None = None
         """``time.monotonic()`` of the previous sample."""
@@ -85,10 +68,7 @@ class GpmSampler:
         if self._mig_instance is not None:
             name, function = "GpmMigSampleGet", pynvml.nvmlGpmMigSampleGet
             arguments.insert(1, self._mig_instance)
-        return (
-            self._client.query(self._unsupported, self._label, name, function, *arguments)
-            is not None
-        )
+        return self._client.query(name, function, *arguments) is not None
 
     def _metrics_between(self, before: Any, after: Any) -> dict[str, float]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
@@ -97,9 +77,7 @@ class GpmSampler:
         request.sample1, request.sample2 = before, after
         for entry, metric in zip(request.metrics, self._metrics, strict=False):
             entry.metricId = metric
-        answer = self._client.query(
-            self._unsupported, self._label, "GpmMetricsGet", pynvml.nvmlGpmMetricsGet, request
-        )
+        answer = self._client.query("GpmMetricsGet", pynvml.nvmlGpmMetricsGet, request)
         if answer is None:
             return {}
         return {

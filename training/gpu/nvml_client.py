@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pynvml
@@ -46,14 +46,6 @@ class DriverGoneError(Exception):
     """The connection to the driver is lost; it must be opened again."""
 
 
-@dataclass(slots=True)
-class UnsupportedCalls:
-    """Queries that the driver refused for one GPU."""
-
-    retry_at: dict[str, float] = field(default_factory=dict)
-    """Name of the query to the ``time.monotonic()`` of the next attempt."""
-
-
 @dataclass(frozen=True, slots=True)
 class PendingCall:
     """A call that has not returned yet."""
@@ -81,28 +73,29 @@ class NvmlClient:
         finally:
             self.pending_call = None
 
-    def query(
-        self,
-        unsupported: UnsupportedCalls,
-        gpu: str,
-        name: str,
-        function: Callable[..., T],
-        *args: Any,
-    ) -> T | None:
+
+class DeviceClient:
+    """Queries about one GPU or MIG device; those that the driver refuses are not repeated soon."""
+
+    def __init__(self, client: NvmlClient, label: str) -> None:
+        self._client, self._label = client, label
+        self._retry_at: dict[str, float] = {}
+        """Name of a refused query to the ``time.monotonic()`` of the next attempt."""
+
+    def query(self, name: str, function: Callable[..., T], *args: Any) -> T | None:
         """Return the driver's answer, or None if the driver refuses the query.
 
         ``name`` identifies the query. Raises ``GpuLostError`` and ``DriverGoneError``.
         """
-        if unsupported.retry_at and unsupported.retry_at.get(name, 0.0) > time.monotonic():
+        if self._retry_at and self._retry_at.get(name, 0.0) > time.monotonic():
             return None
         try:
-            return self.call(name, gpu, function, *args)
+            return self._client.call(name, self._label, function, *args)
         except pynvml.NVMLError as error:
             if error.value in _LOST_REASONS:
                 raise GpuLostError(_LOST_REASONS[error.value]) from error
             if error.value in _DRIVER_GONE_CODES:
                 raise DriverGoneError(str(error)) from error
-            delay_s = RETRY_AFTER_S.get(error.value)
-            if delay_s is not None:
-                unsupported.retry_at[name] = time.monotonic() + delay_s
+            if error.value in RETRY_AFTER_S:
+                self._retry_at[name] = time.monotonic() + RETRY_AFTER_S[error.value]
             return None

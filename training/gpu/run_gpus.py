@@ -9,31 +9,17 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from ltui.training.gpu.findings import Finding, FindingsState, update_findings
+from ltui.training.gpu.free_gpus import ORDER, VISIBLE
 from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.reading import GpuReading, Xid
 from ltui.training.gpu.sampler import NOT_READ_YET, GpuSampler, GpuView
 from ltui.training.gpu.xid_codes import xid_sentence
+from ltui.training.process.proc_files import environment
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot
-
-VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuEvent:
-    """An XID error of a GPU, for the run's list of events."""
-
-    at: float
-    """Unix seconds."""
-    gpu: int
-    ranks: tuple[int, ...]
-    code: int
-    """XID code."""
-    text: str
-    """``GPU 3 (rank 3): XID 79: the GPU fell off the bus``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +32,8 @@ class RunGpusView:
     findings: tuple[Finding, ...] = ()
     unknown: Mapping[int, str] = field(default_factory=dict)
     """Ranks with an unknown GPU, and the reason."""
-    events: tuple[GpuEvent, ...] = ()
-    """Events since the previous sample."""
+    events: tuple[Event, ...] = ()
+    """XID errors since the previous sample."""
 
 
 class GpuSource(Protocol):
@@ -121,27 +107,14 @@ class RunGpus:
         if pid is None:
             return None, None
         if pid not in self._environments:
-            self._environments[pid] = _read_variables(pid)
+            variables = environment(pid)
+            self._environments[pid] = variables.get(VISIBLE), variables.get(ORDER)
         return self._environments[pid]
 
 
-def _read_variables(pid: int) -> tuple[str | None, str | None]:
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return None, None
-    values = dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
-    return values.get(VISIBLE), values.get(ORDER)
-
-
-def _event(xid: Xid, readings: Sequence[GpuReading], ranks: tuple[int, ...]) -> GpuEvent:
+def _event(xid: Xid, readings: Sequence[GpuReading], ranks: tuple[int, ...]) -> Event:
     label = next((r.label for r in readings if r.index == xid.index), str(xid.index))
     rank_text = f" ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))})"
     place = f"GPU {label}{rank_text if ranks else ''}"
-    return GpuEvent(
-        at=xid.at,
-        gpu=xid.index,
-        ranks=ranks,
-        code=xid.code,
-        text=f"{place}: {xid_sentence(xid.code)}",
-    )
+    fields = {"gpu": xid.index, "ranks": list(ranks), "xid": xid.code}
+    return Event(xid.at, "gpu_error", f"{place}: {xid_sentence(xid.code)}", fields)

@@ -13,28 +13,26 @@ class XidMeaning:
     """Description and severity of one XID code."""
 
     text: str
-    from_program: bool = False
-    """True if the program is usually at fault, not the GPU."""
     unusable: bool = False
     """True if the GPU can't be used until a reset, a reboot or a repair."""
 
 
 XID_MEANINGS = {
-    8: XidMeaning("a kernel ran into the driver's time limit", from_program=True),
-    13: XidMeaning("a kernel did something illegal (graphics engine exception)", from_program=True),
-    31: XidMeaning("a kernel accessed memory that it does not own (page fault)", from_program=True),
+    8: XidMeaning("a kernel ran into the driver's time limit"),
+    13: XidMeaning("a kernel did something illegal (graphics engine exception)"),
+    31: XidMeaning("a kernel accessed memory that it does not own (page fault)"),
     32: XidMeaning("a command buffer was corrupt (bus or driver)"),
-    43: XidMeaning("the driver ended a channel after a program's fault", from_program=True),
+    43: XidMeaning("the driver ended a channel after a program's fault"),
     44: XidMeaning("the GPU's context switch failed"),
-    45: XidMeaning("the driver cleaned up after a program that ended", from_program=True),
+    45: XidMeaning("the driver cleaned up after a program that ended"),
     48: XidMeaning("an uncorrectable memory error (double bit)", unusable=True),
     56: XidMeaning("display engine error"),
     61: XidMeaning("the GPU's microcontroller stopped at a breakpoint", unusable=True),
     62: XidMeaning("the GPU's microcontroller halted", unusable=True),
     63: XidMeaning("a faulty memory row was retired; it takes effect at the next reset"),
     64: XidMeaning("a faulty memory row could not be retired", unusable=True),
-    68: XidMeaning("video processor exception", from_program=True),
-    69: XidMeaning("a kernel did something illegal (graphics class error)", from_program=True),
+    68: XidMeaning("video processor exception"),
+    69: XidMeaning("a kernel did something illegal (graphics class error)"),
     74: XidMeaning("NVLink error: a link to another GPU or the switch failed", unusable=True),
     79: XidMeaning("the GPU fell off the bus", unusable=True),
     92: XidMeaning("a high rate of corrected single-bit memory errors"),
@@ -45,9 +43,7 @@ XID_MEANINGS = {
     119: XidMeaning("the GPU's system processor (GSP) does not answer", unusable=True),
     120: XidMeaning("the GPU's system processor (GSP) failed", unusable=True),
     121: XidMeaning("error on the chip-to-chip link"),
-    137: XidMeaning(
-        "NVLink: a program accessed a peer's memory without permission", from_program=True
-    ),
+    137: XidMeaning("NVLink: a program accessed a peer's memory without permission"),
     140: XidMeaning("unrecovered memory error", unusable=True),
     143: XidMeaning("the GPU could not be initialised", unusable=True),
     144: XidMeaning("NVLink: an error in a link's hardware"),

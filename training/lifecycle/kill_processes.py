@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterable
 
 from ltui.training.lifecycle.shim_files import shim_identity
-from ltui.training.process.identity import ProcessIdentity, environment, identify, lock_holder, pids
+from ltui.training.process.identity import ProcessIdentity, identify, lock_holder
+from ltui.training.process.proc_files import environment, pids
 from ltui.training.store.run_directory import RunDir
 
 _WAIT_S = 5.0

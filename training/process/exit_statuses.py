@@ -14,15 +14,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from ltui.training.process.proc_files import entry_of
 
 _INFO = struct.Struct("<QQ11Ii")
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 """Number of the ioctl ``PIDFD_GET_INFO``."""
 _INFO_EXIT = 1 << 3
 """Flag ``PIDFD_INFO_EXIT``: request the exit status."""
-_EXIT_CODE = 49
-"""Index of ``exit_code`` in the fields of ``/proc/PID/stat`` that start with the state."""
 _POLL_TIMEOUT_MS = 1000
 _TRIES, _RETRY_S = 3, 0.01
 """Number of attempts to read a status, and seconds between them."""
@@ -81,9 +80,10 @@ class ExitWatch:
 
     def _record_status(self, handle: int) -> None:
         pid = self._handles[handle]
-        status = None
+        status: int | None = None
         for _ in range(_TRIES):
-            status = _status_of_zombie(pid)
+            entry = entry_of(pid)
+            status = None if entry is None else entry.exit_status
             if status is None:
                 status = _status_of_pidfd(handle)
             if status is not None:
@@ -94,16 +94,6 @@ class ExitWatch:
             del self._handles[handle]
         os.close(handle)
         self._ended()
-
-
-def _status_of_zombie(pid: int) -> int | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if len(fields) <= _EXIT_CODE or fields[0] not in (b"Z", b"X"):
-        return None
-    return int(fields[_EXIT_CODE])
 
 
 def _status_of_pidfd(handle: int) -> int | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 from ltui.training.diagnosis.evidence import HostEvidence
+from ltui.training.process.proc_files import open_files, read_pairs, read_text
 
 _NO_LIMIT = 1 << 60
 """Limits from this number of bytes on mean that there is no limit."""
@@ -21,30 +23,33 @@ def read_host(pid: int | None = None, kills_before: int | None = None) -> HostEv
     ``pid`` is a rank; its control group is inspected. ``kills_before`` is the number of
     out-of-memory kills when the attempt started.
     """
-    memory = _meminfo()
+    memory = read_pairs("/proc/meminfo")
     used, limit = group_memory(pid)
     kills = oom_kills(pid)
-    shm = _disk_space(_SHARED_MEMORY)
+    try:
+        shm = shutil.disk_usage(_SHARED_MEMORY)
+    except OSError:
+        shm = None
     return HostEvidence(
         host=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
         load=os.getloadavg()[0],
-        memory_available_bytes=memory.get("MemAvailable"),
-        memory_total_bytes=memory.get("MemTotal"),
+        memory_available_bytes=_kibibytes(memory.get("MemAvailable")),
+        memory_total_bytes=_kibibytes(memory.get("MemTotal")),
         memory_limit_bytes=limit,
         memory_used_bytes=used,
         oom_kills=None if kills is None else max(0, kills - (kills_before or 0)),
-        shm_free_bytes=shm[0] if shm else None,
-        shm_total_bytes=shm[1] if shm else None,
+        shm_free_bytes=shm.free if shm else None,
+        shm_total_bytes=shm.total if shm else None,
     )
 
 
 def oom_kills(pid: int | None = None) -> int | None:
     """Return the number of processes that the kernel killed since boot because memory ran out."""
-    for line in _read_lines("/proc/vmstat"):
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return _group_oom_kills(pid)
+    counts = [read_pairs("/proc/vmstat", " ")]
+    for folder in _group_folders(pid):
+        counts += [read_pairs(folder / n, " ") for n in ("memory.events", "memory.oom_control")]
+    return next((int(count["oom_kill"]) for count in counts if "oom_kill" in count), None)
 
 
 def group_memory(pid: int | None) -> tuple[int | None, int | None]:
@@ -60,42 +65,17 @@ def group_memory(pid: int | None) -> tuple[int | None, int | None]:
 
 def unacknowledged_tcp(pid: int) -> tuple[int, int] | None:
     """Return (bytes not acknowledged, retransmits) over the TCP connections of a process."""
-    inodes = _socket_inodes(pid)
+    inodes = {target[8:-1] for target in open_files(pid) if target.startswith("socket:[")}
     if not inodes:
         return None
     waiting = retransmits = 0
     for name in ("tcp", "tcp6"):
-        for line in _read_lines(f"/proc/{pid}/net/{name}")[1:]:
+        for line in read_text(f"/proc/{pid}/net/{name}").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[9] in inodes and fields[3] in ("01", "02", "04"):
                 waiting += int(fields[4].partition(":")[0], 16)
                 retransmits += int(fields[6], 16)
     return waiting, retransmits
-
-
-def _socket_inodes(pid: int) -> set[str]:
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return set()
-    inodes = set()
-    for name in names:
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    return inodes
-
-
-def _group_oom_kills(pid: int | None) -> int | None:
-    for folder in _group_folders(pid):
-        for name in ("memory.events", "memory.oom_control"):
-            for line in _read_lines(str(folder / name)):
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return None
 
 
 def _group_folders(pid: int | None) -> Iterable[Path]:
@@ -104,7 +84,7 @@ def _group_folders(pid: int | None) -> Iterable[Path]:
     The paths as seen in a container are included.
     """
     paths = []
-    for line in _read_lines(f"/proc/{pid or 'self'}/cgroup"):
+    for line in read_text(f"/proc/{pid or 'self'}/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             paths += [_CGROUP / path.strip("/"), _CGROUP]
@@ -118,43 +98,17 @@ def _file_cache(folder: Path) -> int:
 
     Memory in ``/dev/shm`` is not part of it.
     """
-    values = {}
-    for line in _read_lines(str(folder / "memory.stat")):
-        name, _, value = line.partition(" ")
-        values[name] = value
+    values = read_pairs(folder / "memory.stat", " ")
     # In version 1 the values with "total" include the groups below.
     names = ("inactive_file", "active_file")
     return sum(int(values.get(f"total_{name}", values.get(name, 0))) for name in names)
 
 
-def _meminfo() -> dict[str, int]:
-    values = {}
-    for line in _read_lines("/proc/meminfo"):
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if fields:
-            values[name] = int(fields[0]) * 1024
-    return values
-
-
-def _disk_space(path: str) -> tuple[int, int] | None:
-    try:
-        usage = os.statvfs(path)
-    except OSError:
-        return None
-    return usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
+def _kibibytes(value: str | None) -> int | None:
+    """Return the bytes of a value such as ``131072 kB``."""
+    return None if value is None else int(value.split()[0]) * 1024
 
 
 def _read_int(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _read_lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
+    text = read_text(path).strip()
+    return int(text) if text.isdecimal() else None

@@ -1,7 +1,7 @@
 """Identity of processes, which distinguishes a process from later ones with the same pid.
 
 A process is identified by its pid, its start time (``starttime`` of ``/proc/PID/stat``) and the
-boot of the machine. Reads ``/proc`` only.
+boot of the machine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from ltui.training.process.proc_files import command_line, entry_of, pids, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +25,16 @@ class ProcessIdentity:
         return is_alive(self.pid, self.start_ticks)
 
 
-def stat_fields(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-
-
 def start_ticks(pid: int) -> int | None:
     """Return the start time in clock ticks after boot; None if the process ended or is a zombie."""
-    fields = stat_fields(pid)
-    if fields is None or len(fields) < 20 or fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[19])
+    entry = entry_of(pid)
+    return entry.start_ticks if entry is not None and entry.living else None
 
 
 def is_stopped(pid: int) -> bool:
     """Return True if the process is stopped by SIGSTOP or a debugger."""
-    fields = stat_fields(pid)
-    return fields is not None and fields[0] in (b"T", b"t")
+    entry = entry_of(pid)
+    return entry is not None and entry.state in "Tt"
 
 
 def is_alive(pid: int, ticks: int | None) -> bool:
@@ -64,10 +55,7 @@ def identify(pid: int) -> ProcessIdentity | None:
 @functools.lru_cache(maxsize=1)
 def boot_id() -> str | None:
     """Return the id of the current boot, which is different after every boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
+    return read_text("/proc/sys/kernel/random/boot_id").strip() or None
 
 
 def write_lock_text(handle: int) -> None:
@@ -91,27 +79,4 @@ def lock_holder(path: Path) -> ProcessIdentity | None:
 
 def any_process_has(*arguments: str) -> bool:
     """Return True if some process has all of ``arguments`` in its command line."""
-    needed = {os.fsencode(argument) for argument in arguments}
-    for pid in pids():
-        try:
-            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if needed <= set(argv):
-            return True
-    return False
-
-
-def pids() -> list[int]:
-    """Return the pids of all processes."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def environment(pid: int) -> dict[str, str]:
-    """Return the environment at the start of a process; empty if it cannot be read."""
-    try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.partition(b"=") for entry in data.split(b"\0") if entry)
-    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+    return any(set(arguments) <= set(command_line(pid)) for pid in pids())

@@ -5,67 +5,20 @@ This needs no special rights and does not disturb the process.
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ltui.training.diagnosis.evidence import ProcessActivity
+from ltui.training.process.proc_files import (
+    entry_of,
+    open_files,
+    read_pairs,
+    read_text,
+    threads_of,
+)
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LOADER_NAME = "pt_data_worker"
 """Name that torch gives its DataLoader workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEntry:
-    """One row of the process table, zombies included."""
-
-    pid: int
-    parent: int
-    name: str
-    state: str
-    start_ticks: int
-    rss_bytes: int
-
-
-def process_table() -> dict[int, ProcessEntry]:
-    """Return all processes by pid."""
-    table = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (entry := entry_of(int(name))) is not None:
-            table[entry.pid] = entry
-    return table
-
-
-def entry_of(pid: int) -> ProcessEntry | None:
-    """Return one process; None if there is none with that pid."""
-    data = _read(f"/proc/{pid}/stat")
-    head, _, rest = data.rpartition(")")
-    fields = rest.split()
-    if len(fields) < 22:
-        return None
-    comm = head.partition("(")[2]
-    return ProcessEntry(
-        pid, int(fields[1]), comm, fields[0], int(fields[19]), int(fields[21]) * _PAGE_BYTES
-    )
-
-
-def descendants(
-    table: Mapping[int, ProcessEntry], pid: int, without: Iterable[int] = ()
-) -> list[ProcessEntry]:
-    """Return the descendants of ``pid``, nearest first, without the trees of ``without``."""
-    excluded = set(without)
-    children: dict[int, list[ProcessEntry]] = {}
-    for entry in table.values():
-        children.setdefault(entry.parent, []).append(entry)
-    result: list[ProcessEntry] = []
-    pending = [pid]
-    while pending:
-        children_of_next = [e for e in children.get(pending.pop(0), []) if e.pid not in excluded]
-        result += children_of_next
-        pending += [e.pid for e in children_of_next]
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +44,14 @@ def read_counters(
     ``at_s`` is the time on any monotonic clock. ``without_thread`` is a thread whose processor time
     and I/O are left out.
     """
-    try:
-        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
+    threads = threads_of(pid)
+    if not threads:
         return None
     ran, delay = 0, 0
     for thread in threads:
         if thread == without_thread:
             continue
-        times = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+        times = read_text(f"/proc/{pid}/task/{thread}/schedstat").split()
         if len(times) >= 2:
             ran += int(times[0])
             delay += int(times[1]) if thread == pid else 0
@@ -113,7 +65,7 @@ def read_counters(
 
 def context_switches(pid: int) -> int:
     """Return the number of context switches of the main thread so far."""
-    status = _status(f"/proc/{pid}/task/{pid}/status")
+    status = read_pairs(f"/proc/{pid}/task/{pid}/status")
     names = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
     return sum(int(status.get(name, 0)) for name in names)
 
@@ -125,12 +77,12 @@ def activity_between(
     entry = entry_of(pid)
     if entry is None or entry.state == "X":
         return ProcessActivity(pid=pid)
-    status = _status(f"/proc/{pid}/status")
+    status = read_pairs(f"/proc/{pid}/status")
     common = {
         "pid": pid,
         "name": entry.name,
         "state": entry.state,
-        "wait_channel": _read(f"/proc/{pid}/wchan").strip("0\n") or None,
+        "wait_channel": read_text(f"/proc/{pid}/wchan").strip("0\n") or None,
         "rss_bytes": entry.rss_bytes,
         "signals_caught": _signal_names(status.get("SigCgt")),
         "signals_pending": (
@@ -154,37 +106,19 @@ def activity_between(
 
 def handles_signal(pid: int, number: int) -> bool:
     """Return True if the process has a handler for the signal, so that it does not end it."""
-    mask = _status(f"/proc/{pid}/status").get("SigCgt")
+    mask = read_pairs(f"/proc/{pid}/status").get("SigCgt")
     return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def open_stack_file(pid: int, folder: str) -> str | None:
     """Return the stack dump file in ``folder`` that the process has open; None if there is none."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return None
-    for name in sorted(names, key=len, reverse=True):
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith(f"{folder}/stacks-"):
-            return target
-    return None
-
-
-def threads_of(pid: int) -> list[int]:
-    """Return the ids of all threads, the main thread first; empty if the process ended."""
-    try:
-        return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda thread: thread != pid)
-    except OSError:
-        return []
+    start = f"{folder}/stacks-"
+    return next((target for target in open_files(pid) if target.startswith(start)), None)
 
 
 def thread_state(pid: int, thread: int) -> str | None:
     """Return the state letter of a thread (``R``, ``S``, ...); None if it ended."""
-    fields = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
+    fields = read_text(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
     return fields[0] if fields else None
 
 
@@ -200,20 +134,7 @@ def _signal_names(mask: str | None) -> tuple[str, ...]:
 
 
 def _read_io(path: str) -> tuple[int, int] | None:
-    fields = _status(path)
+    fields = read_pairs(path)
     if "read_bytes" not in fields:
         return None
     return int(fields["read_bytes"]), int(fields["write_bytes"])
-
-
-def _status(path: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in _read(path).splitlines())
-    return {key: value.strip() for key, _, value in pairs}
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""CPU and memory usage of every rank with its children, from one pass over ``/proc``.
+"""CPU and memory usage of every rank with its children.
 
 DataLoader workers count for their rank. A rank that was started by another rank, as Lightning's own
 launcher does, does not count for the rank that started it.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ltui.training.process.identity import ProcessIdentity, environment, stat_fields
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.proc_files import environment, read_text
+from ltui.training.process.process_table import ProcessTable
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _DELAY_S = 2.0
 """Seconds over which the time of waiting for a processor is averaged."""
-_PARENT, _USER, _SYSTEM, _STARTED, _RESIDENT = 1, 11, 12, 19, 21
-"""Indices in the result of ``stat_fields``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,51 +32,6 @@ class RankUsage:
 
     None before the second sample, and if the kernel does not count it.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    pid: int
-    parent: int
-    start_ticks: int
-    cpu_ticks: int
-    rss_pages: int
-
-
-class ProcessTable:
-    """All processes, read once."""
-
-    def __init__(self) -> None:
-        self._processes = {p.pid: p for p in _read_processes()}
-        self._children: dict[int, list[int]] = {}
-        for process in self._processes.values():
-            self._children.setdefault(process.parent, []).append(process.pid)
-
-    def tree(self, pid: int, without: Collection[int] = ()) -> list[int]:
-        """Return ``pid`` and its living descendants, but not the trees below ``without``."""
-        tree, pending = [], [pid]
-        while pending:
-            current = pending.pop()
-            if current in self._processes:
-                tree.append(current)
-            pending += [p for p in self._children.get(current, []) if p not in without]
-        return tree
-
-    def usage(
-        self, pid: int, without: Collection[int] = ()
-    ) -> tuple[dict[tuple[int, int], int], int]:
-        """Return the CPU ticks of each process of the tree and their resident bytes."""
-        tree = [self._processes[p] for p in self.tree(pid, without)]
-        ticks = {(p.pid, p.start_ticks): p.cpu_ticks for p in tree}
-        return ticks, sum(p.rss_pages for p in tree) * _PAGE_BYTES
-
-    def identity(self, pid: int) -> ProcessIdentity | None:
-        process = self._processes.get(pid)
-        return None if process is None else ProcessIdentity(pid, process.start_ticks)
-
-    def parent(self, pid: int) -> int | None:
-        process = self._processes.get(pid)
-        return None if process is None else process.parent
 
 
 class UsageMeter:
@@ -97,7 +51,9 @@ class UsageMeter:
             if table.identity(identity.pid) != identity:
                 self._previous.pop(rank, None)
                 continue
-            ticks, rss_bytes = table.usage(identity.pid, pids)
+            tree = [table.entries[pid] for pid in table.tree(identity.pid, pids)]
+            ticks = {(p.pid, p.start_ticks): p.cpu_ticks for p in tree}
+            rss_bytes = sum(p.rss_bytes for p in tree)
             delay_share = self._delay_share(identity, now_s)
             usages[rank] = RankUsage(self._percent(rank, ticks, now_s), rss_bytes, delay_share)
             self._previous[rank] = (now_s, ticks)
@@ -155,33 +111,10 @@ class RankFinder:
 
 def _run_delay_ns(pid: int) -> int | None:
     """Return the nanoseconds that the main thread has waited for a processor so far."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/schedstat", "rb") as file:
-            return int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
+    times = read_text(f"/proc/{pid}/task/{pid}/schedstat").split()
+    return int(times[1]) if len(times) > 1 else None
 
 
 def _rank_of(pid: int) -> int | None:
     text = environment(pid).get("RANK", "")
     return int(text) if text.isdigit() else None
-
-
-def _read_processes() -> list[_Process]:
-    processes = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        fields = stat_fields(int(name))
-        if fields is None or len(fields) <= _RESIDENT or fields[0] in (b"Z", b"X"):
-            continue
-        processes.append(
-            _Process(
-                int(name),
-                int(fields[_PARENT]),
-                int(fields[_STARTED]),
-                int(fields[_USER]) + int(fields[_SYSTEM]),
-                int(fields[_RESIDENT]),
-            )
-        )
-    return processes

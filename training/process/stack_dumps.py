@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Frame, ThreadStack
+from ltui.training.process.proc_files import entry_of, read_text, threads_of
 from ltui.training.process.process_activity import (
     context_switches,
-    entry_of,
     handles_signal,
     open_stack_file,
     thread_state,
-    threads_of,
 )
 from ltui.training.tensor_queue.heartbeat_table import STACK_SIGNAL
 
@@ -193,11 +192,7 @@ class PySpy:
 
 
 def _ptrace_advice() -> str:
-    try:
-        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError:
-        scope = "0"
-    if scope != "0":
+    if read_text("/proc/sys/kernel/yama/ptrace_scope").strip() not in ("", "0"):
         return "allow it with: sudo sysctl kernel.yama.ptrace_scope=0"
     return "in a container add the capability SYS_PTRACE"
 

@@ -12,15 +12,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ltui.training.gpu.free_gpus import (
-    FreeDevices,
-    GpuSelection,
-    parse_devices,
-    select_gpus,
-    usable_gpus,
-)
+from ltui.training.config.device_selection import free_count
+from ltui.training.gpu.free_gpus import VISIBLE, select_gpus, usable_gpus, visible_variables
 from ltui.training.gpu.reading import GpuReading
-from ltui.training.gpu.run_gpus import ORDER, VISIBLE, RunGpus
+from ltui.training.gpu.run_gpus import RunGpus
 from ltui.training.gpu.sampler import NO_DRIVER, NO_GPU, NOT_READ_YET
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir
@@ -33,9 +28,9 @@ class GpuQueue:
     """
 
     def __init__(self, run_dir: RunDir, devices: str, gpus: RunGpus) -> None:
-        request = parse_devices(devices)
-        assert isinstance(request, FreeDevices)
-        self._request = request
+        number = free_count(devices)
+        assert number is not None
+        self._number = number
         self._run_id = run_dir.id
         self._folder = run_dir.home / "gpus"
         self._gpus = gpus
@@ -71,8 +66,8 @@ class GpuQueue:
         if choice_lock is None:
             return None  # Another run is choosing now. Try again at the next poll.
         try:
-            choice = select_gpus(self._request, [self._reserve(reading) for reading in readings])
-            chosen = set(choice.indices) if isinstance(choice, GpuSelection) else set()
+            choice = select_gpus(self._number, [self._reserve(reading) for reading in readings])
+            chosen = set() if isinstance(choice, str) else {reading.index for reading in choice}
             for reading in readings:
                 if reading.index not in chosen:
                     self._release_gpu(_gpu_key(reading))
@@ -81,10 +76,10 @@ class GpuQueue:
             raise
         finally:
             os.close(choice_lock)
-        if not isinstance(choice, GpuSelection):
-            self.reason = f"waiting for GPUs: {choice.reason}"
+        if isinstance(choice, str):
+            self.reason = f"waiting for GPUs: {choice}"
             return None
-        return {VISIBLE: choice.visible, **({ORDER: "PCI_BUS_ID"} if choice.by_index else {})}
+        return visible_variables(choice)
 
     def _reserve(self, reading: GpuReading) -> GpuReading:
         """Lock the GPU for this run. Return its reading, with an error if another run holds it."""

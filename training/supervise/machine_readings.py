@@ -13,8 +13,8 @@ from dataclasses import replace
 from ltui.training.gpu.findings import verdicts as gpu_verdicts
 from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.process.rank_usage import ProcessTable, RankFinder, RankUsage, UsageMeter
-from ltui.training.state.run_event import Event
+from ltui.training.process.process_table import ProcessTable
+from ltui.training.process.rank_usage import RankFinder, RankUsage, UsageMeter
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.untracked_program import Program, ProgramReader
@@ -106,9 +106,7 @@ class MachineMonitor:
         for verdict in self.gpu_verdicts:
             ended.pop((verdict.kind, verdict.began), None)
         self._ended_verdicts += [replace(v, ended=now_s) for v in ended.values()]
-        for event in view.events:
-            fields = {"gpu": event.gpu, "ranks": list(event.ranks), "xid": event.code}
-            batch.events.append(Event(event.at, "gpu_error", event.text, fields))
+        batch.events = list(view.events)
         sampled_at = max(
             (g.sampled_at for g in view.gpus if g.sampled_at is not None), default=None
         )

@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ltui.training.process.identity import ProcessIdentity, environment
-from ltui.training.process.rank_usage import ProcessTable
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.proc_files import environment
+from ltui.training.process.process_table import ProcessTable
 
 _MAX_PROCESSES = 64
 """Maximum number of processes of one command that are inspected."""

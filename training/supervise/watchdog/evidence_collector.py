@@ -29,8 +29,8 @@ from ltui.training.lifecycle.rank_queue_poller import QueuePoll
 from ltui.training.process.exit_statuses import ExitWatch
 from ltui.training.process.host_evidence import oom_kills, read_host
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
-from ltui.training.process.process_activity import LOADER_NAME, entry_of
-from ltui.training.process.rank_usage import ProcessTable
+from ltui.training.process.process_activity import LOADER_NAME
+from ltui.training.process.process_table import ProcessTable
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, to_json
 from ltui.training.store.run_directory import RunDir
@@ -79,7 +79,6 @@ class EvidenceCollector:
         self._oom_before = self._oom_recent = oom_kills()
         self._oom_read_s = time.monotonic()
         self._rank_is_dying = False
-        self._names: dict[int, str] = {}
         self._cache = CollectorCache()
         self._writer = DiagnosisWriter(run_dir)
         self._host: HostEvidence | None = None
@@ -104,20 +103,14 @@ class EvidenceCollector:
                 self._exits.add(identity.pid)
             children = [p for p in table.tree(identity.pid, rank_pids) if p != identity.pid]
             processes.children = tuple(children)
-            processes.loaders = frozenset(p for p in children if self._name(p) == LOADER_NAME)
+            processes.loaders = frozenset(
+                pid for pid in children if table.entries[pid].name == LOADER_NAME
+            )
 
     def children(self, rank: int) -> tuple[int, ...]:
         """Return the processes below the rank's own, without those of ranks that it started."""
         processes = self._ranks.get(rank)
         return processes.children if processes is not None else ()
-
-    def _name(self, pid: int) -> str:
-        name = self._names.get(pid)
-        # Torch names a worker some time after the fork.
-        if name is None or not name.startswith("pt_"):
-            entry = entry_of(pid)
-            name = self._names[pid] = entry.name if entry is not None else ""
-        return name
 
     # -- every tick ------------------------------------------------------------------------------
 

@@ -23,15 +23,14 @@ from ltui.training.diagnosis.evidence import (
     WorkerEvidence,
 )
 from ltui.training.process.host_evidence import read_host, unacknowledged_tcp
+from ltui.training.process.proc_files import ProcessEntry
 from ltui.training.process.process_activity import (
     LOADER_NAME,
     ProcessCounters,
-    ProcessEntry,
     activity_between,
-    descendants,
-    process_table,
     read_counters,
 )
+from ltui.training.process.process_table import ProcessTable
 from ltui.training.process.stack_dumps import PySpy, dump_by_signal
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog import heartbeat_answers
@@ -119,14 +118,14 @@ class _Round:
         with contextlib.suppress(OSError):
             self.heartbeats.request_evidence(number)
         requested_s = time.monotonic()
-        table = process_table()
+        table = ProcessTable()
         workers = self._find_workers(table)
         heartbeats = self.heartbeats.read()
         threads = {
             t.pid: _heartbeat_thread(_heartbeat_of(t, heartbeats)) for t in self.request.targets
         }
         threads |= {e.pid: None for entries in workers.values() for e in entries}
-        self._read_stacks(table, workers, heartbeats)
+        self._read_stacks(table.entries, workers, heartbeats)
         before = self._with_earlier_samples(_sample(threads), workers)
         time.sleep(INTERVAL_S)
         after = _sample(threads)
@@ -139,7 +138,7 @@ class _Round:
             )
             for target in self.request.targets
         }
-        living_pid = next((t.pid for t in self.request.targets if t.pid in table), None)
+        living_pid = next((t.pid for t in self.request.targets if t.pid in table.entries), None)
         return Evidence(
             taken_at=time.time(),
             taken_ns=time.monotonic_ns(),
@@ -148,13 +147,13 @@ class _Round:
             missing=(self.spy.note,) if self.spy.note else (),
         )
 
-    def _find_workers(self, table: Mapping[int, ProcessEntry]) -> dict[int, list[ProcessEntry]]:
+    def _find_workers(self, table: ProcessTable) -> dict[int, list[ProcessEntry]]:
         """Return rank -> its Python children, without those that are ranks themselves."""
         rank_pids = {t.pid for t in self.request.targets}
         return {
             t.rank: [
                 e
-                for e in descendants(table, t.pid, rank_pids - {t.pid})
+                for e in table.descendants(t.pid, rank_pids - {t.pid})
                 if e.name == LOADER_NAME or e.name.startswith(("python", "pt_"))
             ]
             for t in self.request.targets
