@@ -17,11 +17,12 @@ from ltui.training.state.run_snapshot import LIVE, MetricValue, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
     from_document,
-    met_reason,
+    metric_reason,
     parse_condition,
     parse_metric_condition,
     parse_time_condition,
     resolve_condition,
+    time_reason,
 )
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
@@ -161,14 +162,13 @@ def test_words_of_a_person() -> None:
 def test_only_new_values_and_no_clock_for_a_wait() -> None:
     seen = {"loss": MetricValue(last=0.1, step=5)}
     below = resolve_condition(parse_metric_condition("loss<0.2"), seen, 0, 100.0)
-    assert met_reason(below, seen, 0.0, 100.0) is None
-    assert met_reason(below, {"loss": MetricValue(last=0.3, step=6)}, 0.0, 101.0) is None
-    text = met_reason(below, {"loss": MetricValue(last=0.15, step=7)}, 0.0, 102.0)
-    assert text == "because loss is 0.15 (< 0.2) at step 7"
+    assert metric_reason(below, [(5, 0.1)]) is None
+    assert metric_reason(below, [(6, 0.3)]) is None
+    assert metric_reason(below, [(7, 0.15)]) == "because loss is 0.15 (< 0.2) at step 7"
     wait = resolve_condition(parse_time_condition("+60s", 0.0), {}, 0, 100.0)
     # A clock that is set, by years, changes nothing.
-    assert met_reason(wait, {}, 1e12, 159.0) is None
-    assert met_reason(wait, {}, -1e12, 160.0) == "1 min after the request"
+    assert time_reason(wait, 1e12, 159.0) is None
+    assert time_reason(wait, -1e12, 160.0) == "1 min after the request"
 
 
 def test_one_line_for_all_of_them() -> None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
-from ltui.training.state.run_snapshot import MetricValue
+from ltui.training.state.record_fold import FoldState, PollLike
+from ltui.training.state.snapshot_from_fold import logged_values
 from ltui.training.state.stop_conditions import (
     StopCondition,
     add_condition,
     from_document,
-    met_reason,
+    metric_reason,
+    time_reason,
 )
 from ltui.training.store.run_directory import RunDir, write_atomically
 
@@ -95,6 +97,8 @@ class PendingStopStore:
         self._run_dir = run_dir
         self._attempt = attempt
         self.pending = read_pending_stops(run_dir)
+        self._met: dict[StopCondition, str] = {}
+        """Conditions on metrics that a value has met -> the reason."""
 
     def recovered_escalation(self) -> StopEscalation | None:
         """Return the stop that a previous supervisor of this attempt began, or None."""
@@ -114,23 +118,28 @@ class PendingStopStore:
         if escalation != self.pending.escalation:
             self._write(replace(self.pending, escalation=escalation, attempt=self._attempt))
 
-    def pop_due(
-        self, metrics: Callable[[], Mapping[str, MetricValue]], now_s: float, steady_s: float
-    ) -> str | None:
-        """Remove the first condition that is fulfilled. Return its description, or None.
+    def check_metrics(self, fold: FoldState, polls: Mapping[int, PollLike]) -> None:
+        """Check the conditions on metrics against every value in the polls that were folded last.
 
-        ``metrics`` is called only if a condition depends on a metric. ``now_s`` is wall clock
-        time, ``steady_s`` monotonic time.
+        A value that meets a condition counts even if a later value of the same poll does not.
         """
-        if not self.pending.conditions:
-            return None
-        values = metrics() if any(c.metric for c in self.pending.conditions) else {}
         for condition in self.pending.conditions:
-            text = met_reason(condition, values, now_s, steady_s)
-            if text is not None:
+            if condition.metric is not None and condition not in self._met:
+                values = logged_values(fold, polls, condition.metric)
+                if (reason := metric_reason(condition, values)) is not None:
+                    self._met[condition] = reason
+
+    def pop_due(self, now_s: float, steady_s: float) -> str | None:
+        """Remove the first condition that is met. Return why it is met, or None.
+
+        ``now_s`` is wall clock time, ``steady_s`` monotonic time.
+        """
+        for condition in self.pending.conditions:
+            reason = self._met.pop(condition, None) or time_reason(condition, now_s, steady_s)
+            if reason is not None:
                 others = [c for c in self.pending.conditions if c is not condition]
                 self._write(self.pending.with_conditions(others))
-                return text
+                return reason
         return None
 
     def discard_unreachable(self, global_step: int, epochs: int) -> None:

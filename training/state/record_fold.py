@@ -439,15 +439,20 @@ def _event(rank: int, t_ns: int, label: Mapping[str, Any]) -> FoldedEvent:
 
 
 def _fold_metrics(metrics: dict[str, MetricValue], record: RecordLike) -> None:
+    for name, step, value in metric_values(record):
+        bound = value if math.isfinite(value) else None
+        metrics[name] = _updated_metric(metrics.get(name), value, step, bound, bound)
+
+
+def metric_values(record: RecordLike) -> list[tuple[str, int, float]]:
+    """Return the name, step and value of each metric in a METRICS record."""
     label = _json_label(record)
     names = label.get("names") if label else None
     if label is None or not isinstance(names, list):
-        return
+        return []
     step = _int_or_none(label.get("step")) or 0
     values = np.asarray(record.array, dtype=np.float64).reshape(-1).tolist()
-    for name, value in zip(names, values, strict=False):
-        bound = value if math.isfinite(value) else None
-        metrics[str(name)] = _updated_metric(metrics.get(str(name)), value, step, bound, bound)
+    return [(str(name), step, value) for name, value in zip(names, values, strict=False)]
 
 
 def _json_label(record: RecordLike) -> Mapping[str, Any] | None:

@@ -11,10 +11,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.state.record_fold import FoldState, RankFold
+from ltui.training.state.record_fold import (
+    FoldState,
+    PollLike,
+    RankFold,
+    metric_values,
+    step_rows,
+)
 from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState
 from ltui.training.state.throughput import current_window, median_step_s
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+from ltui.training.tensor_queue.record_types import (
+    Outcome,
+    Phase,
+    PulseState,
+    RecordKind,
+    StepField,
+)
 
 _PAUSES = frozenset({Phase.SANITY, Phase.VALIDATION, Phase.CHECKPOINT, Phase.EPOCH_END, Phase.TEST})
 _AT_REST = frozenset({RankState.PAUSED, RankState.STALLED, RankState.WAITING, RankState.DEAD})
@@ -58,6 +70,30 @@ def metrics(fold: FoldState) -> dict[str, MetricValue]:
     if TRAIN_LOSS not in newest and lowest_rank is not None and lowest_rank.loss is not None:
         return {TRAIN_LOSS: lowest_rank.loss, **newest}
     return newest
+
+
+def logged_values(
+    fold: FoldState, polls: Mapping[int, PollLike], name: str
+) -> list[tuple[int, float]]:
+    """Return the steps and values of a metric: those in ``polls``, then its newest one.
+
+    ``polls`` are the polls that were folded last. The values are from the rank whose newest value
+    ``metrics`` returns.
+    """
+    newest = metrics(fold).get(name)
+    if newest is None:
+        return []
+    values: list[tuple[int, float]] = []
+    rank = min((r for r, f in fold.ranks.items() if name in f.metrics), default=None)
+    if rank is not None:
+        records = polls[rank].records if rank in polls else ()
+        logged = (m for r in records if r.kind == RecordKind.METRICS for m in metric_values(r))
+        values = [(step, value) for logged_name, step, value in logged if logged_name == name]
+    elif (lowest_rank := fold.lowest_active_rank) is not None and lowest_rank.rank in polls:
+        _, rows = step_rows(polls[lowest_rank.rank].records)
+        columns = rows[:, [StepField.GLOBAL_STEP, StepField.LOSS]].tolist()
+        values = [(int(step), loss) for step, loss in columns if math.isfinite(step)]
+    return [*values, (newest.step, newest.last)]
 
 
 def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: int) -> Progress:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -200,23 +200,24 @@ def add_condition(
     return (*(c for c in conditions if c.subject() != condition.subject()), condition)
 
 
-def met_reason(
-    condition: StopCondition, metrics: Mapping[str, MetricValue], now_s: float, steady_s: float
-) -> str | None:
-    """Return why a resolved condition on a metric or a time is met; None if it is not met."""
-    if condition.kind == "clock" and condition.at_s is not None:
-        return condition.describe() if now_s >= condition.at_s else None
-    if condition.kind == "wait" and condition.until_s is not None:
-        return condition.describe() if steady_s >= condition.until_s else None
-    current = metrics.get(condition.metric or "") if condition.kind == "metric" else None
-    if current is None or (
-        condition.after_step is not None and current.step <= condition.after_step
-    ):
-        return None
-    if not _COMPARE[condition.compare](current.last, condition.value):
-        return None
-    limit = f"{condition.compare} {condition.value:g}"
-    return f"because {condition.metric} is {current.last:g} ({limit}) at step {current.step}"
+def time_reason(condition: StopCondition, now_s: float, steady_s: float) -> str | None:
+    """Return why a resolved condition on a time is met; None if it is not met, or another kind."""
+    clock_due = condition.at_s is not None and now_s >= condition.at_s
+    wait_due = condition.until_s is not None and steady_s >= condition.until_s
+    return condition.describe() if clock_due or wait_due else None
+
+
+def metric_reason(condition: StopCondition, values: Iterable[tuple[int, float]]) -> str | None:
+    """Return why a resolved condition on a metric is met; None if it is not met.
+
+    ``values`` are the metric's steps and values; the first one that meets the condition counts.
+    """
+    for step, value in values:
+        is_new = condition.after_step is None or step > condition.after_step
+        if is_new and _COMPARE[condition.compare](value, condition.value):
+            limit = f"{condition.compare} {condition.value:g}"
+            return f"because {condition.metric} is {value:g} ({limit}) at step {step}"
+    return None
 
 
 def _clock_words(at_s: float) -> str:

@@ -124,6 +124,7 @@ class LiveAttempt:
         self.pulses = poll.pulses
         seen = self.fold.events_seen
         self.fold = fold_many(self.fold, poll.polls)
+        self.pending_stops.check_metrics(self.fold, poll.polls)
         new_events = self.fold.events_seen - seen
         for event in self.fold.events[len(self.fold.events) - new_events :]:
             self._handle(event)

@@ -16,7 +16,6 @@ from typing import Any
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.state.snapshot_from_fold import metrics
 from ltui.training.state.stop_conditions import StopCondition
 from ltui.training.state.verdict_tracker import headline
 from ltui.training.supervise import command_checks
@@ -128,9 +127,7 @@ class RequestHandler:
         if stops.detect_rank_stop(time.monotonic(), attempt.pulses):
             attempt.restarts.cancel_request()
         if stops.escalation is None:
-            reason = attempt.pending_stops.pop_due(
-                lambda: metrics(attempt.fold), now_s, time.monotonic()
-            )
+            reason = attempt.pending_stops.pop_due(now_s, time.monotonic())
             if reason is not None:
                 stops.stop(time.monotonic(), STOP_TIMEOUT_S, attempt.can_stop_together())
                 events.append(Event(now_s, "stop_when", f"Stopping {reason}."))

@@ -1,0 +1,72 @@
+"""Conditions on metrics are checked against every logged value, not only the last of a poll."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from ltui.training.lifecycle.pending_stops import PendingStopStore
+from ltui.training.state.record_fold import FoldState, fold_many
+from ltui.training.state.stop_conditions import parse_metric_condition
+from ltui.training.store.run_directory import RunDir
+from ltui.training.tensor_queue.record_types import RecordKind
+from tests.state.records import Poll, labelled, step
+
+
+def logged(name: str, values: list[float], first_step: int) -> Poll:
+    return Poll(
+        tuple(
+            labelled(RecordKind.METRICS, {"names": [name], "step": number}, [value])
+            for number, value in enumerate(values, first_step)
+        )
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PendingStopStore:
+    return PendingStopStore(RunDir(tmp_path), 1)
+
+
+def test_value_between_two_polls_meets_the_condition(store: PendingStopStore) -> None:
+    fold = fold_many(FoldState(), {})
+    store.add([parse_metric_condition("val/loss<0.2"), parse_metric_condition("reward>=3")])
+    polls = {0: logged("val/loss", [0.5, 0.1, 0.4], first_step=7), 1: logged("reward", [2.0], 7)}
+    fold = fold_many(fold, polls)
+    store.check_metrics(fold, polls)
+    assert store.pop_due(0.0, 0.0) == "because val/loss is 0.1 (< 0.2) at step 8"
+    assert store.pop_due(0.0, 0.0) is None
+    assert store.pending.descriptions() == ("when reward >= 3",)
+
+
+def test_values_of_other_ranks_do_not_count(store: PendingStopStore) -> None:
+    store.add([parse_metric_condition("val/loss<0.2")])
+    polls = {0: logged("val/loss", [0.5], 3), 1: logged("val/loss", [0.1, 0.5], 3)}
+    store.check_metrics(fold_many(FoldState(), polls), polls)
+    assert store.pop_due(0.0, 0.0) is None
+
+
+def test_every_loss_of_the_step_records_is_checked(store: PendingStopStore) -> None:
+    store.add([parse_metric_condition("train/loss<0.2")])
+    losses = [0.9, 0.15, math.nan, 0.8]
+    records = tuple(step(n, float(n), loss=loss) for n, loss in enumerate(losses, 1))
+    polls = {0: Poll(records)}
+    store.check_metrics(fold_many(FoldState(), polls), polls)
+    assert store.pop_due(0.0, 0.0) == "because train/loss is 0.15 (< 0.2) at step 2"
+
+
+def test_values_before_the_condition_do_not_count_after_a_recovery(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    PendingStopStore(run, 1).add([parse_metric_condition("val/loss<0.2")])
+    document = json.loads(run.requests_path.read_text())
+    document["conditions"][0]["after_step"] = 8
+    run.requests_path.write_text(json.dumps(document))
+    recovered = PendingStopStore(run, 1)
+    polls = {0: logged("val/loss", [0.1, 0.1, 0.5], first_step=7)}
+    recovered.check_metrics(fold_many(FoldState(), polls), polls)
+    assert recovered.pop_due(0.0, 0.0) is None
+    polls = {0: logged("val/loss", [0.1, 0.1, 0.19, 0.5], first_step=7)}
+    recovered.check_metrics(fold_many(FoldState(), polls), polls)
+    assert recovered.pop_due(0.0, 0.0) == "because val/loss is 0.19 (< 0.2) at step 9"
