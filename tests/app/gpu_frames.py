@@ -14,12 +14,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from frames import NOW, frame, rank, snapshot
-
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.run_snapshot import GpuSnapshot
+from tests.app.frames import NOW, frame, rank, snapshot
 from tests.gpu.standin import nvml_stand_in
 
 _PROGRAM = """

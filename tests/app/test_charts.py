@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frames import NOW, curve, frame, rank, snapshot
 
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.presentation.metric_charts import (
@@ -19,6 +18,7 @@ from ltui.app.presentation.metric_charts import (
 )
 from ltui.app.presentation.metric_selection import matching, preference_key
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
+from tests.app.frames import NOW, curve, frame, rank, snapshot
 
 
 def test_loss_has_raw_smoothed_and_validation() -> None:

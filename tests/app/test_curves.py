@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frames import curve
 
 from ltui.app.live.curve_arithmetic import (
     GrowingCurve,
@@ -22,6 +21,7 @@ from ltui.app.live.metric_history import MetricHistory, ThroughputHistory
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.queue_reader import Record
 from ltui.training.tensor_queue.record_types import StepField
+from tests.app.frames import curve
 from tests.state.records import step, steps
 
 

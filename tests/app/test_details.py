@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from frames import NOW, curve, frame, snapshot
-
 from ltui.app.presentation import run_details
 from ltui.app.presentation.run_configuration import settings
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.state.run_snapshot import CheckpointInfo
+from tests.app.frames import NOW, curve, frame, snapshot
 
 SPEC = RunSpec(
     id="brave-owl-3f2a",

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled
-from frames import frame, snapshot
-from test_run_screen import OneRun, Script, settled, shown, until
 from textual.pilot import Pilot
 
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model, evidence_text
@@ -32,6 +29,9 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.view_models import DiagnosisViewModel, Tone
+from tests.app.diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled
+from tests.app.frames import frame, snapshot
+from tests.app.one_run import OneRun, Script, settled, shown, until
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]fine[/red]\u202e"
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from frames import NOW, frame, gpu, snapshot
-from test_run_screen import OneRun, Script, shown, until
 from textual.app import App, ComposeResult
 
 from ltui.app.gpu_demo import DemoApp
@@ -21,6 +19,8 @@ from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
 from ltui.widgets.gpu_heat import GpuHeat
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.view_models import Tone
+from tests.app.frames import NOW, frame, gpu, snapshot
+from tests.app.one_run import OneRun, Script, shown, until
 
 
 def finding(index: int, text: str, *, kind: str = "thermal", level: str = "warning") -> Finding:

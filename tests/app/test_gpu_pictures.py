@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_frames import gpu_frame
-from test_run_screen import OneRun, Script, settled, shown
 from textual.pilot import Pilot
 
+from tests.app.gpu_frames import gpu_frame
+from tests.app.one_run import OneRun, Script, settled, shown
 from tests.gpu.standin import nvml_stand_in
 
 needs_compiler = pytest.mark.skipif(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frames import frame, snapshot
-from test_run_screen import OneRun, Script, shown, until
 from textual.binding import Binding
 from textual.screen import Screen
 from textual.widget import Widget
@@ -24,6 +22,8 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogView
 from ltui.widgets.table import Table
+from tests.app.frames import frame, snapshot
+from tests.app.one_run import OneRun, Script, shown, until
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
 PAIRS = {"⏎", "↑↓", "←→", "shift+←→", "tab", "1-5", "1-6", "+-", "esc"}

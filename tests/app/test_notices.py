@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from frames import snapshot
 
 from ltui.app.keys.run_keys import run_hints
 from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for
 from ltui.app.screens.stop_question import kill_question
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
+from tests.app.frames import snapshot
 
 
 def sentences(before: object, now: object) -> list[str]:

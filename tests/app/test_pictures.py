@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from frames import NOW, frame, rank, snapshot
-from test_run_screen import OneRun, Script, settled, shown
 from textual.pilot import Pilot
 
 from ltui.training.state.run_snapshot import RankState, Verdict
+from tests.app.frames import NOW, frame, rank, snapshot
+from tests.app.one_run import OneRun, Script, settled, shown
 
 STALL = Verdict(
     kind="stall",

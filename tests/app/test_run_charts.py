@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from frames import curve, frame, snapshot
-from test_run_screen import OneRun, Script, shown, until
 from textual.widgets import Input, OptionList
 
 from ltui.app.keys.footer import KeyFooter
@@ -18,6 +16,8 @@ from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.run import RunScreen
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
+from tests.app.frames import curve, frame, snapshot
+from tests.app.one_run import OneRun, Script, shown, until
 
 NAMES = ("step/lr", "train/loss", "val/acc", "val/loss")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frames import NOW, snapshot
 
 from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.runs_table import RunsTable
@@ -17,6 +16,7 @@ from ltui.training.config.preset_names import shipped_names
 from ltui.training.config.presets import load_preset
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.store.run_directory import RunDir
+from tests.app.frames import NOW, snapshot
 
 
 def logged(**values: float) -> dict[str, MetricValue]:

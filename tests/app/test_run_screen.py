@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-from frames import frame, log_lines, rank, snapshot
-from textual.pilot import Pilot
 from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
@@ -24,81 +19,13 @@ from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.run import FrameArrived, RunScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
-from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RankState, RunState, Verdict
-from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
 from ltui.widgets.rank_table import RankTable
-
-
-class Script:
-    """A poller that returns one frame again and again, or fails."""
-
-    def __init__(self, first: Frame) -> None:
-        self.frame: Frame | Exception = first
-        self.closed = False
-
-    def poll(self, now: float, now_ns: int) -> Frame:
-        if isinstance(self.frame, Exception):
-            raise self.frame
-        return self.frame
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class OneRun(LtuiApp):
-    """The app at one run with frames from a script. Commands are recorded, not sent."""
-
-    def __init__(self, script: Script, *, readonly: bool = False) -> None:
-        super().__init__(Path("/nowhere"), readonly=readonly)
-        self.script = script
-        self.asked: list[Any] = []
-
-    def get_default_screen(self) -> RunScreen:
-        run_dir = RunDir(Path("/nowhere/runs/brave-owl-3f2a"))
-        screen = RunScreen(
-            run_dir, readonly=self.readonly, alone=True, make_poller=lambda: self.script
-        )
-        screen._send_request = lambda request, confirmation: self.asked.append(request["cmd"])  # type: ignore[method-assign]
-        screen._rerun = lambda *, new_run: self.asked.append(  # type: ignore[method-assign]
-            "rerun" if new_run else "resume"
-        )
-        return screen
-
-    @property
-    def run_screen(self) -> RunScreen:
-        screen = self.screen_stack[0]
-        assert isinstance(screen, RunScreen)
-        return screen
-
-
-async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
-    """Wait for something that will come, generously."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        await pilot.pause(0.02)
-
-
-async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
-    await until(pilot, lambda: app.run_screen.frame is not None and app.run_screen.frame.now > 1)
-    await until(pilot, lambda: app.run_screen.query_one(RunHeader).view_model is not None)
-    await pilot.pause()
-    return app.run_screen
-
-
-async def settled(pilot: Pilot[Any]) -> None:
-    """Wait until three screenshots in a row, 0.2 s apart, are equal."""
-    seen: list[str] = []
-    deadline = time.monotonic() + 60
-    while len(seen) < 3 or len(set(seen[-3:])) > 1:
-        assert time.monotonic() < deadline, "the screen never came to rest"
-        await pilot.pause(0.2)
-        seen.append(pilot.app.export_screenshot(simplify=True))
-
+from tests.app.frames import frame, log_lines, rank, snapshot
+from tests.app.one_run import OneRun, Script, shown, until
 
 FIVE = set(PANELS) - {DETAILS}
 

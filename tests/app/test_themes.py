@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frames import frame
-from test_run_screen import OneRun, Script, shown, until
 from textual.widgets import OptionList
 
 from ltui.app.preferences import read_preferences, write_preference
@@ -14,6 +12,8 @@ from ltui.app.screens.theme_list import ThemeScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.app.themes import has_light_background
 from ltui.widgets.palette import THEMES
+from tests.app.frames import frame
+from tests.app.one_run import OneRun, Script, shown, until
 
 
 class Started(OneRun):

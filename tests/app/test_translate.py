@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from frames import NOW, frame, gpu, rank, snapshot
 
 from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.presentation import gpu_view, rank_metrics, run_details, run_view
@@ -21,6 +20,7 @@ from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.view_models import Tone
+from tests.app.frames import NOW, frame, gpu, rank, snapshot
 
 STALL = Verdict(
     kind="stall",
