@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
@@ -91,7 +91,7 @@ class LtuiApp(OrderedKeysApp):
         else:
             self.stylesheet.set_variables(self.get_css_variables())
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Yield the palette's commands: the screen's key bindings and the runs to open."""
         from ltui.app.keys.command_palette import commands
 

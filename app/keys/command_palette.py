@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from textual.app import SystemCommand
 from textual.screen import Screen
@@ -10,7 +11,7 @@ from textual.screen import Screen
 from ltui.app.keys.screen_keys import ListedKey, listed_keys, refusal_of
 
 
-def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
+def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
     """Yield one command for each action that is possible now, each with its own title."""
     titles: set[str] = set()
     actions: set[str] = set()
@@ -32,6 +33,6 @@ def commands(screen: Screen[object]) -> Iterator[SystemCommand]:
             yield SystemCommand(title, about, jump)
 
 
-def _command_action(screen: Screen[object], key: ListedKey) -> Callable[[], object]:
+def _command_action(screen: Screen[Any], key: ListedKey) -> Callable[[], object]:
     app = screen.app
     return lambda: app.call_later(app.run_action, key.binding.action, default_namespace=key.node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from textual.binding import Binding
 from textual.dom import DOMNode
@@ -90,7 +91,7 @@ class ListedKey:
         return all(binding.key in MOTION for binding in self.bindings)
 
 
-def listed_keys(screen: Screen[object]) -> list[ListedKey]:
+def listed_keys(screen: Screen[Any]) -> list[ListedKey]:
     """Return the keys of the screen, of each kind of widget on it, and of the app.
 
     Textual's own widgets are left out, because their bindings have no ids (see ``EVERYWHERE``).
@@ -132,7 +133,7 @@ def groups_of(keys: list[ListedKey]) -> list[tuple[str, list[ListedKey]]]:
     return [*groups.items(), (SCREEN, last)]
 
 
-def refusal_of(screen: Screen[object], action: str) -> str | None:
+def refusal_of(screen: Screen[Any], action: str) -> str | None:
     """Return why ``action`` cannot be done now, if the screen gives a reason."""
     refusal = getattr(screen, "refusal_of", None)
     if refusal is None:

@@ -45,7 +45,11 @@ class OneRun(LtuiApp):
         screen = RunScreen(
             run_dir, readonly=self.readonly, alone=True, make_poller=lambda: self.script
         )
-        screen._send_request = lambda request, confirmation: self.asked.append(request["cmd"])  # type: ignore[method-assign]
+
+        def record(request: dict[str, Any], confirmation: Any) -> None:
+            self.asked.append(request["cmd"])
+
+        screen._send_request = record  # type: ignore[method-assign, assignment]
         screen._rerun = lambda *, new_run: self.asked.append(  # type: ignore[method-assign]
             "rerun" if new_run else "resume"
         )

@@ -17,8 +17,9 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.launch import local_machine
 from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.form_fields import KnobField, StartField
-from ltui.app.panels.form_panel import FormPanel, LaunchLine
+from ltui.app.panels.form_panel import FormPanel
 from ltui.app.panels.launch_form import LaunchForm
+from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.home import HomeScreen
@@ -589,7 +590,11 @@ async def test_fields_have_edges_that_need_no_colour(home: Path, place: Path) ->
             await pilot.pause()
             blurred = _edges(edged)
             assert all(blurred)
-            owner = next(node for node in edged.ancestors_with_self if node.can_focus)
+            owner = next(
+                node
+                for node in edged.ancestors_with_self
+                if isinstance(node, Widget) and node.can_focus
+            )
             owner.focus()
             await until(pilot, lambda owner=owner: owner.has_focus)  # type: ignore[misc]
             assert all(_edges(edged))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.binding import Binding
@@ -111,7 +112,7 @@ async def test_the_palette_goes_to_another_run(private_home: Path) -> None:
         assert len(app.screen_stack) == 2
 
 
-def unknown_hints(screen: Screen[object]) -> list[str]:
+def unknown_hints(screen: Screen[Any]) -> list[str]:
     """Return the hints of the footer whose key is bound to something else, or to nothing."""
     bound: dict[str, set[str]] = {}
     for key in listed_keys(screen):

@@ -179,7 +179,7 @@ async def test_the_form_of_a_finished_run_begins_at_the_field_to_raise(
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await opened(pilot, app, "r")
         await filled(pilot, screen)
-        await until(pilot, lambda: screen.focused in field(screen, EPOCHS).query(Input))
+        await until(pilot, lambda: screen.focused in set(field(screen, EPOCHS).query(Input)))
 
 
 async def test_a_wrong_change_is_shown_beside_its_field_and_nothing_starts(

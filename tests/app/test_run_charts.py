@@ -67,7 +67,7 @@ async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> Non
         await until(pilot, lambda: app.screen is screen)
         assert titles(screen) == ["loss", "step/lr", "acc"]
         requests = screen._requests
-        assert requests.request.names == set(NAMES)
+        assert requests.request.names == frozenset(NAMES)
         assert read_preferences(tmp_path)["metrics"] == {
             "cifar10-cnn": ["train/loss", "val/loss", "step/lr", "val/acc"]
         }

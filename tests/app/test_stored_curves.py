@@ -12,12 +12,12 @@ from ltui.app.live.stored_curves import stored_curve, stored_rates, stored_segme
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.tensor_queue.record_types import StepField
-from tests.store.histories import begin, run_dir, step_row
+from tests.store.histories import StepRow, begin, run_dir, step_row
 
 
 def steps_of(rank: int, first: int, last: int) -> Batch:
     """Steps of half a second with 16 samples."""
-    rows = []
+    rows: list[StepRow] = []
     for step in range(first, last + 1):
         row = step_row(step, 1.0, 100.0 + step)
         row[StepField.FORWARD_S] = step / 1000
@@ -54,7 +54,8 @@ def test_the_smoothed_loss_ends_the_same_however_long_the_history_is(tmp_path: P
     store = StoreWriter(run.db_path)
     begin(store)
     for first in range(0, 30_000, 5000):
-        rows = [(0, s + 1, step_row(s + 1, losses[s])) for s in range(first, first + 5000)]
+        chunk = range(first, first + 5000)
+        rows: list[StepRow] = [(0, s + 1, step_row(s + 1, losses[s])) for s in chunk]
         store.commit(1, Batch(steps=rows))
     store.close()
     with RunStore(run) as history:

@@ -27,7 +27,7 @@ from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import StepField
-from tests.store.histories import begin, snapshot, step_row
+from tests.store.histories import StepRow, begin, snapshot, step_row
 
 # Writes as a rank does, one command a line: "steps FIRST LAST", "metric STEP VALUE", "pulse STEP".
 RANK = """
@@ -257,9 +257,11 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
     store = StoreWriter(run_dir.db_path)
     begin(store)
     for first in range(1, 30_001, 5000):
-        rows = [(0, s, step_row(s, 1.0 / s, 100.0 + s)) for s in range(first, first + 5000)]
-        for _, _, row in rows:
+        rows: list[StepRow] = []
+        for step in range(first, first + 5000):
+            row = step_row(step, 1.0 / step, 100.0 + step)
             row[StepField.LR] = 0.1
+            rows.append((0, step, row))
         store.commit(1, Batch(steps=rows))
     ended = snapshot(id=run_dir.id, name="calm-fox", state=RunState.FINISHED, attempt=1)
     store.write_snapshot(ended)

@@ -6,7 +6,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def write_history(run_dir: RunDir, steps: int, *, chunk: int = CHUNK) -> None:
     store.close()
 
 
-def _rows(rank: int, first: int, stop: int) -> Iterator[tuple[int, int, list[float]]]:
+def _rows(rank: int, first: int, stop: int) -> Iterator[tuple[int, int, Sequence[float]]]:
     for seq in range(first, stop):
         step = float(seq + 1)
         loss = 2.0 / (1.0 + seq / 1e6) + 0.1 * math.sin(seq)

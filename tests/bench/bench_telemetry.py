@@ -88,8 +88,13 @@ class Model(pl.LightningModule):
         self.began = 0
         self.nothing: Any = None
 
+    @property
+    def profiler(self) -> Any:
+        """The trainer's profiler. Lightning sets the attribute outside of ``Trainer.__init__``."""
+        return self.trainer.profiler  # type: ignore[attr-defined]
+
     def on_train_start(self) -> None:
-        self.nothing = vars(self.trainer.profiler).pop("profile", None)
+        self.nothing = vars(self.profiler).pop("profile", None)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         now = time.thread_time_ns()
@@ -99,7 +104,7 @@ class Model(pl.LightningModule):
         elif place == 0:
             self._next_turn()
         self.began = time.thread_time_ns()
-        loss = self.layer(batch).pow(2).mean()
+        loss: torch.Tensor = self.layer(batch).pow(2).mean()
         self.log("loss", loss)
         return loss
 
@@ -110,9 +115,9 @@ class Model(pl.LightningModule):
         self.relay.wait(self.names)
         self.trainer.should_stop = self.relay.over
         if NET in self.names:
-            vars(self.trainer.profiler).pop("profile", None)
+            vars(self.profiler).pop("profile", None)
             if self.relay.name == NET:
-                self.trainer.profiler.profile = self.nothing
+                self.profiler.profile = self.nothing
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -158,7 +163,7 @@ def _train(folder: Path) -> Relay:
 
 
 def _fit(model: Model, folder: Path, callbacks: list[Any], csv: bool = False) -> None:
-    data = torch.randn(BLOCK * (2 * ROUNDS + 2) * 2, 8)
+    rows: Any = torch.randn(BLOCK * (2 * ROUNDS + 2) * 2, 8)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
@@ -170,7 +175,7 @@ def _fit(model: Model, folder: Path, callbacks: list[Any], csv: bool = False) ->
         enable_model_summary=False,
         enable_checkpointing=False,
     )
-    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
+    trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=2))
 
 
 if __name__ == "__main__":

@@ -173,7 +173,8 @@ def _fits(path: Path, facts: dict[str, Any]) -> bool:
     if not path.is_file():
         return False
     data = path.read_bytes()
-    return len(data) == facts["size_bytes"] and hashlib.sha256(data).hexdigest() == facts["sha256"]
+    found = (len(data), hashlib.sha256(data).hexdigest())
+    return found == (facts["size_bytes"], facts["sha256"])
 
 
 def leftover_files(run: RunDir) -> dict[str, int]:

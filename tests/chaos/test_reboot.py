@@ -16,6 +16,7 @@ from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
 from tests.chaos.invariants import verify_checkpoints
+from tests.required import required
 from tests.supervise.conftest import Runs
 
 EARLIER_BOOT = "00000000-0000-4000-8000-000000000000"
@@ -66,7 +67,7 @@ def test_pids_used_by_others(
     assert words in shown["detail"]
     assert all(rank["state"] == "dead" for rank in shown["ranks"])
     assert not run.socket_path.exists()
-    assert shown["ended_at"] <= before.taken_at + 1, "it ended when it was last seen"
+    assert shown["ended_at"] <= required(before.taken_at) + 1, "it ended when it was last seen"
     newest = verify_checkpoints(run).last
     assert newest is not None
     resume(run)

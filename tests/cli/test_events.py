@@ -43,7 +43,7 @@ def write_events(folder: Path, rows: list[Row]) -> None:
 
 
 def test_what_several_ranks_report_is_said_once_with_the_first_rank(tmp_path: Path) -> None:
-    notes = [
+    notes: list[tuple[int, str, str, dict[str, object]]] = [
         (rank, "note", f"The loss became nan at step 1 on rank {rank}.", {}) for rank in (1, 0)
     ]
     write_events(tmp_path, [*notes, (0, "paused", "Paused at step 200.", {})])

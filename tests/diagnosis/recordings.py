@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence
@@ -58,7 +59,7 @@ def judged(
     later_s: float = 0.5,
     batches: int = 20,
     planned: Mapping[int, int] | None = None,
-    **more: object,
+    **more: Any,
 ) -> Judgement:
     """Judge ``later_s`` after the evidence was collected, in a run with steps of 0.1 s.
 

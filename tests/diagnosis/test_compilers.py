@@ -120,16 +120,16 @@ def test_numba_is_detected_only_while_it_compiles() -> None:
             frame = frame.f_back  # type: ignore[assignment]
         seen.append(_stack(*frames))
 
-    def twice(x):  # type: ignore[no-untyped-def]
+    def twice(x):
         record_stack()
         return 2 * x
 
     @extending.overload(twice)
-    def _typed(x):  # type: ignore[no-untyped-def]  # called by the compiler
+    def _typed(x):  # called by the compiler
         record_stack()
         return lambda x: 2 * x
 
-    def calls_back(x):  # type: ignore[no-untyped-def]
+    def calls_back(x):
         with numba.objmode():
             record_stack()
         return twice(x) + 1

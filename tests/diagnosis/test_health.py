@@ -31,7 +31,7 @@ def trained(ranks: int = 3, step_s: float = 0.1) -> FoldState:
 
 def at(
     now_s: float, pulses: Sequence[PulseState], state: FoldState | None = None, **more
-) -> Judgement:  # type: ignore[no-untyped-def]
+) -> Judgement:
     return judge(
         JudgeInput(
             now_ns=round(now_s * SECOND),

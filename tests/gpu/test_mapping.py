@@ -145,6 +145,7 @@ def test_owners_of_processes():
     readings = (gpu(0, processes=processes),)
     places = [place(0, pid=50, start_ticks=500)]
     (shown,) = gpu_snapshots(readings, map_ranks(readings, places), places, "mine")
+    assert shown.processes is not None
     assert [p.owner for p in shown.processes] == ["rank", "run", "foreign", "unseen", "display"]
     assert shown.processes[0].rank == 0
     assert shown.ranks == (0,)

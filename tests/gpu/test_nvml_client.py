@@ -53,5 +53,6 @@ def test_losses():
 def test_a_call_is_noted_while_it_runs():
     client = NvmlClient()
     noted = DeviceClient(client, "3").query("power", lambda: client.pending_call)
+    assert noted is not None
     assert (noted.call, noted.gpu) == ("power", "3")
     assert client.pending_call is None

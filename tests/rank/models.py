@@ -54,7 +54,7 @@ class Linear(pl.LightningModule):
             self.do(self, batch_idx)
         time.sleep(self.step_s)
         self.order.append(f"train {self.trainer.global_step}")
-        loss = self.layer(batch).pow(2).mean()
+        loss: torch.Tensor = self.layer(batch).pow(2).mean()
         self.log("fit_loss", loss)
         self.log("epoch_loss", loss, on_step=False, on_epoch=True)
         return loss
@@ -85,7 +85,7 @@ class TwoOptimizers(Linear):
         self.automatic_optimization = False
         self.other = torch.nn.Linear(8, 1)
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # type: ignore[override]
         for layer, optimizer in zip((self.layer, self.other), self.optimizers(), strict=True):
             optimizer.zero_grad()
             self.manual_backward(layer(batch).pow(2).mean())

@@ -61,7 +61,7 @@ class RunFolder:
             return []
         reader = QueueReader(path)
         try:
-            found = []
+            found: list[Any] = []
             while records := reader.poll().records:
                 found += records
             return found
@@ -83,7 +83,8 @@ class RunFolder:
         return np.array(rows).reshape(-1, len(StepField))
 
     def column(self, field_: StepField, rank: int = 0) -> list[float]:
-        return self.steps(rank)[:, field_].tolist()
+        column: list[float] = self.steps(rank)[:, field_].tolist()
+        return column
 
     def labels(self, kind: RecordKind, rank: int = 0) -> list[dict[str, Any]]:
         return [json.loads(r.label) for r in self.records(rank) if r.kind == kind]

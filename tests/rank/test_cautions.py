@@ -78,9 +78,9 @@ class Model(pl.LightningModule):
         self.say = say
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
-        loss = self.layer(batch[0]).square().mean()
-        size = {"batch_size": len(batch[0])} if self.say else {}
-        self.log("error", loss, on_epoch=True, on_step=False, **size)
+        loss: torch.Tensor = self.layer(batch[0]).square().mean()
+        size = len(batch[0]) if self.say else None
+        self.log("error", loss, on_epoch=True, on_step=False, batch_size=size)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -13,6 +13,7 @@ from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.script_facts import MAX_BYTES, send_hyperparameters
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
+from tests.required import required
 
 
 class WithHyperparameters(Linear):
@@ -41,7 +42,7 @@ def test_a_script_reports_its_checkpoints_and_hyperparameters(
     best = [event for event in saved if event["best"]]
     assert best[-1]["path"] == saver.best_model_path
     assert best[-1]["metric"] == "val_loss"
-    assert best[-1]["value"] == float(saver.best_model_score)
+    assert best[-1]["value"] == float(required(saver.best_model_score))
     assert {event["path"] for event in saved if event["last"]} == {saver.last_model_path}
     assert saved[-1]["global_step"] in (3, 6, 9)
 

@@ -21,7 +21,8 @@ class Linear(pl.LightningModule):
         self.layer = torch.nn.Linear(8, 3)
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
-        return self.layer(batch[0]).square().mean()
+        loss: torch.Tensor = self.layer(batch[0]).square().mean()
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 import lightning.pytorch as pl
@@ -34,7 +35,7 @@ class _Model(pl.LightningModule):
         self.probe = probe
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        loss = self.layer(batch[0]).square().mean()
+        loss: torch.Tensor = self.layer(batch[0]).square().mean()
         self.mean.update(loss.detach())
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True, batch_size=2)
         self.log("metric", self.mean, on_epoch=True)
@@ -106,7 +107,7 @@ def test_connectors_have_the_methods_that_are_called() -> None:
         assert callable(getattr(checkpoint, name)), name
     inspect.signature(checkpoint.dump_checkpoint).bind(False)
     inspect.signature(checkpoint.resume_start).bind("path")
-    if not pl.__version__.startswith("2.5."):
+    if not version("lightning").startswith("2.5."):
         inspect.signature(checkpoint.resume_start).bind("path", weights_only=False)
     assert lightning_internals.loaded_checkpoint(checkpoint) == {}
     assert callable(lightning_internals.signal_connector(trainer).register_signal_handlers)
@@ -201,7 +202,7 @@ def test_the_manual_step_hook_is_called() -> None:
             super().__init__(lambda _: None)
             self.automatic_optimization = False
 
-        def training_step(self, batch: Any, index: int) -> None:
+        def training_step(self, batch: Any, index: int) -> None:  # type: ignore[override]
             optimizer: Any = self.optimizers()
             self.manual_backward(self.layer(batch[0]).mean())
             optimizer.step()
@@ -210,9 +211,12 @@ def test_the_manual_step_hook_is_called() -> None:
     manual = trainer.fit_loop.epoch_loop.manual_optimization
     calls: list[int] = []
     after_step = lightning_internals.after_manual_step(manual)
-    lightning_internals.replace_after_manual_step(
-        manual, lambda: (calls.append(1), after_step())[0]
-    )
+
+    def counted() -> None:
+        calls.append(1)
+        after_step()
+
+    lightning_internals.replace_after_manual_step(manual, counted)
     trainer.fit(Manual(), _loader())
     assert len(calls) == 4
 
@@ -228,7 +232,7 @@ def test_resuming_can_be_cleared() -> None:
 
 
 def test_the_default_profiler_can_be_silenced() -> None:
-    trainer = _trainer()
+    trainer: Any = _trainer()
     assert lightning_internals.silence_idle_profiler(trainer) is True
     with trainer.profiler.profile("action"):
         pass
@@ -268,7 +272,7 @@ def test_a_loaders_iterator_can_be_replaced_and_discarded(workers: int) -> None:
         return created[-1]
 
     torch_internals.replace_get_iterator(loader, create)
-    iterator = iter(loader)
+    iterator: Any = iter(loader)
     assert created == [iterator]
     next(iterator)
     assert torch_internals.yielded_batches(iterator) == 1
@@ -320,7 +324,8 @@ def test_the_flight_recorder_has_a_dump_function(process_group: None) -> None:
     dist.all_reduce(torch.ones(1))
     assert recorder.counts() != UNKNOWN
     assert list(recorder.groups().values()) == [[0]]
-    assert dist.group.WORLD._get_sequence_number_for_group() >= 0
+    world: Any = dist.group.WORLD
+    assert world._get_sequence_number_for_group() >= 0
 
 
 def test_norms_of_parameters() -> None:

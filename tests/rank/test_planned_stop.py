@@ -181,7 +181,8 @@ def test_a_changed_learning_rate_is_not_undone_by_the_checkpoint(run: RunFolder,
             return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            group = self.optimizers().param_groups[0]
+            optimizer: Any = self.optimizers()
+            group = optimizer.param_groups[0]
             rates.append((group["lr"], group["weight_decay"]))
 
     def resumed(changed: list[str]) -> list[tuple[float, float]]:

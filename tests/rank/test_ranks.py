@@ -23,8 +23,13 @@ import pytest
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from tests.rank.runs import RunFolder, Script, wait_for
+from tests.required import required
 
 pytestmark = pytest.mark.timeout(300)
+
+
+def both_paused(run: RunFolder) -> bool:
+    return all(required(run.pulse(rank)).phase == Phase.PAUSED for rank in (0, 1))
 
 
 def steps_done(run: RunFolder, rank: int = 0) -> int:
@@ -64,11 +69,16 @@ def steered(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[An
         wait_for(lambda: steps_done(run) > 5, script.process)
         seen.pids = script.pids()
         run.ask(Command.PAUSE)
-        wait_for(lambda: all(run.pulse(r).phase == Phase.PAUSED for r in (0, 1)), script.process)
-        seen.paused_at = [run.pulse(r).global_step for r in (0, 1)]
+        wait_for(
+            lambda: both_paused(run),
+            script.process,
+        )
+        seen.paused_at = [required(run.pulse(r)).global_step for r in (0, 1)]
         run.ask(Command.CHECKPOINT)
-        wait_for(lambda: all(run.pulse(r).decision_done == 2 for r in (0, 1)), script.process)
-        seen.still_at = [run.pulse(r).global_step for r in (0, 1)]
+        wait_for(
+            lambda: all(required(run.pulse(r)).decision_done == 2 for r in (0, 1)), script.process
+        )
+        seen.still_at = [required(run.pulse(r)).global_step for r in (0, 1)]
         run.ask(Command.CONTINUE)
         wait_for(lambda: steps_done(run) > seen.paused_at[0] + 3, script.process)
         seen.asked_at = steps_done(run, 1)
@@ -104,8 +114,8 @@ def test_sigterm_to_one_rank_stops_all_at_one_step(steered: Any) -> None:
     assert steered.code == 0, steered.script.output()
     (stopped,) = run.events("stopped")
     assert stopped["global_step"] - steered.asked_at <= 3
-    assert {run.pulse(r).global_step for r in (0, 1)} == {stopped["global_step"]}
-    assert {run.pulse(r).outcome for r in (0, 1)} == {Outcome.STOPPED}
+    assert {required(run.pulse(r)).global_step for r in (0, 1)} == {stopped["global_step"]}
+    assert {required(run.pulse(r)).outcome for r in (0, 1)} == {Outcome.STOPPED}
     names = [path.name for path in run.checkpoints]
     assert names[0] == f"step-{steered.paused_at[0]:08d}-request.ckpt"
     assert names[1] == f"step-{stopped['global_step']:08d}-stop.ckpt"
@@ -146,7 +156,7 @@ def test_resumed_by_the_other_package_and_launcher(
     for rank in (0, 1):
         steps = run.column(StepField.GLOBAL_STEP, rank)
         assert steps == list(range(at + 1, epochs * 40 + 1))
-        assert run.pulse(rank).outcome == Outcome.FINISHED
+        assert required(run.pulse(rank)).outcome == Outcome.FINISHED
         assert "(pytorch_lightning)" in run.labels(RecordKind.HELLO, rank)[0]["lightning"]
     assert run.events("resumed")[0]["global_step"] == at
     assert run.events("resumed", rank=1) == []
@@ -165,7 +175,7 @@ def validating(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator
     seen = SimpleNamespace(run=run)
     try:
         wait_for(
-            lambda: run.pulse() and run.pulse().phase == Phase.VALIDATION and run.pulse().batch > 5,
+            lambda: (pulse := run.pulse()) and pulse.phase == Phase.VALIDATION and pulse.batch > 5,
             first.process,
         )
         run.ask(Command.STOP)
@@ -285,7 +295,10 @@ def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> N
         assert run.column(StepField.GLOBAL_STEP, rank) == list(range(1, 17))
         # The following test stage resets the outcome of training and finishes itself.
         assert (run.path / f"in-test-{rank}").read_text() == "RUNNING"
-        assert (run.pulse(rank).outcome, run.pulse(rank).phase) == (Outcome.FINISHED, Phase.ENDED)
+        assert (required(run.pulse(rank)).outcome, required(run.pulse(rank)).phase) == (
+            Outcome.FINISHED,
+            Phase.ENDED,
+        )
     assert [step for step, _ in run.metrics()["test/loss"]] == [16]
     assert run.column(StepField.LR)[0] == 0.01
     assert not (run.path / "config.yaml").exists()
@@ -298,7 +311,10 @@ def test_a_pause_takes_no_core_and_a_planned_stop_is_met_by_all(run: RunFolder, 
     try:
         wait_for(lambda: steps_done(run) > 5, script.process)
         run.ask(Command.PAUSE)
-        wait_for(lambda: all(run.pulse(r).phase == Phase.PAUSED for r in (0, 1)), script.process)
+        wait_for(
+            lambda: both_paused(run),
+            script.process,
+        )
         ranks = [psutil.Process(pid) for pid in script.pids()]
         before = [sum(rank.cpu_times()[:2]) for rank in ranks]
         time.sleep(2.0)
@@ -310,7 +326,7 @@ def test_a_pause_takes_no_core_and_a_planned_stop_is_met_by_all(run: RunFolder, 
         control.close()
         run.ask(Command.CONTINUE)
         assert script.wait() == 0, script.output()
-        assert [run.pulse(r).global_step for r in (0, 1)] == [step, step]
+        assert [required(run.pulse(r)).global_step for r in (0, 1)] == [step, step]
         assert [p.name for p in run.checkpoints] == [f"step-{step:08d}-stop.ckpt"]
     finally:
         script.end()

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 @pytest.mark.timeout(600)
 def test_a_sharded_checkpoint_is_whole_or_not_taken(tmp_path: Path) -> None:
     import torch
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=500
@@ -30,7 +30,7 @@ def test_a_sharded_checkpoint_is_whole_or_not_taken(tmp_path: Path) -> None:
     assert len(shards) == 2
     # Read by one process, whatever number wrote it.
     state = {"rows": torch.zeros(10, 4), "step": torch.tensor(0)}
-    dcp.load(state, checkpoint_id=path)
+    load(state, checkpoint_id=path)
     assert torch.equal(state["rows"], torch.arange(40.0).reshape(10, 4))
     assert int(state["step"]) == info.global_step == 7
 

@@ -20,6 +20,7 @@ from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder, wait_for
+from tests.required import required
 
 
 def asks(run: RunFolder, command: Command, at: int) -> Any:
@@ -220,11 +221,11 @@ def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
 
     def watch() -> None:
         try:
-            wait_for(lambda: run.pulse() and run.pulse().phase == Phase.PAUSED)
-            seen.append(run.pulse().global_step)
+            wait_for(lambda: (pulse := run.pulse()) and pulse.phase == Phase.PAUSED)
+            seen.append(required(run.pulse()).global_step)
             run.ask(Command.CHECKPOINT)
             wait_for(lambda: run.checkpoints)
-            wait_for(lambda: run.pulse().decision_done == 2)
+            wait_for(lambda: required(run.pulse()).decision_done == 2)
             seen.append(len(run.steps()))
         finally:
             run.ask(Command.CONTINUE)
@@ -238,14 +239,14 @@ def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
     assert len(run.events("paused")) >= 1
     assert len(run.events("continued")) == 1
     assert len(run.steps()) == 6
-    assert run.pulse().decision_done == 3
+    assert required(run.pulse()).decision_done == 3
     # The pause is no part of a step.
     assert run.steps()[3, 6] < 5
 
 
 def test_stop_while_paused(run: RunFolder, fit: Any) -> None:
     def watch() -> None:
-        wait_for(lambda: run.pulse() and run.pulse().phase == Phase.PAUSED)
+        wait_for(lambda: (pulse := run.pulse()) and pulse.phase == Phase.PAUSED)
         run.ask(Command.STOP)
 
     watcher = threading.Thread(target=watch)
@@ -286,7 +287,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: A
     assert "Training continues" in failed["text"]
     assert run.events("stopped") == []
     assert len(run.steps()) == 5
-    assert run.pulse().outcome == Outcome.FINISHED
+    assert required(run.pulse()).outcome == Outcome.FINISHED
 
 
 def test_a_full_disk_is_seen_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
@@ -328,7 +329,7 @@ def test_a_script_that_names_its_checkpoint_keeps_it(run: RunFolder, fit: Any) -
 
 def test_stop_in_test_outside_of_fit(run: RunFolder, fit: Any) -> None:
     model = Linear()
-    model.on_test_start = lambda: run.ask(Command.STOP)  # type: ignore[method-assign]
+    model.on_test_start = lambda: run.ask(Command.STOP)  # type: ignore[method-assign, assignment]
     with pytest.raises(RunStopped):
         fit(model, loader(5), call="test")
     assert run.checkpoints == []

@@ -16,6 +16,7 @@ from ltui.training.rank.telemetry import count_samples
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from tests.rank.models import Endless, Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
+from tests.required import required
 
 PARTS = [StepField.FETCH_S, StepField.TRANSFER_S, StepField.FORWARD_S]
 PARTS += [StepField.BACKWARD_S, StepField.OPTIMIZER_S]
@@ -189,7 +190,7 @@ def test_two_trainers_then_fit_again_then_test(run: RunFolder, fit: Any) -> None
 def test_sanity_check_is_no_validation(run: RunFolder, fit: Any) -> None:
     phases: list[int] = []
     model = Linear()
-    model.on_validation_batch_start = lambda *_: phases.append(run.pulse().phase)  # type: ignore
+    model.on_validation_batch_start = lambda *_: phases.append(required(run.pulse()).phase)  # type: ignore
     fit(model, loader(3), loader(3), max_epochs=1, num_sanity_val_steps=2)
     assert phases == [Phase.SANITY] * 2 + [Phase.VALIDATION] * 3
     assert [step for step, _ in run.metrics()["val_loss"]] == [3]
@@ -201,17 +202,17 @@ def test_phases_in_the_pulse(run: RunFolder, fit: Any) -> None:
 
     class Watched(Linear):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            seen["step"] = run.pulse().phase
+            seen["step"] = required(run.pulse()).phase
             return super().training_step(batch, batch_idx)
 
         def on_after_backward(self) -> None:
-            seen["backward"] = run.pulse().phase
+            seen["backward"] = required(run.pulse()).phase
 
         def on_before_optimizer_step(self, *_: Any) -> None:
-            seen["optimizer"] = run.pulse().phase
+            seen["optimizer"] = required(run.pulse()).phase
 
         def on_train_batch_end(self, *_: Any) -> None:
-            seen["end"] = run.pulse().phase
+            seen["end"] = required(run.pulse()).phase
 
     fit(Watched(), loader(2), max_epochs=1)
     assert seen == {
@@ -304,12 +305,12 @@ def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> Non
     began = pulse.changed_ns
     pulse.mark[3] = 7
     pulse.mark[1], pulse.mark[0] = began + 1_000_000_000, Phase.BACKWARD
-    seen = run.pulse()
+    seen = required(run.pulse())
     assert (seen.phase, seen.global_step) == (Phase.BACKWARD, 7)
     assert seen.changed_ns == began + 1_000_000_000
     assert seen.changed_wall_s == pytest.approx(pulse.changed_wall_s + 1)
     pulse.beat()
-    assert run.pulse().phase == Phase.BACKWARD
+    assert required(run.pulse()).phase == Phase.BACKWARD
     pulse.mark[1], pulse.mark[0] = began + 2_000_000_000, Phase.BATCH_END
-    assert run.pulse().phase == Phase.BATCH_END
+    assert required(run.pulse()).phase == Phase.BATCH_END
     writer.close()

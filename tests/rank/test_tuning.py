@@ -66,7 +66,7 @@ def test_finders_leave_one_end_checkpoint_and_are_named(run: RunFolder, fit: Any
 
 def test_a_fit_that_only_tunes_does_not_finish_the_run(run: RunFolder, fit: Any) -> None:
     import lightning.pytorch as pl
-    from lightning.pytorch.tuner import Tuner
+    from lightning.pytorch.tuner.tuning import Tuner
 
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_progress_bar=False,

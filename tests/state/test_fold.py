@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -29,7 +30,7 @@ gaps = st.floats(min_value=1e-4, max_value=30.0)
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list:  # type: ignore[type-arg]
+def histories(draw: st.DrawFn) -> list:
     t_s, epoch, records = 0.0, 0, []
     for index in range(draw(st.integers(1, 60))):
         t_s += draw(gaps)
@@ -48,7 +49,7 @@ def histories(draw: st.DrawFn) -> list:  # type: ignore[type-arg]
 
 
 @given(histories(), st.lists(st.integers(0, 60), max_size=5))
-def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:  # type: ignore[type-arg]
+def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:
     whole = fold(FoldState(), 0, records).ranks[0]
     state = FoldState()
     edges = [0, *sorted(cuts), len(records)]
@@ -64,7 +65,7 @@ def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:  #
 
 
 @given(histories(), st.floats(0, 1000))
-def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float) -> None:  # type: ignore[type-arg]
+def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float) -> None:
     state = fold(FoldState(), 0, records)
     found = throughput(state, records[-1].t_ns + round(later_s * SECOND))
     for rate in (found.samples_per_s, found.steps_per_s, found.best_samples_per_s):
@@ -73,7 +74,7 @@ def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float
 
 
 @given(histories())
-def test_bounds_hold(records: list) -> None:  # type: ignore[type-arg]
+def test_bounds_hold(records: list) -> None:
     rank = fold(FoldState(), 0, records * 3).ranks[0]
     assert len(rank.recent_step_s) <= RECENT_STEPS
     assert len(rank.recent_loss) <= RECENT_STEPS
@@ -217,14 +218,12 @@ def test_no_loss_at_all_is_no_metric() -> None:
 
 
 def test_rows_of_other_layouts_are_padded_or_cut() -> None:
-    short = step(1, 0.0)
-    rows = step_rows(
-        [
-            short,
-            short.__class__(seq=1, kind=1, t_ns=1, label=b"", array=short.array[:5]),
-            short.__class__(seq=2, kind=1, t_ns=2, label=b"", array=np.array([*short.array, 9.0])),
-        ]
-    )[1]
+    usual = step(1, 0.0)
+    values = usual.array
+    assert isinstance(values, np.ndarray)
+    short = replace(usual, seq=1, t_ns=1, array=values[:5])
+    long = replace(usual, seq=2, t_ns=2, array=np.array([*values, 9.0]))
+    rows = step_rows([usual, short, long])[1]
     assert rows.shape == (3, 16)
     assert math.isnan(rows[1, 5])
 

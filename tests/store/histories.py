@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import StepField
+
+StepRow = tuple[int, int, Sequence[float]]
+"""(rank, number of the record, values of ``StepField``)"""
 
 
 def run_dir(folder: Path) -> RunDir:
@@ -36,7 +40,9 @@ def step_row(step: float, loss: float = math.nan, wall_s: float = 0.0) -> list[f
 
 def steps(first: int, last: int, *, rank: int = 0, factor: float = 1.0) -> Batch:
     """Steps ``first`` to ``last``, whose loss is ``factor`` times the step."""
-    rows = [(rank, s, step_row(s, factor * s, 100.0 + s)) for s in range(first, last + 1)]
+    rows: list[StepRow] = [
+        (rank, s, step_row(s, factor * s, 100.0 + s)) for s in range(first, last + 1)
+    ]
     return Batch(steps=rows, cursors={rank: Cursor(last + 1)})
 
 
@@ -45,6 +51,10 @@ def write(store: StoreWriter, attempt: int, batches: Iterable[Batch]) -> None:
         store.commit(attempt, batch)
 
 
-def snapshot(**changes: object) -> RunSnapshot:
-    values = {"id": "brave-owl-0002", "name": "brave-owl", "state": RunState.RUNNING}
+def snapshot(**changes: Any) -> RunSnapshot:
+    values: dict[str, Any] = {
+        "id": "brave-owl-0002",
+        "name": "brave-owl",
+        "state": RunState.RUNNING,
+    }
     return RunSnapshot(**{**values, **changes})

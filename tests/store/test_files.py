@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_everything_else_comes_back(tmp_path: Path) -> None:
     store.commit(1, Batch(events=[event, event], gaps=[(1, 9, 4, 3.0, "lapped")]))
     verdict = Verdict(kind="stall", level="stalled", cause="rank 1", culprits=(1,), began=1.0)
     store.write_verdict(1, verdict)
-    store.write_verdict(1, Verdict(**{**_fields(verdict), "ended": 9.0}))
+    store.write_verdict(1, replace(verdict, ended=9.0))
     store.commit(1, Batch(), snapshot(global_step=7))
     store.close()
     with RunStore(run) as history:
@@ -127,10 +128,6 @@ def test_everything_else_comes_back(tmp_path: Path) -> None:
         assert list(readings.times) == [1.0, 2.0, 3.0]
         assert str(readings.utilisation_percent[1]) == "nan"
         assert history.snapshot().global_step == 7
-
-
-def _fields(verdict: Verdict) -> dict[str, object]:
-    return {name: getattr(verdict, name) for name in verdict.__dataclass_fields__}
 
 
 def test_export_as_csv_and_json(tmp_path: Path) -> None:

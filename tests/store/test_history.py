@@ -91,8 +91,8 @@ def test_a_metric_that_was_logged_as_nan_is_in_the_export(tmp_path: Path) -> Non
     run = run_dir(tmp_path)
     store = StoreWriter(run.db_path)
     begin(store)
-    samples = [(0, n, "val/acc", n, 0, 1.0, value) for n, value in enumerate((0.5, math.nan))]
-    store.commit(1, Batch(samples=samples))
+    values = enumerate((0.5, math.nan))
+    store.commit(1, Batch(samples=[(0, n, "val/acc", n, 0, 1.0, value) for n, value in values]))
     store.close()
     thinned = WindowedPart()
     with RunStore(run) as history:
@@ -120,10 +120,10 @@ def test_windows_are_what_numpy_makes_of_the_rows(tmp_path: Path) -> None:
     store.close()
     assert {level for level, _ in found} == {64, 4096}
     for (level, win), (n, known, mean, low, high) in found.items():
-        part = losses[win * level : (win + 1) * level]
-        assert (n, known) == (level, np.isfinite(part).sum())
-        assert mean == pytest.approx(np.nanmean(part))
-        assert (low, high) == (np.nanmin(part), np.nanmax(part))
+        window = losses[win * level : (win + 1) * level]
+        assert (n, known) == (level, np.isfinite(window).sum())
+        assert mean == pytest.approx(np.nanmean(window))
+        assert (low, high) == (np.nanmin(window), np.nanmax(window))
 
 
 def test_a_restarted_writer_goes_on_with_the_windows(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_a_loss_that_is_not_a_number_is_a_gap_and_infinity_is_kept(tmp_path: Pat
     run = run_dir(tmp_path)
     store = StoreWriter(run.db_path)
     begin(store)
-    rows = [(0, s, step_row(s, v)) for s, v in enumerate((1.0, math.nan, math.inf, 2.0))]
-    store.commit(1, Batch(steps=rows))
+    values = enumerate((1.0, math.nan, math.inf, 2.0))
+    store.commit(1, Batch(steps=[(0, s, step_row(s, v)) for s, v in values]))
     store.close()
     with RunStore(run) as history:
         curve = history.curve("train/loss")

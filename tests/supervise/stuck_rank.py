@@ -79,7 +79,7 @@ def main() -> None:
         run_dir = Path(os.environ["LTUI_RUN_DIR"])
         (run_dir / "queue" / "1").mkdir(parents=True, exist_ok=True)
         if how == "late":
-            HeartbeatThread._write_evidence = never  # type: ignore[method-assign]
+            HeartbeatThread._write_evidence = never  # type: ignore[method-assign, assignment]
         assert start_heartbeat_thread(run_dir, 1, rank) is not None
         time.sleep(0.1)
     print("ready", flush=True)

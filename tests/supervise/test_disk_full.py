@@ -12,6 +12,7 @@ import pytest
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
+from tests.required import required
 from tests.supervise.conftest import Runs
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
@@ -62,16 +63,18 @@ def test_history_catches_up_once_there_is_room(runs: Runs, small_disk: Path) -> 
     ballast = _fill(small_disk)
     full = runs.until(run, lambda s: s.history_note is not None)
     assert full.state is RunState.RUNNING
-    assert full.history_note.startswith("disk full since ")
-    goal = full.global_step + 50
+    assert required(full.history_note).startswith("disk full since ")
+    goal = required(full.global_step) + 50
     on = runs.until(run, lambda s: (s.global_step or 0) > goal)
-    assert "step records not written" in on.history_note
+    assert "step records not written" in required(on.history_note)
     ballast.unlink()
     runs.until(run, lambda s: s.history_note is None)
     runs.order(run, "stop")
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
-    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, ended.global_step + 1))
+    assert (
+        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
+    )
 
 
 def test_the_end_is_recorded_once_there_is_room(runs: Runs, small_disk: Path) -> None:

@@ -25,6 +25,7 @@ from ltui.training.supervise.watchdog.gather_evidence import (
     collect_evidence,
 )
 from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses, write_diagnosis
+from tests.required import required
 from tests.supervise.conftest import Runs
 
 SCRIPT = Path(__file__).with_name("stuck_rank.py")
@@ -103,14 +104,14 @@ def test_the_stack_of_every_kind_of_hang_is_read(
         lambda e: (
             all(e.ranks[r].main_stack for r in range(4))
             and (e.ranks[1].beat_age_s or 0) > 1.5
-            and all(e.ranks[r].process.frozen for r in (0, 1))
+            and all(required(e.ranks[r].process).frozen for r in (0, 1))
             and any(w.loader and w.stacks for w in e.ranks[3].workers)
         )
     )
     assert "locked" in functions(seen.ranks[0].main_stack)
-    assert seen.ranks[0].main_stack.source == "thread"
+    assert required(seen.ranks[0].main_stack).source == "thread"
     assert "gil" in functions(seen.ranks[1].main_stack)
-    assert seen.ranks[1].main_stack.source == "signal"
+    assert required(seen.ranks[1].main_stack).source == "signal"
     assert "asleep" in functions(seen.ranks[2].main_stack)
     assert seen.ranks[2].beat_age_s is None
     (worker,) = seen.ranks[3].workers
@@ -130,9 +131,11 @@ def test_the_signal_for_stacks_does_not_make_a_frozen_rank_appear_alive(stuck: S
 
     def watched(seen: Evidence) -> bool:
         """All seen frozen, over more than one round."""
-        (worker,) = seen.ranks[2].workers or (None,)
-        sights = [seen.ranks[0].process, seen.ranks[1].process, worker and worker.process]
-        return all(p is not None and p.frozen and (p.interval_s or 0) > 1.5 for p in sights)
+        workers = [worker.process for worker in seen.ranks[2].workers]
+        sights = [seen.ranks[0].process, seen.ranks[1].process, *workers]
+        return len(workers) == 1 and all(
+            p is not None and p.frozen and (p.interval_s or 0) > 1.5 for p in sights
+        )
 
     seen = stuck.until(watched)
     assert "asleep" in functions(seen.ranks[0].main_stack)
@@ -187,7 +190,7 @@ def test_the_exit_of_a_process_with_another_parent_is_observed(tmp_path: Path) -
     finally:
         watch.close()
         parent.wait()
-        parent.stdout.close()
+        required(parent.stdout).close()
 
 
 def test_a_dump_of_faulthandler_is_parsed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,21 @@ from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
-from ltui.training.state.run_snapshot import LIVE, RankState, RunState
+from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
+from tests.required import required
 from tests.supervise.conftest import Runs
 
 
 def test_the_supervisor(runs: Runs) -> None:
     run = runs.training()
     before = resolve_snapshot(run)
-    os.kill(before.supervisor_pid, signal.SIGKILL)
+    os.kill(required(before.supervisor_pid), signal.SIGKILL)
     assert resolve_snapshot(run).state is RunState.RUNNING
     after = runs.until(run, lambda s: s.supervisor_pid not in (None, before.supervisor_pid))
     assert after.state is RunState.RUNNING
     assert [r.pid for r in after.ranks] == [r.pid for r in before.ranks]
-    goal = after.global_step + 20
+    goal = required(after.global_step) + 20
     moved = runs.until(run, lambda s: (s.global_step or 0) > goal)
     assert [r.host for r in moved.ranks] == ["here", "here"]
     assert moved.max_steps == before.max_steps
@@ -34,7 +36,9 @@ def test_the_supervisor(runs: Runs) -> None:
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     assert ended.history_note is None
-    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, ended.global_step + 1))
+    assert (
+        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
+    )
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["hangs", "killed"])
@@ -42,8 +46,8 @@ def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool)
     """The stored state is starting, but the pulses of the ranks show that they train."""
     begin = tmp_path / "begin"
     run = runs.fake("--gate", str(begin))
-    pid = runs.until(run, lambda s: len(s.ranks) == 2).supervisor_pid
-    shim = shim_identity(run).pid
+    pid = required(runs.until(run, lambda s: len(s.ranks) == 2).supervisor_pid)
+    shim = required(shim_identity(run)).pid
     os.kill(shim, signal.SIGSTOP)  # lest it starts another supervisor
     os.kill(pid, signal.SIGKILL if killed else signal.SIGSTOP)
     assert runs.until(run, lambda s: s.detail).state is RunState.STARTING
@@ -57,15 +61,21 @@ def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool)
     assert runs.ended(run).state is RunState.STOPPED
 
 
+def has_another_supervisor(snapshot: RunSnapshot, *, pid: int) -> bool:
+    return snapshot.supervisor_pid not in (None, pid)
+
+
 def test_the_supervisor_again_and_again(runs: Runs) -> None:
     run = runs.training()
     for _ in range(3):
-        pid = runs.until(run, lambda s: s.supervisor_pid).supervisor_pid
+        pid = required(runs.until(run, lambda s: s.supervisor_pid).supervisor_pid)
         os.kill(pid, signal.SIGKILL)
-        runs.until(run, lambda s, pid=pid: s.supervisor_pid not in (None, pid))
+        runs.until(run, partial(has_another_supervisor, pid=pid))
     runs.order(run, "stop")
     ended = runs.ended(run)
-    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, ended.global_step + 1))
+    assert (
+        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
+    )
 
 
 def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
@@ -86,7 +96,7 @@ def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank(runs: Runs, rank: int) -> None:
     run = runs.training()
-    os.kill(resolve_snapshot(run).ranks[rank].pid, signal.SIGKILL)
+    os.kill(required(resolve_snapshot(run).ranks[rank].pid), signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state in (RunState.CRASHED, RunState.FAILED)
     assert ended.ranks[rank].state is RankState.DEAD
@@ -94,29 +104,30 @@ def test_a_rank(runs: Runs, rank: int) -> None:
     assert re.match(r"ranks? (0 and )?[01] (was|were) killed by SIGKILL", ended.detail or "")
     (verdict, *_) = ended.verdicts
     assert verdict.remedy is not None
-    assert runs.steps(run) == list(range(1, ended.ranks[0].global_step + 1))
+    assert runs.steps(run) == list(range(1, required(ended.ranks[0].global_step) + 1))
 
 
 def test_the_engine(runs: Runs) -> None:
     run = runs.training()
-    os.kill(engine_identity(run).pid, signal.SIGKILL)
+    os.kill(required(engine_identity(run)).pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state is RunState.CRASHED
-    assert "the command was killed by SIGKILL" in ended.detail
+    assert "the command was killed by SIGKILL" in required(ended.detail)
 
 
 def test_the_shim(runs: Runs) -> None:
     run = runs.training()
-    os.kill(shim_identity(run).pid, signal.SIGKILL)
+    os.kill(required(shim_identity(run)).pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state is RunState.CRASHED
-    assert "shim process was killed" in ended.detail
+    assert "shim process was killed" in required(ended.detail)
 
 
 def test_shim_and_supervisor_at_once(runs: Runs) -> None:
     """Ranks of a foreign launcher outlive both; the next supervisor ends them."""
     run = runs.training()
-    supervisor, shim = resolve_snapshot(run).supervisor_pid, shim_identity(run).pid
+    supervisor = required(resolve_snapshot(run).supervisor_pid)
+    shim = required(shim_identity(run)).pid
     os.kill(shim, signal.SIGSTOP)  # lest it starts another in between
     os.kill(supervisor, signal.SIGKILL)
     os.kill(shim, signal.SIGKILL)
@@ -135,7 +146,7 @@ def test_everything_at_once_is_lost_and_can_be_resumed(runs: Runs) -> None:
     runs.kill_everything(run)
     # A dead process whose threads still end holds its locks a moment longer.
     lost = runs.until(run, lambda s: s.state is RunState.LOST)
-    assert "how it ended is unknown" in lost.detail
+    assert "how it ended is unknown" in required(lost.detail)
     assert all(r.state is RankState.DEAD for r in lost.ranks)
     resume(run)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
@@ -147,25 +158,25 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
     with monkeypatch.context() as environment:
         environment.setenv("LTUI_QUEUE_BYTES", "16384")
         run = runs.training("--pause", "0.002")
-    pid = resolve_snapshot(run).supervisor_pid
+    pid = required(resolve_snapshot(run).supervisor_pid)
     os.kill(pid, signal.SIGSTOP)
-    goal = resolve_snapshot(run).global_step + 400
+    goal = required(resolve_snapshot(run).global_step) + 400
     runs.until(run, lambda s: (s.global_step or 0) > goal)
     os.kill(pid, signal.SIGCONT)
     noted = runs.until(run, lambda s: s.history_note is not None and s.supervisor_pid == pid)
-    assert noted.history_note.startswith("records lost: ")
+    assert required(noted.history_note).startswith("records lost: ")
     runs.order(run, "stop")
     ended = runs.ended(run)
     with RunStore(run) as store:
         missed = sum(gap.missed for gap in store.gaps() if gap.rank == 0)
-    unseen = ended.ranks[0].global_step - len(runs.steps(run))
+    unseen = required(ended.ranks[0].global_step) - len(runs.steps(run))
     # Not every record is of a step: two introduce the rank, two tell of its stop.
     assert 0 < unseen <= missed <= unseen + 4
 
 
 def test_a_stopped_process_is_not_taken_for_dead(runs: Runs) -> None:
     run = runs.training()
-    pid = resolve_snapshot(run).supervisor_pid
+    pid = required(resolve_snapshot(run).supervisor_pid)
     os.kill(pid, signal.SIGSTOP)
     hanging = runs.until(run, lambda s: s.detail is not None)
     assert hanging.state in LIVE

@@ -21,6 +21,7 @@ from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.supervise.open_attempt import AttemptPlan, open_attempt
+from tests.required import required
 from tests.supervise.conftest import ENGINE, Runs
 
 
@@ -28,11 +29,11 @@ def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
     gate = runs.cwd / "gate"
     run = runs.training("--steps", "150", "--gate", str(gate), "--gate-at", "140")
     live = resolve_snapshot(run)
-    assert live.supervisor_pid == lock_holder(run.lock_path).pid
+    assert live.supervisor_pid == required(lock_holder(run.lock_path)).pid
     assert [r.state for r in live.ranks] == [RankState.OK, RankState.OK]
     assert (live.world_size, live.max_steps) == (2, 150)
     measured = runs.until(run, lambda s: s.ranks[0].cpu_percent is not None)
-    assert measured.ranks[0].rss_bytes > 1_000_000
+    assert required(measured.ranks[0].rss_bytes) > 1_000_000
     gate.touch()
     ended = runs.ended(run)
     assert (ended.state, ended.exit_code) == (RunState.FINISHED, 0)
@@ -66,13 +67,13 @@ def test_stop_leaves_a_checkpoint_and_resume_goes_on(runs: Runs) -> None:
     (checkpoint,) = stopped.checkpoints
     assert checkpoint.ok
     resume(run)
-    again = runs.until(run, lambda s: (s.global_step or 0) > stopped.global_step + 5)
+    again = runs.until(run, lambda s: (s.global_step or 0) > required(stopped.global_step) + 5)
     assert again.attempt == 2
     with pytest.raises(ProblemError, match="so it cannot be resumed"):
         resume(run)
     runs.order(run, "stop")
     twice = runs.ended(run)
-    assert runs.steps(run) == list(range(1, twice.global_step + 1))
+    assert runs.steps(run) == list(range(1, required(twice.global_step) + 1))
 
 
 def test_steps_that_were_redone_replace_the_earlier_ones(runs: Runs) -> None:
@@ -83,14 +84,14 @@ def test_steps_that_were_redone_replace_the_earlier_ones(runs: Runs) -> None:
     runs.order(run, "kill")
     killed = runs.ended(run)
     assert killed.state is RunState.STOPPED
-    assert "killed on request" in killed.detail
-    assert f"the last checkpoint is of step {saved.global_step}" in killed.detail
+    assert "killed on request" in required(killed.detail)
+    assert f"the last checkpoint is of step {saved.global_step}" in required(killed.detail)
     resume(run)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
     runs.order(run, "stop")
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
-    assert runs.steps(run) == list(range(1, ended.global_step + 1))
+    assert runs.steps(run) == list(range(1, required(ended.global_step) + 1))
 
 
 def test_pause_holds_the_ranks_and_continue_frees_them(runs: Runs) -> None:
@@ -101,7 +102,7 @@ def test_pause_holds_the_ranks_and_continue_frees_them(runs: Runs) -> None:
     paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
     assert paused.verdicts == ()
     runs.order(run, "continue")
-    on = runs.until(run, lambda s: (s.global_step or 0) > paused.global_step + 10)
+    on = runs.until(run, lambda s: (s.global_step or 0) > required(paused.global_step) + 10)
     assert on.state is RunState.RUNNING
     runs.order(run, "stop")
     ended = runs.ended(run)

@@ -10,6 +10,7 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.stop_escalation import INTERRUPT_S, StopEscalation, StopStage
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
+from tests.required import required
 from tests.supervise.conftest import Runs
 
 
@@ -31,7 +32,7 @@ def test_the_stages_follow_each_other() -> None:
 
 def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
     run = runs.training()
-    frozen = resolve_snapshot(run).ranks[1].pid
+    frozen = required(resolve_snapshot(run).ranks[1].pid)
     os.kill(frozen, signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=5)
     words = "stopping: waiting for the ranks to stop together"
@@ -39,7 +40,7 @@ def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
     assert waiting.state is RunState.STOPPING
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
-    assert "killed because the ranks did not stop together within 5 s" in ended.detail
+    assert "killed because the ranks did not stop together within 5 s" in required(ended.detail)
 
 
 def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
@@ -49,16 +50,16 @@ def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
     runs.order(run, "stop", timeout_s=1.5)
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
-    assert "the command did not end within 2 s" in ended.detail
+    assert "the command did not end within 2 s" in required(ended.detail)
 
 
 def test_kill_cuts_a_stop_short(runs: Runs) -> None:
     run = runs.training()
-    os.kill(resolve_snapshot(run).ranks[0].pid, signal.SIGSTOP)
+    os.kill(required(resolve_snapshot(run).ranks[0].pid), signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=600)
     runs.until(run, lambda s: s.state is RunState.STOPPING)
     runs.order(run, "kill")
-    assert "killed on request" in runs.ended(run).detail
+    assert "killed on request" in required(runs.ended(run).detail)
 
 
 def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:

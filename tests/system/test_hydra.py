@@ -6,6 +6,7 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -41,8 +42,8 @@ def test_a_hydra_project_is_watched_with_its_overrides_and_ranks(ltui: Ltui) -> 
     ltui.wait_until_alone()
 
 
-def _the_caution_is_everywhere(ltui: Ltui, snapshot: dict[str, object], printed: str) -> None:
-    (caution,) = snapshot["cautions"]  # type: ignore[misc]
+def _the_caution_is_everywhere(ltui: Ltui, snapshot: dict[str, Any], printed: str) -> None:
+    (caution,) = snapshot["cautions"]
     assert "val/error is logged in validation without sync_dist=True" in caution["what"]
     assert "sync_dist=True" in caution["remedy"]
     for text in (printed, ltui("show", "last").stdout):

@@ -13,7 +13,7 @@ import pytest
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.children import killed_at_every_line, run_child, start_child
-from tests.tensor_queue.test_ring import drain
+from tests.tensor_queue.test_ring import drain, values_of
 
 WRITE_FOREVER = """
 import sys
@@ -66,7 +66,7 @@ def check_numbered(path: Path) -> int:
     seqs = [record.seq for record in records]
     assert seqs == list(range(seqs[0], seqs[0] + len(seqs))) if seqs else True
     for record in records:
-        assert record.array.tolist() == [record.seq] * (record.seq % 40)
+        assert values_of(record) == [record.seq] * (record.seq % 40)
     if seqs:
         pulse = reader.pulse()
         assert pulse is not None or seqs == [0]
@@ -113,7 +113,7 @@ for number in range(60, 63):
         assert missed == 0
         seqs = [record.seq for record in records]
         assert seqs == list(range(seqs[0], seqs[-1] + 1))
-        assert all(r.array.tolist() == [r.seq] * (r.seq % 40) for r in records)
+        assert all(values_of(r) == [r.seq] * (r.seq % 40) for r in records)
         newest.add(seqs[-1])
         reader.close()
     assert newest == set(range(59, 63))
@@ -153,7 +153,7 @@ def test_a_reader_while_its_file_is_lapped_again_and_again(tmp_path: Path) -> No
             for record in poll.records:
                 assert record.seq >= expected
                 expected = record.seq + 1
-                assert record.array.tolist() == [record.seq] * (record.seq % 40)
+                assert values_of(record) == [record.seq] * (record.seq % 40)
             seen += len(poll.records)
             missed += poll.missed
             assert seen + missed == reader.next_seq
@@ -203,5 +203,5 @@ def test_a_forked_child_that_unmaps_leaves_the_file(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     ring.put_row([2.0], 1)
     records, missed = drain(QueueReader(tmp_path / "q"))
-    assert ([record.array[0] for record in records], missed) == ([1.0, 2.0], 0)
+    assert ([values_of(record)[0] for record in records], missed) == ([1.0, 2.0], 0)
     ring.close()

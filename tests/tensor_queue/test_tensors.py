@@ -304,7 +304,7 @@ class Wrapping(torch.Tensor):
 
     @staticmethod
     def __new__(cls) -> Wrapping:
-        made = torch.Tensor._make_wrapper_subclass(cls, (2,))  # type: ignore[attr-defined]
+        made = torch.Tensor._make_wrapper_subclass(cls, (2,))
         assert isinstance(made, cls)
         return made
 

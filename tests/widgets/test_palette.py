@@ -65,7 +65,7 @@ def _contrast(one: TextualColor, other: TextualColor) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-class Themed(App[None]):
+class Themed(App[object]):
     def on_mount(self) -> None:
         for theme in THEMES:
             self.register_theme(theme)

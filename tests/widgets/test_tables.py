@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -176,7 +177,12 @@ async def test_a_thousand_ranks_scroll_and_only_seen_rows_are_made() -> None:
         assert "r1023" in "".join(text_of(table))
         assert "rank" in text_of(table)[0]
         original = table.cells_of
-        table.cells_of = lambda row: (made.append(row.rank), original(row))[1]  # type: ignore[method-assign]
+
+        def recorded(row: RankRow) -> Mapping[str, tuple[Cell, ...]]:
+            made.append(row.rank)
+            return original(row)
+
+        table.cells_of = recorded  # type: ignore[method-assign]
         table.set_rows([rank_row(n, step="1 205") for n in range(1024)])
         await pilot.pause()
         assert "r1023" in made

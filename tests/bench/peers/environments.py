@@ -42,7 +42,7 @@ def python_of(peer: Peer) -> str:
     ready = folder / ".installed"
     if not ready.exists():
         venv.create(folder, with_pip=True, clear=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*install, *peer.distributions], check=True, stderr=subprocess.DEVNULL)
         (site,) = folder.glob("lib/python*/site-packages")
         # After the peer's own packages on sys.path, so that those keep their versions.

@@ -44,7 +44,7 @@ class Model(pl.LightningModule):
         self.marks_ns.append(time.thread_time_ns())
         if len(self.marks_ns) in (WARM_UP_STEPS, self.trainer.max_steps):
             self.process_ns.append(time.process_time_ns())
-        loss = self.layers(batch).pow(2).mean()
+        loss: torch.Tensor = self.layers(batch).pow(2).mean()
         self.log("loss", loss)
         return loss
 
@@ -126,8 +126,8 @@ def main(tool: str, result: Path, steps: int) -> None:
             enable_checkpointing=False,
             default_root_dir=folder,
         )
-        data = torch.utils.data.DataLoader(torch.randn(steps * 8, 64), batch_size=8)
-        trainer.fit(model, data)
+        rows: Any = torch.randn(steps * 8, 64)
+        trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8))
     costs = [
         after - before
         for before, after in zip(

@@ -275,7 +275,7 @@ def _collectives() -> None:
         size = 6 if rank_here() == 1 else 4
         dist.all_reduce(torch.ones(size))  # fault: mismatch_shape
     if "group_order" in FAULTS:
-        groups = [dist.new_group(), dist.new_group()]
+        groups: list[Any] = [dist.new_group(), dist.new_group()]
         mark()
         for group in groups if rank_here() != 1 else reversed(groups):
             dist.all_reduce(tensor, group=group)  # fault: group_order

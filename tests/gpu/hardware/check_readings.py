@@ -224,7 +224,7 @@ def beside_kernels(sampler: GpuSampler, ordinal: int) -> list[Check]:
             target.copy_(source)
 
     def spin() -> None:
-        torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(500_000_000)
 
     product = during(sampler, index, products, wait)
     copy = during(sampler, index, copies, wait)

@@ -30,6 +30,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class _Model(pl.LightningModule):
         )
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        loss = self.layers(batch).pow(2).mean()
+        loss: torch.Tensor = self.layers(batch).pow(2).mean()
         self.log("loss", loss)
         return loss
 
@@ -109,8 +110,9 @@ class _Turns(_Model):
         self.began = 0
 
     def on_train_start(self) -> None:
-        self.callbacks = dict(zip((EMPTY, TELEMETRY), self.trainer.callbacks, strict=True))
-        loop = self.trainer.fit_loop.epoch_loop
+        trainer: Any = self.trainer
+        self.callbacks = dict(zip((EMPTY, TELEMETRY), trainer.callbacks, strict=True))
+        loop = trainer.fit_loop.epoch_loop
         plain = type(loop)._on_before_fetch.__get__(loop), type(loop)._on_after_fetch.__get__(loop)
         watched = loop._on_before_fetch, loop._on_after_fetch
         self.fetch_hooks = {EMPTY: plain, TELEMETRY: watched}
@@ -137,8 +139,9 @@ class _Turns(_Model):
 
     def hand_over(self, name: str) -> None:
         self.turn = name
-        self.trainer.callbacks[:] = [self.callbacks[name]]
-        fetcher = self.trainer.fit_loop._data_fetcher
+        trainer: Any = self.trainer
+        trainer.callbacks[:] = [self.callbacks[name]]
+        fetcher = trainer.fit_loop._data_fetcher
         fetcher._start_profiler, fetcher._stop_profiler = self.fetch_hooks[name]
         for owner, method, marked in self.marks:
             vars(owner).pop(method, None)
@@ -233,7 +236,7 @@ class _Rank:
 
 
 def _train(model: pl.LightningModule, callbacks: list[Any], steps: int, accelerator: str) -> None:
-    data = torch.utils.data.DataLoader(torch.randn(steps * 8, 64), batch_size=8)
+    rows: Any = torch.randn(steps * 8, 64)
     trainer = pl.Trainer(
         accelerator=accelerator,
         devices=1,
@@ -244,7 +247,7 @@ def _train(model: pl.LightningModule, callbacks: list[Any], steps: int, accelera
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    trainer.fit(model, data)
+    trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8))
 
 
 # -- the three looks -------------------------------------------------------------------------------
@@ -320,10 +323,10 @@ def measure(accelerator: str, steps: int, rounds: int) -> dict[str, Any]:
         places = [Path(folder, name) for name in ("time", "count", "guard")]
         for place in places:
             place.mkdir()
-        figures = {
+        figures: dict[str, Any] = {
             "device": torch.cuda.get_device_name() if accelerator == "cuda" else accelerator,
             "torch": torch.__version__,
-            "lightning": pl.__version__,
+            "lightning": version("lightning"),
             "host_time": host_time(places[0], accelerator, rounds),
             "synchronisations": synchronisations(places[1], accelerator, steps),
             "guard": guarded_hooks(places[2], accelerator, steps),

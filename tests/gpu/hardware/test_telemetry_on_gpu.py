@@ -13,14 +13,16 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from tests.required import required
+
 PROGRAM = Path(__file__).with_name("check_telemetry.py")
 
 
 @pytest.fixture(scope="module")
 def check():
-    spec = importlib.util.spec_from_file_location("check_telemetry", PROGRAM)
+    spec = required(importlib.util.spec_from_file_location("check_telemetry", PROGRAM))
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    required(spec.loader).exec_module(module)
     return module
 
 

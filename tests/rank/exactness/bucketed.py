@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ltui.training.rank.resume.ddp_buckets import apply_bucket_layout, read_bucket_layout
 from tests.rank.exactness import world
 from tests.rank.exactness.world import HERE
+from tests.required import required
 
 STEPS, STOP = 6, 3
 
@@ -46,7 +47,7 @@ def sums(model: DistributedDataParallel, steps: range) -> list[Any]:
         model.zero_grad()
         drawn = torch.Generator().manual_seed(100 * step + HERE.rank)
         model(torch.randn(8, 16, generator=drawn), step == 0).backward()
-        found.append([p.grad.tolist() for p in model.parameters()])
+        found.append([required(p.grad).tolist() for p in model.parameters()])
     return found
 
 

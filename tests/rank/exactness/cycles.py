@@ -37,13 +37,15 @@ STANDSTILL_S = 120.0
 def attempt(folder: Path, number: int, path: Path | None, epochs: int) -> None:
     warnings.filterwarnings("ignore")
     run = RunFolder(folder, attempt=number)
-    extra = {} if path is None else {"LTUI_RESUME_FROM": str(path)}
+    extra: dict[str, Any] = {} if path is None else {"LTUI_RESUME_FROM": str(path)}
     torch.manual_seed(number)
     options = {"max_epochs": epochs, "num_sanity_val_steps": 0}
     model = train(run, LOADERS["plain"](0, folder), (-9, 0), options, **extra)
     weights = [p.tolist() for p in model.parameters()]
-    document = {"losses": model.losses, "order": model.order, "weights": weights}
-    document["finished"] = model.stopped is None
+    document = {
+        "losses": model.losses, "order": model.order, "weights": weights,
+        "finished": model.stopped is None,
+    }  # fmt: skip
     (folder / f"seen-{number}-{HERE.rank}.json").write_text(json.dumps(document))
     torch.distributed.destroy_process_group()
 

@@ -147,7 +147,7 @@ def generator(workers: int, folder: Path) -> Any:
 
 
 def weighted(workers: int, folder: Path) -> Any:
-    sampler = WeightedRandomSampler(torch.arange(1, samples() + 1).double(), samples())
+    sampler = WeightedRandomSampler(torch.arange(1, samples() + 1).double().tolist(), samples())
     return DataLoader(Rows(), BATCH, sampler=sampler, num_workers=workers)
 
 
@@ -197,7 +197,7 @@ def stateful_weighted(workers: int, folder: Path) -> Any:
     """A sampler that draws from the rank's own random states."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    sampler = WeightedRandomSampler(torch.arange(1, samples() + 1).double(), samples())
+    sampler = WeightedRandomSampler(torch.arange(1, samples() + 1).double().tolist(), samples())
     return StatefulDataLoader(Rows(), batch_size=BATCH, sampler=sampler, num_workers=workers)
 
 

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -155,7 +155,7 @@ def _write_beton(folder: Path) -> None:
 
 
 @functools.cache
-def _data(path: Path, loader: str) -> BetonData:
+def _data(path: Path, loader: Literal["auto", "ffcv", "torch"]) -> BetonData:
     """Once for a process, because FFCV compiles the pipelines for seconds."""
     return BetonData(str(path), batch_size=BATCH, loader=loader, os_cache=True)
 

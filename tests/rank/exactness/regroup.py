@@ -34,7 +34,7 @@ def attempt(folder: Path, name: str, number: int, path: Path | None, stop: tuple
     HERE.samples = SAMPLES
     run = RunFolder(folder, attempt=number)
     loader = LOADERS[name](0, folder)
-    extra = {} if path is None else {"LTUI_RESUME_FROM": str(path)}
+    extra: dict[str, Any] = {} if path is None else {"LTUI_RESUME_FROM": str(path)}
     shares = name not in SHARES_BY_ITSELF
     model = train(run, loader, stop, {"max_epochs": EPOCHS}, shares=shares, **extra)
     seen = [[e, *o] for e, o in zip(model.epochs, model.order, strict=True)]
@@ -46,7 +46,10 @@ def attempt(folder: Path, name: str, number: int, path: Path | None, stop: tuple
 
 
 def chain(folder: Path, name: str, attempts: list[tuple[int, int, int]]) -> dict[str, Any]:
-    path, epochs, batches, notes = None, {}, [], []
+    path: Path | None = None
+    epochs: dict[int, list[int]] = {}
+    batches: list[int] = []
+    notes: list[str] = []
     for number, (ranks, epoch, batch) in enumerate(attempts, 1):
         do = partial(attempt, folder, name, number, path, (epoch, batch))
         if any(world.wait(world.start(ranks, do))):

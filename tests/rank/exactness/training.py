@@ -28,6 +28,7 @@ from ltui.training.tensor_queue.control_block import Command
 from tests.rank.exactness.loaders import BATCH, BATCHES, Rows
 from tests.rank.exactness.world import GIVE_UP, HERE
 from tests.rank.runs import RunFolder
+from tests.required import required
 
 EPOCHS = 3
 
@@ -76,7 +77,7 @@ class Model(pl.LightningModule):
 
     def configure_model(self) -> None:
         if self.part == "sharded":
-            mesh = self.device_mesh["data_parallel"]
+            mesh = required(self.device_mesh)["data_parallel"]
             for layer in (self.layers[0], self.layers[2]):
                 fully_shard(layer, mesh=mesh)
 
@@ -91,7 +92,7 @@ class Model(pl.LightningModule):
         parts = list(batch.values()) if isinstance(batch, dict) else [batch]
         self.order.append([torch.as_tensor(numbers).flatten().tolist() for numbers, _ in parts])
         self.epochs.append(self.trainer.current_epoch)
-        loss = sum(self.layers(rows.float().flatten(1)).pow(2).mean() for _, rows in parts)
+        loss: Any = sum(self.layers(rows.float().flatten(1)).pow(2).mean() for _, rows in parts)
         loss = loss * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
         self.losses.append(float(loss))
         self.mean.update(loss.detach())
@@ -99,18 +100,20 @@ class Model(pl.LightningModule):
         self.log("loss", loss.detach(), on_epoch=True, batch_size=BATCH)
         self.log("most", loss.detach(), on_step=False, on_epoch=True, reduce_fx="max")
         if self.part == "manual":
-            optimizer = self.optimizers()
+            optimizer: Any = self.optimizers()
+            scheduler: Any = self.lr_schedulers()
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
-            self.lr_schedulers().step()
-        return loss
+            scheduler.step()
+        return torch.as_tensor(loss)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.part == "hooks":
             # An average kept by hand, after the callbacks' hooks.
             with torch.no_grad():
-                self.layers[2].bias.mul_(0.9)
+                last: Any = self.layers[2]
+                last.bias.mul_(0.9)
             self.log("from a hook", float(batch_idx), on_epoch=True, batch_size=BATCH)
 
     def on_train_epoch_end(self) -> None:
@@ -134,10 +137,10 @@ class Model(pl.LightningModule):
             # Lightning sets the loaders up for it, before a checkpoint is loaded.
             assert self.trainer.estimated_stepping_batches == EPOCHS * BATCHES
         if self.part == "plateau":
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
             return {
                 "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": scheduler, "monitor": "val", "interval": "epoch"},
+                "lr_scheduler": {"scheduler": plateau, "monitor": "val", "interval": "epoch"},
             }
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
@@ -268,7 +271,7 @@ def train(
     validation: Any = DataLoader(Rows(), BATCH)
     if part == "validations":
         validation = [validation, DataLoader(Rows(), BATCH, shuffle=True)]
-    trusted = {} if ckpt_path is None else {"weights_only": False}
+    trusted: dict[str, Any] = {} if ckpt_path is None else {"weights_only": False}
     try:
         trainer.fit(model, loader, validation, ckpt_path=ckpt_path, **trusted)
     except RunStopped:

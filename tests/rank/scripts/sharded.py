@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -29,7 +29,7 @@ def save(folder: Path) -> None:
     mesh = init_device_mesh("cpu", (world.HERE.ranks,))
     rows = distribute_tensor(ROWS, mesh, [Shard(0)])
     path = folder / checkpoint_name(7, "stop")
-    dcp.save({"rows": rows, "step": torch.tensor(7)}, checkpoint_id=partial_path(path))
+    save_sharded({"rows": rows, "step": torch.tensor(7)}, checkpoint_id=partial_path(path))
     torch.save({"rank": world.HERE.rank}, partial_path(rank_file(path, world.HERE.rank)))
     distributed.barrier()
     if world.HERE.rank == 0:
