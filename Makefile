@@ -56,7 +56,7 @@ build/path/ltui:
 
 types: $(VENV)/.installed-test build/path/ltui
 	@echo '== mypy --strict'
-	@$(VENV)/bin/mypy -p ltui.app -p ltui.training -p ltui.widgets -p ltui.presets
+	@$(VENV)/bin/mypy -p ltui.app -p ltui.training -p ltui.widgets -p ltui.presets -p tests
 
 contracts: $(VENV)/.installed-test
 	@echo '== import contracts'

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.lifecycle.attempt_origin import AttemptPlan
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import delete, resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
@@ -20,7 +21,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.store.history_reader import RunStore
-from ltui.training.supervise.open_attempt import AttemptPlan, open_attempt
+from ltui.training.supervise.open_attempt import open_attempt
 from tests.required import required
 from tests.supervise.conftest import ENGINE, Runs
 
