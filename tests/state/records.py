@@ -27,7 +27,7 @@ class Poll:
     missed: int = 0
 
 
-def step(
+def step(  # noqa: PLR0913  (the columns of a record)
     global_step: int,
     t_s: float,
     *,

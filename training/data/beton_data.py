@@ -43,7 +43,7 @@ class BetonData(LightningDataModule):
     channels last in memory. Labels are integers (n,). A batch is never overwritten later.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a configuration file names each parameter)
         self,
         train: str | None = None,
         val: str | None = None,

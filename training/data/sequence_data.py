@@ -29,7 +29,7 @@ class Sequences(LightningDataModule):
     sample occurs once, and samples that only pad a batch are labelled ``NO_LABEL``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a configuration file names each parameter)
         self,
         train: str | list[str] | None = None,
         val: str | list[str] | None = None,

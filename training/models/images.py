@@ -24,7 +24,7 @@ NO_LABEL = -1
 class ImageClassifier(LightningModule):
     """Classifier for batches of (images (n, 3, height, width), labels (n,))."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a configuration file names each parameter)
         self,
         architecture: str = "resnet18",
         classes: int | None = None,

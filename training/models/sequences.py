@@ -24,7 +24,7 @@ _ROWS_SEEN = 7
 class SequenceClassifier(LightningModule):
     """Classifier for batches of (values (samples, rows, columns), mask (samples, rows), labels)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a configuration file names each parameter)
         self,
         columns: int = 8,
         classes: int = 8,

@@ -227,7 +227,7 @@ def options_of(part: str, run: RunFolder) -> dict[str, Any]:
     return {}
 
 
-def train(
+def train(  # noqa: PLR0913  (the parts of an experiment)
     run: RunFolder,
     loader: Any,
     stop: tuple[int, int],

@@ -25,7 +25,7 @@ _MIN_POOL_PAGES = 8
 class EpochOrder(RankOrder):
     """Sample numbers of one rank in each epoch. With ``pad``, number ``samples`` is padding."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (keywords, as DataLoader has them)
         self,
         samples: int,
         *,

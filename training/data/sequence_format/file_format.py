@@ -81,7 +81,7 @@ def data_header(file_id: bytes) -> bytes:
     return _append_crc(_DATA_HEADER.pack(DATA_MAGIC, file_id))
 
 
-def index_header(
+def index_header(  # noqa: PLR0913  (the fields of the header)
     *,
     set_id: bytes,
     file_id: bytes,

@@ -28,7 +28,7 @@ GROUPS_PER_POOL = 64
 class LengthOrder(RankOrder):
     """Order of an epoch for ``RankLoader``, for samples of known length."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (keywords, as DataLoader has them)
         self,
         lengths: Sequence[int] | npt.NDArray[np.int64],
         batch_size: int,
