@@ -50,7 +50,9 @@ def test_most_free_memory_first():
     gpus = (gpu(0, 0.5), gpu(1, pids=[3]), gpu(2, 0.1), gpu(3, 0.5), gpu(4, 0.1, 40))
     assert [r.index for r in free_gpus(gpus)] == [2, 0, 3, 4]
     assert chosen(2, gpus) == [2, 0]
-    assert visible_variables(select_gpus(2, gpus)) == {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-0"}
+    freest = select_gpus(2, gpus)
+    assert not isinstance(freest, str)
+    assert visible_variables(freest) == {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-0"}
 
 
 def test_waiting_for_busy_ones():
