@@ -18,19 +18,12 @@ from ltui.app.launch.training_interpreter import (
     missing_packages,
     probe_interpreter,
 )
-from ltui.training.config.device_selection import choose_devices
-from ltui.training.config.node_environment import choose_nodes
-from ltui.training.config.overrides import apply_overrides, overridden_paths
-from ltui.training.config.presets import (
-    Preset,
-    build_spec,
-    check_preset,
-    load_preset,
-    required_modules,
-)
+from ltui.training.config.overrides import overridden_paths
+from ltui.training.config.preflight import CheckedConfiguration, preflight
+from ltui.training.config.presets import Preset, build_spec, load_preset, required_modules
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.structure_check import find_faults, locate_fault
-from ltui.training.config.yaml_document import Fault, resolve
+from ltui.training.config.structure_check import locate_fault
+from ltui.training.config.yaml_document import Fault
 from ltui.training.problem import Problem, ProblemError
 
 
@@ -69,23 +62,41 @@ def prepare_preset_launch(
 
     Raises ``ProblemError`` with every problem found.
     """
-    _reject_ltui_section(overrides)
-    problems = check_preset(preset, overrides, detect_machine(os.environ))
     python = choose_python(named_python, os.environ)
-    if not problems:
-        document, _ = resolve(apply_overrides(preset.document, overrides))
-        requires = {module: r for r, module in required_modules(preset.requires).items()}
-        keys = overridden_paths(overrides)
-        problems = _interpreter_problems(
-            python,
-            document,
-            requires,
-            import_folders(preset),
-            lambda fault: locate_fault(fault, preset.where, preset.lines, keys),
-        )
+    requires = {module: r for r, module in required_modules(preset.requires).items()}
+    folders = import_folders(preset)
+    _check(preset, overrides, python, requires, folders)
+    return LaunchRequest(preset=preset, overrides=tuple(overrides), python=python)
+
+
+def _check(
+    preset: Preset,
+    overrides: Sequence[str],
+    python: str,
+    requires: Mapping[str, str],
+    folders: Sequence[str],
+) -> CheckedConfiguration:
+    """Return the checked configuration of a preset. Raises ``ProblemError`` with every problem."""
+    keys = overridden_paths(overrides)
+    _reject_ltui_section(keys)
+    configuration = preflight(
+        preset.document,
+        overrides,
+        preset.where,
+        lines=preset.lines,
+        machine=detect_machine(os.environ),
+        cpu_ranks=preset.cpu_ranks,
+    )
+    problems = _interpreter_problems(
+        python,
+        configuration.document,
+        requires,
+        folders,
+        lambda fault: locate_fault(fault, preset.where, preset.lines, keys),
+    )
     if problems:
         raise ProblemError(*problems)
-    return LaunchRequest(preset=preset, overrides=tuple(overrides), python=python)
+    return configuration
 
 
 def _interpreter_problems(
@@ -110,12 +121,12 @@ def _interpreter_problems(
     ]
 
 
-def _reject_ltui_section(overrides: Sequence[str]) -> None:
+def _reject_ltui_section(keys: Sequence[str]) -> None:
     """Raise ``ProblemError`` for an override of the section ``ltui``.
 
     The section is read with the file, so an override would have no effect.
     """
-    for key in overridden_paths(overrides):
+    for key in keys:
         if key.split(".")[0] == "ltui":
             raise ProblemError(
                 Problem(
@@ -144,29 +155,15 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
                 remedy="Resume it without --set, or start the changed command with `ltui exec`.",
             )
         )
-    _reject_ltui_section(overrides)
-    machine = detect_machine(os.environ)
-    document = apply_overrides(spec.config, overrides)
-    faults = find_faults(document, machine=machine, cpu_ranks=spec.nproc)
-    keys = overridden_paths(overrides)
-
-    def place(fault: Fault) -> Problem:
-        return locate_fault(fault, spec.preset or spec.id, {}, keys)
-
-    folders = [*spec.python_path, spec.cwd]
-    problems = [place(fault) for fault in faults]
-    problems = problems or _interpreter_problems(spec.python, document, {}, folders, place)
-    if problems:
-        raise ProblemError(*problems)
-    document, _ = resolve(document)
-    trainer = dict(document.get("trainer") or {})
-    chosen, _ = choose_devices(trainer, machine, spec.nproc)
-    document["trainer"] = {**trainer, "accelerator": chosen.accelerator, "devices": chosen.devices}
+    configured = Preset(
+        name=spec.preset or spec.id, document=dict(spec.config), cpu_ranks=spec.nproc
+    )
+    checked = _check(configured, overrides, spec.python, {}, [*spec.python_path, spec.cwd])
     return spec.with_changes(
-        config=document,
-        nproc=chosen.nproc,
-        nodes=choose_nodes(trainer, machine.node)[0],
+        config=checked.document,
+        nproc=checked.nproc,
+        nodes=checked.nodes,
         # Kept when other keys change, because the configuration contains only the count.
-        gpus=chosen.gpus if "trainer.devices" in keys else spec.gpus,
+        gpus=checked.gpus if "trainer.devices" in overridden_paths(overrides) else spec.gpus,
         overrides=(*spec.overrides, *overrides),
     )

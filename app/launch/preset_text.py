@@ -11,7 +11,7 @@ from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import read_section
 from ltui.training.config.presets import Preset, parse_preset
 from ltui.training.config.run_spec import CheckpointPolicy, StallPolicy
-from ltui.training.config.structure_check import check_document, locate_fault
+from ltui.training.config.structure_check import find_faults, locate_fault
 from ltui.training.config.yaml_document import Document, read_document, resolve, write_document
 from ltui.training.problem import Problem, ProblemError
 
@@ -39,14 +39,8 @@ def text_problems(preset: Preset, text: str, machine: Machine) -> list[Problem]:
     except ProblemError as error:
         return list(error.problems)
     section, section_faults = read_section(source.values.get("ltui"))
-    problems = [locate_fault(fault, preset.where, source.lines) for fault in section_faults]
-    return problems + check_document(
-        source.values,
-        preset.where,
-        lines=source.lines,
-        machine=machine,
-        cpu_ranks=section.cpu_ranks,
-    )
+    faults = find_faults(source.values, machine=machine, cpu_ranks=section.cpu_ranks)
+    return [locate_fault(f, preset.where, source.lines) for f in (*section_faults, *faults)]
 
 
 def preset_from_text(preset: Preset, text: str) -> Preset:

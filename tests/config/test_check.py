@@ -15,9 +15,7 @@ from ltui.training.config.preset_names import preset_names
 from ltui.training.config.presets import (
     Preset,
     build_spec,
-    check_preset,
     load_preset,
-    missing_requirements,
     parse_preset,
 )
 from ltui.training.config.run_spec import RunSpec, StallPolicy
@@ -42,7 +40,11 @@ def preset(text: str = GOOD) -> Preset:
 
 
 def problems(text: str = GOOD, *overrides: str, machine: Machine = LAPTOP) -> list[str]:
-    return [str(p) for p in check_preset(preset(text), overrides, machine)]
+    try:
+        spec(*overrides, text=text, machine=machine)
+    except ProblemError as error:
+        return [str(problem) for problem in error.problems]
+    return []
 
 
 def spec(*overrides: str, text: str = GOOD, machine: Machine = LAPTOP) -> RunSpec:
@@ -303,11 +305,3 @@ def test_a_forms_overrides_give_its_document() -> None:
     assert built.config is not None
     assert built.config["data"] == result.document["data"]
     assert built.config["trainer"]["max_epochs"] == 5
-
-
-def test_what_is_missing_is_named_with_its_command() -> None:
-    quickstart = load_preset("quickstart")
-    (problem,) = missing_requirements(quickstart, lambda module: module != "sklearn", "/env/python")
-    assert "scikit-learn" in problem.what
-    assert problem.remedy == "Install with: /env/python -m pip install scikit-learn"
-    assert missing_requirements(quickstart, lambda _: True, "p") == []

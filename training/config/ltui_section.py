@@ -51,8 +51,11 @@ class LtuiSection:
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     after_fit: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
+    """Distributions that the ranks' interpreter needs besides torch and Lightning."""
     cpu_ranks: int = 1
+    """Number of ranks if ``devices`` is ``auto`` and there is no GPU."""
     restarts: int = 0
+    """Maximum number of automatic restarts from the last good checkpoint after a crash."""
 
 
 _TEXT = Argument(kinds=("text",), optional=False)

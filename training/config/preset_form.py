@@ -5,7 +5,6 @@ Pure. The screen calls ``apply_form`` on every change.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, free
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.presets import Preset
 from ltui.training.config.structure_check import find_faults, locate_fault
-from ltui.training.config.trainer_arguments import bounds
+from ltui.training.config.trainer_arguments import Argument
 from ltui.training.config.yaml_document import Document, parse_value, with_value
 from ltui.training.problem import Problem
 
@@ -104,7 +103,12 @@ def parse_field(knob: Knob, text: str) -> Any:
         if isinstance(value, bool):
             return value
         raise ValueError(f"must be true or false (got `{text}`)")
-    return _number(knob, value, text)
+    kind = "whole" if knob.type == "int" else "number"
+    number = Argument(kinds=(kind,), low=knob.min, high=knob.max, optional=False)
+    # A number in quotes is text, although the Trainer accepts it.
+    if isinstance(value, str) or number.fault(value) is not None:
+        raise ValueError(f"must be {number.expected} (got `{text}`)")
+    return value
 
 
 def _choice(knob: Knob, text: str) -> Any:
@@ -127,19 +131,6 @@ def _devices(text: str) -> Any:
         "must be auto, a number of devices, a list such as 0,1, or free:2 for two free GPUs "
         f"(got `{text}`)"
     )
-
-
-def _number(knob: Knob, value: Any, text: str) -> int | float:
-    whole = knob.type == "int"
-    kind = "a whole number" if whole else "a number"
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if is_number and math.isfinite(value):
-        low = -math.inf if knob.min is None else knob.min
-        high = math.inf if knob.max is None else knob.max
-        if low <= value <= high:
-            number: int | float = value
-            return number
-    raise ValueError(f"must be {kind}{bounds(knob.min, knob.max)} (got `{text}`)")
 
 
 def _one_line_yaml(value: Any) -> str:

@@ -8,16 +8,15 @@ Only this module and ``preset_names`` read files in ``training/config``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, choose_devices
-from ltui.training.config.ltui_section import Knob, LtuiSection, read_section
-from ltui.training.config.node_environment import choose_nodes
-from ltui.training.config.overrides import apply_overrides, overridden_paths
+from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine
+from ltui.training.config.ltui_section import LtuiSection, read_section
 from ltui.training.config.pip_names import MODULES
+from ltui.training.config.preflight import preflight
 from ltui.training.config.preset_names import (
     SUFFIXES,
     preset_names,
@@ -25,9 +24,9 @@ from ltui.training.config.preset_names import (
     shipped_names,
     suspected_names,
 )
-from ltui.training.config.run_spec import CheckpointPolicy, RunSpec, StallPolicy
-from ltui.training.config.structure_check import closest_match, find_faults, locate_fault
-from ltui.training.config.yaml_document import Document, read_document, resolve, value_at
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.structure_check import closest_match, locate_fault
+from ltui.training.config.yaml_document import Document, read_document, value_at
 from ltui.training.problem import Problem, ProblemError
 
 _MAX_BYTES = 4 << 20
@@ -36,15 +35,11 @@ _MAX_SUSPECTED_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Preset:
-    """One configuration that can be run."""
+class Preset(LtuiSection):
+    """One configuration that can be run, with the values of its ``ltui`` section."""
 
     name: str
     """``quickstart``, or the path of the user's file as given."""
-    title: str
-    about: str = ""
-    tags: tuple[str, ...] = ()
-    knobs: tuple[Knob, ...] = ()
     document: Document = field(default_factory=dict)
     """The configuration as written, with interpolations and without the ``ltui`` section."""
     path: Path | None = None
@@ -52,15 +47,6 @@ class Preset:
     shipped: bool = False
     lines: Mapping[str, int] = field(default_factory=dict)
     """Line of each dotted path in the file."""
-    stall: StallPolicy = field(default_factory=StallPolicy)
-    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
-    after_fit: tuple[str, ...] = ()
-    requires: tuple[str, ...] = ()
-    """Distributions that the ranks' interpreter needs besides torch and Lightning."""
-    cpu_ranks: int = 1
-    """Number of ranks if ``devices`` is ``auto`` and there is no GPU."""
-    restarts: int = 0
-    """Maximum number of automatic restarts from the last good checkpoint after a crash."""
     section: Mapping[str, Any] = field(default_factory=dict)
     """The ``ltui`` section as written."""
 
@@ -75,7 +61,7 @@ def load_preset(name_or_path: str, cwd: Path | None = None) -> Preset:
 
     Relative paths start at ``cwd``. Raise ``ProblemError`` if there is none (with the most similar
     name), if the file cannot be read or is not YAML, or if its ``ltui`` section is invalid. The
-    configuration itself is checked by ``check_preset``.
+    configuration itself is checked by ``preflight``.
     """
     shipped = shipped_names()
     if name_or_path in shipped:
@@ -148,49 +134,17 @@ def parse_preset(
         document = document["fit"]
         lines = {k.removeprefix("fit."): v for k, v in lines.items()}
     knobs = tuple(k.with_default(value_at(document, k.key)) for k in section.knobs)
-    preset = _preset(section, name, path, shipped, document, lines, knobs)
-    return replace(preset, section=source.values.get("ltui") or {})
-
-
-def _preset(
-    section: LtuiSection,
-    name: str,
-    path: Path | None,
-    shipped: bool,
-    document: Document,
-    lines: Mapping[str, int],
-    knobs: tuple[Knob, ...],
-) -> Preset:
+    values = {f.name: getattr(section, f.name) for f in fields(section)}
+    values |= {"knobs": knobs, "title": section.title or (path.stem if path else name)}
     return Preset(
         name=name,
-        title=section.title or (path.stem if path else name),
-        about=section.about,
-        tags=section.tags,
-        knobs=knobs,
         document=document,
         path=path,
         shipped=shipped,
         lines=lines,
-        stall=section.stall,
-        checkpoint=section.checkpoint,
-        after_fit=section.after_fit,
-        requires=section.requires,
-        cpu_ranks=section.cpu_ranks,
-        restarts=section.restarts,
+        section=source.values.get("ltui") or {},
+        **values,
     )
-
-
-def check_preset(
-    preset: Preset, overrides: Sequence[str] = (), machine: Machine = UNKNOWN_MACHINE
-) -> list[Problem]:
-    """Return all errors in the preset with the overrides applied, each with its place."""
-    try:
-        document = apply_overrides(preset.document, overrides)
-    except ProblemError as error:
-        return list(error.problems)
-    keys = overridden_paths(overrides)
-    faults = find_faults(document, machine=machine, cpu_ranks=preset.cpu_ranks)
-    return [locate_fault(fault, preset.where, preset.lines, keys) for fault in faults]
 
 
 def build_spec(
@@ -206,20 +160,16 @@ def build_spec(
 ) -> RunSpec:
     """Build the specification of a run from a preset and overrides for this machine.
 
-    Interpolations are resolved; ``trainer.accelerator`` and ``devices`` are set to the selected
-    devices. Raise ``ProblemError`` with all errors.
+    Raise ``ProblemError`` with all errors.
     """
-    problems = check_preset(preset, overrides, machine)
-    if problems:
-        raise ProblemError(*problems)
-    document, _ = resolve(apply_overrides(preset.document, overrides))
-    trainer = dict(document.get("trainer") or {})
-    selected, _ = choose_devices(trainer, machine, preset.cpu_ranks)
-    document["trainer"] = {
-        **trainer,
-        "accelerator": selected.accelerator,
-        "devices": selected.devices,
-    }
+    configuration = preflight(
+        preset.document,
+        overrides,
+        preset.where,
+        lines=preset.lines,
+        machine=machine,
+        cpu_ranks=preset.cpu_ranks,
+    )
     folder = preset.path.parent if preset.path is not None and not preset.shipped else None
     return RunSpec(
         id=id,
@@ -228,12 +178,12 @@ def build_spec(
         cwd=str(cwd),
         python=python,
         preset=preset.name,
-        config=document,
+        config=configuration.document,
         after_fit=preset.after_fit,
         python_path=() if folder is None else (str(folder),),
-        nproc=selected.nproc,
-        nodes=choose_nodes(trainer, machine.node)[0],
-        gpus=selected.gpus,
+        nproc=configuration.nproc,
+        nodes=configuration.nodes,
+        gpus=configuration.gpus,
         overrides=tuple(overrides),
         checkpoint=preset.checkpoint,
         stall=preset.stall,
@@ -247,21 +197,3 @@ def required_modules(requires: Iterable[str]) -> dict[str, str]:
     """Return the module that each required distribution provides."""
     named = {r: re.split(r"[<>=!~\[; ]", r, maxsplit=1)[0] for r in requires}
     return {r: MODULES.get(n.lower(), n.replace("-", "_")) for r, n in named.items()}
-
-
-def missing_requirements(
-    preset: Preset, installed: Callable[[str], bool], python: str
-) -> list[Problem]:
-    """Return a problem that names the missing distributions and the command that installs them.
-
-    ``installed`` says whether the interpreter ``python`` has a module.
-    """
-    missing = [
-        r for r, module in required_modules(preset.requires).items() if not installed(module)
-    ]
-    if not missing:
-        return []
-    command = f"{python} -m pip install {' '.join(missing)}"
-    names = ", ".join(missing)
-    text = f"{python} lacks {names}, which this preset needs."
-    return [Problem(where=preset.name, what=text, remedy=f"Install with: {command}")]

@@ -37,24 +37,6 @@ _CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def check_document(
-    document: Mapping[str, Any],
-    where: str,
-    *,
-    lines: Mapping[str, int] | None = None,
-    overridden: Iterable[str] = (),
-    machine: Machine = UNKNOWN_MACHINE,
-    cpu_ranks: int = 1,
-) -> list[Problem]:
-    """Return all errors of a LightningCLI configuration, each with its place.
-
-    ``lines`` is the line of each dotted path. ``overridden`` are the paths that ``--set`` changed;
-    an error at one of them is reported there.
-    """
-    faults = find_faults(document, machine=machine, cpu_ranks=cpu_ranks)
-    return [locate_fault(fault, where, lines or {}, overridden) for fault in faults]
-
-
 def find_faults(
     document: Mapping[str, Any], *, machine: Machine = UNKNOWN_MACHINE, cpu_ranks: int = 1
 ) -> list[Fault]:
