@@ -10,11 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import TensorDataset
 
-from ltui.training.data.atomic_file import atomic_write
 from ltui.training.data.ffcv.beton_file import BetonFile
 
 _PAGE_BYTES = 2 << 20
@@ -34,31 +31,14 @@ def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
     """
     if path.exists():
         return
-    from ffcv.fields import IntField, NDArrayField
-    from ffcv.writer import DatasetWriter
+    from ltui.training.data.ffcv.beton_writer import WriteOptions, write
 
-    fields = {
-        "image": NDArrayField(np.dtype(np.uint8), tuple(images.shape[1:])),
-        "label": IntField(),
-    }
-    dataset = TensorDataset(images, labels)
-    with atomic_write(path) as part:
-        writer = DatasetWriter(str(part), fields, page_size=_PAGE_BYTES, num_workers=1)
-        writer.from_indexed_dataset(_ArraySamples(dataset))
-
-
-class _ArraySamples:
-    """Samples in the form that FFCV's writer requires: an array and a Python int."""
-
-    def __init__(self, dataset: TensorDataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        image, label = self.dataset[index]
-        return image.numpy(), int(label)
+    samples = [
+        {"image": image.numpy(), "label": int(label)}
+        for image, label in zip(images, labels, strict=True)
+    ]
+    options = WriteOptions(page_bytes=_PAGE_BYTES, workers=0)
+    write(samples, path, options, lambda *_: None)
 
 
 def beton_batches(

@@ -8,6 +8,7 @@ therefore checked here, before anything is read. Format: version 2, as FFCV 1.0 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,6 +84,11 @@ class Field:
         return self.type_id not in (FLOAT, INT)
 
 
+def metadata_type(fields: Sequence[Field]) -> np.dtype[Any]:
+    """Return the structured dtype of one sample, with fields ``f0``, ``f1`` and so on."""
+    return np.dtype([(f"f{i}", _METADATA[f.type_id]) for i, f in enumerate(fields)], align=True)
+
+
 class BetonFile:
     """The tables of one file, held in memory with at least 30 bytes per sample."""
 
@@ -118,17 +124,13 @@ class BetonFile:
             raise self._cut_off(f"its allocation table should begin at byte {self.table_at}")
         fields = self._read_table(file, FIELD, int(header["num_fields"]), "the fields")
         self.fields = tuple(self._parse_field(f) for f in fields)
-        self.metadata = self._read_table(file, self.metadata_type, self.samples, "the samples")
+        self.metadata = self._read_table(
+            file, metadata_type(self.fields), self.samples, "the samples"
+        )
         self.data_at = file.tell()
         file.seek(self.table_at)
         self.allocations = self._read_allocations(file)
         self._check()
-
-    @cached_property
-    def metadata_type(self) -> np.dtype[Any]:
-        """Structured dtype of one sample, with fields ``f0``, ``f1`` and so on."""
-        parts = [(f"f{i}", _METADATA[f.type_id]) for i, f in enumerate(self.fields)]
-        return np.dtype(parts, align=True)
 
     def _read_table(
         self, file: Any, dtype: np.dtype[Any], count: int, table_name: str
