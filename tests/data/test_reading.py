@@ -54,9 +54,9 @@ def batches_are_kept():
         assert torch.equal(images, alone), number
     # And the buffers do come round: without the clones the same test fails.
     from ltui.training.data.ffcv import ffcv_reader
-    clone, ffcv_reader._Memory.detach = ffcv_reader._Memory.detach, lambda self, value: value
+    clone, ffcv_reader._Buffers.detach = ffcv_reader._Buffers.detach, lambda self, value: value
     views = list(reader.batches(order))
-    ffcv_reader._Memory.detach = clone
+    ffcv_reader._Buffers.detach = clone
     assert not all(torch.equal(a[0], b[0]) for a, b in zip(kept, views))
     assert not threads()
     unread = reader.batches(order)

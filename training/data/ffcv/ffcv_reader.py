@@ -1,27 +1,26 @@
 """Reader of the batches of a ``.beton`` file by FFCV's compiled pipelines, in any sample order.
 
-FFCV's own loader thread only handles the end of its iteration. After any other error, the training
-loop waits forever. It also returns views of buffers that it overwrites two batches later, and may
-write a batch into pinned memory that is still being copied to the GPU. This module therefore uses
-its own thread to run FFCV's code.
+FFCV's own loader (1.0.2) waits forever if its thread meets an error. It returns views of buffers
+that it overwrites two batches later, and may write a batch into pinned memory that is still being
+copied to the GPU. This module therefore runs FFCV's compiled code in a thread of its own.
 
 All returned batches are copies, so that they stay valid. Imports FFCV.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import queue
-import threading
-import weakref
+import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+from ffcv.loader.epoch_iterator import select_buffer
 from ffcv.pipeline import PipelineSpec
 from ffcv.pipeline.compiler import Compiler
 from ffcv.pipeline.graph import Graph
@@ -30,13 +29,10 @@ from ffcv.reader import Reader
 from ltui.training.data.cpu_memory_limits import cores_per_rank
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.page_reader import OsCache, ProcessCache
-from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Key, PerThread, Shared
+from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Key
 from ltui.training.rank.resume.ffcv_random_operations import describe_inexact_operations
 
 Batch = tuple[Any, ...]
-_ALIVE_CHECK_S = 5.0
-"""Seconds to wait for a batch before checking that the thread is alive."""
-_open_epochs: weakref.WeakSet[_Epoch] = weakref.WeakSet()
 
 
 class FfcvReader:
@@ -107,156 +103,64 @@ class FfcvReader:
             numbers[i : i + self.batch_size] for i in range(0, len(numbers), self.batch_size)
         ]
         epoch = _Epoch(self, batches, key)
+        thread = ThreadPoolExecutor(1, "ltui-ffcv", numba.set_num_threads, (self.threads,))
+        unread = iter(range(len(batches)))
+        reading: deque[Future[tuple[Batch, Any]]] = deque()
         try:
-            yield from epoch
+            while True:
+                next_numbers = itertools.islice(unread, epoch.slots - len(reading))
+                reading.extend(thread.submit(epoch.read, number) for number in next_numbers)
+                if not reading:
+                    return
+                yield epoch.on_current_stream(*reading.popleft().result())
         finally:
-            epoch.close()
+            thread.shutdown(cancel_futures=True)
+            epoch.pages.end()
 
 
-class _Memory:
-    """The buffers of an epoch and their addresses."""
-
-    def __init__(self, reader: FfcvReader, key: int, longest: int) -> None:
-        self._batch_size = longest
-        self._slots = reader.batches_ahead + 2
-        self._threads = reader.threads
-        self._pin = reader.device.type == "cuda"
-        self._key = key
-        self._ranges: list[tuple[int, int]] = []
-        self.failed: list[tuple[str, npt.NDArray[np.int32]]] = []
-        """Field, and the decoder's error code of each sample of the batch."""
-        self._field = ""
-        requirements, _ = reader.graph.collect_requirements()
-        fields = {node.id: node.field_name for node in reader.graph.root_nodes}
-        self.operation = {
-            node: self._allocate(query, fields.get(node, ""))
-            for node, query in requirements["operation"].items()
-        }
-        self.shared = {
-            node: self._allocate(query, "") for node, query in requirements["shared"].items()
-        }
-
-    def _allocate(self, query: Any, field: str) -> Any:
-        if query is None:
-            return None
-        if isinstance(query, (tuple, list)):
-            return tuple(self._allocate(part, field) for part in query)
-        if isinstance(query, Shared):
-            return _SharedByBatches(self._allocate_shared(query, field))
-        shape = (self._batch_size, *query.shape)
-        if isinstance(query.dtype, torch.dtype):
-            device = query.device
-            pin = self._pin and (device is None or torch.device(device).type == "cpu")
-            tensors = [
-                torch.empty(shape, dtype=query.dtype, device=device, pin_memory=pin)
-                for _ in range(self._slots)
-            ]
-            return [self._register(tensor) for tensor in tensors]
-        dtype = torch.from_numpy(np.empty(0, dtype=query.dtype)).dtype
-        buffer = torch.empty((self._slots, *shape), dtype=dtype, pin_memory=self._pin)
-        return self._register(buffer).numpy()
-
-    def _allocate_shared(self, query: Shared, field: str) -> npt.NDArray[Any]:
-        if isinstance(query, Key):
-            return np.array([self._key], dtype=np.uint64)
-        if isinstance(query, Failed):
-            failed = np.zeros(self._batch_size, dtype=np.int32)
-            self.failed.append((field, failed))
-            return failed
-        leading = (self._threads,) if isinstance(query, PerThread) else ()
-        return np.empty((*leading, *query.shape), dtype=query.dtype)
-
-    def _register(self, tensor: torch.Tensor) -> torch.Tensor:
-        begin = tensor.data_ptr()
-        self._ranges.append((begin, begin + tensor.nbytes))
-        return tensor
-
-    def detach(self, value: Any) -> Any:
-        """Return ``value``, cloned if it is a view of a buffer."""
-        if isinstance(value, np.ndarray):
-            return value.copy() if self._contains(value.ctypes.data) else value
-        if isinstance(value, torch.Tensor):
-            return value.clone() if self._contains(value.data_ptr()) else value
-        return value
-
-    def _contains(self, address: int) -> bool:
-        return any(begin <= address < end for begin, end in self._ranges)
-
-
-class _SharedByBatches:
-    """Memory that all batches share."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self.array = array
-
-
-def _batch_memory(memory: Any, slot: int, count: int) -> Any:
-    """Return the part of an operation's memory that belongs to a batch."""
-    if memory is None:
-        return None
-    if isinstance(memory, tuple):
-        return tuple(_batch_memory(part, slot, count) for part in memory)
-    if isinstance(memory, _SharedByBatches):
-        return memory.array
-    return memory[slot][:count]
-
-
-class _Epoch(threading.Thread):
-    """Runs the pipelines ahead of the training loop, which iterates it."""
+class _Epoch:
+    """The buffers and pages of an epoch, and the pipelines that run on them."""
 
     def __init__(
         self, reader: FfcvReader, batches: Sequence[npt.NDArray[np.uint64]], key: int
     ) -> None:
-        super().__init__(daemon=True, name="ltui-ffcv")
         self._reader = reader
         self._batches = batches
-        self._memory = _Memory(reader, key, max((len(b) for b in batches), default=1))
-        self._pages = reader.pages.begin(batches)
-        self._ready: queue.Queue[Any] = queue.Queue(reader.batches_ahead)
-        self._closed = threading.Event()
-        self._stream: Any = None
-        self._copied: list[Any] = [None] * (reader.batches_ahead + 2)
-        if reader.device.type == "cuda":
-            self._stream = torch.cuda.Stream(reader.device)  # type: ignore[no-untyped-call]
-        _open_epochs.add(self)
-        self.start()
+        self.slots = reader.batches_ahead + 2
+        """Number of batches that have buffers."""
+        self.pages = reader.pages.begin(batches)
+        on_gpu = reader.device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(reader.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._copied: list[Any] = [None] * self.slots
+        self._buffers = _Buffers((self.slots, max(map(len, batches), default=1)), on_gpu, key)
+        requirements, _ = reader.graph.collect_requirements()
+        fields = {node.id: node.field_name for node in reader.graph.root_nodes}
+        self._memory = {
+            f"{argument}_{node}": self._buffers.allocate(query, fields.get(node, ""))
+            for kind, argument in (("operation", "memory"), ("shared", "shared_memory"))
+            for node, query in requirements[kind].items()
+        }
+        """Buffers by the argument of the compiled code."""
 
-    # Methods of the thread.
-
-    def run(self) -> None:
-        try:
-            numba.set_num_threads(self._reader.threads)
-            for number, samples in enumerate(self._batches):
-                if not self._hand_over(self._batch(number, samples)):
-                    return
-            self._hand_over(None)
-        except BaseException as error:  # noqa: BLE001  (any error is passed to the training loop)
-            self._hand_over(error)
-
-    def _hand_over(self, item: Any) -> bool:
-        """Pass ``item`` to the training loop. Return False if the epoch is closed."""
-        if not self._closed.is_set():
-            self._ready.put(item)
-        return not self._closed.is_set()
-
-    def _batch(self, number: int, samples: npt.NDArray[np.uint64]) -> Any:
-        slot = number % len(self._copied)
+    def read(self, number: int) -> tuple[Batch, Any]:
+        """Return a batch, and the event after which it is on the GPU. Runs in the thread."""
+        samples, slot = self._batches[number], number % self.slots
         if self._copied[slot] is not None:
             self._copied[slot].synchronize()  # only this thread waits, not the training loop
         try:
-            self._pages.need(number)
+            self.pages.need(number)
             stream = (
                 contextlib.nullcontext()
                 if self._stream is None
                 else torch.cuda.stream(self._stream)
             )
             with stream:
-                result = tuple(self._memory.detach(v) for v in self._run(samples, slot))
+                result = tuple(self._buffers.detach(v) for v in self._run(samples, slot))
         except BetonError:
             raise
         except Exception as error:
             raise self._find_failed_sample(error, samples, slot) from error
-        self._require_decoded(samples)
+        self._require_decoded(samples, slot)
         done = None
         if self._stream is not None:
             done = self._copied[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -264,30 +168,21 @@ class _Epoch(threading.Thread):
         return result, done
 
     def _run(self, samples: npt.NDArray[np.uint64], slot: int) -> tuple[Any, ...]:
-        count = len(samples)
-        memory = self._memory
         values = {
             "batch_indices": samples,
-            "storage_state": self._pages.state,
+            "storage_state": self.pages.state,
             "metadata": self._reader.metadata,
-            **{
-                f"memory_{n}": _batch_memory(part, slot, count)
-                for n, part in memory.operation.items()
-            },
-            **{
-                f"shared_memory_{n}": _batch_memory(part, slot, count)
-                for n, part in memory.shared.items()
-            },
+            **{k: select_buffer(b, slot, len(samples)) for k, b in self._memory.items()},
         }
         for stage, defined in self._reader.code:
             for node, result in zip(defined, stage(**values), strict=True):
                 values[f"result_{node}"] = result
         return tuple(values[f"result_{node}"] for node in self._reader.outputs)
 
-    def _require_decoded(self, samples: npt.NDArray[np.uint64]) -> None:
+    def _require_decoded(self, samples: npt.NDArray[np.uint64], slot: int) -> None:
         path = self._reader.file.path
-        for field, failed in self._memory.failed:
-            bad = np.flatnonzero(failed[: len(samples)])
+        for field, failed in self._buffers.failed:
+            bad = np.flatnonzero(failed[slot][: len(samples)])
             if len(bad):
                 raise BetonError(
                     f"{path}: sample {samples[bad[0]]}: the image in {field!r} is damaged and "
@@ -311,18 +206,8 @@ class _Epoch(threading.Thread):
         where = f"sample {bad[0]}" if bad else f"one of the samples {samples.tolist()}"
         return BetonError(f"{path}: {where}: {text}")
 
-    # Methods of the training loop.
-
-    def __iter__(self) -> _Epoch:
-        return self
-
-    def __next__(self) -> Batch:
-        item = self._take()
-        if item is None:
-            raise StopIteration
-        if isinstance(item, BaseException):
-            raise item
-        batch, done = item
+    def on_current_stream(self, batch: Batch, done: Any) -> Batch:
+        """Return ``batch`` for use on the stream of the training loop."""
         if done is not None:
             stream = torch.cuda.current_stream(self._reader.device)
             stream.wait_event(done)
@@ -330,32 +215,51 @@ class _Epoch(threading.Thread):
                 if isinstance(value, torch.Tensor) and value.is_cuda:
                     # It was created on another stream and may be freed while this one uses it.
                     value.record_stream(stream)
-        return batch  # type: ignore[no-any-return]
-
-    def _take(self) -> Any:
-        while True:
-            try:
-                return self._ready.get(timeout=_ALIVE_CHECK_S)
-            except queue.Empty:
-                if not self.is_alive() and self._ready.empty():
-                    text = f"{self._reader.file.path}: the reader thread has died."
-                    raise BetonError(text) from None
-
-    def close(self) -> None:
-        """Stop the thread. If it still decoded while Python exits, the process would abort."""
-        if threading.current_thread() is self:
-            return
-        self._closed.set()
-        while self.is_alive():
-            with contextlib.suppress(queue.Empty):
-                self._ready.get_nowait()
-            self.join(0.01)
-        if self in _open_epochs:
-            _open_epochs.discard(self)
-            self._pages.end()
+        return batch
 
 
-@atexit.register
-def _close_all() -> None:
-    for epoch in list(_open_epochs):
-        epoch.close()
+class _Buffers:
+    """The memory that operations request, with a part for each slot."""
+
+    def __init__(self, leading: tuple[int, int], pin: bool, key: int) -> None:
+        self._leading, self._pin, self._key = leading, pin, key
+        self._ranges: list[tuple[int, int]] = []
+        """Begin and end of each buffer in memory."""
+        self.failed: list[tuple[str, npt.NDArray[np.int32]]] = []
+        """Field, and the decoder's error code of each sample in each slot."""
+
+    def allocate(self, query: Any, field: str) -> Any:
+        """Return the memory of an operation that works on ``field``."""
+        if query is None:
+            return None
+        if isinstance(query, (tuple, list)):
+            return tuple(self.allocate(part, field) for part in query)
+        as_tensor = isinstance(query.dtype, torch.dtype)
+        dtype = query.dtype if as_tensor else torch.from_numpy(np.empty(0, query.dtype)).dtype
+        device = torch.device(query.device or "cpu")
+        buffer = torch.empty(
+            (*self._leading, *query.shape),
+            dtype=dtype,
+            device=device,
+            pin_memory=self._pin and device.type == "cpu",
+        )
+        self._ranges.append((buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes))
+        if as_tensor:
+            return buffer
+        array = buffer.numpy()
+        if isinstance(query, Key):
+            array.fill(self._key)
+        elif isinstance(query, Failed):
+            self.failed.append((field, array))
+        return array
+
+    def detach(self, value: Any) -> Any:
+        """Return ``value``, cloned if it is a view of a buffer."""
+        if isinstance(value, np.ndarray):
+            return value.copy() if self._contains(value.ctypes.data) else value
+        if isinstance(value, torch.Tensor):
+            return value.clone() if self._contains(value.data_ptr()) else value
+        return value
+
+    def _contains(self, address: int) -> bool:
+        return any(begin <= address < end for begin, end in self._ranges)

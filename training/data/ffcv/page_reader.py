@@ -31,7 +31,7 @@ class OsCache:
         table = file.by_address
         # Copy-on-write, so that the compiled code always gets the same type of array.
         self._map = np.memmap(file.path, "uint8", mode="c")
-        self._state = (
+        self.state = (
             np.asarray(self._map),
             np.ascontiguousarray(table["ptr"]),
             np.ascontiguousarray(table["size"]),
@@ -47,14 +47,9 @@ class OsCache:
         compiled: Callable[..., Any] = Compiler.compile(read)
         return compiled
 
-    def begin(self, batches: Batches) -> _NothingToRead:  # noqa: ARG002
+    def begin(self, batches: Batches) -> OsCache:  # noqa: ARG002
         """Start an epoch."""
-        return _NothingToRead(self._state)
-
-
-class _NothingToRead:
-    def __init__(self, state: Any) -> None:
-        self.state = state
+        return self
 
     def need(self, batch: int) -> None:
         """Do nothing: the operating system reads the pages."""

@@ -8,9 +8,8 @@ that can't be saved. Imports FFCV, which takes seconds, so import this module lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -21,96 +20,44 @@ from ffcv.libffcv import imdecode, memcpy, resize_crop
 from ffcv.pipeline.allocation_query import AllocationQuery
 from ffcv.pipeline.compiler import Compiler
 from ffcv.pipeline.operation import Operation
-from numba.np.ufunc.parallel import get_thread_id as _get_thread_id
+from numba.extending import register_jitable
 
 from ltui.training.data.ffcv.keyed_random import (
     AUGMENT_SALT,
     CROP_SALT,
-    FIRST_FACTOR,
-    SECOND_FACTOR,
-    STEP,
+    centre_crop,
+    draw,
+    first_state,
+    mix,
+    random_begin,
+    random_crop,
+    random_shift,
 )
 
-get_thread_id: Any = _get_thread_id
 _BYTE = np.dtype("<u1")
 _JPEG = IMAGE_MODES["jpg"]
-_STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(FIRST_FACTOR), np.uint64(SECOND_FACTOR)
-_ONE, _R11, _R27, _R30, _R31 = (np.uint64(n) for n in (1, 11, 27, 30, 31))
+for _function in (mix, first_state, draw, random_crop, centre_crop, random_shift, random_begin):
+    register_jitable(_function)
 
 
-@dataclass(frozen=True)
-class Shared(AllocationQuery):  # type: ignore[misc]
-    """Memory that all batches of an epoch use in turn, instead of separate memory for each."""
-
-
-class PerThread(Shared):
-    """Shared memory with a separate part for each decoding thread."""
-
-
-class Key(Shared):
-    """One number (1,), the random key that the reader sets for each epoch."""
+class Key(AllocationQuery):  # type: ignore[misc]
+    """The random key of the epoch, once for each sample of the batch. The reader sets it."""
 
     def __init__(self) -> None:
-        super().__init__((1,), np.dtype("<u8"))
+        super().__init__((), np.dtype("<u8"))
 
 
-class Failed(Shared):
+class Failed(AllocationQuery):  # type: ignore[misc]
     """Error code of each sample of the batch; not 0 if the sample could not be decoded."""
 
     def __init__(self) -> None:
         super().__init__((), np.dtype("<i4"))
 
 
-@numba.njit(inline="always")
-def _mix(state: Any) -> Any:
-    state = (state ^ (state >> _R30)) * _FIRST
-    state = (state ^ (state >> _R27)) * _SECOND
-    return state ^ (state >> _R31)
-
-
-@numba.njit(inline="always")
-def _first_state(key: Any, sample: Any, salt: Any) -> Any:
-    return _mix(key + _STEP * (np.uint64(sample) + _ONE)) ^ np.uint64(salt)
-
-
-@numba.njit(inline="always")
-def _as_fraction(state: Any) -> Any:
-    return np.float64(_mix(state) >> _R11) / 9007199254740992.0
-
-
-@numba.njit
-def random_crop(height: Any, width: Any, state: Any, scale: Any, log_ratio: Any) -> Any:
-    """Return row, column, height and width of a random crop, as torchvision's RandomResizedCrop."""
-    area = height * width
-    for _ in range(10):
-        state += _STEP
-        target = area * (scale[0] + (scale[1] - scale[0]) * _as_fraction(state))
-        state += _STEP
-        aspect = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * _as_fraction(state))
-        w = round(math.sqrt(target * aspect))
-        h = round(math.sqrt(target / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            state += _STEP
-            row = int(_as_fraction(state) * (height - h + 1))
-            state += _STEP
-            column = int(_as_fraction(state) * (width - w + 1))
-            return row, column, h, w
-    side = min(height, width)
-    return (height - side) // 2, (width - side) // 2, side, side
-
-
-@numba.njit
-def centre_crop(height: Any, width: Any, ratio: float) -> Any:
-    """Return row, column, height and width of the square centre crop."""
-    side = max(1, int(ratio * min(height, width)))
-    return (height - side) // 2, (width - side) // 2, side, side
-
-
 class DecodeImages(Operation):  # type: ignore[misc]
     """Decodes images of any size to ``side`` x ``side`` pixels.
 
-    It takes a random crop if ``scale`` is given, else a centre crop. Each thread decodes into one
-    buffer, independent of the batch size.
+    It takes a random crop if ``scale`` is given, else a centre crop.
     """
 
     def __init__(
@@ -129,10 +76,8 @@ class DecodeImages(Operation):  # type: ignore[misc]
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, Any]:
         shape = (self.side, self.side, 3)
-        area = self.metadata["height"].astype(np.int64) * self.metadata["width"]
-        scratch = PerThread((int(area.max()) * 3,), _BYTE)
         state = replace(previous_state, jit_mode=True, shape=shape, dtype=_BYTE)
-        return state, (AllocationQuery(shape, _BYTE), scratch, Key(), Failed())
+        return state, (AllocationQuery(shape, _BYTE), Key(), Failed())
 
     def generate_code(self) -> Callable[..., Any]:
         threads = Compiler.get_iterator()
@@ -144,7 +89,7 @@ class DecodeImages(Operation):  # type: ignore[misc]
         log_ratio, ratio = np.log(np.array(self.aspect)), self.center_ratio
 
         def decode(batch_indices: Any, memory: Any, metadata: Any, storage_state: Any) -> Any:
-            destination, scratch, key, failed = memory
+            destination, key, failed = memory
             for i in threads(len(batch_indices)):
                 sample = batch_indices[i]
                 field = metadata[sample]
@@ -152,7 +97,8 @@ class DecodeImages(Operation):  # type: ignore[misc]
                 height, width = np.uint32(field["height"]), np.uint32(field["width"])
                 failed[i] = 0
                 if field["mode"] == _JPEG:
-                    buffer = scratch[get_thread_id()][: 3 * height * width]
+                    # One image of memory for each thread, independent of the batch size.
+                    buffer = np.empty(3 * height * width, np.uint8)
                     failed[i] = decode_jpeg(
                         data, buffer, height, width, height, width, 0, 0, 1, 1, False, False
                     )
@@ -160,7 +106,7 @@ class DecodeImages(Operation):  # type: ignore[misc]
                 else:
                     image = data.reshape(height, width, 3)
                 if is_random:
-                    state = _first_state(key[0], sample, CROP_SALT)
+                    state = first_state(key[i], sample, CROP_SALT)
                     y, x, h, w = random_crop(height, width, state, scale, log_ratio)
                 else:
                     y, x, h, w = centre_crop(height, width, ratio)
@@ -204,12 +150,9 @@ class Augment(Operation):  # type: ignore[misc]
             destination, key = memory
             height, width = images.shape[1], images.shape[2]
             for i in threads(len(indices)):
-                state = _first_state(key[0], indices[i], AUGMENT_SALT) + _STEP
-                flip = may_flip and _as_fraction(state) < 0.5
-                state += _STEP
-                dy = int(_as_fraction(state) * (2 * shift + 1)) - shift
-                state += _STEP
-                dx = int(_as_fraction(state) * (2 * shift + 1)) - shift
+                state = first_state(key[i], indices[i], AUGMENT_SALT)
+                flip = may_flip and draw(state, 1) < 0.5
+                dy, dx = random_shift(state, 2, shift), random_shift(state, 3, shift)
                 for y in range(height):
                     for x in range(width):
                         from_y = y + dy
@@ -221,10 +164,8 @@ class Augment(Operation):  # type: ignore[misc]
                             for c in range(3):
                                 destination[i, y, x, c] = fill[c]
                 if cutout > 0:
-                    state += _STEP
-                    top = int(_as_fraction(state) * max(1, height - cutout + 1))
-                    state += _STEP
-                    left = int(_as_fraction(state) * max(1, width - cutout + 1))
+                    top = random_begin(state, 4, height, cutout)
+                    left = random_begin(state, 5, width, cutout)
                     for y in range(top, min(height, top + cutout)):
                         for x in range(left, min(width, left + cutout)):
                             for c in range(3):

@@ -20,11 +20,18 @@ from torch.utils.data import Dataset
 
 from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, JPEG, BetonError, BetonFile, Field
 from ltui.training.data.ffcv.image_transform import ImageTransformConfig
-from ltui.training.data.ffcv.keyed_random import AUGMENT_SALT, CROP_SALT, KeyedRandom
+from ltui.training.data.ffcv.keyed_random import (
+    AUGMENT_SALT,
+    CROP_SALT,
+    centre_crop,
+    draw,
+    first_state,
+    random_begin,
+    random_crop,
+    random_shift,
+)
 
 NO_LABEL = -1
-Crop = tuple[int, int, int, int]
-"""Row, column, height, width."""
 
 
 class BetonSamples(Dataset[tuple[Any, ...]]):
@@ -112,56 +119,38 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
 
     def _image(self, image: Image.Image, sample: int) -> torch.Tensor:
         transform = self.transform
-        y, x, h, w = self._crop(image.height, image.width, sample)
-        if (h, w) != (transform.side, transform.side) or (h, w) != (image.height, image.width):
-            box = (x, y, x + w, y + h)
-            image = image.resize(
-                (transform.side, transform.side), Image.Resampling.BILINEAR, box=box
-            )
-        values = np.asarray(image)
-        if transform.flip or transform.shift or transform.cutout:
-            values = augment(
-                values, transform, KeyedRandom.for_sample(self.key, sample, AUGMENT_SALT)
-            )
+        key = np.uint64(self.key)
+        with np.errstate(over="ignore"):
+            crop_state = first_state(key, sample, CROP_SALT)
+            augment_state = first_state(key, sample, AUGMENT_SALT)
+            if transform.scale is None:
+                crop = centre_crop(image.height, image.width, transform.center_ratio)
+            else:
+                log_ratio = np.log(transform.aspect)
+                crop = random_crop(
+                    image.height, image.width, crop_state, transform.scale, log_ratio
+                )
+            y, x, h, w = crop
+            if (h, w) != (transform.side, transform.side) or (h, w) != (image.height, image.width):
+                image = image.resize(
+                    (transform.side, transform.side),
+                    Image.Resampling.BILINEAR,
+                    box=(x, y, x + w, y + h),
+                )
+            values = np.asarray(image)
+            if transform.flip or transform.shift or transform.cutout:
+                values = augment(values, transform, augment_state)
         exact = (values - self._mean) * self._factor
         return torch.from_numpy(exact).to(self.dtype)
 
-    def _crop(self, height: int, width: int, sample: int) -> Crop:
-        transform = self.transform
-        if transform.scale is None:
-            side = max(1, int(transform.center_ratio * min(height, width)))
-            return (height - side) // 2, (width - side) // 2, side, side
-        return random_crop(
-            height, width, transform, KeyedRandom.for_sample(self.key, sample, CROP_SALT)
-        )
-
-
-def random_crop(
-    height: int, width: int, transform: ImageTransformConfig, random: KeyedRandom
-) -> Crop:
-    """Return a random crop, like ``pipeline_operations.random_crop``."""
-    assert transform.scale is not None
-    low, high = transform.scale
-    low_log_ratio, high_log_ratio = (math.log(aspect) for aspect in transform.aspect)
-    for _ in range(10):
-        target = height * width * (low + (high - low) * random.next())
-        aspect = math.exp(low_log_ratio + (high_log_ratio - low_log_ratio) * random.next())
-        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            y = int(random.next() * (height - h + 1))
-            return y, int(random.next() * (width - w + 1)), h, w
-    side = min(height, width)
-    return (height - side) // 2, (width - side) // 2, side, side
-
 
 def augment(
-    image: npt.NDArray[np.uint8], transform: ImageTransformConfig, random: KeyedRandom
+    image: npt.NDArray[np.uint8], transform: ImageTransformConfig, state: Any
 ) -> npt.NDArray[np.uint8]:
     """Return an augmented image, like ``pipeline_operations.Augment``."""
     height, width, _ = image.shape
-    flip = random.next() < 0.5 and transform.flip
-    dy = int(random.next() * (2 * transform.shift + 1)) - transform.shift
-    dx = int(random.next() * (2 * transform.shift + 1)) - transform.shift
+    flip = transform.flip and draw(state, 1) < 0.5
+    dy, dx = (random_shift(state, number, transform.shift) for number in (2, 3))
     result = np.empty_like(image)
     result[:] = transform.fill
     flipped = image[:, ::-1] if flip else image
@@ -171,8 +160,8 @@ def augment(
     x0, x1 = max(0, -right), min(width, width - right)
     result[y0:y1, x0:x1] = flipped[y0 + dy : y1 + dy, x0 + right : x1 + right]
     if transform.cutout:
-        top = int(random.next() * max(1, height - transform.cutout + 1))
-        left = int(random.next() * max(1, width - transform.cutout + 1))
+        top = random_begin(state, 4, height, transform.cutout)
+        left = random_begin(state, 5, width, transform.cutout)
         result[top : top + transform.cutout, left : left + transform.cutout] = transform.fill
     return result
 
