@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from ltui.app.garbage_collection import pause_during_start
-from ltui.app.terminal_loss import exit_with_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,29 +15,59 @@ if TYPE_CHECKING:
     from ltui.app.textual_app import LtuiApp
     from ltui.training.store.run_directory import RunDir
 
+COLLECTION_PAUSE_S = 2.0
+"""Seconds without garbage collection: longer than a start takes."""
+TERMINAL_INTERVAL_S = 1.0
+"""Seconds between two checks of the terminal."""
 
-def run_dashboard(
-    home: Path, *, run: RunDir | None = None, readonly: bool = False, python: str | None = None
-) -> int:
-    """Run the dashboard at its home screen, or at ``run``, and return the exit code.
 
-    ``python`` is the interpreter of the runs launched here; None means that of the active
-    environment.
-    """
+def run_dashboard(home: Path, *, run: RunDir | None = None, readonly: bool = False) -> int:
+    """Run the dashboard at its home screen, or at ``run``, and return the exit code."""
 
     def make() -> LtuiApp:
         # Local: the garbage collector is paused while Textual is imported.
         from ltui.app.textual_app import LtuiApp
 
-        return LtuiApp(home, run=run, readonly=readonly, python=python)
+        return LtuiApp(home, run=run, readonly=readonly)
 
     return open_app(make)
 
 
 def open_app(make: Callable[[], LtuiApp]) -> int:
     """Run the application that ``make`` imports and builds, and return its exit code."""
-    pause_during_start()
+    pause_garbage_collection()
     app = make()
-    exit_with_terminal()
+    threading.Thread(target=_exit_with_terminal, name="terminal", daemon=True).start()
     app.run()
     return app.return_code or 0
+
+
+def pause_garbage_collection() -> None:
+    """Switch the garbage collector off now, and on again after ``COLLECTION_PAUSE_S``.
+
+    Importing Textual creates some hundred thousand objects that live until the process ends. The
+    collector would traverse all of them several times before the first screen is drawn, which takes
+    a quarter of the start.
+    """
+    gc.disable()
+    timer = threading.Timer(COLLECTION_PAUSE_S, _resume_garbage_collection)
+    timer.daemon = True
+    timer.start()
+
+
+def _resume_garbage_collection() -> None:
+    # The existing objects live until the end anyway, so they are excluded.
+    gc.freeze()
+    gc.enable()
+
+
+def _exit_with_terminal() -> None:
+    """End this process when its terminal closes without a signal, for example under nohup.
+
+    The process exits at once and prints nothing: drawing to a closed terminal would block or fail.
+    Runs keep running; the dashboard owns none of their processes.
+    """
+    pause = threading.Event()
+    while os.isatty(0):
+        pause.wait(TERMINAL_INTERVAL_S)
+    os._exit(128 + signal.SIGHUP)

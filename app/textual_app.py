@@ -56,17 +56,9 @@ class LtuiApp(OrderedKeysApp):
         ),
     ]
 
-    def __init__(
-        self,
-        home: Path,
-        *,
-        run: RunDir | None = None,
-        readonly: bool = False,
-        python: str | None = None,
-    ) -> None:
+    def __init__(self, home: Path, *, run: RunDir | None = None, readonly: bool = False) -> None:
         super().__init__()
-        self.home, self.first_run = home, run
-        self.readonly, self.python = readonly, python
+        self.home, self.first_run, self.readonly = home, run, readonly
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = first_theme(home, self.available_themes, os.environ)
@@ -81,7 +73,7 @@ class LtuiApp(OrderedKeysApp):
             return RunScreen(self.first_run, readonly=self.readonly, alone=True)
         from ltui.app.screens.home import HomeScreen
 
-        return HomeScreen(self.home, readonly=self.readonly, python=self.python)
+        return HomeScreen(self.home, readonly=self.readonly)
 
     def refresh_css(self, animate: bool = True) -> None:
         """Apply the theme. Before the first screen exists, leave parsing the styles to that

@@ -14,7 +14,7 @@ def show(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ProblemError(Problem(where="ltui demo gpus", what="the demo needs a terminal."))
     # Local: Textual takes time to import, and a refused demo does not need it.
-    from ltui.app.gpu_demo import DemoApp
+    from ltui.app.demo.gpu_demo import DemoApp
 
     app = DemoApp()
     app.run()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from textual.app import App, ComposeResult
 
-from ltui.app.gpu_demo import DemoApp
+from ltui.app.demo.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory, GpuSample, window_means
 from ltui.app.panels.gpu_panel import GpuOverview

@@ -23,7 +23,7 @@ from tests.gpu.standin import nvml_stand_in
 
 LTUI = (sys.executable, "-m", "ltui.app.cli")
 GPU_SCREEN = (
-    "from ltui.app.gpu_demo import DemoApp, SimulatedGpus\n"
+    "from ltui.app.demo.gpu_demo import DemoApp, SimulatedGpus\n"
     "from ltui.training.gpu.sampler import GpuSampler\n"
     "DemoApp(lambda: SimulatedGpus(GpuSampler())).run()\n"
 )

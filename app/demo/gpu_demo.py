@@ -22,7 +22,7 @@ from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
 from ltui.app.screens.gpu import GpuScreen
-from ltui.app.scripted_gpus import ScriptedGpus
+from ltui.app.demo.scripted_gpus import ScriptedGpus
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus

@@ -1,0 +1,1 @@
+"""``ltui demo gpus``: the GPU panels with simulated GPUs."""
