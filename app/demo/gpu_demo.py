@@ -14,6 +14,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import Static
 
+from ltui.app.demo.scripted_gpus import ScriptedGpus
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
@@ -22,7 +23,6 @@ from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
 from ltui.app.screens.gpu import GpuScreen
-from ltui.app.demo.scripted_gpus import ScriptedGpus
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus
