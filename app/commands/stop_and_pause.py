@@ -161,7 +161,8 @@ def checkpoint(options: Namespace) -> int:
     """Run ``ltui checkpoint RUN``."""
     run_dir = find_run(ltui_home(), options.run)
     require_live(run_dir)
-    last_event = _last_event_id(run_dir)
+    with RunStore(run_dir) as store:
+        last_event = max((event.id for event in store.events()), default=0)
     send_request(run_dir, {"cmd": "checkpoint"})
     snapshot, _ = wait_until(
         run_dir, lambda _: _checkpoint_event(run_dir, last_event) is not None, STEP_TIMEOUT_S
@@ -177,14 +178,6 @@ def checkpoint(options: Namespace) -> int:
     else:
         print(f"{snapshot.id}: {clean_line(outcome.text)}")
     return EXIT_DONE if saved else EXIT_FAILED
-
-
-def _last_event_id(run_dir: RunDir) -> int:
-    with RunStore(run_dir) as store:
-        last = 0
-        while events := store.events(last):
-            last = events[-1].id
-    return last
 
 
 def _checkpoint_event(run_dir: RunDir, after: int) -> StoredEvent | None:

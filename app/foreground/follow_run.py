@@ -243,7 +243,7 @@ def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
         return []
     raised = [
         event
-        for event in all_events(run_dir)
+        for event in events_after(run_dir)
         if event.kind == "exception" and event.attempt == snapshot.attempt
     ]
     if raised:
@@ -264,14 +264,6 @@ def followed_a_death(snapshot: RunSnapshot, rank: int | None) -> bool:
     """Return whether a verdict says that the rank failed because another rank had died."""
     dead = [verdict for verdict in snapshot.verdicts if verdict.level == "dead"]
     return any(str(rank) in (verdict.evidence.get("consequences") or {}) for verdict in dead)
-
-
-def all_events(run_dir: RunDir) -> list[StoredEvent]:
-    """Return every event of the run."""
-    events: list[StoredEvent] = []
-    while more := events_after(run_dir, events[-1].id if events else 0):
-        events += more
-    return events
 
 
 def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:

@@ -8,24 +8,24 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ltui.app.live.frame import CurveData, FloatArray
 from ltui.training.state.record_fold import MIN_WINDOW_S, WINDOW_S
+from ltui.training.store.curve_reader import Curve, FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
 
 COLUMNS = ("steps", "epochs", "times", "mean", "low", "high", "count")
-"""Names of the arrays of ``CurveData``."""
+"""Names of the arrays of ``Curve``."""
 
 
-def empty_curve() -> CurveData:
+def empty_curve() -> Curve:
     """Return a curve without points."""
-    return CurveData(**{name: np.empty(0) for name in COLUMNS})
+    return Curve(**{name: np.empty(0) for name in COLUMNS})
 
 
-def curve_from_rows(rows: FloatArray) -> CurveData:
+def curve_from_rows(rows: FloatArray) -> Curve:
     """Return a curve with one point per row of (step, epoch, time, value)."""
     steps, epochs, times, values = rows.T.copy()
-    return CurveData(
+    return Curve(
         steps=steps,
         epochs=epochs,
         times=times,
@@ -72,7 +72,7 @@ class GrowingCurve:
             self._length += len(taken)
             rows = rows[len(taken) :]
 
-    def curve(self) -> CurveData:
+    def curve(self) -> Curve:
         """Return a copy, so that a frame does not change later."""
         return concatenate([self._older, curve_from_rows(self._rows[: self._length])])
 
@@ -90,12 +90,12 @@ class GrowingCurve:
             self._older, self._merged = halve(self._older), 2 * self._merged
 
 
-def concatenate(parts: Sequence[CurveData]) -> CurveData:
+def concatenate(parts: Sequence[Curve]) -> Curve:
     """Return the curves one after the other as one curve."""
-    return CurveData(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in COLUMNS})
+    return Curve(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in COLUMNS})
 
 
-def halve(curve: CurveData) -> CurveData:
+def halve(curve: Curve) -> Curve:
     """Merge every two neighbouring points: position of the second, mean of the finite values,
     extremes of both.
 
@@ -110,7 +110,7 @@ def halve(curve: CurveData) -> CurveData:
     mean = np.where(
         total > 0, (sums[first] + sums[second]) / np.where(total > 0, total, 1.0), np.nan
     )
-    merged = CurveData(
+    merged = Curve(
         **{n: getattr(curve, n)[second] for n in ("steps", "epochs", "times")},
         mean=mean,
         low=np.fmin(curve.low[first], curve.low[second]),
@@ -124,12 +124,12 @@ def halve(curve: CurveData) -> CurveData:
     )
 
 
-def select_points(curve: CurveData, chosen: slice | list[int] | BoolArray) -> CurveData:
+def select_points(curve: Curve, chosen: slice | list[int] | BoolArray) -> Curve:
     """Return the points of a slice, of indices or of a mask."""
-    return CurveData(**{n: getattr(curve, n)[chosen] for n in COLUMNS})
+    return Curve(**{n: getattr(curve, n)[chosen] for n in COLUMNS})
 
 
-def splice(curve: CurveData, detail: CurveData) -> CurveData:
+def splice(curve: Curve, detail: Curve) -> Curve:
     """Return ``curve`` with the points in the range of ``detail`` replaced, if ``detail`` has
     more of them."""
     if not len(detail):
@@ -141,7 +141,7 @@ def splice(curve: CurveData, detail: CurveData) -> CurveData:
     return concatenate([select_points(curve, before), detail, select_points(curve, after)])
 
 
-def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
+def join(stored: Curve | None, live: Curve | None) -> Curve:
     """Return the stored points up to the first live step, then the live points.
 
     Steps that were repeated after a resume appear once, with the values of the repetition.
@@ -153,7 +153,7 @@ def join(stored: CurveData | None, live: CurveData | None) -> CurveData:
     return concatenate([select_points(stored, stored.steps < live.steps[0]), live])
 
 
-def throughput_curve(samples: CurveData, seconds: CurveData) -> CurveData:
+def throughput_curve(samples: Curve, seconds: Curve) -> Curve:
     """Return the throughput of one rank at each point of ``seconds``; both curves are given per
     step.
 
@@ -179,7 +179,7 @@ def throughput_curve(samples: CurveData, seconds: CurveData) -> CurveData:
     return replace(select_points(timed, valid), mean=rate, low=rate, high=rate)
 
 
-def sum_curves(curves: Sequence[CurveData]) -> CurveData:
+def sum_curves(curves: Sequence[Curve]) -> Curve:
     """Return the sum of the curves of several ranks at the steps where all of them are known."""
     first, *others = curves
     total = first.mean.copy()
@@ -190,7 +190,7 @@ def sum_curves(curves: Sequence[CurveData]) -> CurveData:
     return select_points(replace(first, mean=total, low=total, high=total), np.isfinite(total))
 
 
-def smooth(curve: CurveData, weight: float) -> FloatArray:
+def smooth(curve: Curve, weight: float) -> FloatArray:
     """Return the exponential moving average without the bias of its start, as Adam and TensorBoard
     compute it.
 
@@ -212,7 +212,7 @@ def smooth(curve: CurveData, weight: float) -> FloatArray:
 
 
 def epoch_positions(
-    steps: FloatArray, reference: CurveData, steps_per_epoch: float | None
+    steps: FloatArray, reference: Curve, steps_per_epoch: float | None
 ) -> FloatArray:
     """Return the positions of ``steps`` on an axis of epochs. ``reference`` gives the first step
     of each epoch."""

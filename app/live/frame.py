@@ -6,36 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ltui.app.live.gpu_history import GpuSeries
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
+from ltui.training.store.curve_reader import Curve
 from ltui.widgets.view_models import LogLine
-
-FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CurveData:
-    """One metric over a run. All arrays have the same length; steps ascend; NaN is a gap."""
-
-    steps: FloatArray
-    """Global step of each point; for a merged point the last of its steps."""
-    epochs: FloatArray
-    times: FloatArray
-    """Unix seconds."""
-    mean: FloatArray
-    low: FloatArray
-    """Smallest value that a point merges."""
-    high: FloatArray
-    """Largest value that a point merges."""
-    count: FloatArray
-    """Number of logged values that a point merges."""
-
-    def __len__(self) -> int:
-        return len(self.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,16 +23,13 @@ class ResolvedVerdict:
     """Time of the end in unix seconds."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RankException:
     """The first exception of one rank in the last attempt."""
 
     rank: int
     type: str
     message: str
-    traceback: str | None
-    at: float | None
-    """Unix seconds, or None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,11 +44,11 @@ class Frame:
     """Unix seconds when the supervisor or the store last gave a snapshot."""
     last_record_at: float | None = None
     """Unix seconds when the newest record of any rank was written, or None if none was read."""
-    curves: Mapping[str, CurveData] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
     """The curves that the screen requested."""
     curve_names: tuple[str, ...] = ()
     """Every curve that the screen can request."""
-    rates: Mapping[int | None, CurveData] = field(default_factory=dict)
+    rates: Mapping[int | None, Curve] = field(default_factory=dict)
     """Samples per second of each rank; the key None is the total of all ranks."""
     gpu_series: Mapping[int, GpuSeries] = field(default_factory=dict)
     """Readings of the last minutes of each GPU, by the GPU's index."""

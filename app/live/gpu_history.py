@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ltui.training.state.run_snapshot import GpuSnapshot
 
@@ -21,20 +21,19 @@ HEAT_S, HEAT_POINTS = 3.0, 100
 NAN = math.nan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class GpuSample:
     """One reading of one GPU; NaN if the driver gave no value. Fractions are 0 to 1."""
 
     at: float
     """Unix seconds."""
     utilisation: float = NAN
-    sm: float = NAN
-    tensor: float = NAN
-    dram: float = NAN
     memory_bytes: float = NAN
     power_w: float = NAN
     temperature_c: float = NAN
-    clock_mhz: float = NAN
+    sm: float = NAN
+    tensor: float = NAN
+    dram: float = NAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,9 @@ class GpuSeries:
     """Readings of the last minutes of one GPU, oldest first."""
 
     samples: tuple[GpuSample, ...] = ()
-    strip: tuple[float, ...] = field(default=())
+    strip: tuple[float, ...] = ()
     """Mean utilisation in windows of ``STRIP_S`` seconds."""
-    heat: tuple[float, ...] = field(default=())
+    heat: tuple[float, ...] = ()
     """Mean utilisation in windows of ``HEAT_S`` seconds."""
 
 
@@ -54,10 +53,6 @@ class GpuHistory:
     def __init__(self) -> None:
         self._samples: dict[int, deque[GpuSample]] = {}
         self._series: dict[int, GpuSeries] = {}
-
-    def has_samples(self, index: int) -> bool:
-        """Return whether a reading of this GPU is kept."""
-        return index in self._samples
 
     def load(self, index: int, samples: Sequence[GpuSample]) -> None:
         """Add stored readings that are older than all readings kept so far."""
@@ -75,7 +70,7 @@ class GpuHistory:
             samples = self._samples.setdefault(gpu.index, deque(maxlen=MAX_SAMPLES))
             if samples and samples[-1].at >= gpu.sampled_at:
                 continue
-            samples.append(gpu_sample(gpu, gpu.sampled_at))
+            samples.append(_sample(gpu, gpu.sampled_at))
             while samples[-1].at - samples[0].at > HISTORY_S:
                 samples.popleft()
             self._series.pop(gpu.index, None)
@@ -93,24 +88,18 @@ class GpuHistory:
         return dict(self._series)
 
 
-def gpu_sample(gpu: GpuSnapshot, at: float) -> GpuSample:
-    """Return the reading of a snapshot as a sample taken at ``at``."""
+def _sample(gpu: GpuSnapshot, at: float) -> GpuSample:
     percent = gpu.utilisation_percent
-    return GpuSample(
-        at=at,
-        utilisation=NAN if percent is None else percent / 100,
-        sm=_or_nan(gpu.sm_activity),
-        tensor=_or_nan(gpu.tensor_activity),
-        dram=_or_nan(gpu.dram_activity),
-        memory_bytes=_or_nan(gpu.memory_used_bytes),
-        power_w=_or_nan(gpu.power_w),
-        temperature_c=_or_nan(gpu.temperature_c),
-        clock_mhz=_or_nan(gpu.sm_clock_mhz),
+    values = (
+        None if percent is None else percent / 100,
+        gpu.memory_used_bytes,
+        gpu.power_w,
+        gpu.temperature_c,
+        gpu.sm_activity,
+        gpu.tensor_activity,
+        gpu.dram_activity,
     )
-
-
-def _or_nan(value: float | None) -> float:
-    return NAN if value is None else float(value)
+    return GpuSample(at, *(NAN if value is None else float(value) for value in values))
 
 
 def window_means(samples: Sequence[GpuSample], width_s: float, points: int) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 from ltui.app.live.attempt_queues import AttemptQueues
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
-from ltui.app.live.gpu_history import HISTORY_S, GpuHistory, GpuSample
+from ltui.app.live.gpu_history import GpuHistory
 from ltui.app.live.live_values import LiveValues
 from ltui.app.live.log_tail import LogTail
 from ltui.app.live.metric_history import (
@@ -24,7 +24,12 @@ from ltui.app.live.metric_history import (
     MetricHistory,
     ThroughputHistory,
 )
-from ltui.app.live.stored_curves import stored_curve, stored_rates, stored_segment
+from ltui.app.live.stored_curves import (
+    stored_curve,
+    stored_gpu_samples,
+    stored_rates,
+    stored_segment,
+)
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
@@ -59,10 +64,8 @@ RELOAD_S = 5.0
 ALWAYS_SHOWN = ("step/lr",)
 """Curves that every frame holds although no chart shows them: the details show their newest
 value."""
-RECORDS_PER_READ = 4000
-"""Maximum number of records that one read of a queue returns."""
-MAX_READS_PER_POLL = 4
-"""Maximum number of reads of one queue in one poll, so that a backlog does not delay the frame."""
+_UNREADABLE = (StoreError, OSError, sqlite3.Error)
+"""Errors of a history that is missing, damaged or locked."""
 
 
 class RunPoller:
@@ -87,7 +90,6 @@ class RunPoller:
         self._log: LogTail | None = None
         self._gpu_history = GpuHistory()
         self._gpus_loaded: set[int] = set()
-        self._gpus_to_load: set[int] = set()
         self._active_verdicts: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
         self._resolved_verdicts: deque[ResolvedVerdict] = deque(maxlen=8)
         self._rank_exceptions: tuple[RankException, ...] = ()
@@ -143,12 +145,8 @@ class RunPoller:
         if self._supervisor_answers or self._snapshot is None or snapshot.state not in LIVE:
             self._snapshot_at = now if self._supervisor_answers else (snapshot.taken_at or now)
         self._snapshot = snapshot
-        self._sample_gpus(snapshot)
-        self._track_verdicts(snapshot, now)
-
-    def _sample_gpus(self, snapshot: RunSnapshot) -> None:
         self._gpu_history.add(snapshot.gpus)
-        self._gpus_to_load |= {gpu.index for gpu in snapshot.gpus} - self._gpus_loaded
+        self._track_verdicts(snapshot, now)
 
     def _track_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
         active = {
@@ -175,7 +173,7 @@ class RunPoller:
             self._load_curves()
             self._reload_due = False
             self._history_error = None
-        except (StoreError, OSError, sqlite3.Error) as error:
+        except _UNREADABLE as error:
             # A run that has just been created has no store yet; any other error is shown.
             if self.run_dir.db_path.exists():
                 self._history_error = f"the history can't be read ({error})"
@@ -186,16 +184,13 @@ class RunPoller:
         if abs(now - self._events_at) < RELOAD_S:
             return
         self._events_at = now
-        try:
-            with RunStore(self.run_dir) as store:
-                for event in store.events(self._last_event):
-                    self._last_event = event.id
-                    if event.kind == "hyperparameters":
-                        self._hyperparameters = dict(event.data.get("values") or {})
-                    elif event.kind in SHOWN_EVENT_KINDS:
-                        self._events.append((event.t, event.text))
-        except (StoreError, OSError, sqlite3.Error):
-            return
+        with suppress(*_UNREADABLE), RunStore(self.run_dir) as store:
+            for event in store.events(self._last_event):
+                self._last_event = event.id
+                if event.kind == "hyperparameters":
+                    self._hyperparameters = dict(event.data.get("values") or {})
+                elif event.kind in SHOWN_EVENT_KINDS:
+                    self._events.append((event.t, event.text))
 
     def _load_curves(self) -> None:
         with RunStore(self.run_dir) as store:
@@ -209,7 +204,7 @@ class RunPoller:
 
     def _available_names(self) -> set[str]:
         """Return the name of every curve that can be shown."""
-        named = self._metric_history.names() | self._stored_names
+        named = self._metric_history.keys() | self._stored_names
         return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) if named else set()
 
     def _requested_names(self) -> set[str]:
@@ -225,46 +220,21 @@ class RunPoller:
         if not missing and (detail == self._detailed or detail[1] == self._detailed[1] is None):
             return
         self._detailed = detail
-        try:
-            with RunStore(self.run_dir) as store:
-                self._metric_history.load({name: stored_curve(store, name) for name in missing})
-                steps = detail[1]
-                parts = {n: stored_segment(store, n, steps) for n in names} if steps else {}
-                self._metric_history.load_detail(parts)
-                self._throughput_history.load_detail(stored_rates(store, steps) if steps else {})
-        except (StoreError, OSError, sqlite3.Error):
-            # Live points are shown without it; `_load_history` reports the error.
-            return
-        self._loaded |= missing
+        # Live points are shown without it; `_load_history` reports the error.
+        with suppress(*_UNREADABLE), RunStore(self.run_dir) as store:
+            self._metric_history.load({name: stored_curve(store, name) for name in missing})
+            steps = detail[1]
+            parts = {n: stored_segment(store, n, steps) for n in names} if steps else {}
+            self._metric_history.load_detail(parts)
+            self._throughput_history.load_detail(stored_rates(store, steps) if steps else {})
+            self._loaded |= missing
 
     def _load_gpus(self, store: RunStore) -> None:
         """Load the GPU readings recorded before this poller began, once for each GPU."""
-        for index in sorted(self._gpus_to_load):
-            history = store.gpu_history(index, HISTORY_S)
-            columns = (
-                history.times,
-                history.utilisation_percent / 100,
-                history.memory_used_bytes,
-                history.power_w,
-                history.temperature_c,
-            )
-            self._gpu_history.load(
-                index,
-                [
-                    GpuSample(
-                        at=t,
-                        utilisation=busy,
-                        memory_bytes=memory,
-                        power_w=power,
-                        temperature_c=celsius,
-                    )
-                    for t, busy, memory, power, celsius in zip(
-                        *(column.tolist() for column in columns), strict=True
-                    )
-                ],
-            )
-        self._gpus_loaded |= self._gpus_to_load
-        self._gpus_to_load = set()
+        assert self._snapshot is not None
+        for index in {gpu.index for gpu in self._snapshot.gpus} - self._gpus_loaded:
+            self._gpu_history.load(index, stored_gpu_samples(store, index))
+            self._gpus_loaded.add(index)
 
     # -- the ranks' queues -------------------------------------------------------------------------
 
@@ -277,26 +247,26 @@ class RunPoller:
             self._spec = self.run_dir.read_spec()
         self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
         self._fold = FoldState()
-        self._metric_history.forget_live()
-        self._throughput_history.forget_live()
+        self._forget_live_points()
         self._log = LogTail(self.run_dir.logs_dir(attempt))
         self._rank_exceptions = ()
         self._active_verdicts = {}
         self._reload_due, self._loaded_at = True, 0.0
 
+    def _forget_live_points(self) -> None:
+        self._metric_history.forget_live()
+        self._throughput_history.forget_live()
+
     def _read_queues(self) -> dict[int, PulseState | None]:
         assert self._queues is not None
-        self._queues.open_new()
-        pulses: dict[int, PulseState | None] = {}
-        for rank, reader in self._queues.readers.items():
-            for _ in range(MAX_READS_PER_POLL):
-                poll = reader.poll(RECORDS_PER_READ)
-                self._add_records(rank, poll.records, poll.missed)
-                if len(poll.records) < RECORDS_PER_READ:
-                    break
-            pulses[rank] = reader.pulse()
-        self._throughput_history.add(self._fold, sorted(self._queues.readers))
-        return pulses
+        if 0 in self._queues.open_files():
+            # Its steps begin again at an earlier one, but the steps of a curve must ascend.
+            self._forget_live_points()
+            self._reload_due = True
+        for rank, poll in self._queues.poll():
+            self._add_records(rank, poll.records, poll.missed)
+        self._throughput_history.add(self._fold, self._queues.ranks)
+        return self._queues.pulses()
 
     def _add_records(self, rank: int, records: Any, missed: int) -> None:
         if missed and rank == 0:
@@ -340,7 +310,7 @@ class RunPoller:
             last_record_at=max(times, default=None),
             curves=self._metric_history.curves(self._requested_names()),
             curve_names=tuple(sorted(self._available_names())),
-            rates=self._throughput_history.rates(),
+            rates=self._throughput_history.curves(),
             gpu_series=self._gpu_history.series(),
             resolved_verdicts=tuple(self._resolved_verdicts),
             rank_exceptions=self._rank_exceptions,
@@ -365,17 +335,9 @@ def _decode_label(label: bytes) -> dict[str, Any]:
 def _first_exceptions(store: RunStore, attempt: int) -> tuple[RankException, ...]:
     """Return the first exception of each rank in ``attempt``, the earliest first."""
     exceptions: dict[int, RankException] = {}
-    for event in store.events():
-        if event.kind != "exception" or event.attempt != attempt or event.rank in exceptions:
-            continue
-        if event.rank is None:
-            continue
-        fields = event.data
-        exceptions[event.rank] = RankException(
-            rank=event.rank,
-            type=str(fields.get("type", "an exception")),
-            message=str(fields.get("message") or event.text),
-            traceback=fields.get("traceback"),
-            at=event.t,
-        )
-    return tuple(sorted(exceptions.values(), key=lambda e: e.at or 0.0))
+    for event in sorted(store.events(), key=lambda event: event.t):
+        if event.kind == "exception" and event.attempt == attempt and event.rank is not None:
+            kind = str(event.data.get("type", "an exception"))
+            message = str(event.data.get("message") or event.text)
+            exceptions.setdefault(event.rank, RankException(event.rank, kind, message))
+    return tuple(exceptions.values())

@@ -1,4 +1,4 @@
-"""Read curves from a run's store in the form that the charts need."""
+"""Read curves and GPU readings from a run's store in the form that the charts need."""
 
 from __future__ import annotations
 
@@ -6,53 +6,52 @@ from dataclasses import replace
 
 import numpy as np
 
-from ltui.app.live.curve_arithmetic import (
-    COLUMNS,
-    concatenate,
-    splice,
-    sum_curves,
-    throughput_curve,
-)
-from ltui.app.live.frame import CurveData
+from ltui.app.live.curve_arithmetic import concatenate, splice, sum_curves, throughput_curve
+from ltui.app.live.gpu_history import HISTORY_S, GpuSample
 from ltui.app.live.metric_history import MAX_RANK_CURVES
+from ltui.training.store.curve_reader import Curve
 from ltui.training.store.history_reader import RunStore
 
-CURVE_POINTS = 2000
-"""Maximum number of points of a whole curve, and of a part shown in detail."""
 TAIL_STEPS = 2048
 """Number of steps at the end of a curve that are read one by one. The end of the smoothed curve
 is then the same as if all steps were read."""
 
 
-def stored_curve(
-    store: RunStore, name: str, *, rank: int | None = 0, attempt: int | None = None
-) -> CurveData:
-    """Return a whole curve, with its end at full resolution."""
-    curve = _read_curve(store, name, rank=rank, attempt=attempt)
+def stored_curve(store: RunStore, name: str) -> Curve:
+    """Return a whole curve of rank 0, with its end at full resolution."""
+    curve = store.curve(name)
     if not len(curve) or float(curve.count.max()) <= 1:
         return curve
     first = int(curve.steps[-1]) - TAIL_STEPS
-    tail = _read_curve(
-        store, name, rank=rank, attempt=attempt, first_step=first, points=4 * TAIL_STEPS
-    )
-    return splice(curve, tail)
+    return splice(curve, store.curve(name, first_step=first, max_points=4 * TAIL_STEPS))
 
 
-def stored_segment(store: RunStore, name: str, steps: tuple[int, int]) -> CurveData:
+def stored_segment(store: RunStore, name: str, steps: tuple[int, int]) -> Curve:
     """Return the part of a curve between two steps, in as much detail as the store has."""
-    return _read_curve(store, name, first_step=steps[0], last_step=steps[1])
+    return store.curve(name, first_step=steps[0], last_step=steps[1])
 
 
-def stored_rates(
-    store: RunStore, steps: tuple[int, int] | None = None
-) -> dict[int | None, CurveData]:
+def stored_gpu_samples(store: RunStore, index: int) -> list[GpuSample]:
+    """Return the readings of a GPU in the last minutes, oldest first."""
+    history = store.gpu_history(index, HISTORY_S)
+    columns = (
+        history.times,
+        history.utilisation_percent / 100,
+        history.memory_used_bytes,
+        history.power_w,
+        history.temperature_c,
+    )
+    return [GpuSample(*row) for row in np.transpose(columns).tolist()]
+
+
+def stored_rates(store: RunStore, steps: tuple[int, int] | None = None) -> dict[int | None, Curve]:
     """Return the throughput in total (key None) and per rank, between two steps or of the whole
     run.
 
     Each attempt is computed with its own ranks, because a run may be resumed on another number of
     ranks.
     """
-    parts: dict[int | None, list[CurveData]] = {}
+    parts: dict[int | None, list[Curve]] = {}
     for attempt, ranks in store.attempt_ranks().items():
         for rank, curve in _attempt_rates(store, attempt, ranks, steps).items():
             if len(curve):
@@ -62,12 +61,12 @@ def stored_rates(
 
 def _attempt_rates(
     store: RunStore, attempt: int, ranks: tuple[int, ...], steps: tuple[int, int] | None
-) -> dict[int | None, CurveData]:
+) -> dict[int | None, Curve]:
     first, last = steps or (None, None)
 
-    def read_pair(rank: int | None) -> tuple[CurveData, CurveData]:
+    def read_pair(rank: int | None) -> tuple[Curve, Curve]:
         samples, seconds = (
-            _read_curve(store, name, rank=rank, attempt=attempt, first_step=first, last_step=last)
+            store.curve(name, rank=rank, attempt=attempt, first_step=first, last_step=last)
             for name in ("step/samples", "step/seconds")
         )
         return samples, seconds
@@ -80,29 +79,6 @@ def _attempt_rates(
         curve = throughput_curve(samples, replace(seconds, count=seconds.count / len(ranks)))
         total = curve.mean * len(ranks)
         return {None: replace(curve, mean=total, low=total, high=total)}
-    rates: dict[int | None, CurveData] = {
-        rank: throughput_curve(*read_pair(rank)) for rank in ranks
-    }
+    rates: dict[int | None, Curve] = {rank: throughput_curve(*read_pair(rank)) for rank in ranks}
     rates = {rank: curve for rank, curve in rates.items() if len(curve)}
     return {None: sum_curves(list(rates.values())), **rates} if rates else {}
-
-
-def _read_curve(
-    store: RunStore,
-    name: str,
-    *,
-    rank: int | None = 0,
-    attempt: int | None = None,
-    first_step: int | None = None,
-    last_step: int | None = None,
-    points: int = CURVE_POINTS,
-) -> CurveData:
-    curve = store.curve(
-        name,
-        max_points=points,
-        rank=rank,
-        first_step=first_step,
-        last_step=last_step,
-        attempt=attempt,
-    )
-    return CurveData(**{column: np.asarray(getattr(curve, column)) for column in COLUMNS})

@@ -10,13 +10,14 @@ import numpy as np
 
 from ltui.app.live.curve_arithmetic import epoch_positions, select_points, smooth
 from ltui.app.live.default_metrics import default_choice, is_validation
-from ltui.app.live.frame import CurveData, FloatArray, Frame
+from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES
 from ltui.app.presentation.metric_selection import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.metric_name_patterns import LEARNING_RATE
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
@@ -65,14 +66,14 @@ class Axis:
         self.ends = self._ends([*frame.curves.values(), *frame.rates.values()])
         """Start and end of the axis, the same for every chart."""
 
-    def _ends(self, curves: Sequence[CurveData]) -> tuple[float, float] | None:
+    def _ends(self, curves: Sequence[Curve]) -> tuple[float, float] | None:
         ends_of_curves = [self.positions(select_points(c, [0, -1])) for c in curves if len(c)]
         finite_ends = [ends for ends in ends_of_curves if np.isfinite(ends).all()]
         if not finite_ends:
             return None
         return min(float(e[0]) for e in finite_ends), max(float(e[1]) for e in finite_ends)
 
-    def positions(self, curve: CurveData) -> FloatArray:
+    def positions(self, curve: Curve) -> FloatArray:
         """Return the position of each point of a curve."""
         if self._kind == "time":
             return curve.times - self._origin
@@ -94,7 +95,7 @@ class Axis:
         return int(self._reference.steps[first]), int(self._reference.steps[last])
 
 
-def reference_curve(frame: Frame) -> CurveData | None:
+def reference_curve(frame: Frame) -> Curve | None:
     """Return the longest curve, which gives the epoch and the time of each step."""
     return max(frame.curves.values(), key=len, default=None)
 
@@ -106,7 +107,7 @@ def _steps_per_epoch(frame: Frame) -> float | None:
     return run.batches_per_epoch
 
 
-def _time_origin(frame: Frame, reference: CurveData | None) -> float:
+def _time_origin(frame: Frame, reference: Curve | None) -> float:
     """Return the start of the time axis in unix seconds: the creation of the run."""
     if frame.snapshot.created_at is not None:
         return frame.snapshot.created_at
@@ -170,7 +171,7 @@ def is_smoothed(name: str) -> bool:
 
 
 def _metric_series(
-    name: str, curve: CurveData, axis: Axis, smoothing: float, colour: int
+    name: str, curve: Curve, axis: Axis, smoothing: float, colour: int
 ) -> list[ChartSeries]:
     positions = axis.positions(curve)
     shown = clean_name(name)
@@ -184,7 +185,7 @@ def _metric_series(
 
 
 def _series(
-    name: str, positions: FloatArray, curve: CurveData, *, colour: int, dim: bool = False
+    name: str, positions: FloatArray, curve: Curve, *, colour: int, dim: bool = False
 ) -> ChartSeries:
     banded = bool(np.any(curve.low != curve.high))
     low, high = (curve.low, curve.high) if banded else (None, None)
@@ -237,7 +238,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     )
 
 
-def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[ChartSeries]:
+def _rank_series(rates: Mapping[int | None, Curve], axis: Axis) -> list[ChartSeries]:
     by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
     if not 1 < len(by_rank) <= MAX_RANK_CURVES or not _rates_differ(list(by_rank.values())):
         return []
@@ -247,7 +248,7 @@ def _rank_series(rates: Mapping[int | None, CurveData], axis: Axis) -> list[Char
     ]
 
 
-def _rates_differ(curves: list[CurveData]) -> bool:
+def _rates_differ(curves: list[Curve]) -> bool:
     lately = [float(np.nanmean(c.mean[-20:])) for c in curves]
     return max(lately) - min(lately) > DIFFERENCE * max(lately)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ltui.app.live.frame import CurveData, Frame
+from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuSample, GpuSeries
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
@@ -19,15 +19,16 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Throughput,
 )
+from ltui.training.store.curve_reader import Curve
 from ltui.widgets.view_models import LogLine, Tone
 
 NOW = 1_800_000_000.0
 
 
-def curve(values: Any, *, first: int = 1, per_epoch: int = 100, step_s: float = 0.1) -> CurveData:
+def curve(values: Any, *, first: int = 1, per_epoch: int = 100, step_s: float = 0.1) -> Curve:
     mean = np.asarray(values, dtype=np.float64)
     steps = np.arange(first, first + len(mean), dtype=np.float64)
-    return CurveData(
+    return Curve(
         steps=steps,
         epochs=np.floor((steps - 1) / per_epoch),
         times=NOW - 60 + steps * step_s,
@@ -38,7 +39,7 @@ def curve(values: Any, *, first: int = 1, per_epoch: int = 100, step_s: float = 
     )
 
 
-def loss_curve(points: int = 400) -> CurveData:
+def loss_curve(points: int = 400) -> Curve:
     noise = np.random.default_rng(7).normal(0, 0.08, points)
     return curve(2.3 * np.exp(-np.arange(points) / 150) + 0.15 + noise * 0.5)
 

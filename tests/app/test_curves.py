@@ -139,11 +139,11 @@ def test_a_stored_rate_is_the_figure_that_the_fold_gives() -> None:
 def test_a_total_is_made_only_when_every_rank_has_a_rate() -> None:
     book = ThroughputHistory()
     book.add(fold_of(steps(20, 0.1)), [0, 1])
-    assert book.rates() == {}
+    assert book.curves() == {}
     both = fold_of(steps(20, 0.1), steps(20, 0.1, samples=64))
     book.add(both, [0, 1])
     book.add(both, [0, 1])
-    rates = book.rates()
+    rates = book.curves()
     assert rates[None].mean.tolist() == pytest.approx([320 + 640])
     assert rates[None].steps.tolist() == [20]
     assert rates[0].mean.tolist() == pytest.approx([320])
@@ -169,7 +169,7 @@ def test_a_loss_that_comes_as_a_metric_wins_over_that_of_the_steps() -> None:
     rows[:, StepField.LR] = 0.1
     book = MetricHistory()
     book.add_steps(rows)
-    assert book.names() == {"step/lr"}
+    assert book.keys() == {"step/lr"}
     for number in (1, 2):
         book.add("train/loss", number, 0, 0.0, 0.5)
     book.add_steps(rows)

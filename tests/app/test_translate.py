@@ -222,10 +222,8 @@ def test_without_gpus_the_line_says_why_and_ranks_have_readings() -> None:
 
 def test_an_ending_names_the_first_rank_that_failed() -> None:
     endings = (
-        RankException(
-            rank=1, type="RuntimeError", message="size\nmismatch", traceback=None, at=NOW
-        ),
-        RankException(rank=0, type="RuntimeError", message="peer gone", traceback=None, at=NOW + 1),
+        RankException(rank=1, type="RuntimeError", message="size\nmismatch"),
+        RankException(rank=0, type="RuntimeError", message="peer gone"),
     )
     run = snapshot(state=RunState.FAILED, detail="rank 1 failed at step 1204")
     texts = [cell.text for cell in run_view.end_cells(frame(snapshot=run, rank_exceptions=endings))]

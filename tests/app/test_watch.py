@@ -290,6 +290,36 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
         poller.close()
 
 
+def test_restarted_ranks_are_followed_in_their_new_queue_files(
+    run_dir: RunDir, ranks: list[Writer]
+) -> None:
+    """Torch elastic restarts its workers within one attempt: each rank creates another file."""
+    poller = RunPoller(run_dir)
+    paths = [run_dir.queue_dir(1) / f"rank-{i:05d}.queue" for i in range(2)]
+    try:
+        for writer in ranks:
+            writer.say("steps 1 20")
+        until(poller, lambda f: f.snapshot.global_step == 20 and bool(f.curves))
+        inodes = [path.stat().st_ino for path in paths]
+        for number in (1, 0):
+            restarted = Writer(paths[number], number)
+            ranks[number].end()
+            ranks[number] = restarted
+            assert restarted.answer() == "ready"
+        assert all(path.stat().st_ino not in inodes for path in paths)
+        for writer in ranks:
+            writer.say("steps 11 15")
+        frame = until(
+            poller,
+            lambda f: [r.pid for r in f.snapshot.ranks] == [w.process.pid for w in ranks],
+        )
+        assert [r.global_step for r in frame.snapshot.ranks] == [15, 15]
+        frame = until(poller, lambda f: bool(f.curves))
+        assert frame.curves["train/loss"].steps.tolist() == list(range(11, 16))
+    finally:
+        poller.close()
+
+
 def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> None:
     poller = RunPoller(run_dir)
     try:

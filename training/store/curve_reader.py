@@ -22,17 +22,20 @@ _MAX_POINTS_READ = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One series over steps. All arrays have the same length; missing values are NaN."""
+    """One series over a run. All arrays have the same length; steps ascend; NaN is a gap."""
 
     steps: FloatArray
+    """Global step of each point."""
     epochs: FloatArray
     times: FloatArray
     """Unix seconds."""
     mean: FloatArray
     low: FloatArray
+    """Smallest value that a point merges."""
     high: FloatArray
+    """Largest value that a point merges."""
     count: FloatArray
-    """Number of logged values that each point represents."""
+    """Number of logged values that a point merges."""
 
     def __len__(self) -> int:
         return len(self.steps)

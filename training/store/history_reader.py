@@ -226,12 +226,12 @@ class RunStore:
     # -- events and readings --------------------------------------------------------------------
 
     @_raises_store_error
-    def events(self, after_id: int = 0, limit: int = 1000) -> list[StoredEvent]:
+    def events(self, after_id: int = 0) -> list[StoredEvent]:
         """Return events with a larger id than ``after_id``, in the order in which they arrived."""
         rows = self._connection.execute(
             "SELECT id, attempt, rank, t, kind, text, data FROM events WHERE id > ? "
-            "AND kind NOT IN ('hello', 'plan') ORDER BY id LIMIT ?",
-            (after_id, limit),
+            "AND kind NOT IN ('hello', 'plan') ORDER BY id",
+            (after_id,),
         )
         return [
             StoredEvent(number, attempt, rank, t, kind, text, json.loads(data or "{}"))
