@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from ltui.training.gpu.reading import GpuProcess, GpuReading
+from ltui.training.state.gpu_values import GpuValues
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, GpuSnapshot
 
 RANK, RUN, FOREIGN, UNSEEN, DISPLAY = "rank", "run", "foreign", "unseen", "display"
@@ -191,25 +192,20 @@ def gpu_snapshots(
 def _gpu_snapshot(
     reading: GpuReading, ranks: RankMap, locations: Sequence[RankLocation], run_id: str | None
 ) -> GpuSnapshot:
-    copied = {name: getattr(reading, name) for name in _COPIED_FIELDS}
+    values = {f.name: getattr(reading, f.name) for f in fields(GpuValues)}
     processes = reading.processes
     xid = reading.last_xid
     return GpuSnapshot(
+        **values,
         ranks=ranks.ranks_of(reading.index),
+        label=reading.label,
         mig_parent=reading.parent,
         processes=None
         if processes is None
         else tuple(process_snapshot(p, locations, run_id) for p in processes),
         xid_code=None if xid is None else xid.code,
         xid_at=None if xid is None else xid.at,
-        **copied,
     )
-
-
-_COPIED_FIELDS = tuple(
-    ({f.name for f in fields(GpuReading)} & {f.name for f in fields(GpuSnapshot)}) - {"processes"}
-)
-"""Fields that are copied unchanged from a reading to a snapshot."""
 
 
 def process_snapshot(

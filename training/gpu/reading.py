@@ -1,13 +1,14 @@
 """Reading of one GPU or MIG device at one point in time, as the driver reports it. Pure values.
 
-A value that the driver refuses, or that has not been read yet, is ``None``, never zero. Fractions
-are 0 to 1, percentages 0 to 100 as in the driver. ``rank_mapping.py`` determines the owners of the
+``state/gpu_values.py`` holds the measurements. ``rank_mapping.py`` determines the owners of the
 processes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ltui.training.state.gpu_values import GpuValues
 
 BLOCKED_PREFIX = "not read for"
 """Beginning of the error of a GPU that can't be read because a call for another GPU hangs."""
@@ -52,82 +53,17 @@ class Xid:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GpuReading:
+class GpuReading(GpuValues):
     """All values of one GPU or MIG device."""
 
-    index: int
-    """NVML's index (PCI order); for a MIG device see ``mig_index``."""
     label: str
     """Displayed name: ``3``, or ``3/1`` for MIG device 1 of GPU 3."""
-    uuid: str | None = None
-    name: str | None = None
     parent: int | None = None
     """Index of the GPU of a MIG device."""
     gpu_instance: int | None = None
     mig_enabled: bool = False
     """True if MIG is enabled. Work then runs in MIG devices, which have their own readings."""
-    sampled_at: float | None = None
-    """Unix seconds."""
-    error: str | None = None
-    """Reason why the GPU can't be read, such as ``fell off the bus``.
-
-    The other fields are then the last values read, or None.
-    """
-
-    utilisation_percent: float | None = None
-    """Percent of the time in which any kernel ran, even a small one."""
-    memory_utilisation_percent: float | None = None
-    """Percent of the time in which the memory was read or written."""
-    memory_used_bytes: int | None = None
-    """Memory in use, without the memory that the driver reserves."""
-    memory_total_bytes: int | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: float | None = None
-    memory_temperature_c: float | None = None
-    slowdown_temperature_c: float | None = None
-    sm_clock_mhz: float | None = None
-    sm_clock_max_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    """Names as in ``throttle_reasons.py``; empty if the clocks are not limited."""
-    fan_percent: float | None = None
-    performance_state: int | None = None
-    """0 (fastest) to 15."""
-
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    pcie_tx_bytes_per_s: float | None = None
-    """From the GPU to the host."""
-    pcie_rx_bytes_per_s: float | None = None
-    nvlinks: int | None = None
-    nvlinks_up: int | None = None
-    nvlink_tx_bytes_per_s: float | None = None
-    nvlink_rx_bytes_per_s: float | None = None
-    nvlink_errors: int | None = None
-    """CRC errors, replays and recoveries since the driver was loaded."""
-
-    ecc_corrected: int | None = None
-    """Number of errors since the driver was loaded."""
-    ecc_uncorrected: int | None = None
     ecc_corrected_ever: int | None = None
     ecc_uncorrected_ever: int | None = None
-    retired_pages: int | None = None
-    remapped_rows: int | None = None
-    repair_pending: bool | None = None
-    """True if faulty pages or rows are retired only after a reset of the GPU."""
-    repair_failed: bool | None = None
-
-    sm_activity: float | None = None
-    """GPM: fraction of SM cycles with a resident warp, 0 to 1."""
-    sm_occupancy: float | None = None
-    """GPM: resident warps divided by the maximum, 0 to 1."""
-    tensor_activity: float | None = None
-    """GPM: fraction of cycles in which tensor cores were active, 0 to 1."""
-    dram_activity: float | None = None
-    """GPM: used memory bandwidth divided by the maximum, 0 to 1."""
-
     processes: tuple[GpuProcess, ...] | None = None
     last_xid: Xid | None = None

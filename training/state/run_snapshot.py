@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from ltui.training.state.gpu_values import GpuValues
 from ltui.training.state.json_decoder import from_json
 
 
@@ -138,60 +139,14 @@ class GpuProcessSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GpuSnapshot:
-    """One GPU or MIG slice. Most readings are None if the GPU does not provide them."""
+class GpuSnapshot(GpuValues):
+    """One GPU or MIG slice, with the ranks and processes that use it."""
 
-    index: int
-    uuid: str | None = None
-    name: str | None = None
-    utilisation_percent: float | None = None
-    memory_utilisation_percent: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: float | None = None
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    fan_percent: float | None = None
     ranks: tuple[int, ...] = ()
-    error: str | None = None
-    sampled_at: float | None = None
     label: str | None = None
     """Label for display if it is not ``index``: ``3/1`` is MIG slice 1 of GPU 3."""
     mig_parent: int | None = None
     """Index of the GPU that a MIG slice belongs to."""
-    memory_temperature_c: float | None = None
-    slowdown_temperature_c: float | None = None
-    sm_clock_max_mhz: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    """Reasons for reduced clocks, in words; empty if there is none."""
-    performance_state: int | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    pcie_tx_bytes_per_s: float | None = None
-    """Bytes per second that the GPU sends over PCIe."""
-    pcie_rx_bytes_per_s: float | None = None
-    nvlinks: int | None = None
-    nvlinks_up: int | None = None
-    nvlink_tx_bytes_per_s: float | None = None
-    nvlink_rx_bytes_per_s: float | None = None
-    nvlink_errors: int | None = None
-    ecc_corrected: int | None = None
-    """Corrected memory errors since the driver was loaded."""
-    ecc_uncorrected: int | None = None
-    retired_pages: int | None = None
-    remapped_rows: int | None = None
-    repair_pending: bool | None = None
-    """True if a reset is needed to take faulty memory out of use."""
-    repair_failed: bool | None = None
-    sm_activity: float | None = None
-    """Fraction from GPM, as are the next three; None if the GPU does not support GPM."""
-    sm_occupancy: float | None = None
-    tensor_activity: float | None = None
-    dram_activity: float | None = None
     processes: tuple[GpuProcessSnapshot, ...] | None = None
     xid_code: int | None = None
     """Code of the last XID error; ``xid_at`` is when it was read."""
