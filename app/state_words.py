@@ -71,7 +71,7 @@ def bad_loss_sentence(snapshot: RunSnapshot) -> str:
     step, rank = verdict.evidence.get("step"), verdict.evidence.get("first_rank")
     since = "" if step is None else f" since step {step}"
     first = "" if rank is None else f", first on rank {rank}"
-    return f"the loss is {'infinite' if 'infinite' in verdict.cause else 'NaN'}{since}{first}"
+    return f"the loss is {verdict.evidence.get('loss', 'NaN')}{since}{first}"
 
 
 def state_sentence(snapshot: RunSnapshot) -> str:

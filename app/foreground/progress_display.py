@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from ltui.app.presentation.snapshot_text import (
     done_fraction,
-    is_evaluation_metric,
     metrics_text,
     position,
     rank_line,
@@ -25,6 +24,7 @@ from ltui.app.presentation.snapshot_text import (
 )
 from ltui.app.presentation.verdict_text import verdict_line
 from ltui.app.state_words import RANK_DEAD, STALLED, needs_help, open_verdicts, state_word
+from ltui.training.state.metric_name_patterns import is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
 from ltui.widgets.formats import duration, percent
 from ltui.widgets.sanitise import clean_line
@@ -78,7 +78,7 @@ class PlainLines:
         # Numbers in the detail count seconds: a new number alone is no change.
         detail = re.sub(r"\d+", "", snapshot.detail or "")
         state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail)
-        validated = {n: v.step for n, v in snapshot.metrics.items() if is_evaluation_metric(n)}
+        validated = {n: v.step for n, v in snapshot.metrics.items() if is_evaluation(n)}
         progress = (snapshot.epoch, tuple(validated.items()))
         waited_s = now - self._last_at
         due = (

@@ -6,15 +6,10 @@ import re
 from collections.abc import Collection, Iterable
 
 from ltui.app.live.metric_history import STEP_CURVES
-from ltui.training.state.metric_name_patterns import GOALS, TRAIN_LOSS, VALIDATION
+from ltui.training.state.metric_name_patterns import GOALS, TRAIN_LOSS, is_evaluation
 
 MAX_DEFAULT_METRICS = 5
 """Maximum number of metrics in the default choice."""
-
-
-def is_validation(name: str) -> bool:
-    """Return whether the name belongs to a metric of validation or test data."""
-    return VALIDATION.search(name) is not None
 
 
 def default_choice(names: Collection[str]) -> tuple[str, ...]:
@@ -40,8 +35,8 @@ def _is_part_of_loss(name: str, goal: re.Pattern[str]) -> bool:
 def _training_first(names: Iterable[str]) -> tuple[str, ...]:
     """Return one training curve, per step if there is one, then the curves of validation."""
     names = list(names)
-    training = [name for name in names if not is_validation(name)]
+    training = [name for name in names if not is_evaluation(name)]
     stepwise = [n for n in training if "epoch" not in n.lower()]
     named = [n for n in stepwise if "train" in n.lower()]
     first = [TRAIN_LOSS] if TRAIN_LOSS in training else (named or stepwise or training)[:1]
-    return (*first, *(name for name in names if is_validation(name)))
+    return (*first, *(name for name in names if is_evaluation(name)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ltui.training.state.metric_name_patterns import (
-    EVALUATION_PREFIXES,
     INCIDENTAL,
     LOWER_IS_BETTER,
     SCORE,
     TRAIN_LOSS_ALIASES,
+    is_evaluation,
 )
 from ltui.training.state.run_snapshot import RunSnapshot
 
@@ -41,7 +41,7 @@ def _priority(name: str) -> int:
     if lower in TRAIN_LOSS_ALIASES:
         return 0
     if "loss" in lower:
-        return 2 if lower.startswith(EVALUATION_PREFIXES) else 1
+        return 2 if is_evaluation(name) else 1
     if SCORE.search(name):
         return 3
     if LOWER_IS_BETTER.search(name):

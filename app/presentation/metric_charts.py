@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ltui.app.live.curve_arithmetic import epoch_positions, select_points, smooth
-from ltui.app.live.default_metrics import default_choice, is_validation
+from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES
 from ltui.app.presentation.metric_selection import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
-from ltui.training.state.metric_name_patterns import LEARNING_RATE
+from ltui.training.state.metric_name_patterns import LEARNING_RATE, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.widgets import formats
@@ -164,7 +164,7 @@ def is_smoothed(name: str) -> bool:
     Means over a validation and settings such as the learning rate are not smoothed.
     """
     return (
-        not is_validation(name)
+        not is_evaluation(name)
         and name not in ("step/lr", "step/samples")
         and not LEARNING_RATE.search(name)
     )
@@ -212,7 +212,7 @@ def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:
 def _score_texts(frame: Frame, shown: Collection[str]) -> list[str]:
     """Return validation metrics other than the loss: ``val/acc 0.9870``."""
     metrics = frame.snapshot.metrics
-    names = sorted(n for n in metrics if is_validation(n) and "loss" not in n.lower())
+    names = sorted(n for n in metrics if is_evaluation(n) and "loss" not in n.lower())
     hidden = [n for n in names if n not in shown][:2]
     return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in hidden]
 

@@ -25,6 +25,7 @@ from ltui.app.state_words import (
     state_words,
 )
 from ltui.training.state.good_checkpoints import is_resumable, last_good_checkpoint
+from ltui.training.state.metric_name_patterns import LEARNING_RATE
 from ltui.training.state.run_snapshot import (
     LIVE,
     GpuSnapshot,
@@ -112,7 +113,9 @@ def end_report(snapshot: RunSnapshot) -> list[str]:
 
 def ordered_metrics(snapshot: RunSnapshot) -> list[tuple[str, MetricValue]]:
     """Return the metrics by name, learning rates last."""
-    return sorted(snapshot.metrics.items(), key=lambda pair: (pair[0].startswith("lr"), pair[0]))
+    return sorted(
+        snapshot.metrics.items(), key=lambda pair: (bool(LEARNING_RATE.search(pair[0])), pair[0])
+    )
 
 
 def _next_steps(snapshot: RunSnapshot) -> list[str]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import math
 
 from ltui.app.state_words import rank_note
-from ltui.training.state.metric_name_patterns import EVALUATION_PREFIXES, TRAIN_LOSS_NAMES
+from ltui.training.state.metric_name_patterns import (
+    LEARNING_RATE,
+    TRAIN_LOSS_NAMES,
+    is_evaluation,
+)
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     MetricValue,
@@ -93,14 +97,9 @@ def training_loss(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
         if name in snapshot.metrics:
             return name, snapshot.metrics[name]
     for name, value in snapshot.metrics.items():
-        if "loss" in name and not is_evaluation_metric(name):
+        if "loss" in name and not is_evaluation(name):
             return name, value
     return None
-
-
-def is_evaluation_metric(name: str) -> bool:
-    """Return whether the name begins like a metric of validation or test data."""
-    return name.startswith(EVALUATION_PREFIXES)
 
 
 def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
@@ -111,10 +110,10 @@ def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
     loss = training_loss(snapshot)
     chosen = [loss] if loss else []
     by_name = sorted(snapshot.metrics.items())
-    chosen += [(n, v) for n, v in by_name if is_evaluation_metric(n)]
+    chosen += [(n, v) for n, v in by_name if is_evaluation(n)]
     if loss is None:
         chosen += [
-            (n, v) for n, v in by_name if not is_evaluation_metric(n) and not n.startswith("lr")
+            (n, v) for n, v in by_name if not is_evaluation(n) and not LEARNING_RATE.search(n)
         ]
     return "  ".join(f"{clean_name(n, 40)} {metric_value_text(v.last)}" for n, v in chosen[:limit])
 

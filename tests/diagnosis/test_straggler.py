@@ -188,14 +188,20 @@ def _history_without_gap(judgement: Judgement) -> HealthHistory:
 
 
 def _gpu(kind: str, cause: str, *ranks: int, place: str = "GPU 1") -> Verdict:
-    return Verdict(kind=f"gpu_{kind}", level="warning", culprits=ranks, place=place, cause=cause)
+    return Verdict(
+        kind=f"gpu_{kind}",
+        level="warning",
+        culprits=ranks,
+        place=place,
+        cause=f"{place}: {cause}",
+    )
 
 
 def test_a_straggler_that_computes_is_reported_with_its_gpus_problem() -> None:
     hot = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 1)
     full = _gpu("memory_full", "memory at 98 %", 1)
     elsewhere = _gpu("thermal", "thermal slowdown for 9 s (93 °C)", 0, place="GPU 0")
-    both = _gpu("thermal", "GPUs 0, 1: thermal slowdown", 0, 1, place="GPUs 0, 1")
+    both = _gpu("thermal", "thermal slowdown", 0, 1, place="GPUs 0, 1")
     assert "its computation is slow" in _computing(()).cause
     assert "GPU" not in _computing((full, elsewhere)).cause
     verdict = _computing((full, hot))

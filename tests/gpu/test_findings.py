@@ -227,10 +227,10 @@ def test_a_second_xid_counts_from_its_own_time():
 def test_a_hanging_driver_is_told_once():
     clock = Clock()
     gpus = [
-        replace(g, error="not read for 4 s: driver call for GPU 1 hangs")
+        replace(g, blocked=True, error="not read for 4 s: driver call for GPU 1 hangs")
         for g in others(1.0, 1.0, 1.0)
     ]
-    gpus[1] = replace(gpus[1], error="driver has not answered for 4 s")
+    gpus[1] = replace(gpus[1], blocked=None, error="driver has not answered for 4 s")
     assert clock.see(*gpus) == ["driver has not answered for 4 s"]
     assert clock.state.findings[0].place == "GPU 1"
     assert clock.see(*others(1980.0, 1980.0, 1980.0)) == []

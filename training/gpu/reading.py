@@ -10,9 +10,6 @@ from dataclasses import dataclass
 
 from ltui.training.state.gpu_values import GpuValues
 
-BLOCKED_PREFIX = "not read for"
-"""Beginning of the error of a GPU that can't be read because a call for another GPU hangs."""
-
 MIG_INDEX_STRIDE = 100
 """MIG device ``n`` of GPU ``g`` has the index ``(g + 1) * MIG_INDEX_STRIDE + n``."""
 

@@ -22,7 +22,7 @@ from ltui.training.gpu.device import Device
 from ltui.training.gpu.mig_device import MigDevice, open_mig_devices
 from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
 from ltui.training.gpu.process_info import ProcessInfoCache
-from ltui.training.gpu.reading import BLOCKED_PREFIX, GpuReading, Xid
+from ltui.training.gpu.reading import GpuReading, Xid
 
 CALL_TIMEOUT_S = 2.0
 """Age in seconds from which a driver call is reported as hanging."""
@@ -316,9 +316,8 @@ def _mark_unanswered(reading: GpuReading, call: PendingCall, age_s: float) -> Gp
     """Return the last reading with an error, because the pending call blocks new readings."""
     if call.gpu in (None, reading.label):
         return replace(reading, error=f"driver has not answered for {age_s:.0f} s")
-    return replace(
-        reading, error=f"{BLOCKED_PREFIX} {age_s:.0f} s: driver call for GPU {call.gpu} hangs"
-    )
+    error = f"not read for {age_s:.0f} s: driver call for GPU {call.gpu} hangs"
+    return replace(reading, error=error, blocked=True)
 
 
 def _cannot_open(error: pynvml.NVMLError) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from ltui.training.gpu import throttle_reasons
 from ltui.training.gpu.rank_mapping import FOREIGN, RANK, UNSEEN
-from ltui.training.gpu.reading import BLOCKED_PREFIX
 from ltui.training.gpu.xid_codes import xid_meaning, xid_sentence
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
@@ -97,7 +96,7 @@ def symptoms(
 
 def _unreadable(gpu: GpuSnapshot) -> Iterator[Symptom]:
     # GPUs that are only blocked by a call for another GPU are not the cause.
-    if gpu.error is not None and not gpu.error.startswith(BLOCKED_PREFIX):
+    if gpu.error is not None and not gpu.blocked:
         yield Symptom(
             kind="unreadable", gpu=gpu.index, text=gpu.error, level=ERROR, ranks=gpu.ranks
         )

@@ -25,6 +25,8 @@ class GpuValues:
 
     The other fields are then the last values read, or None.
     """
+    blocked: bool | None = None
+    """True if ``error`` is only that a driver call for another GPU hangs."""
 
     utilisation_percent: float | None = None
     """Percent of the time in which any kernel ran, even a small one."""

@@ -17,14 +17,11 @@ TRAIN_LOSS_NAMES = (TRAIN_LOSS, "train_loss", "loss")
 TRAIN_LOSS_ALIASES = frozenset({*TRAIN_LOSS_NAMES, "train/loss_epoch", "train_loss_epoch"})
 """All names, in lower case, that a run list shows as ``loss``."""
 
-EVALUATION_PREFIXES = ("val", "test")
-"""Beginnings of the names of metrics that are measured outside training."""
-
-VALIDATION = re.compile(r"(^|[/_.\- ])(val|valid|validation|test|eval)($|[/_.\- ])", re.IGNORECASE)
-"""A name with a part that means validation or test data: ``val/loss``, ``loss_test``."""
+_EVALUATION_WORDS = "val|valid|validation|test|eval"
+_EVALUATION = re.compile(rf"(^|[/_.\- ])({_EVALUATION_WORDS})($|[/_.\- ])", re.IGNORECASE)
 
 DATA_SPLIT = re.compile(
-    r"(^|[/_.\- ])(train|training|val|valid|validation|test|eval)(?=$|[/_.\- ])", re.IGNORECASE
+    rf"(^|[/_.\- ])(train|training|{_EVALUATION_WORDS})(?=$|[/_.\- ])", re.IGNORECASE
 )
 """The part of a name that says on which part of the data it was measured."""
 
@@ -52,3 +49,11 @@ INCIDENTAL = re.compile(
 """A metric that describes the training and not its result."""
 
 LEARNING_RATE = re.compile(r"(^|[/_.-])(lr|learning_rate)($|[/_.-])", re.IGNORECASE)
+
+
+def is_evaluation(name: str) -> bool:
+    """Return True if a part of the name means validation or test data: ``val/loss``, ``loss_test``.
+
+    Every decision about such metrics uses this function, so that all user interfaces agree.
+    """
+    return _EVALUATION.search(name) is not None

@@ -34,7 +34,7 @@ class GpuCause:
     """A problem with the GPU of a rank."""
 
     text: str
-    """``GPU 1: thermal slowdown for 20 s (92 °C)``."""
+    """The verdict's cause with the GPU: ``GPU 1: thermal slowdown for 20 s (92 °C)``."""
     remedy: str
 
 
@@ -55,8 +55,5 @@ def _first_cause(
     for kind, remedy in remedies.items():
         for verdict in gpu_verdicts:
             if verdict.kind == kind and verdict.ended is None and affected & {*verdict.culprits}:
-                # The cause already names the GPUs if there are several of them.
-                named = not verdict.place or verdict.cause.startswith(verdict.place)
-                text = verdict.cause if named else f"{verdict.place}: {verdict.cause}"
-                return GpuCause(text=text, remedy=remedy)
+                return GpuCause(text=verdict.cause, remedy=remedy)
     return None

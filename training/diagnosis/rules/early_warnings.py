@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ltui.training.config.verdict_severity import VerdictLevel
@@ -40,7 +41,7 @@ def loss_warning(fold: FoldState) -> Verdict | None:
     step = bad[first].bad_loss_step
     since = "" if step is None else f" since step {step} (first on rank {first})"
     last_loss = bad[first].recent_loss[-1] if bad[first].recent_loss else None
-    value = "infinite" if last_loss in (float("inf"), float("-inf")) else "NaN"
+    value = "infinite" if last_loss is not None and math.isinf(last_loss) else "NaN"
     return Verdict(
         kind=VerdictKind.NAN_LOSS,
         level=VerdictLevel.WARNING,
@@ -52,6 +53,7 @@ def loss_warning(fold: FoldState) -> Verdict | None:
         evidence={
             "step": step,
             "first_rank": first,
+            "loss": value,
             "batches": {str(r): f.bad_loss for r, f in bad.items()},
         },
     )
