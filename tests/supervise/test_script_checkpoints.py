@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltui.training.state.run_snapshot import RunSnapshot, RunState, snapshot_from_json, to_json
-from ltui.training.supervise.script_checkpoints import CHECK_S, ScriptCheckpoints
+from ltui.training.supervise.checkpoint_catalog import CHECK_S, ScriptCheckpoints
 
 
 def report(path: Path, step: int, **fields: object) -> dict[str, object]:

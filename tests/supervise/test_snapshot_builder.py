@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.process.identity import identify
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import (
@@ -25,44 +27,52 @@ from ltui.training.state.run_snapshot import (
     Verdict,
 )
 from ltui.training.store.history_writer import StoreWriter
+from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.previous_attempt import restore_fold, starting_progress
-from ltui.training.supervise.snapshot_builder import SnapshotInputs, build_snapshot
+from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.untracked_program import Program
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, labelled, pulse, steps
 from tests.store.histories import begin, run_dir, snapshot
 
 
-def inputs(folder: Path, **changes: Any) -> SnapshotInputs:
+def attempt(folder: Path, **changes: Any) -> Any:
+    """Return the parts of a live attempt from which a snapshot is built."""
     plan = labelled(
         RecordKind.PLAN, {"max_steps": 1000, "max_epochs": 10, "batches_per_epoch": 100}
     )
+    machine = SimpleNamespace(
+        unreported_processes=changes.pop("unreported_processes", {}),
+        readings={},
+        gpu_view=RunGpusView(),
+        gpu_verdicts=(),
+        program=Program(),
+    )
+    run = run_dir(folder)
     values: dict[str, Any] = {
-        "run_dir": run_dir(folder),
+        "run_dir": run,
         "spec": RunSpec(id="a", name="a", created_at=1.0, cwd="/", python="python3", nproc=1),
-        "attempt": 2,
+        "number": 2,
         "state": RunState.RUNNING,
-        "detail": None,
+        "detail": lambda: None,
         "started_at": 0.0,
-        "now_s": 12.0,
-        "now_ns": 12 * SECOND,
         "fold": fold(FoldState(), 0, [plan, *steps(100, 0.1)]),
         "pulses": {0: pulse(0, Phase.FORWARD, 10.0, global_step=100)},
-        "judgement": judgement(RankState.OK),
-        "unreported_processes": {},
-        "readings": {},
-        "gpus": RunGpusView(),
-        "gpu_verdicts": (),
+        "machine": machine,
         "flops": None,
         "changes": (),
         "restarted_because": None,
-        "stops": (),
-        "checkpoints": (),
-        "history_note": None,
-        "supervisor_pid": 1,
-        "program": Program(),
+        "pending_stops": PendingStopStore(run, 2),
+        "catalog": CheckpointCatalog(run.checkpoints_dir),
+        "script_checkpoints": ScriptCheckpoints(),
+        "recorder": SimpleNamespace(note=None),
+        "start": None,
     }
-    return SnapshotInputs(**{**values, **changes})
+    return SimpleNamespace(**{**values, **changes})
+
+
+def built(live: Any, judged: Judgement | None = None) -> RunSnapshot:
+    return build_snapshot(live, judged or judgement(RankState.OK), 12.0, 12 * SECOND)
 
 
 def judgement(state: RankState, *verdicts: Verdict) -> Judgement:
@@ -70,7 +80,7 @@ def judgement(state: RankState, *verdicts: Verdict) -> Judgement:
 
 
 def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
-    shown = build_snapshot(inputs(tmp_path))
+    shown = built(attempt(tmp_path))
     assert shown.throughput.samples_per_s == pytest.approx(320)
     assert shown.ranks[0].samples_per_s == pytest.approx(320)
     assert shown.eta_s is not None
@@ -80,11 +90,11 @@ def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: 
     silent: dict[str, Any] = {
         "fold": FoldState(),
         "pulses": {},
-        "judgement": replace(judgement(RankState.OK), states={}),
         "unreported_processes": {0: identify(os.getpid())},
     }
+    no_ranks = replace(judgement(RankState.OK), states={})
     states = [
-        build_snapshot(inputs(tmp_path, state=state, **silent)).ranks[0].state
+        built(attempt(tmp_path, state=state, **silent), no_ranks).ranks[0].state
         for state in (RunState.STARTING, RunState.RUNNING, RunState.FAILED)
     ]
     assert states == [RankState.STARTING, RankState.RUNNING, RankState.ENDED]
@@ -92,9 +102,9 @@ def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: 
 
 def test_a_paused_or_stalled_run_has_neither(tmp_path: Path) -> None:
     stall = Verdict(kind="stall", level="stalled", culprits=(0,), cause="rank 0 waits")
-    paused = inputs(tmp_path, state=RunState.PAUSED, judgement=judgement(RankState.PAUSED))
-    stalled = inputs(tmp_path, judgement=judgement(RankState.STALLED, stall))
-    for shown in map(build_snapshot, (paused, stalled)):
+    paused = built(attempt(tmp_path, state=RunState.PAUSED), judgement(RankState.PAUSED))
+    stalled = built(attempt(tmp_path), judgement(RankState.STALLED, stall))
+    for shown in (paused, stalled):
         assert shown.throughput.samples_per_s is None
         assert shown.throughput.best_samples_per_s == pytest.approx(320)
         assert shown.ranks[0].samples_per_s is None
@@ -112,13 +122,13 @@ def test_a_resumed_attempt_shows_the_step_that_it_starts_from(tmp_path: Path) ->
     )
     start = starting_progress(AttemptPlan(resume_from=Path("/c"), resume_step=640), before)
     for pulses in ({}, {0: pulse(0, Phase.SETUP)}):
-        shown = build_snapshot(
-            inputs(tmp_path, state=RunState.STARTING, fold=FoldState(), pulses=pulses, start=start)
+        shown = built(
+            attempt(tmp_path, state=RunState.STARTING, fold=FoldState(), pulses=pulses, start=start)
         )
         assert (shown.global_step, shown.max_steps) == (640, 1000)
         assert (shown.epoch, shown.max_epochs) == (6, 10)
     further = {0: pulse(0, Phase.FORWARD, global_step=641, epoch=6)}
-    assert build_snapshot(inputs(tmp_path, pulses=further, start=start)).global_step == 641
+    assert built(attempt(tmp_path, pulses=further, start=start)).global_step == 641
     # What was changed may have changed the length of the run.
     changed = AttemptPlan(resume_step=640, changes=("trainer.max_epochs=60",))
     assert starting_progress(changed, before).max_steps is None  # type: ignore[union-attr]

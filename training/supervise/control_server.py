@@ -1,7 +1,7 @@
-"""Server of the control socket: answers requests at once, in its own thread.
+"""Server of the control socket: answers every client in a thread of its own.
 
-The server holds the latest snapshot, which the supervisor's loop publishes, and passes commands to
-a handler, which queues them for the loop. So an answer never waits for the loop.
+The server holds the latest snapshot, which the supervisor's loop publishes. Other commands are
+passed to a handler, which may wait for the loop. So ``status`` and ``ping`` never wait for it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import socket
 import struct
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +24,11 @@ _REQUEST_BYTES = 1 << 16
 _MAX_CONNECTIONS = 64
 """Maximum number of clients that are connected at the same time."""
 
-Handler = Callable[[dict[str, Any]], "dict[str, Any] | Future[dict[str, Any]]"]
-"""Handles a command other than ping and status, in the server's thread.
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+"""Returns the answer to a command other than ping and status, or raises ``ValueError``.
 
-It returns the answer or a future of it. Other requests are answered while a future is pending.
+It is called in the thread of the client, and may wait.
 """
-
-
-@dataclass
-class _Connection:
-    """One connected client."""
-
-    socket: socket.socket
-    unread: bytes = b""
-    unsent: deque[memoryview] = field(default_factory=deque)
 
 
 class ControlServer:
@@ -49,23 +36,16 @@ class ControlServer:
 
     def __init__(self, path: Path, link_path: Path, handler: Handler) -> None:
         """``link_path`` is where clients look: ``path`` itself or a symbolic link to it."""
-        self._path = path
-        self._link_path = link_path
+        self._paths = {path, link_path}
         self._handler = handler
         self._published: tuple[RunSnapshot, bytes | None] | None = None
+        self._clients: set[socket.socket] = set()
+        self._closing = False
         self._listener = _listen(path)
         if link_path != path:
-            with contextlib.suppress(FileNotFoundError):
-                link_path.unlink()
+            link_path.unlink(missing_ok=True)
             link_path.symlink_to(path)
-        self._wake_out, self._wake_in = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._closing = False
-        self._late: deque[tuple[_Connection, Future[dict[str, Any]]]] = deque()
-        """Futures that have completed and whose answers are still to be sent."""
-        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._thread.start()
 
     def publish(self, snapshot: RunSnapshot) -> None:
@@ -73,107 +53,44 @@ class ControlServer:
         self._published = (snapshot, None)
 
     def close(self) -> None:
-        """Stop listening and remove the socket."""
+        """Stop listening and remove the socket. Answers that are being sent are completed."""
         self._closing = True
-        self._wake_in.send(b"x")
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._thread.join(2.0)
-        for path in {self._path, self._link_path}:
+        self._listener.close()
+        for client in list(self._clients):
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RD)
+        for path in self._paths:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    # -- the server's thread -------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        while not self._closing:
-            for key, events in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._wake_out:
-                    self._wake_out.recv(4096)
-                    self._send_late()
-                elif key.data is not None:
-                    self._exchange(key.data, events)
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        self._selector.close()
-        self._wake_in.close()
+    # -- the threads of the server -------------------------------------------------------------
 
     def _accept(self) -> None:
-        try:
-            client, _ = self._listener.accept()
-        except OSError:
-            return
-        client.setblocking(False)
-        if _peer_uid(client) != os.getuid() or len(self._selector.get_map()) > _MAX_CONNECTIONS:
-            client.close()
-            return
-        self._selector.register(client, selectors.EVENT_READ, _Connection(client))
-
-    def _exchange(self, connection: _Connection, events: int) -> None:
-        try:
-            if events & selectors.EVENT_READ:
-                self._receive(connection)
-            if events & selectors.EVENT_WRITE:
-                self._send(connection)
-        except (OSError, ValueError):
-            self._drop(connection)
-
-    def _receive(self, connection: _Connection) -> None:
-        data = connection.socket.recv(65536)
-        if not data:
-            self._drop(connection)
-            return
-        connection.unread += data
-        while b"\n" in connection.unread:
-            line, _, connection.unread = connection.unread.partition(b"\n")
-            answer = self._answer(line)
-            if isinstance(answer, Future):
-                answer.add_done_callback(partial(self._queue_late_answer, connection))
-            else:
-                connection.unsent.append(memoryview(answer + b"\n"))
-        if len(connection.unread) > _REQUEST_BYTES:
-            raise ValueError("request too long")
-        self._send(connection)
-
-    def _queue_late_answer(self, connection: _Connection, done: Future[dict[str, Any]]) -> None:
-        """Queue the answer of a completed future. May be called from any thread."""
-        self._late.append((connection, done))
-        with contextlib.suppress(OSError):
-            self._wake_in.send(b"x")
-
-    def _send_late(self) -> None:
-        while self._late:
-            connection, done = self._late.popleft()
+        while not self._closing:
             try:
-                answer = json.dumps(done.result()).encode()
-            except ValueError as error:
-                answer = _refusal(str(error))
-            connection.unsent.append(memoryview(answer + b"\n"))
-            try:
-                self._send(connection)
-            except (OSError, ValueError, KeyError):
-                self._drop(connection)
+                client, _ = self._listener.accept()
+            except OSError:
+                if not self._closing:
+                    time.sleep(0.1)  # too many files are open
+                continue
+            if _peer_uid(client) != os.getuid() or len(self._clients) >= _MAX_CONNECTIONS:
+                client.close()
+                continue
+            self._clients.add(client)
+            threading.Thread(
+                target=self._serve, args=(client,), name="control client", daemon=True
+            ).start()
 
-    def _send(self, connection: _Connection) -> None:
-        while connection.unsent:
-            try:
-                sent = connection.socket.send(connection.unsent[0])
-            except BlockingIOError:
-                break
-            if sent == len(connection.unsent[0]):
-                connection.unsent.popleft()
-            else:
-                connection.unsent[0] = connection.unsent[0][sent:]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
-        self._selector.modify(connection.socket, events, connection)
+    def _serve(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client, client.makefile("rb") as requests:
+            # A longer request, and one without a line break, ends the connection.
+            while (line := requests.readline(_REQUEST_BYTES)).endswith(b"\n"):
+                client.sendall(self._answer(line) + b"\n")
+        self._clients.discard(client)
 
-    def _drop(self, connection: _Connection) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.socket)
-        connection.socket.close()
-
-    def _answer(self, line: bytes) -> bytes | Future[dict[str, Any]]:
+    def _answer(self, line: bytes) -> bytes:
         try:
             request = json.loads(line)
             command = request["cmd"]
@@ -188,8 +105,7 @@ class ControlServer:
         if command == "status":
             return _refusal("the supervisor is still starting.")
         try:
-            answer = self._handler(request)
-            return answer if isinstance(answer, Future) else json.dumps(answer).encode()
+            return json.dumps(self._handler(request)).encode()
         except ValueError as error:
             return _refusal(str(error))
 
@@ -217,8 +133,7 @@ def _listen(path: Path) -> socket.socket:
 
     An existing file is removed: the run lock guarantees that no other supervisor is listening.
     """
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
@@ -226,5 +141,4 @@ def _listen(path: Path) -> socket.socket:
     finally:
         os.umask(mask)
     listener.listen(16)
-    listener.setblocking(False)
     return listener

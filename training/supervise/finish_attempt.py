@@ -1,16 +1,29 @@
 """Finish an attempt: kill remaining processes, classify the end, and record it.
 
-Used by the supervisor's loop only, when the engine has ended or was never started.
+Used by the supervisor's loop only, when the engine has ended or was never started. The disk may be
+full.
 """
 
 from __future__ import annotations
 
+import sqlite3
+import sys
 import time
 from dataclasses import asdict, replace
 
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.lifecycle.classify_end import AttemptEnd, EndFacts, with_verdict_cause
-from ltui.training.lifecycle.elastic_log import WorkerFailure
+from ltui.training.lifecycle.classify_end import (
+    AttemptEnd,
+    EndFacts,
+    classify_end,
+    with_verdict_cause,
+)
+from ltui.training.lifecycle.elastic_log import (
+    WorkerFailure,
+    last_error_line,
+    log_tail,
+    worker_failures,
+)
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.pending_stops import delete_pending_stops
 from ltui.training.lifecycle.shim_files import EngineExit
@@ -19,12 +32,18 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.record_end import EndRecorder, determine_end, final_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.snapshot_builder import final_snapshot
 from ltui.training.supervise.watchdog.verdict_events import VerdictNotifier
+from ltui.training.tensor_queue.record_types import Outcome
 
 HOOK_WAIT_S = 2.0
 """Seconds to wait at the end of a run for verdict hooks in progress, to record their results."""
+END_PATIENCE_S = 60.0
+"""Seconds to retry writing the end to a full disk.
+
+After that the supervisor exits. Clients then derive the end from the files of shim and ranks.
+"""
 
 
 class AttemptFinisher:
@@ -41,9 +60,6 @@ class AttemptFinisher:
         self._requests = requests
         self._notifier = notifier
         self._server = server
-        self._recorder = EndRecorder(
-            attempt.run_dir, attempt.number, attempt.store, attempt.recorder
-        )
 
     def finish(self, engine_exit: EngineExit | None, shim_died: bool) -> None:
         """Finish an attempt whose engine has ended. Schedule a restart if one is due.
@@ -59,7 +75,9 @@ class AttemptFinisher:
             pass
         # In a recovered attempt the shim is blamed only if processes were still running.
         shim_died = shim_died and (not attempt.recovered or bool(killed))
-        end, failures = self._classify(engine_exit, shim_died)
+        log = log_tail(attempt.run_dir.engine_log_path(attempt.number))
+        failures = worker_failures(log)
+        end = self._classify(engine_exit, shim_died, log, failures)
         judgement = attempt.judge_ended(failures)
         verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
         end = with_verdict_cause(end, verdicts, attempt.furthest_step())
@@ -85,9 +103,9 @@ class AttemptFinisher:
         end = AttemptEnd(state=state, detail=detail, exit_code=attempt.snapshot.exit_code)
         attempt.snapshot = replace(attempt.snapshot, state=state, detail=detail)
         self._server.publish(attempt.snapshot)
-        attempt.snapshot, _ = self._recorder.write(attempt.snapshot, end)
+        self._write_end(end)
         attempt.restarts.cancel_scheduled()
-        self._recorder.release_shim()
+        self._release_shim()
 
     def _record_remaining(self) -> bool:
         """Record what is left in the queues. Return True if there is more."""
@@ -96,23 +114,34 @@ class AttemptFinisher:
         return poll.more_waiting
 
     def _classify(
-        self, engine_exit: EngineExit | None, shim_died: bool
-    ) -> tuple[AttemptEnd, list[WorkerFailure]]:
+        self,
+        engine_exit: EngineExit | None,
+        shim_died: bool,
+        engine_log: str,
+        failures: list[WorkerFailure],
+    ) -> AttemptEnd:
         attempt = self._attempt
-        facts = EndFacts(
-            exit=engine_exit,
-            shim_died=shim_died,
-            rebooted=attempt.rebooted,
-            pulses=attempt.pulses,
-            fold=attempt.fold,
-            stop_requested=attempt.stops.escalation is not None,
-            forced_reason=attempt.stops.forced_reason,
-            checkpoints=attempt.catalog.verified_checkpoints(),
-            user_command=attempt.spec.command is not None,
-            multi_node=attempt.spec.nodes is not None,
-            global_step=attempt.furthest_step(),
+        first = next((f.rank for f in failures if f.first), 0)
+        rank_log = log_tail(attempt.run_dir.rank_log_path(attempt.number, first))
+        pulses = [p for p in attempt.pulses.values() if p is not None]
+        all_stopped = bool(pulses) and all(p.outcome is Outcome.STOPPED for p in pulses)
+        return classify_end(
+            EndFacts(
+                exit=engine_exit,
+                shim_died=shim_died,
+                rebooted=attempt.rebooted,
+                pulses=attempt.pulses,
+                fold=attempt.fold,
+                failures=tuple(failures),
+                last_line=last_error_line(rank_log) or last_error_line(engine_log),
+                stop_requested=attempt.stops.escalation is not None,
+                forced_reason=None if all_stopped else attempt.stops.forced_reason,
+                checkpoints=attempt.catalog.verified_checkpoints(),
+                user_command=attempt.spec.command is not None,
+                multi_node=attempt.spec.nodes is not None,
+                global_step=attempt.furthest_step(),
+            )
         )
-        return determine_end(attempt.run_dir, attempt.number, facts)
 
     def _record(
         self,
@@ -134,7 +163,9 @@ class AttemptFinisher:
         attempt.snapshot = final_snapshot(now, end, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(attempt.snapshot)
         attempt.evidence.update(judgement, attempt.last_poll(), attempt.fold, attempt.snapshot)
-        attempt.snapshot = self._recorder.write_with_retry(attempt.snapshot, end)
+        deadline = time.monotonic() + END_PATIENCE_S
+        while not self._write_end(end) and time.monotonic() < deadline:
+            time.sleep(1.0)
         for verdict in gpu_verdicts:
             attempt.recorder.write(
                 lambda v=verdict: attempt.store.write_verdict(attempt.number, v),  # type: ignore[misc]
@@ -143,7 +174,7 @@ class AttemptFinisher:
         self._record_last_events(judgement, ended_at)
         if waiting is None:
             delete_pending_stops(attempt.run_dir)
-            self._recorder.release_shim()
+            self._release_shim()
         else:
             event = Event(time.time(), "restart", f"{waiting.describe()}.", asdict(waiting))
             attempt.recorder.record({}, Batch(events=[event]), None, time.time())
@@ -159,3 +190,30 @@ class AttemptFinisher:
         events += self._notifier.wait_for_hooks(HOOK_WAIT_S)
         if events and not attempt.recorder.failing:
             attempt.recorder.record({}, Batch(events=events), None, time.time())
+
+    def _write_end(self, end: AttemptEnd) -> bool:
+        """Try once to write the end. Return True if it was written.
+
+        The snapshot gets a note about what is missing from the history.
+        """
+        attempt, now_s = self._attempt, time.time()
+        if attempt.recorder.failing:
+            attempt.recorder.record({}, Batch(), None, now_s)
+            if attempt.recorder.failing:
+                return False
+        attempt.snapshot = replace(attempt.snapshot, history_note=attempt.recorder.note)
+        store, number = attempt.store, attempt.number
+        try:
+            store.write_snapshot(attempt.snapshot)
+            store.set_state(number, now_s, end.state, end.detail, end.exit_code)
+            store.end_attempt(number, attempt.snapshot.ended_at or now_s)
+        except sqlite3.Error:
+            return False
+        return True
+
+    def _release_shim(self) -> None:
+        """Tell the shim that the end is recorded, so that it exits."""
+        try:
+            self._attempt.run_dir.engine_final_path(self._attempt.number).touch()
+        except OSError as error:  # the disk cannot be written; the shim exits after its retries
+            print(f"cannot tell the shim that the end is recorded: {error}", file=sys.stderr)

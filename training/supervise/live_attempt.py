@@ -7,7 +7,6 @@ the run: requests are carried out in ``request_handler.py``, the end is handled 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.snapshot_from_fold import training_has_started
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog
+from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.history_recorder import HistoryRecorder
 from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.previous_attempt import (
@@ -36,8 +35,7 @@ from ltui.training.supervise.previous_attempt import (
     stored_snapshot,
 )
 from ltui.training.supervise.restart_policy import RestartPolicy
-from ltui.training.supervise.script_checkpoints import ScriptCheckpoints
-from ltui.training.supervise.snapshot_builder import SnapshotInputs, build_snapshot
+from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 from ltui.training.supervise.watchdog.health_monitor import HealthMonitor
@@ -67,9 +65,9 @@ class LiveAttempt:
         self.store = store
         self.number = number
         self.recovered = plan.recover
-        self.changes, self._restarted_because = store.start_reason(number)
+        self.changes, self.restarted_because = store.start_reason(number)
         previous = stored_snapshot(run_dir)
-        self._start = starting_progress(plan, previous)
+        self.start = starting_progress(plan, previous)
         self.restarts = RestartPolicy(run_dir, spec, number)
         self.pending_stops = PendingStopStore(run_dir, number)
         self.started_at = store.started_at(number) or time.time()
@@ -79,8 +77,8 @@ class LiveAttempt:
         self.stops = StopController(run_dir.queue_dir(number) / "control.bin")
         self.machine = MachineMonitor(run_dir.id, user_command=spec.command is not None)
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir)
-        self._script_checkpoints = ScriptCheckpoints(previous)
-        self._flops: BatchFlops | None = None
+        self.script_checkpoints = ScriptCheckpoints(previous)
+        self.flops: BatchFlops | None = None
         self.evidence = EvidenceCollector(run_dir, number, wake.set)
         self._health = HealthMonitor(spec.stall, self.evidence)
         self._engine: ProcessIdentity | None = None
@@ -134,11 +132,11 @@ class LiveAttempt:
         if event.kind == "checkpoint_saved":
             self.catalog.invalidate()
         elif event.kind == "script_checkpoint":
-            self._script_checkpoints.add(event.fields)
+            self.script_checkpoints.add(event.fields)
         elif event.kind == "resumed":
             self._record_resumed_step(event.fields.get("global_step"))
         elif event.kind == "flops":
-            self._flops = BatchFlops.from_event(event.fields) or self._flops
+            self.flops = BatchFlops.from_event(event.fields) or self.flops
         elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
             # The ranks continue to train rather than lose their progress, so the stop ends too.
             self.stops.stop_failed(event.text)
@@ -281,35 +279,7 @@ class LiveAttempt:
 
     def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
         """Build a snapshot, store it in ``snapshot``, and return it."""
-        self.snapshot = build_snapshot(
-            SnapshotInputs(
-                run_dir=self.run_dir,
-                spec=self.spec,
-                attempt=self.number,
-                state=self.state,
-                detail=self.detail(),
-                started_at=self.started_at,
-                now_s=now_s,
-                now_ns=time.monotonic_ns(),
-                fold=self.fold,
-                pulses=self.pulses,
-                judgement=judgement,
-                unreported_processes=self.machine.unreported_processes,
-                program=self.machine.program,
-                readings=self.machine.readings,
-                gpus=self.machine.gpu_view,
-                gpu_verdicts=self.machine.gpu_verdicts,
-                flops=self._flops,
-                changes=self.changes,
-                restarted_because=self._restarted_because,
-                stops=self.pending_stops.pending.descriptions(),
-                checkpoints=self.catalog.checkpoints(),
-                script_checkpoints=self._script_checkpoints.existing(now_s),
-                history_note=self.recorder.note,
-                supervisor_pid=os.getpid(),
-                start=self._start,
-            )
-        )
+        self.snapshot = build_snapshot(self, judgement, now_s, time.monotonic_ns())
         return self.snapshot
 
     def close(self) -> None:

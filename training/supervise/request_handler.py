@@ -1,7 +1,7 @@
-"""Accept requests to stop, pause or checkpoint a run, and carry them out.
+"""Accept requests to stop, pause, checkpoint or diagnose a run, and carry them out.
 
 Requests come from the control socket, from signals to the supervisor, from stop conditions that are
-fulfilled, and from the stall policy. The control server's thread only validates and queues a
+fulfilled, and from the stall policy. A thread of the control server only validates and queues a
 request. The supervisor's loop carries it out.
 """
 
@@ -16,14 +16,42 @@ from typing import Any
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.state.stop_conditions import StopCondition
+from ltui.training.state.stop_conditions import (
+    StopCondition,
+    from_document,
+    refusal_reason,
+    resolve_condition,
+)
 from ltui.training.state.verdict_tracker import headline
-from ltui.training.supervise import command_checks
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.watchdog.verdict_events import VerdictNotifier
+from ltui.training.tensor_queue.control_block import Command
 
 POLICY_STOP_S = 5.0
 """Seconds within which the ranks of a stalled run must save and stop before force is used."""
+
+COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
+"""Commands that all ranks carry out at the same step, after which the run is still live."""
+COMMANDS = ("stop", "kill", "stop_when", "diagnose", *COORDINATED_COMMANDS)
+
+
+def check_coordination(request: dict[str, Any], error: str | None) -> None:
+    """Raise ``ValueError`` if the ranks cannot act together but the request needs it.
+
+    ``error`` is the reason why they cannot, or None if they can.
+    """
+    command = request.get("cmd")
+    if (
+        error is None
+        or command not in (*COORDINATED_COMMANDS, "stop", "stop_when")
+        or request.get("cancel")
+    ):
+        return
+    action = "stop with a checkpoint" if command in ("stop", "stop_when") else command
+    raise ValueError(
+        f"its ranks cannot {action} ({error})."
+        " Only a kill can end the run, without a new checkpoint."
+    )
 
 
 class RequestHandler:
@@ -42,48 +70,96 @@ class RequestHandler:
 
     # -- called by other threads and by signal handlers ----------------------------------------
 
-    def accept(self, request: dict[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
-        """Validate and queue a request. Return the answer to the client or a future of it.
+    def accept(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Validate and queue a request. Return the answer to the client.
 
-        Called in the thread of the control server. Raises ``ValueError`` if the run cannot carry
-        out the request.
+        Called in a thread of the control server. Raises ``ValueError`` if the run cannot carry out
+        the request.
         """
-        attempt = self._attempt
-        snapshot = attempt.snapshot
-        if request.get("cmd") == "diagnose":
-            if snapshot.state not in LIVE:
-                raise ValueError(f"the run is {snapshot.state.value}.")
-            return attempt.evidence.request_diagnosis()
-        has_pulses = attempt.has_pulses()
-        user_command = attempt.spec.command is not None
-        multi_node = attempt.spec.nodes is not None
-        command_checks.check_coordination(request, attempt.coordination_error())
-        command_checks.check(
-            request,
-            snapshot,
-            has_pulses=has_pulses,
-            user_command=user_command,
-            multi_node=multi_node,
-        )
-        answer: dict[str, Any] | Future[dict[str, Any]] = {"ok": True}
-        if request["cmd"] == "stop_when":
-            conditions = command_checks.stop_conditions(
-                request,
-                snapshot,
-                has_pulses=has_pulses,
-                user_command=user_command,
-                multi_node=multi_node,
-            )
-            # Answered when the conditions are on disk, so that no confirmed condition is lost.
-            answer = Future()
-            request = {"cmd": "stop_when", "conditions": conditions, "answer": answer}
-        self._requests.append(request)
-        self._wake.set()
-        return answer
+        check_coordination(request, self._attempt.coordination_error())
+        self._check(request)
+        command = request["cmd"]
+        if command == "diagnose":
+            return self._attempt.evidence.request_diagnosis().result()
+        if command != "stop_when":
+            self._queue(request)
+            return {"ok": True}
+        conditions = self._stop_conditions(request)
+        stored: Future[None] = Future()
+        self._queue({"cmd": "stop_when", "conditions": conditions, "stored": stored})
+        # Answered when the conditions are on disk, so that no confirmed condition is lost.
+        stored.result()
+        return {"ok": True, "stops": [c.describe() for c in conditions or ()]}
 
     def request_stop(self, number: int) -> None:
         """Queue a stop request. Called by the handler of signal ``number``."""
         self._requests.append({"cmd": "stop", "signal": number})
+
+    def _queue(self, request: dict[str, Any]) -> None:
+        self._requests.append(request)
+        self._wake.set()
+
+    def _check(self, request: dict[str, Any]) -> None:
+        """Raise ``ValueError`` if the run cannot carry out the request now."""
+        command, snapshot = request.get("cmd"), self._attempt.snapshot
+        if command not in COMMANDS:
+            raise ValueError(f"there is no command {command!r}.")
+        if snapshot.state not in LIVE:
+            raise ValueError(f"the run is {snapshot.state.value}.")
+        if command in COORDINATED_COMMANDS:
+            self._check_coordinated(command)
+        if command == "stop" and not isinstance(request.get("timeout_s", 0), (int, float)):
+            raise ValueError("timeout_s must be a number.")
+
+    def _check_coordinated(self, command: str) -> None:
+        spec, snapshot = self._attempt.spec, self._attempt.snapshot
+        if spec.nodes is not None:
+            raise ValueError(
+                f"ranks on several nodes cannot agree on a step at which to {command}."
+            )
+        if not self._attempt.has_pulses():
+            if spec.command is None or snapshot.state is RunState.STARTING:
+                raise ValueError("the ranks have not begun to train yet.")
+            raise ValueError(f"this command sends no telemetry, so ltui cannot {command} it.")
+        if snapshot.state is RunState.STOPPING:
+            raise ValueError("the run is stopping.")
+        if snapshot.state is RunState.QUEUED:
+            raise ValueError(f"the run is queued ({snapshot.detail}).")
+        if command == "continue" and snapshot.state not in (RunState.PAUSED, RunState.PAUSING):
+            raise ValueError(f"the run is not paused, it is {snapshot.state.value}.")
+        if command == "pause" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
+            raise ValueError(f"the run is {snapshot.state.value} already.")
+
+    def _stop_conditions(self, request: dict[str, Any]) -> list[StopCondition] | None:
+        """Return the requested stop conditions, or None if the request cancels the current ones.
+
+        Relative conditions are resolved with the current position of the run. Raises ``ValueError``
+        if a condition cannot be fulfilled.
+        """
+        if request.get("cancel"):
+            return None
+        spec, snapshot = self._attempt.spec, self._attempt.snapshot
+        documents = request.get("conditions")
+        if not isinstance(documents, list) or not documents:
+            raise ValueError("there is no condition.")
+        if snapshot.state is RunState.STOPPING:
+            raise ValueError("the run is stopping.")
+        starting = snapshot.state in (RunState.STARTING, RunState.QUEUED)
+        no_telemetry = spec.command is not None and not self._attempt.has_pulses() and not starting
+        conditions = []
+        for document in documents:
+            condition = from_document(document if isinstance(document, dict) else {})
+            text = condition.describe()
+            if spec.nodes is not None and condition.kind in ("step", "epoch"):
+                raise ValueError(f"ranks on several nodes cannot agree to stop {text}.")
+            if no_telemetry and condition.kind in ("step", "epoch", "metric"):
+                raise ValueError(f"this command sends no telemetry, so ltui cannot stop it {text}.")
+            if (why := refusal_reason(condition, snapshot)) is not None:
+                raise ValueError(why)
+            conditions.append(
+                resolve_condition(condition, snapshot.metrics, snapshot.epoch, time.monotonic())
+            )
+        return conditions
 
     # -- called by the supervisor's loop -------------------------------------------------------
 
@@ -102,23 +178,20 @@ class RequestHandler:
                 stops.kill(now_s)
                 attempt.restarts.cancel_request()
             elif command == "stop_when":
-                self._set_conditions(request["conditions"], request["answer"])
-            elif command == "pause":
-                stops.pause()
-            elif command == "continue":
-                stops.resume()
+                if request["conditions"] is None:
+                    attempt.pending_stops.clear()
+                else:
+                    attempt.pending_stops.add(request["conditions"])
+                attempt.set_planned_stop()
+                request["stored"].set_result(None)
             else:
-                stops.checkpoint()
+                stops.request(Command[command.upper()])
 
-    def _set_conditions(
-        self, conditions: list[StopCondition] | None, answer: Future[dict[str, Any]]
-    ) -> None:
-        if conditions is None:
-            self._attempt.pending_stops.clear()
-        else:
-            self._attempt.pending_stops.add(conditions)
-        self._attempt.set_planned_stop()
-        answer.set_result({"ok": True, "stops": [c.describe() for c in conditions or ()]})
+    def close(self) -> None:
+        """Refuse the requests that are still queued, because the attempt has ended."""
+        while self._requests:
+            if (stored := self._requests.popleft().get("stored")) is not None:
+                stored.set_exception(ValueError("the run has just ended."))
 
     def stop_if_due(self, now_s: float) -> list[Event]:
         """Begin a stop if a condition is fulfilled or if ranks stop without a request."""

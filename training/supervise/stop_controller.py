@@ -52,7 +52,7 @@ class StopController:
             self.escalation = StopEscalation(now_s, timeout_s, telemetry)
             self.error = None
             if telemetry:
-                self._send_request(Command.STOP)
+                self.request(Command.STOP)
         else:
             until_s = now_s + timeout_s - self.escalation.began_s
             self.escalation = replace(
@@ -76,16 +76,17 @@ class StopController:
         began = self.escalation or StopEscalation(now_s, 0.0, telemetry=False)
         self.escalation = replace(began, kill_at_once=True)
 
-    def pause(self) -> None:
-        self.pausing = True
-        self._send_request(Command.PAUSE)
-
-    def resume(self) -> None:
-        self.pausing = False
-        self._send_request(Command.CONTINUE)
-
-    def checkpoint(self) -> None:
-        self._send_request(Command.CHECKPOINT)
+    def request(self, command: Command) -> None:
+        """Send ``command`` to the ranks, which carry it out together at the next step."""
+        if command in (Command.PAUSE, Command.CONTINUE):
+            self.pausing = command is Command.PAUSE
+        try:
+            control = self._open()
+            last = control.read().request
+            self._request_id = max(self._request_id, last.request_id if last else 0) + 1
+            control.request(command, self._request_id)
+        except (OSError, ControlFileError) as error:
+            self.error = f"the ranks cannot be reached: {error}"
 
     def plan_stop(self, step: int | None, epochs: int | None) -> None:
         """Set the step or the number of epochs at which the ranks stop; None removes it."""
@@ -125,15 +126,6 @@ class StopController:
             self._control_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._control = ControlFile.open(self._control_path)
         return self._control
-
-    def _send_request(self, command: Command) -> None:
-        try:
-            control = self._open()
-            last = control.read().request
-            self._request_id = max(self._request_id, last.request_id if last else 0) + 1
-            control.request(command, self._request_id)
-        except (OSError, ControlFileError) as error:
-            self.error = f"the ranks cannot be reached: {error}"
 
     def restore(self, escalation: StopEscalation | None) -> None:
         """Restore the requests of the previous supervisor: a stop (``escalation``) or a pause."""

@@ -268,6 +268,7 @@ class Supervisor:
 
     def _close(self, *, keep_lock: bool = False) -> None:
         self._live.close()
+        self._requests.close()
         self._server.close()
         self._store.close()
         if self._gpu_queue is not None:

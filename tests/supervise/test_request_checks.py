@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.supervise.command_checks import check_coordination
+from ltui.training.supervise.request_handler import check_coordination
 
 
 @pytest.mark.parametrize("command", ["stop", "stop_when", "pause", "continue", "checkpoint"])
