@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from ltui.training.data.sample_order import RankLoader, torch_batches
 from ltui.training.data.sequence_format.length_batches import (
-    LengthBatchSampler, LengthLoader, LengthOrder, pad, padded_batches,
+    LengthBatchSampler, LengthOrder, pad,
 )
 from ltui.training.data.sequence_format.file_format import (
     ENTRY, HEADER_BYTES, NO_LABEL, SequenceError,
@@ -189,7 +190,7 @@ def padding():
 
 def loader(order, size):
     batches = lambda drawn: [drawn[i : i + size] for i in range(0, len(drawn), size)]
-    return LengthLoader(order, size, batches)
+    return RankLoader(order, size, batches)
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(st.integers(1, 99), max_size=90), st.integers(1, 6), st.integers(1, 9),
@@ -282,7 +283,8 @@ def through_workers():
     dataset = SequenceDataset(write(base / "workers" / "a.seq", samples, shard_bytes=3000))
     order = LengthOrder(dataset.lengths(), 8, shuffle=True, seed=1)
     for workers in (0, 2):
-        seen = [i for batch in LengthLoader(order, 8, padded_batches(dataset, 8, workers))
+        batches = torch_batches(dataset, 8, workers, collate_fn=pad)
+        seen = [i for batch in RankLoader(order, 8, batches)
                 for i in batch.labels.tolist()]
         assert sorted(seen) == list(range(40))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningDataModule
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank
@@ -30,13 +29,14 @@ from ltui.training.data.ffcv.open_epoch import (
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
 from ltui.training.data.loader_variant import Variant
+from ltui.training.data.rank_data import RankData
 from ltui.training.data.sample_order import OpenBatches
 
 Crop = Literal["auto", "resized", "shifted", "none"]
 _DEFAULT_SIDE, _DEFAULT_CENTER = 224, 224 / 256
 
 
-class BetonData(LightningDataModule):
+class BetonData(RankData):
     """Batches of (images, labels) on the rank's device.
 
     Images are normalised floats (n, 3, height, width) in the dtype of the trainer's precision,
@@ -112,10 +112,9 @@ class BetonData(LightningDataModule):
         self.shift, self.flip, self.cutout = shift, flip, cutout
         self.mean, self.std, self.channels_last = mean, std, channels_last
         self.with_ffcv = loader == "ffcv" or (loader == "auto" and has_ffcv())
-        self.workers = num_workers
+        self.num_workers = num_workers
         self.batches_ahead = batches_ahead
         self.os_cache = os_cache
-        self._loaders: list[BetonLoader] = []
         self._readers: dict[object, Any] = {}
 
     # Files.
@@ -154,7 +153,7 @@ class BetonData(LightningDataModule):
         file = BetonFile(self.path_of(part))
         order = self.epoch_order(file, train)
         open_batches = (self.through_ffcv if self.with_ffcv else self.through_dataloader)(
-            file, order, train, self.workers
+            file, order, train, self.num_workers
         )
         loader = BetonLoader(order, open_batches)
         self._loaders.append(loader)
@@ -162,14 +161,11 @@ class BetonData(LightningDataModule):
 
     def epoch_order(self, file: BetonFile, train: bool) -> EpochOrder:
         """Return the order of this rank's samples."""
-        trainer = self.trainer
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
         order: Order = self.order if train else "sequential"
         return EpochOrder(
             file.samples,
             batch_size=self.batch_size if train else self.val_batch_size,
-            rank=rank,
-            world_size=world_size,
+            **self.ranks(),
             order=order,
             drop_last=self.drop_last and train,
             pad=not train,
@@ -276,12 +272,6 @@ class BetonData(LightningDataModule):
             std=self.std,
             channels_last=self.channels_last,
         )
-
-    def close(self) -> None:
-        """Close all loaders."""
-        for loader in self._loaders:
-            loader.close()
-        self._loaders.clear()
 
 
 def _identity(loader: BetonLoader) -> BetonLoader:

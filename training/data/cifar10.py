@@ -5,27 +5,23 @@ The images are held in memory as uint8 (180 MB per rank). One rank of each machi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
 from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.loader_variant import Variant, worker_variants
+from ltui.training.data.rank_data import NO_LABEL, RankData
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
-
-NO_LABEL = -1
 
 
 class DataMissingError(RuntimeError):
     """The data is missing and could not be downloaded. The text says what to do."""
 
 
-class Cifar10(LightningDataModule):
+class Cifar10(RankData):
     """Batches of (images as floats from -1 to 1, labels)."""
 
     def __init__(self, batch_size: int = 64, folder: str | None = None, workers: int = 0) -> None:
@@ -55,23 +51,11 @@ class Cifar10(LightningDataModule):
 
     def _loader(self, train: bool) -> RankLoader:
         dataset = self._read(train)
-        trainer = self.trainer
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
         # The last image is blank and not counted. It pads the ranks in validation and test.
         samples = len(dataset) - 1
-        order = RankOrder(
-            samples,
-            rank=rank,
-            world_size=world_size,
-            shuffle=train,
-            filler=None if train else samples,
-        )
-        batches = torch_batches(dataset, self.batch_size, self.workers)
-        return RankLoader(order, self.batch_size, batches)
-
-    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """Return the variants that ``ltui bench data`` compares."""
-        return worker_variants(self, counts)
+        filler = None if train else samples
+        order = RankOrder(samples, **self.ranks(), shuffle=train, filler=filler)
+        return self.open_loader(order, torch_batches(dataset, self.batch_size, self.workers))
 
     def _read(self, train: bool) -> TensorDataset:
         if train not in self._splits:

@@ -11,15 +11,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningDataModule
 from torch.utils.data import TensorDataset
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.ffcv.array_beton import beton_batches, has_ffcv, write_beton
-from ltui.training.data.loader_variant import Variant, worker_variants
+from ltui.training.data.loader_variant import Variant
+from ltui.training.data.rank_data import NO_LABEL, RankData
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
 
-NO_LABEL = -1
 VALIDATION_FRACTION = 0.2
 _BETON = "digits-1.beton"
 _MAX_PIXEL = 16.0
@@ -37,7 +36,7 @@ def load_images() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([images, blank]), torch.cat([labels, torch.tensor([NO_LABEL])])
 
 
-class Digits(LightningDataModule):
+class Digits(RankData):
     """Batches of (images as floats from 0 to 1, labels)."""
 
     def __init__(
@@ -57,7 +56,6 @@ class Digits(LightningDataModule):
         self.with_ffcv = loader == "ffcv" or (loader == "auto" and has_ffcv())
         self.folder = folder
         self._batches: OpenBatches | None = None
-        self._loaders: list[RankLoader] = []
         self.images, self.labels = load_images()
 
     def prepare_data(self) -> None:
@@ -67,17 +65,12 @@ class Digits(LightningDataModule):
 
     def train_dataloader(self) -> RankLoader:
         first = self._validation_samples()
-        order = self._order(self._samples() - first, shuffle=True)
-        return self._loader(order, first)
+        order = RankOrder(self._samples() - first, **self.ranks(), shuffle=True)
+        return self.open_loader(order, self._open(first))
 
     def val_dataloader(self) -> RankLoader:
-        order = self._order(self._validation_samples(), filler=self._samples())
-        return self._loader(order, 0)
-
-    def _loader(self, order: RankOrder, first: int) -> RankLoader:
-        loader = RankLoader(order, self.batch_size, self._open(first))
-        self._loaders.append(loader)
-        return loader
+        order = RankOrder(self._validation_samples(), **self.ranks(), filler=self._samples())
+        return self.open_loader(order, self._open(0))
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
         """Return the variants that ``ltui bench data`` compares: FFCV and torch's DataLoader."""
@@ -91,27 +84,16 @@ class Digits(LightningDataModule):
             setting = {"data.init_args.loader": "ffcv" if ffcv else "torch"}
             return replace(variant, open=open_loader, settings={**setting, **variant.settings})
 
-        variants = [with_loader(variant, ffcv=False) for variant in worker_variants(self, counts)]
+        variants = [with_loader(variant, ffcv=False) for variant in super().loader_variants(counts)]
         if has_ffcv():
             variants.insert(0, with_loader(Variant("FFCV", 1, self.train_dataloader), ffcv=True))
         return variants
-
-    def close(self) -> None:
-        """Close all loaders."""
-        for loader in self._loaders:
-            loader.close()
-        self._loaders.clear()
 
     def _samples(self) -> int:
         return len(self.labels) - 1
 
     def _validation_samples(self) -> int:
         return int(self._samples() * VALIDATION_FRACTION)
-
-    def _order(self, samples: int, **options: Any) -> RankOrder:
-        trainer = self.trainer
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        return RankOrder(samples, rank=rank, world_size=world_size, **options)
 
     def _open(self, first: int) -> OpenBatches:
         """Return a function that opens batches of samples, numbered from ``first``."""

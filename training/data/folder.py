@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from ltui.training.data.loader_variant import Variant, worker_variants
-from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
+from ltui.training.data.rank_data import NO_LABEL, RankData
+from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
-NO_LABEL = -1
 VALIDATION_FRACTION = 0.2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MARGIN = 256 / 224
@@ -107,7 +105,7 @@ def _to_floats() -> list[Any]:
     return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
 
 
-class ImageFolders(LightningDataModule):
+class ImageFolders(RankData):
     """Images in ``folder/train/CLASS/...``, ``folder/val/...`` and ``folder/test/...``.
 
     Alternatively ``folder/CLASS/...``, of which a fifth is used for validation. Without ``test``,
@@ -130,7 +128,6 @@ class ImageFolders(LightningDataModule):
         self.workers = workers
         self.classes: list[str] = []
         self._splits: dict[str, list[tuple[str, int]]] = {}
-        self._loaders: list[RankLoader] = []
 
     def setup(self, stage: str) -> None:  # noqa: ARG002
         if self._splits:
@@ -174,43 +171,17 @@ class ImageFolders(LightningDataModule):
         return self._loader("test") if self._splits["test"] else []
 
     def _loader(self, split: str, augment: bool = False) -> RankLoader:
-        trainer, files = self.trainer, self._splits[split]
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        order = RankOrder(
-            len(files),
-            rank=rank,
-            world_size=world_size,
-            shuffle=augment,
-            filler=None if augment else len(files),
-        )
-        loader = RankLoader(order, self.batch_size, self._open(files, order, augment))
-        self._loaders.append(loader)
-        return loader
+        files = self._splits[split]
+        filler = None if augment else len(files)
+        order = RankOrder(len(files), **self.ranks(), shuffle=augment, filler=filler)
 
-    def _open(self, files: list[tuple[str, int]], order: RankOrder, augment: bool) -> OpenBatches:
         def open_batches(numbers: list[int]) -> Any:
             images = ImageSamples(
                 files, self.size, augment=augment, seed=order.seed, epoch=order.epoch
             )
-            return DataLoader(
-                images,
-                sampler=numbers,
-                batch_size=self.batch_size,
-                num_workers=self.workers,
-                generator=torch.Generator().manual_seed(0),
-            )
+            return torch_batches(images, self.batch_size, self.workers)(numbers)
 
-        return open_batches
-
-    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """Return the variants that ``ltui bench data`` compares."""
-        return worker_variants(self, counts)
-
-    def close(self) -> None:
-        """Close all loaders."""
-        for loader in self._loaders:
-            loader.close()
-        self._loaders.clear()
+        return self.open_loader(order, open_batches)
 
 
 def _list_images(folder: Path) -> ImageFolder:

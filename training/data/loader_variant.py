@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,23 +26,3 @@ class Variant:
         if self.workers is None:
             return self.loader
         return f"{self.loader}, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
-
-
-def worker_variants(data: Any, counts: Sequence[int]) -> list[Variant]:
-    """Return variants of a data module's training loader without workers and with each count.
-
-    The data module's attribute ``workers`` is the number of processes of torch's DataLoader.
-    """
-
-    def loader_factory(workers: int) -> Callable[[], Iterable[Any]]:
-        def open_loader() -> Iterable[Any]:
-            data.workers = workers
-            loader: Iterable[Any] = data.train_dataloader()
-            return loader
-
-        return open_loader
-
-    return [
-        Variant("DataLoader", n, loader_factory(n), {"data.init_args.workers": n})
-        for n in sorted({0, *counts})
-    ]

@@ -18,8 +18,10 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 
 Batch = Any
 OpenBatches = Callable[[list[int]], Iterable[Batch]]
@@ -29,6 +31,9 @@ OpenBatches = Callable[[list[int]], Iterable[Batch]]
 class RankOrder:
     """Sample numbers of one rank in each epoch. Lightning calls ``set_epoch``."""
 
+    layout_key: str | None = None
+    """Name in a saved position of the number on which the order depends besides seed and epoch."""
+
     def __init__(
         self,
         samples: int,
@@ -37,37 +42,61 @@ class RankOrder:
         world_size: int = 1,
         shuffle: bool = False,
         filler: int | None = None,
+        drop_last: bool = False,
+        batch_size: int = 1,
     ) -> None:
-        """``filler``: number of the sample that pads the ranks; None: samples are drawn twice."""
+        """``filler``: number of the sample that pads the ranks; None: samples are drawn twice.
+        ``drop_last``: leave out samples that do not fill a batch on every rank."""
         self.samples = samples
         self.rank = rank
         self.world_size = world_size
         self.shuffle = shuffle
         self.filler = filler
+        self.drop_last = drop_last
+        self.batch_size = batch_size
         self.epoch = 0
         self.seed = int(os.environ.get("PL_GLOBAL_SEED") or 0)
+        self.layout = world_size
+        self._kept_layout: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
+    def layout_of(self, epoch: int) -> int:
+        """Return the layout of an epoch. A resumed epoch keeps the one with which it began."""
+        kept_epoch, kept = self._kept_layout or (None, self.layout)
+        return kept if kept_epoch == epoch else self.layout
+
+    def keep_layout(self, epoch: int, layout: int) -> None:
+        """Restore the order of ``epoch``, which began with another layout."""
+        self._kept_layout = epoch, layout
+
     def __len__(self) -> int:
-        return math.ceil(self.samples / self.world_size)
+        return self.remaining(0)
+
+    def global_order(self) -> npt.NDArray[np.int64]:
+        """Return the samples of all ranks in the order in which they are assigned to the ranks."""
+        if not self.shuffle:
+            return np.arange(self.samples)
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return torch.randperm(self.samples, generator=generator).numpy()
 
     def draw(self, used: int = 0) -> list[int]:
         """Return this rank's sample numbers in the current epoch, equally many on every rank.
 
         The first ``used`` samples of all ranks together are left out.
         """
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
-        else:
-            order = list(range(self.samples))
-        return split_among_ranks(order, used, self.rank, self.world_size, self.filler)
+        order = self.global_order()
+        if self.drop_last:
+            order = order[: used + self.remaining(used) * self.world_size]
+        return split_among_ranks(order.tolist(), used, self.rank, self.world_size, self.filler)
 
     def remaining(self, used: int) -> int:
         """Return the number of samples that each rank draws after the first ``used``."""
-        return math.ceil(max(0, self.samples - used) / self.world_size)
+        samples = max(0, self.samples - used)
+        if self.drop_last:
+            return samples // (self.batch_size * self.world_size) * self.batch_size
+        return math.ceil(samples / self.world_size)
 
 
 def split_among_ranks(
@@ -152,23 +181,34 @@ class RankLoader:
     def state_dict(self) -> dict[str, int]:
         """Return the position, which is equal on all ranks and for every number of ranks."""
         epoch = self.sampler.epoch if self._resume_at is None else self._resume_at[0]
-        return {"epoch": epoch, "samples": self.used}
+        key = self.sampler.layout_key
+        layout = {} if key is None else {key: self.sampler.layout_of(epoch)}
+        return {"epoch": epoch, "samples": self.used, **layout}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._resume_at = state["epoch"], state["samples"]
+        if self.sampler.layout_key in state:
+            self.sampler.keep_layout(state["epoch"], state[self.sampler.layout_key])
 
 
-def torch_batches(dataset: Dataset[Any], batch_size: int, workers: int = 0) -> OpenBatches:
-    """Return a function that opens the batches of an epoch with torch's DataLoader."""
+def torch_batches(
+    dataset: Dataset[Any], batch_size: int, workers: int = 0, **options: Any
+) -> OpenBatches:
+    """Return a function that opens the batches of an epoch with torch's DataLoader.
+
+    ``options``: further arguments of the DataLoader.
+    """
 
     def open_batches(order: list[int]) -> Iterable[Batch]:
         # Without a generator, a DataLoader draws a seed from the rank's random state when it is
         # opened, and a resumed epoch is opened once more than an uninterrupted one.
         return DataLoader(
-            Subset(dataset, order),
+            dataset,
             batch_size=batch_size,
+            sampler=order,
             num_workers=workers,
             generator=torch.Generator().manual_seed(0),
+            **options,
         )
 
     return open_batches

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.loader_variant import Variant, worker_variants
-from ltui.training.data.sequence_format.length_batches import (
-    LengthLoader,
-    LengthOrder,
-    Padded,
-    padded_batches,
-)
+from ltui.training.data.rank_data import RankData
+from ltui.training.data.sample_order import RankLoader, torch_batches
+from ltui.training.data.sequence_format.length_batches import LengthOrder, Padded, pad
 from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
 from ltui.training.data.sequence_format.synthetic_signals import write_signals
 
 _SEEDS = {"train": 1, "val": 2, "test": 3}
 
 
-class Sequences(LightningDataModule):
+class Sequences(RankData):
     """Batches of ``Padded``: values as floats, a mask and labels.
 
     The number and the size of the batches are equal on all ranks. In validation and test every
@@ -56,7 +50,6 @@ class Sequences(LightningDataModule):
         self.workers = workers
         self.resident_bytes = resident_mb << 20
         self._datasets: dict[str, SequenceDataset] = {}
-        self._loaders: list[LengthLoader] = []
 
     def prepare_data(self) -> None:
         # Lightning calls this on one rank of each machine while the other ranks wait.
@@ -70,10 +63,8 @@ class Sequences(LightningDataModule):
     def _synthetic_path(self, part: str) -> Any:
         return data_folder(self.folder) / f"signals-1-{part}-{self._synthetic_count(part)}.seq"
 
-    def train_dataloader(self) -> LengthLoader:
-        dataset = self._dataset("train")
-        order = self._order(dataset, shuffle=True, drop_last=self.drop_last)
-        return self._loader(dataset, order)
+    def train_dataloader(self) -> RankLoader:
+        return self._loader(self._dataset("train"), shuffle=True, drop_last=self.drop_last)
 
     def val_dataloader(self) -> Any:
         return self._evaluation("val")
@@ -85,7 +76,7 @@ class Sequences(LightningDataModule):
         if self.files["train"] is not None and self.files[part] is None:
             return []
         dataset = self._dataset(part)
-        return self._loader(dataset, self._order(dataset, filler=len(dataset)))
+        return self._loader(dataset, filler=len(dataset))
 
     def _dataset(self, part: str) -> SequenceDataset:
         if part not in self._datasets:
@@ -95,22 +86,11 @@ class Sequences(LightningDataModule):
             self._datasets[part] = SequenceDataset(files, resident_bytes=self.resident_bytes)
         return self._datasets[part]
 
-    def _order(self, dataset: SequenceDataset, **options: Any) -> LengthOrder:
-        trainer = self.trainer
-        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        return LengthOrder(
-            dataset.lengths(), self.batch_size, rank=rank, world_size=world_size, **options
+    def _loader(self, dataset: SequenceDataset, **options: Any) -> RankLoader:
+        order = LengthOrder(dataset.lengths(), self.batch_size, **self.ranks(), **options)
+        return self.open_loader(
+            order, torch_batches(dataset, self.batch_size, self.workers, collate_fn=pad)
         )
-
-    def _loader(self, dataset: SequenceDataset, order: LengthOrder) -> LengthLoader:
-        batches = padded_batches(dataset, self.batch_size, self.workers)
-        loader = LengthLoader(order, self.batch_size, batches)
-        self._loaders.append(loader)
-        return loader
-
-    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """Return the variants that ``ltui bench data`` compares."""
-        return worker_variants(self, counts)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         values, mask, labels = batch
@@ -119,9 +99,7 @@ class Sequences(LightningDataModule):
 
     def close(self) -> None:
         """Close all loaders and files."""
-        for loader in self._loaders:
-            loader.close()
+        super().close()
         for dataset in self._datasets.values():
             dataset.close()
-        self._loaders.clear()
         self._datasets.clear()

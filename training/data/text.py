@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
-from ltui.training.data.loader_variant import Variant, worker_variants
+from ltui.training.data.rank_data import NO_LABEL, RankData
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
-NO_LABEL = -1
 VALIDATION_FRACTION = TEST_FRACTION = 0.05
 
 
@@ -67,7 +64,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return window[:-1], window[1:]
 
 
-class Text(LightningDataModule):
+class Text(RankData):
     """Batches of windows. The last 5 % of the text are for test, the 5 % before for validation."""
 
     def __init__(
@@ -85,7 +82,6 @@ class Text(LightningDataModule):
         self.batch_size = batch_size
         self.workers = workers
         self._splits: dict[str, Windows] = {}
-        self._loaders: list[RankLoader] = []
 
     def setup(self, stage: str) -> None:  # noqa: ARG002
         if self._splits:
@@ -119,17 +115,4 @@ class Text(LightningDataModule):
             world_size=sampler_options.get("num_replicas", 1),
             **options,
         )
-        batches = torch_batches(windows, self.batch_size, self.workers)
-        loader = RankLoader(order, self.batch_size, batches)
-        self._loaders.append(loader)
-        return loader
-
-    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
-        """Return the variants that ``ltui bench data`` compares."""
-        return worker_variants(self, counts)
-
-    def close(self) -> None:
-        """Close all loaders."""
-        for loader in self._loaders:
-            loader.close()
-        self._loaders.clear()
+        return self.open_loader(order, torch_batches(windows, self.batch_size, self.workers))

@@ -18,13 +18,11 @@ from torch.utils.data import DataLoader, Dataset
 from ltui.training.data.beton_data import BetonData
 from ltui.training.data.ffcv.beton_file import BetonFile
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
-from ltui.training.data.sample_order import OpenBatches
+from ltui.training.data.sample_order import OpenBatches, RankLoader, torch_batches
 from ltui.training.data.sequence_format.length_batches import (
     LengthBatchSampler,
-    LengthLoader,
     LengthOrder,
     pad,
-    padded_batches,
 )
 from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
 from ltui.training.data.sequence_writer import SequenceWriter
@@ -129,7 +127,9 @@ def sequences(workers: int, folder: Path) -> Any:
     order = LengthOrder(
         dataset.lengths(), BATCH, rank=HERE.rank, world_size=HERE.ranks, shuffle=True
     )
-    return LengthLoader(order, BATCH, turned(padded_batches(dataset, BATCH, workers), _summed))
+    return RankLoader(
+        order, BATCH, turned(torch_batches(dataset, BATCH, workers, collate_fn=pad), _summed)
+    )
 
 
 # Images.

@@ -8,13 +8,13 @@ have used are its beginning.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, split_among_ranks
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
 
 Order = Literal["random", "quasi_random", "sequential"]
 POOL_BYTES = 256 << 20
@@ -24,6 +24,10 @@ _MIN_POOL_PAGES = 8
 
 class EpochOrder(RankOrder):
     """Sample numbers of one rank in each epoch. With ``pad``, number ``samples`` is padding."""
+
+    layout_key = "streams"
+    """Number of parts into which quasi-random order divides the pages: the ranks when the epoch
+    began."""
 
     def __init__(  # noqa: PLR0913  (keywords, as DataLoader has them)
         self,
@@ -48,15 +52,10 @@ class EpochOrder(RankOrder):
             world_size=world_size,
             shuffle=order != "sequential",
             filler=samples if pad else None,
+            drop_last=drop_last,
+            batch_size=batch_size,
         )
         self.kind = order
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.streams = world_size
-        """Number of parts into which quasi-random order divides the pages.
-
-        It is the number of ranks when the epoch began.
-        """
         self._page_of = page_of
         self._pool = max(_MIN_POOL_PAGES, POOL_BYTES // page_bytes)
         if drop_last and self.remaining(0) == 0:
@@ -65,31 +64,13 @@ class EpochOrder(RankOrder):
                 "ranks, and drop_last drops incomplete batches: reduce the batch size."
             )
 
-    def __len__(self) -> int:
-        return self.remaining(0)
-
-    def remaining(self, used: int) -> int:
-        if not self.drop_last:
-            return super().remaining(used)
-        global_batch = self.batch_size * self.world_size
-        return max(0, self.samples - used) // global_batch * self.batch_size
-
-    def draw(self, used: int = 0) -> list[int]:
-        order = self.global_order()
-        if self.drop_last:
-            order = order[: used + self.remaining(used) * self.world_size]
-        return split_among_ranks(order.tolist(), used, self.rank, self.world_size, self.filler)
-
     def global_order(self) -> npt.NDArray[np.int64]:
-        """Return the samples of all ranks in the order in which they are assigned to the ranks."""
-        if self.kind == "sequential":
-            return np.arange(self.samples)
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        if self.kind == "random":
-            return torch.randperm(self.samples, generator=generator).numpy()
+        if self.kind != "quasi_random":
+            return super().global_order()
         if self._page_of is None:
             raise ValueError("quasi-random order needs the page of each sample")
-        return quasi_random(self._page_of, self.streams, self._pool, generator)
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return quasi_random(self._page_of, self.layout_of(self.epoch), self._pool, generator)
 
 
 def quasi_random(
@@ -122,20 +103,5 @@ def quasi_random(
 class BetonLoader(RankLoader):
     """Loader of a rank's batches in an ``EpochOrder``."""
 
-    sampler: EpochOrder
-
     def __init__(self, order: EpochOrder, open_batches: OpenBatches) -> None:
         super().__init__(order, order.batch_size, open_batches)
-
-    def _take_position(self) -> int:
-        used = super()._take_position()
-        if not used:
-            self.sampler.streams = self.sampler.world_size
-        return used
-
-    def state_dict(self) -> dict[str, int]:
-        return {**super().state_dict(), "streams": self.sampler.streams}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.sampler.streams = int(state.get("streams", self.sampler.world_size))

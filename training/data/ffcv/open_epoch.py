@@ -8,14 +8,12 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Subset
 
 from ltui.training.data.ffcv.beton_file import FLOAT, INT, BetonFile
 from ltui.training.data.ffcv.epoch_order import EpochOrder
 from ltui.training.data.ffcv.keyed_random import epoch_key
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL, BetonSamples, collate
-from ltui.training.data.sample_order import OpenBatches
+from ltui.training.data.sample_order import OpenBatches, torch_batches
 
 _FILLERS = {INT: NO_LABEL, FLOAT: math.nan}
 
@@ -69,19 +67,15 @@ def dataloader_batches(
     pin_memory: bool = False,
 ) -> OpenBatches:
     """Return a function that opens the same batches on the CPU with torch's DataLoader."""
+    batches = torch_batches(
+        samples, order.batch_size, workers, collate_fn=collate, pin_memory=pin_memory
+    )
 
     def open_batches(numbers: list[int]) -> Iterable[Any]:
         if side := side_at_epoch(sides, order.epoch):
             samples.set_side(side)
         samples.key = epoch_key(order.seed, order.epoch)
-        return DataLoader(
-            Subset(samples, numbers),
-            batch_size=order.batch_size,
-            num_workers=workers,
-            collate_fn=collate,
-            pin_memory=pin_memory,
-            generator=torch.Generator().manual_seed(0),
-        )
+        return batches(numbers)
 
     return open_batches
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
 
-from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, split_among_ranks
+from ltui.training.data.sample_order import RankOrder
 
 GROUPS_PER_POOL = 64
 """Number of groups in a pool. With more groups there is less padding and less randomness."""
@@ -27,6 +26,9 @@ GROUPS_PER_POOL = 64
 
 class LengthOrder(RankOrder):
     """Order of an epoch for ``RankLoader``, for samples of known length."""
+
+    layout_key = "group"
+    """Number of samples in a group."""
 
     def __init__(  # noqa: PLR0913  (keywords, as DataLoader has them)
         self,
@@ -52,32 +54,25 @@ class LengthOrder(RankOrder):
             raise ValueError(f"no batches of {batch_size} for rank {rank} of {world_size}")
         self.lengths = np.asarray(lengths, dtype=np.int64)
         super().__init__(
-            len(self.lengths), rank=rank, world_size=world_size, shuffle=shuffle, filler=filler
+            len(self.lengths),
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            filler=filler,
+            drop_last=drop_last,
+            batch_size=batch_size,
         )
         if seed is not None:
             self.seed = seed
-        self.batch_size = batch_size
-        self.drop_last = drop_last
         self.group_given = group is not None
-        self.group = group or batch_size * world_size
-        self._kept_group: tuple[int, int] | None = None
+        self.layout = group or batch_size * world_size
 
-    def group_of_epoch(self, epoch: int) -> int:
-        """Return the group size of an epoch. A resumed epoch keeps the size with which it began."""
-        kept_epoch, kept_group = self._kept_group or (None, self.group)
-        return kept_group if kept_epoch == epoch else self.group
-
-    def keep_group(self, epoch: int, group: int) -> None:
-        """Restore the order of ``epoch``, which began with another group size."""
-        self._kept_group = epoch, group
-
-    def order(self) -> npt.NDArray[np.int64]:
-        """Return all samples in the order of the current epoch."""
+    def global_order(self) -> npt.NDArray[np.int64]:
         if not self.shuffle:
             return np.argsort(self.lengths, kind="stable")
         random = np.random.default_rng((self.seed, self.epoch))
         order = random.permutation(self.samples)
-        group = self.group_of_epoch(self.epoch)
+        group = self.layout_of(self.epoch)
         pool = group * GROUPS_PER_POOL
         pools = [order[i : i + pool] for i in range(0, self.samples, pool)]
         return np.concatenate([self._shuffle_groups(p, group, random) for p in pools] or [order])
@@ -90,36 +85,6 @@ class LengthOrder(RankOrder):
         groups = pool[: count * group].reshape(count, group)[random.permutation(count)]
         # An incomplete group comes last, so that it does not shift the others.
         return np.concatenate([groups.reshape(-1), pool[count * group :]])
-
-    def draw(self, used: int = 0) -> list[int]:
-        remaining = self.order()[used:]
-        if self.drop_last:
-            remaining = remaining[: self.remaining(used) * self.world_size]
-        return split_among_ranks(remaining.tolist(), 0, self.rank, self.world_size, self.filler)
-
-    def remaining(self, used: int) -> int:
-        samples = max(0, self.samples - used)
-        if self.drop_last:
-            return samples // (self.batch_size * self.world_size) * self.batch_size
-        return math.ceil(samples / self.world_size)
-
-    def __len__(self) -> int:
-        return self.remaining(0)
-
-
-class LengthLoader(RankLoader):
-    """A ``RankLoader`` that saves the group size of an interrupted epoch."""
-
-    sampler: LengthOrder
-
-    def state_dict(self) -> dict[str, int]:
-        group = self.sampler.group_of_epoch(self.sampler.epoch)
-        return {**super().state_dict(), "group": group}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        super().load_state_dict(state)
-        if "group" in state:
-            self.sampler.keep_group(state["epoch"], state["group"])
 
 
 class LengthBatchSampler:
@@ -177,19 +142,3 @@ def pad(samples: Sequence[Any]) -> Padded:
         mask[i, : rows[i]] = True
     labels = torch.tensor([int(label) for _, label in samples], dtype=torch.int64)
     return Padded(torch.from_numpy(values), torch.from_numpy(mask), labels)
-
-
-def padded_batches(dataset: Dataset[Any], batch_size: int, workers: int = 0) -> OpenBatches:
-    """Return a function that opens the padded batches of an epoch for ``RankLoader``."""
-
-    def open_batches(order: list[int]) -> Any:
-        batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        return torch.utils.data.DataLoader(
-            dataset,
-            batch_sampler=batches,
-            collate_fn=pad,
-            num_workers=workers,
-            generator=torch.Generator().manual_seed(0),
-        )
-
-    return open_batches

@@ -1,0 +1,59 @@
+"""Base of the data modules whose loaders give every rank its part of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from ltui.training.data.loader_variant import Variant
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
+
+NO_LABEL = -1
+"""Label of a sample that only pads a batch. Models neither train on it nor count it."""
+
+
+class RankData(LightningDataModule):
+    """Data module with ``RankLoader``s, which it closes."""
+
+    batch_size: int
+    workers: int
+    """Number of processes of torch's DataLoader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaders: list[RankLoader] = []
+
+    def ranks(self) -> dict[str, Any]:
+        """Return the arguments ``rank`` and ``world_size`` of an order."""
+        if self.trainer is None:
+            return {"rank": 0, "world_size": 1}
+        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+
+    def open_loader(self, order: RankOrder, open_batches: OpenBatches) -> RankLoader:
+        """Return a loader, which ``close`` closes."""
+        self._loaders.append(RankLoader(order, self.batch_size, open_batches))
+        return self._loaders[-1]
+
+    def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
+        """Return the variants that ``ltui bench data`` compares: no workers, and each count."""
+
+        def loader_factory(workers: int) -> Callable[[], Iterable[Any]]:
+            def open_loader() -> Iterable[Any]:
+                self.workers = workers
+                loader: Iterable[Any] = self.train_dataloader()
+                return loader
+
+            return open_loader
+
+        return [
+            Variant("DataLoader", n, loader_factory(n), {"data.init_args.workers": n})
+            for n in sorted({0, *counts})
+        ]
+
+    def close(self) -> None:
+        """Close all loaders."""
+        for loader in self._loaders:
+            loader.close()
+        self._loaders.clear()
