@@ -19,14 +19,15 @@ import numpy as np
 
 from ltui.training.data.sequence_format.file_format import (
     ALIGNMENT,
+    DATA_HEADER,
     DATA_SUFFIX,
     DTYPES,
     ENTRY,
     HEADER_BYTES,
+    INDEX_HEADER,
     INDEX_SUFFIX,
     NO_LABEL,
-    data_header,
-    index_header,
+    make_header,
 )
 from ltui.training.rank.checkpoint_files import fsync_folder
 
@@ -100,7 +101,7 @@ class SequenceWriter:
         for number, shard in enumerate(self._shards):
             shard.complete(
                 set_id=self._set_id,
-                dtype=self.dtype.name,
+                dtype=DTYPES.index(self.dtype.name),
                 shard=number,
                 shards=len(self._shards),
                 columns=self.columns,
@@ -147,7 +148,7 @@ class _ShardWriter:
         self._id = secrets.token_bytes(16)
         self._data: BinaryIO = self.part(DATA_SUFFIX).open("wb")
         self._entries: BinaryIO = self.part(INDEX_SUFFIX).open("wb")
-        self._data.write(data_header(self._id))
+        self._data.write(make_header(DATA_HEADER, file_id=self._id))
         self._entries.write(bytes(HEADER_BYTES))
         self.size = HEADER_BYTES
         self._samples = 0
@@ -183,11 +184,12 @@ class _ShardWriter:
             self.flush()
         self._entries.seek(0)
         self._entries.write(
-            index_header(
+            make_header(
+                INDEX_HEADER,
                 file_id=self._id,
                 samples=self._samples,
                 data_bytes=self.size,
-                crc=self._crc,
+                entries_crc=self._crc,
                 **header_fields,
             )
         )

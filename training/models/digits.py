@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import nn
-from torch.nn import functional
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 
-NO_LABEL = -1
-"""Label of an image that only pads a batch. It is neither trained on nor counted."""
+from ltui.training.models.classifier import Classifier
 
 
-class DigitsCNN(LightningModule):
+class DigitsCNN(Classifier):
     """Classifier for images (n, 1, 8, 8) with three convolutions and a linear layer."""
 
     def __init__(self, learning_rate: float = 0.002, width: int = 32, classes: int = 10) -> None:
@@ -35,29 +30,11 @@ class DigitsCNN(LightningModule):
             nn.Dropout(0.25),
             nn.Linear(2 * width * 16, classes),
         )
-        self.validation_loss = MeanMetric()
-        self.validation_accuracy = MulticlassAccuracy(
-            num_classes=classes, average="micro", ignore_index=NO_LABEL
-        )
+        self.add_metrics(classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.network(images)
         return scores
-
-    def training_step(self, batch: Any) -> torch.Tensor:
-        images, labels = batch
-        return functional.cross_entropy(self(images), labels)
-
-    def validation_step(self, batch: Any) -> None:
-        images, labels = batch
-        scores = self(images)
-        counted = (labels != NO_LABEL).sum()
-        total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
-        # The mean is weighted by the number of labelled samples; torchmetrics sums over the ranks.
-        self.validation_loss.update(total / counted.clamp(min=1), weight=counted)
-        self.validation_accuracy.update(scores, labels)
-        self.log("val/loss", self.validation_loss)
-        self.log("val/accuracy", self.validation_accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate)

@@ -11,13 +11,12 @@ from torch import nn
 from torch.nn import functional
 from torchmetrics import MeanMetric
 
-from ltui.training.models.schedules import one_cycle
+from ltui.training.models.classifier import mean_loss
+from ltui.training.models.schedules import decay_groups, one_cycle
 
 BYTES = 256
 _INITIAL_STD = 0.02
 """Standard deviation of the initial weights."""
-NO_LABEL = -1
-"""Next byte of padding, which is neither trained on nor counted."""
 
 
 class Block(nn.Module):
@@ -113,18 +112,13 @@ class GPT(LightningModule):
         scores: torch.Tensor = self.network(text)
         return scores
 
-    def _losses(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of the losses of all counted bytes in nats, and their number."""
+    def _loss(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss of all counted bytes in nats, and their number."""
         text, following = batch
-        scores = self(text).flatten(0, 1).float()
-        total = functional.cross_entropy(
-            scores, following.flatten(), ignore_index=NO_LABEL, reduction="sum"
-        )
-        return total, (following != NO_LABEL).sum()
+        return mean_loss(self(text).flatten(0, 1), following.flatten())
 
     def training_step(self, batch: Any) -> torch.Tensor:
-        total, counted = self._losses(batch)
-        return total / counted.clamp(min=1)
+        return self._loss(batch)[0]
 
     def validation_step(self, batch: Any) -> None:
         self._measure("val", batch, self.val_loss)
@@ -133,18 +127,12 @@ class GPT(LightningModule):
         self._measure("test", batch, self.test_loss)
 
     def _measure(self, part: str, batch: Any, loss: MeanMetric) -> None:
-        total, counted = self._losses(batch)
-        loss.update(total / counted.clamp(min=1), weight=counted)
+        value, counted = self._loss(batch)
+        loss.update(value, weight=counted)
         self.log(f"{part}/loss", loss, prog_bar=True, batch_size=len(batch[0]))
 
     def configure_optimizers(self) -> Any:
-        groups = [
-            {
-                "params": [p for p in self.parameters() if p.ndim > 1],
-                "weight_decay": self.hparams["weight_decay"],
-            },
-            {"params": [p for p in self.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-        ]
+        groups = decay_groups(self, self.hparams["weight_decay"])
         rate = self.hparams["learning_rate"]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
         return one_cycle(optimizer, rate, self.trainer)

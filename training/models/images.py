@@ -9,19 +9,13 @@ from typing import Any, Literal
 
 import torch
 import torchvision
-from lightning.pytorch import LightningModule
 from torch import nn
-from torch.nn import functional
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
-from ltui.training.models.schedules import one_cycle
-
-NO_LABEL = -1
-"""Label of an image that only pads a batch. It is neither trained on nor counted."""
+from ltui.training.models.classifier import Classifier
+from ltui.training.models.schedules import decay_groups, one_cycle
 
 
-class ImageClassifier(LightningModule):
+class ImageClassifier(Classifier):
     """Classifier for batches of (images (n, 3, height, width), labels (n,))."""
 
     def __init__(  # noqa: PLR0913  (a configuration file names each parameter)
@@ -56,6 +50,7 @@ class ImageClassifier(LightningModule):
             raise ValueError(f"torchvision has no classifier named {architecture!r}.{hint}")
         if stem == "3x3" and not architecture.startswith(("resnet", "resnext", "wide_resnet")):
             raise ValueError(f"stem=3x3 is for ResNets, not for {architecture}")
+        self.label_smoothing = label_smoothing
         self.classes = classes
         self.network: nn.Module | None = None
 
@@ -77,8 +72,7 @@ class ImageClassifier(LightningModule):
         if options["compile"]:
             network.compile()
         self.network = network
-        self.val_metrics = _metrics(classes, "val/")
-        self.test_metrics = _metrics(classes, "test/")
+        self.add_metrics(classes, top5=classes > 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         assert self.network is not None
@@ -87,56 +81,17 @@ class ImageClassifier(LightningModule):
         scores: torch.Tensor = self.network(images)
         return scores
 
-    def training_step(self, batch: Any) -> torch.Tensor:
-        images, labels = batch
-        return functional.cross_entropy(
-            self(images),
-            labels,
-            ignore_index=NO_LABEL,
-            label_smoothing=self.hparams["label_smoothing"],
-        )
-
-    def validation_step(self, batch: Any) -> None:
-        images, labels = batch
-        self._measure(self.val_metrics, self(images), labels)
-
     def test_step(self, batch: Any) -> None:
         images, labels = batch
         scores = self(images)
         if self.hparams["mirror_test"]:
             scores = (scores + self(images.flip(-1))) / 2
-        self._measure(self.test_metrics, scores, labels)
-
-    def _measure(
-        self, metrics: MetricCollection, scores: torch.Tensor, labels: torch.Tensor
-    ) -> None:
-        scores = scores.float()
-        counted = (labels != NO_LABEL).sum()
-        total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
-        # The mean is weighted by the number of labelled samples; torchmetrics sums over the ranks.
-        metrics["loss"].update(total / counted.clamp(min=1), weight=counted)
-        for name, metric in metrics.items(keep_base=True):
-            if name != "loss":
-                metric.update(scores, labels)
-            self.log(
-                f"{metrics.prefix}{name}",
-                metric,
-                prog_bar=name == "accuracy",
-                batch_size=len(labels),
-            )
+        self.measure(self.test_metrics, scores, labels)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its schedule. Norms and biases have no weight decay."""
         options = self.hparams
-        trainable = [p for p in self.parameters() if p.requires_grad]
-        groups = [
-            {
-                "params": [p for p in trainable if p.ndim > 1],
-                "weight_decay": options["weight_decay"],
-            },
-            {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        rate = options["learning_rate"]
+        groups, rate = decay_groups(self, options["weight_decay"]), options["learning_rate"]
         if options["optimizer"] == "adamw":
             return one_cycle(torch.optim.AdamW(groups, lr=rate), rate, self.trainer)
         momentum = options["momentum"]
@@ -152,17 +107,6 @@ def _classes_of(trainer: Any) -> int:
             "`classes` to the data module"
         )
     return classes if isinstance(classes, int) else len(classes)
-
-
-def _metrics(classes: int, prefix: str) -> MetricCollection:
-    metrics: dict[str, Any] = {"loss": MeanMetric(), "accuracy": _accuracy(classes, 1)}
-    if classes > 10:
-        metrics["accuracy_top5"] = _accuracy(classes, 5)
-    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
-
-
-def _accuracy(classes: int, top_k: int) -> MulticlassAccuracy:
-    return MulticlassAccuracy(classes, top_k=top_k, average="micro", ignore_index=NO_LABEL)
 
 
 def load_pretrained(network: nn.Module, architecture: str, download: bool) -> bool:
@@ -185,7 +129,5 @@ def load_pretrained(network: nn.Module, architecture: str, download: bool) -> bo
 def freeze_all_but_head(network: nn.Module) -> None:
     """Freeze all parameters except those of the head, which is the last linear layer."""
     head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
-    for parameter in network.parameters():
-        parameter.requires_grad = False
-    for parameter in head.parameters():
-        parameter.requires_grad = True
+    network.requires_grad_(False)
+    head.requires_grad_(True)

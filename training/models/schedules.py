@@ -1,4 +1,4 @@
-"""Schedules of the learning rate."""
+"""Weight decay, and schedules of the learning rate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, peak: float, trainer: Any) -> dict[str, Any]:
@@ -22,3 +23,12 @@ def one_cycle(optimizer: torch.optim.Optimizer, peak: float, trainer: Any) -> di
         "optimizer": optimizer,
         "lr_scheduler": {"scheduler": schedule, "interval": "step"},
     }
+
+
+def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the trainable parameters in two groups. Norms and biases have no weight decay."""
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+    ]

@@ -6,22 +6,18 @@ import math
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 
+from ltui.training.models.classifier import Classifier
 from ltui.training.models.schedules import one_cycle
 
-NO_LABEL = -1
-"""Label of a sequence that only pads a batch. It is neither trained on nor counted."""
 _MAX_WAVELENGTH = 10_000.0
 _ROWS_SEEN = 7
 """Kernel size of the first layer in rows."""
 
 
-class SequenceClassifier(LightningModule):
+class SequenceClassifier(Classifier):
     """Classifier for batches of (values (samples, rows, columns), mask (samples, rows), labels)."""
 
     def __init__(  # noqa: PLR0913  (a configuration file names each parameter)
@@ -52,8 +48,7 @@ class SequenceClassifier(LightningModule):
         self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
         if compile:
             self.encoder.compile(dynamic=True)
-        self.val_loss, self.val_accuracy = MeanMetric(), _accuracy(classes)
-        self.test_loss, self.test_accuracy = MeanMetric(), _accuracy(classes)
+        self.add_metrics(classes)
 
     def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return scores (samples, classes). Masked rows have no effect."""
@@ -65,29 +60,6 @@ class SequenceClassifier(LightningModule):
         mean = (inner * weights).sum(1) / weights.sum(1).clamp(min=1)
         scores: torch.Tensor = self.leave(mean)
         return scores
-
-    def training_step(self, batch: Any) -> torch.Tensor:
-        values, mask, labels = batch
-        return functional.cross_entropy(self(values, mask), labels, ignore_index=NO_LABEL)
-
-    def validation_step(self, batch: Any) -> None:
-        self._measure("val", batch, self.val_loss, self.val_accuracy)
-
-    def test_step(self, batch: Any) -> None:
-        self._measure("test", batch, self.test_loss, self.test_accuracy)
-
-    def _measure(
-        self, part: str, batch: Any, loss: MeanMetric, accuracy: MulticlassAccuracy
-    ) -> None:
-        values, mask, labels = batch
-        scores = self(values, mask)
-        counted = (labels != NO_LABEL).sum()
-        total = functional.cross_entropy(scores, labels, ignore_index=NO_LABEL, reduction="sum")
-        # The mean is weighted by the number of labelled samples; torchmetrics sums over the ranks.
-        loss.update(total / counted.clamp(min=1), weight=counted)
-        accuracy.update(scores, labels)
-        self.log(f"{part}/loss", loss, batch_size=len(labels))
-        self.log(f"{part}/accuracy", accuracy, prog_bar=True, batch_size=len(labels))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(
@@ -102,7 +74,3 @@ def positions(rows: int, width: int) -> torch.Tensor:
     frequencies = torch.exp(torch.arange(0, width, 2) * (-math.log(_MAX_WAVELENGTH) / width))
     angles = numbers * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).reshape(rows, -1)[:, :width]
-
-
-def _accuracy(classes: int) -> MulticlassAccuracy:
-    return MulticlassAccuracy(num_classes=classes, average="micro", ignore_index=NO_LABEL)

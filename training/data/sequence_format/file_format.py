@@ -9,7 +9,6 @@ the id of the set.
 
 from __future__ import annotations
 
-import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +18,31 @@ import numpy as np
 import numpy.typing as npt
 
 DATA_SUFFIX, INDEX_SUFFIX = ".seq", ".idx"
-DATA_MAGIC, INDEX_MAGIC = b"SEQDATA1", b"SEQINDX1"
 HEADER_BYTES = 64
-DATA_HEADER_BYTES = HEADER_BYTES
 ALIGNMENT = 64
 NO_LABEL = -1
 DTYPES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "bool",
 )  # fmt: skip
 
-_DATA_HEADER = struct.Struct("<8s16s36x")
-"""Magic, id of the file."""
-_INDEX_HEADER = struct.Struct("<8s8s16sHHHHQQI")
-"""Magic, id of the set, id of the file, dtype, shard, shards, columns, samples, data bytes, CRC of
-the entries."""
+DATA_HEADER = np.dtype([("magic", "V8"), ("file_id", "V16"), ("_", "V36"), ("crc", "<u4")])
+INDEX_HEADER = np.dtype(
+    [
+        ("magic", "V8"),
+        ("set_id", "V8"),
+        ("file_id", "V16"),
+        ("dtype", "<u2"),
+        ("shard", "<u2"),
+        ("shards", "<u2"),
+        ("columns", "<u2"),
+        ("samples", "<u8"),
+        ("data_bytes", "<u8"),
+        ("entries_crc", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+_MAGIC = {DATA_HEADER: b"SEQDATA1", INDEX_HEADER: b"SEQINDX1"}
+_FILE_KINDS = {DATA_HEADER: "data file", INDEX_HEADER: "index"}
 ENTRY = np.dtype(
     [("offset", "<u8"), ("rows", "<u8"), ("label", "<i8"), ("crc", "<u4"), ("_", "<u4")]
 )
@@ -58,65 +68,39 @@ def _restore_error(path: Path, what: str, sample: int | None) -> SequenceError:
     return SequenceError(path, what, sample=sample)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Index:
-    """Contents of an index. Its arrays are views of the mapped file."""
+    """Contents of an index."""
 
     path: Path
-    set_id: bytes
-    shard: int
-    shards: int
-    columns: int
-    dtype: np.dtype[Any]
-    data_bytes: int
-    """Size of the data file."""
-    offsets: npt.NDArray[np.uint64]
-    rows: npt.NDArray[np.uint64]
-    labels: npt.NDArray[np.int64]
-    checksums: npt.NDArray[np.uint32]
+    header: Any
+    """A record of the type ``INDEX_HEADER``."""
+    entries: npt.NDArray[Any]
+    """A view of the mapped file, of the type ``ENTRY``."""
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of a sample."""
+        return int(self.header["columns"])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Data type of a sample."""
+        return np.dtype(DTYPES[self.header["dtype"]])
 
 
-def data_header(file_id: bytes) -> bytes:
-    """Return the header of a data file."""
-    return _append_crc(_DATA_HEADER.pack(DATA_MAGIC, file_id))
+def make_header(kind: np.dtype[Any], **values: Any) -> bytes:
+    """Return the header of a data file or an index."""
+    header = np.zeros((), kind)
+    for name, value in {"magic": _MAGIC[kind], **values}.items():
+        header[name] = value
+    header["crc"] = zlib.crc32(header.tobytes()[:-4])
+    return header.tobytes()
 
 
-def index_header(  # noqa: PLR0913  (the fields of the header)
-    *,
-    set_id: bytes,
-    file_id: bytes,
-    dtype: str,
-    shard: int,
-    shards: int,
-    columns: int,
-    samples: int,
-    data_bytes: int,
-    crc: int,
-) -> bytes:
-    """Return the header of an index."""
-    return _append_crc(
-        _INDEX_HEADER.pack(
-            INDEX_MAGIC,
-            set_id,
-            file_id,
-            DTYPES.index(dtype),
-            shard,
-            shards,
-            columns,
-            samples,
-            data_bytes,
-            crc,
-        )
-    )
-
-
-def _append_crc(head: bytes) -> bytes:
-    head = head.ljust(HEADER_BYTES - 4, b"\0")
-    return head + struct.pack("<I", zlib.crc32(head))
-
-
-def _read_header(path: Path, magic: bytes, file_kind: str) -> bytes:
+def _read_header(path: Path, kind: np.dtype[Any]) -> Any:
     """Read and check the header of a file. Raises ``SequenceError``."""
+    file_kind = _FILE_KINDS[kind]
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -124,11 +108,12 @@ def _read_header(path: Path, magic: bytes, file_kind: str) -> bytes:
         raise SequenceError(path, f"the {file_kind} can't be read: {error.strerror}") from error
     if len(head) < HEADER_BYTES:
         raise SequenceError(path, f"the {file_kind} is cut off within its header")
-    if head[:8] != magic:
+    header = np.frombuffer(head, kind)[0]
+    if header["magic"].tobytes() != _MAGIC[kind]:
         raise SequenceError(path, f"it is not a sequence {file_kind}")
-    if struct.pack("<I", zlib.crc32(head[:-4])) != head[-4:]:
+    if zlib.crc32(head[:-4]) != header["crc"]:
         raise SequenceError(path, f"the header of the {file_kind} does not match its checksum")
-    return head
+    return header
 
 
 def read_index(data_path: Path) -> Index:
@@ -138,12 +123,10 @@ def read_index(data_path: Path) -> Index:
     to another data file, or if a sample lies outside the data.
     """
     path = data_path.with_suffix(INDEX_SUFFIX)
-    head = _read_header(path, INDEX_MAGIC, "index")
-    (_, set_id, file_id, dtype_code, shard, shards, columns, samples, data_bytes, crc) = (
-        _INDEX_HEADER.unpack_from(head)
-    )
-    if dtype_code >= len(DTYPES):
+    header = _read_header(path, INDEX_HEADER)
+    if header["dtype"] >= len(DTYPES):
         raise SequenceError(path, "it was written by a newer version")
+    samples = int(header["samples"])
     entry_bytes = path.stat().st_size - HEADER_BYTES
     if entry_bytes != samples * ENTRY.itemsize:
         present = min(samples, max(0, entry_bytes) // ENTRY.itemsize)
@@ -152,43 +135,29 @@ def read_index(data_path: Path) -> Index:
     entries: npt.NDArray[Any] = (
         np.memmap(path, ENTRY, "r", HEADER_BYTES, (samples,)) if samples else np.empty(0, ENTRY)
     )
-    index = Index(
-        path=path,
-        set_id=set_id,
-        shard=shard,
-        shards=shards,
-        columns=columns,
-        dtype=np.dtype(DTYPES[dtype_code]),
-        data_bytes=data_bytes,
-        offsets=entries["offset"],
-        rows=entries["rows"],
-        labels=entries["label"],
-        checksums=entries["crc"],
-    )
-    _check_data_file(data_path, file_id, index)
-    if zlib.crc32(entries.data) != crc:
+    index = Index(path, header, entries)
+    _check_data_file(data_path, index)
+    if zlib.crc32(entries.data) != header["entries_crc"]:
         raise SequenceError(path, "the entries of the index do not match their checksum")
     return index
 
 
-def _check_data_file(data_path: Path, file_id: bytes, index: Index) -> None:
-    head = _read_header(data_path, DATA_MAGIC, "data file")
-    if _DATA_HEADER.unpack_from(head)[1] != file_id:
+def _check_data_file(data_path: Path, index: Index) -> None:
+    if _read_header(data_path, DATA_HEADER)["file_id"] != index.header["file_id"]:
         raise SequenceError(
             index.path, f"it is the index of another data file than {data_path.name}"
         )
     size = data_path.stat().st_size
+    offsets, rows = index.entries["offset"], index.entries["rows"]
     # Compare without overflow: 2**64 rows must not become a small number of bytes.
     row_bytes = max(1, index.columns * index.dtype.itemsize)
-    available = np.uint64(size) - np.minimum(index.offsets, np.uint64(size))
-    beyond = np.nonzero((index.rows > available // np.uint64(row_bytes)) | (index.offsets > size))[
-        0
-    ]
+    available = np.uint64(size) - np.minimum(offsets, np.uint64(size))
+    beyond = np.flatnonzero((rows > available // np.uint64(row_bytes)) | (offsets > size))
     if len(beyond):
         first = int(beyond[0])
-        end = int(index.offsets[first]) + int(index.rows[first]) * row_bytes
+        end = int(offsets[first]) + int(rows[first]) * row_bytes
         text = f"its index points to byte {end}, past the end of the data ({size} bytes)"
         raise SequenceError(data_path, text, sample=first)
-    if size != index.data_bytes:
-        text = f"the data has {size} bytes, its index says {index.data_bytes}"
+    if size != index.header["data_bytes"]:
+        text = f"the data has {size} bytes, its index says {index.header['data_bytes']}"
         raise SequenceError(data_path, text)

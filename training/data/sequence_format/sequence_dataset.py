@@ -75,7 +75,7 @@ class SequenceDataset(Dataset[Sample]):
             _require_equal_format(first, shard.index)
         self.columns = first.columns
         self.dtype: np.dtype[Any] = first.dtype
-        self._ends = np.cumsum([len(shard.index.rows) for shard in self._shards]).tolist()
+        self._ends = np.cumsum([len(shard.index.entries) for shard in self._shards]).tolist()
         self._touched = 0
 
     def __len__(self) -> int:
@@ -84,15 +84,18 @@ class SequenceDataset(Dataset[Sample]):
     @property
     def data_bytes(self) -> int:
         """Size of all data files together."""
-        return sum(shard.index.data_bytes for shard in self._shards)
+        return sum(int(shard.index.header["data_bytes"]) for shard in self._shards)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the number of rows of every sample, as a copy with 8 bytes per sample."""
-        return np.concatenate([shard.index.rows.astype(np.int64) for shard in self._shards])
+        return self._of_all("rows")
 
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the label of every sample."""
-        return np.concatenate([shard.index.labels.astype(np.int64) for shard in self._shards])
+        return self._of_all("label")
+
+    def _of_all(self, name: str) -> npt.NDArray[np.int64]:
+        return np.concatenate([s.index.entries[name].astype(np.int64) for s in self._shards])
 
     def __getitem__(self, number: int) -> Sample:
         if number == len(self):
@@ -104,7 +107,7 @@ class SequenceDataset(Dataset[Sample]):
         within = number - (self._ends[at - 1] if at else 0)
         values = shard.read(within, check=self._check)
         self._limit_resident_pages(values.nbytes)
-        return Sample(values, int(shard.index.labels[within]))
+        return Sample(values, int(shard.index.entries["label"][within]))
 
     def _limit_resident_pages(self, nbytes: int) -> None:
         """Release the pages that were read if they exceed the limit.
@@ -140,7 +143,7 @@ class _Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.index: Index = read_index(path)
+        self.index = read_index(path)
         self._map: mmap.mmap | None = None
         self._fd = -1
 
@@ -148,15 +151,15 @@ class _Shard:
         if self._map is None:
             self._open()
         index = self.index
-        begin = int(index.offsets[within])
-        rows = int(index.rows[within])
+        entry = index.entries[within]
+        begin, rows = int(entry["offset"]), int(entry["rows"])
         nbytes = rows * index.columns * index.dtype.itemsize
         # If a mapped file shrinks, an access past its end would end the process with SIGBUS.
         if os.fstat(self._fd).st_size < begin + nbytes:
             raise SequenceError(self.path, "it became shorter while it was read", sample=within)
         assert self._map is not None
         values = np.frombuffer(self._map, index.dtype, rows * index.columns, begin)
-        if check and zlib.crc32(values.data) != int(index.checksums[within]):
+        if check and zlib.crc32(values.data) != int(entry["crc"]):
             raise SequenceError(self.path, "its bytes do not match their checksum", sample=within)
         return values.reshape(rows, index.columns)
 
@@ -213,10 +216,10 @@ def _require_complete_sets(shards: Sequence[_Shard]) -> None:
     """Check that all files of a dataset that was split into shards are given exactly once."""
     sets: dict[bytes, list[_Shard]] = {}
     for shard in shards:
-        sets.setdefault(shard.index.set_id, []).append(shard)
+        sets.setdefault(shard.index.header["set_id"].tobytes(), []).append(shard)
     for members in sets.values():
-        count = members[0].index.shards
-        numbers = [shard.index.shard for shard in members]
+        count = int(members[0].index.header["shards"])
+        numbers = [int(shard.index.header["shard"]) for shard in members]
         for number in range(count):
             if numbers.count(number) != 1:
                 problem = "is missing" if number not in numbers else "is listed twice"

@@ -1,0 +1,79 @@
+"""Base of the classifiers: loss, and the metrics of validation and test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch.nn import functional
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+NO_LABEL = -1
+"""Label of a sample that only pads a batch. It is neither trained on nor counted."""
+
+
+class Classifier(LightningModule):
+    """Classifier for batches of inputs and labels, which logs the loss and the accuracy.
+
+    ``forward`` gets all parts of a batch except the labels, and returns scores (samples, classes).
+    """
+
+    label_smoothing = 0.0
+
+    def add_metrics(self, classes: int, top5: bool = False) -> None:
+        """Create the metrics. Call it once, when the number of classes is known."""
+        self.val_metrics = _metrics(classes, top5, "val/")
+        self.test_metrics = _metrics(classes, top5, "test/")
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        *inputs, labels = batch
+        return functional.cross_entropy(
+            self(*inputs), labels, ignore_index=NO_LABEL, label_smoothing=self.label_smoothing
+        )
+
+    def validation_step(self, batch: Any) -> None:
+        *inputs, labels = batch
+        self.measure(self.val_metrics, self(*inputs), labels)
+
+    def test_step(self, batch: Any) -> None:
+        *inputs, labels = batch
+        self.measure(self.test_metrics, self(*inputs), labels)
+
+    def measure(
+        self, metrics: MetricCollection, scores: torch.Tensor, labels: torch.Tensor
+    ) -> None:
+        """Update and log the metrics."""
+        loss, counted = mean_loss(scores, labels)
+        metrics["loss"].update(loss, weight=counted)
+        for name, metric in metrics.items(keep_base=True):
+            if name != "loss":
+                metric.update(scores, labels)
+            self.log(
+                f"{metrics.prefix}{name}",
+                metric,
+                prog_bar=name == "accuracy",
+                batch_size=len(labels),
+            )
+
+
+def mean_loss(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean loss of the labelled samples and their number.
+
+    It is the weight of the mean in a ``MeanMetric``, which sums over batches and ranks.
+    """
+    counted = (labels != NO_LABEL).sum()
+    total = functional.cross_entropy(scores.float(), labels, ignore_index=NO_LABEL, reduction="sum")
+    return total / counted.clamp(min=1), counted
+
+
+def _metrics(classes: int, top5: bool, prefix: str) -> MetricCollection:
+    metrics: dict[str, Any] = {"loss": MeanMetric(), "accuracy": _accuracy(classes, 1)}
+    if top5:
+        metrics["accuracy_top5"] = _accuracy(classes, 5)
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
+
+
+def _accuracy(classes: int, top_k: int) -> MulticlassAccuracy:
+    return MulticlassAccuracy(classes, top_k=top_k, average="micro", ignore_index=NO_LABEL)
