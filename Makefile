@@ -62,10 +62,11 @@ contracts: $(VENV)/.installed-test
 	@echo '== import contracts'
 	@$(VENV)/bin/lint-imports --no-cache
 
-# Two workers: with four, tests of real processes starve each other on a small machine.
+# Three workers, because most tests of processes wait. Those that train with torch take all cores, so
+# they are one group (tests/conftest.py), which one worker runs.
 unit: $(VENV)/.installed-test
 	@echo '== pytest, without the slow tests'
-	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow'
+	@$(PY) -m pytest -n 3 --dist loadgroup -m 'not slow' -rs
 
 # One at a time: each of them is a real training with two ranks or more.
 test-all: $(VENV)/.installed-test

@@ -18,6 +18,18 @@ _LASTING_THREADS = (
 )
 _LASTING_PROCESSES = ("resource_tracker", "forkserver")
 
+_TORCH_FOLDERS = ("data", "faults", "presets", "rank", "system")
+"""Folders of tests that train with torch, whose processes take all cores of a small machine."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make one group of the tests that train with torch, of which one worker runs all."""
+    folders = tuple(Path(__file__).parent / name for name in _TORCH_FOLDERS)
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker(pytest.mark.xdist_group("torch"))
+
 
 def _wait_until_empty(left: Callable[[], list[str]], seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds

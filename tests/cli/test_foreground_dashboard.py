@@ -136,6 +136,8 @@ def test_two_ctrl_cs_in_the_dashboard_end_the_run(terminal: Callable[..., Termin
     shown.press("\x03")
     shown.wait_for("stopping with a checkpoint")
     shown.press("\x03")
+    shown.wait_for("The run has ended")
+    shown.press("q")  # by itself it closes after ten seconds
     assert shown.wait() == 1
     assert "ltui logs" in shown.drawn or "stopped" in shown.drawn
 

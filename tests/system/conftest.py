@@ -14,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.state import run_snapshot
+from ltui.training.store.run_directory import find_run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIVE = {state.value for state in run_snapshot.LIVE}
@@ -65,10 +67,14 @@ class Ltui:
     def wait(
         self, wanted: Callable[[dict[str, Any]], object], seconds: float = 180, run: str = "last"
     ) -> dict[str, Any]:
-        """The first snapshot of which ``wanted`` holds."""
+        """The first snapshot of which ``wanted`` holds, as ``ltui show`` reads it.
+
+        It is read in this process: a command for every look takes a core from the ranks.
+        """
         deadline = time.monotonic() + seconds
         while True:
-            snapshot = self.show(run)
+            document = run_snapshot.to_json(current_snapshot(find_run(self.home, run)))
+            snapshot: dict[str, Any] = json.loads(json.dumps(document))
             if wanted(snapshot):
                 return snapshot
             assert time.monotonic() < deadline, (

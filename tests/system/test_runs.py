@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shutil
+import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -29,7 +32,8 @@ def test_quickstart_learns_and_its_history_is_whole(ltui: Ltui) -> None:
     ltui.wait_until_alone()
 
 
-@pytest.mark.parametrize("launcher", ["own", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["own", "torchrun"])
 def test_a_script_of_ones_own_is_watched_unchanged(ltui: Ltui, launcher: str) -> None:
     shutil.copy(SCRIPTS / "train.py", ltui.cwd)
     before = (ltui.cwd / "train.py").read_bytes()
@@ -60,10 +64,33 @@ def test_a_script_that_is_not_lightning_has_logs_and_a_state(
     ltui.wait_until_alone()
 
 
+def stops(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    """Verdicts about a stopped process."""
+    return [v for v in snapshot["verdicts"] if v["kind"] == "stopped"]
+
+
+def _a_stopped_rank_is_named_and_the_verdict_ends(ltui: Ltui, pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # On a crowded machine others may come before and after it.
+        stalled = ltui.wait(lambda s: stops(s) and s["ranks"][0]["state"] == "waiting")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    (verdict,) = stops(stalled)
+    assert (verdict["level"], verdict["culprits"], verdict["waiting"]) == ("stalled", [1], [0])
+    assert "rank 1 is stopped" in verdict["cause"]
+    assert [rank["state"] for rank in stalled["ranks"]] == ["waiting", "stalled"]
+    ltui.wait_for_step(stalled["global_step"] + 5)
+    ltui.wait(lambda s: not stops(s))
+
+
 @pytest.mark.timeout(500)
-def test_stop_and_resume_continue_one_curve(ltui: Ltui, slow_quickstart: list[str]) -> None:
+def test_a_stall_a_stop_and_a_resume_make_one_curve(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    """One training for three subjects, because each start of two real ranks takes seconds."""
     ltui(*slow_quickstart)
-    ltui.wait_for_step(20)
+    running = ltui.wait_for_step(20)
+    _a_stopped_rank_is_named_and_the_verdict_ends(ltui, running["ranks"][1]["pid"])
+
     ltui("stop", "last")
     stopped = ltui.show()
     assert stopped["state"] == "stopped"
