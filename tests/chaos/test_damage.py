@@ -13,10 +13,10 @@ import pytest
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import LAYOUT
-from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
 from tests.chaos.invariants import verify_checkpoints
+from tests.store.histories import stored_rows
 from tests.supervise.conftest import Runs
 
 
@@ -159,5 +159,4 @@ def test_a_history_that_another_process_locks(runs: Runs, ltui: Command, saved_r
     ended = runs.ended(run)
     assert ended.history_note is None
     assert runs.steps(run) == list(range(1, (ended.global_step or 0) + 1))
-    with RunStore(run) as store:
-        assert store.gaps() == []
+    assert stored_rows(run, "gaps") == []

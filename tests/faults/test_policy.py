@@ -19,6 +19,7 @@ from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses
 from tests.faults.fault import GRAVE, SCRIPTS, Fault, line_of, one
 from tests.faults.run import FaultRun, fault_environment
 from tests.faults.verdicts import active_verdicts
+from tests.store.histories import stored_rows
 
 pytestmark = [
     pytest.mark.skipif("LTUI_POLICY" not in os.environ, reason="minutes: LTUI_POLICY=all"),
@@ -92,8 +93,8 @@ def test_restart_resumes_from_the_last_good_checkpoint(tmp_path: Path, inject: s
         assert again.restarted_because is not None
         assert "STALLED: rank " in again.restarted_because
         with RunStore(run.run_dir) as store:
-            first, second = store.attempts()
             (acted,) = [e for e in store.events() if e.kind == "stall_policy"]
+        first, second = stored_rows(run.run_dir, "attempts")
         assert acted.data["then"] == "restart"
         assert 0 < max(saved) <= STEP
         assert second["resumed_step"] == max(saved)

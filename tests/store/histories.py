@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,13 @@ def run_dir(folder: Path) -> RunDir:
     run = RunDir(folder / "runs" / "brave-owl-0002")
     run.path.mkdir(parents=True, exist_ok=True)
     return run
+
+
+def stored_rows(run: RunDir, table: str) -> list[sqlite3.Row]:
+    """Return the rows of a table of the run's database, oldest first."""
+    with closing(sqlite3.connect(run.db_path)) as db:
+        db.row_factory = sqlite3.Row
+        return db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
 
 
 def begin(store: StoreWriter, attempt: int = 1, resumed_step: int | None = None) -> None:

@@ -15,8 +15,8 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
-from ltui.training.store.history_reader import RunStore
 from tests.required import required
+from tests.store.histories import stored_rows
 from tests.supervise.conftest import Runs
 
 
@@ -167,8 +167,7 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
     assert required(noted.history_note).startswith("records lost: ")
     runs.order(run, "stop")
     ended = runs.ended(run)
-    with RunStore(run) as store:
-        missed = sum(gap.missed for gap in store.gaps() if gap.rank == 0)
+    missed = sum(gap["missed"] for gap in stored_rows(run, "gaps") if gap["rank"] == 0)
     unseen = required(ended.ranks[0].global_step) - len(runs.steps(run))
     # Not every record is of a step: two introduce the rank, two tell of its stop.
     assert 0 < unseen <= missed <= unseen + 4

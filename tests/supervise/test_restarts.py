@@ -24,6 +24,7 @@ from ltui.training.lifecycle.resume_run import resume
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
+from tests.store.histories import stored_rows
 
 from .conftest import ENGINE, Runs
 
@@ -76,8 +77,7 @@ def test_a_killed_rank_is_followed_by_an_attempt_from_the_last_checkpoint(runs: 
     assert first.text == "Attempt 1 begins."
     assert again.data["global_step"] >= 20
     assert again.data["restarted_because"] == second.restarted_because
-    with RunStore(run) as store:
-        rows = store.attempts()
+    rows = stored_rows(run, "attempts")
     assert [row["state"] for row in rows] == ["crashed", "stopped"]
     assert rows[1]["reason"] == second.restarted_because
     assert runs.steps(run, 0) == list(range(1, (ended.global_step or 0) + 1))

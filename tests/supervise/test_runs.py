@@ -23,6 +23,7 @@ from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.supervise.open_attempt import open_attempt
 from tests.required import required
+from tests.store.histories import stored_rows
 from tests.supervise.conftest import ENGINE, Runs
 
 
@@ -107,8 +108,7 @@ def test_pause_holds_the_ranks_and_continue_frees_them(runs: Runs) -> None:
     assert on.state is RunState.RUNNING
     runs.order(run, "stop")
     ended = runs.ended(run)
-    with RunStore(run) as store:
-        states = [change.state for change in store.state_changes()]
+    states = [change["state"] for change in stored_rows(run, "states")]
     assert states[-1] == ended.state.value == "stopped"
     assert [s for s in states if s in ("paused", "running")] == ["running", "paused", "running"]
 

@@ -5,14 +5,13 @@ Pure SQL; ``history_reader.py`` opens the database and reports its errors.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ltui.training.store.attempt_lineage import Span
-from ltui.training.store.history_windows import WINDOW_SIZES, TablePair
+from ltui.training.store.history_windows import WINDOW_SIZES
+from ltui.training.store.series import SeriesPart
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -41,166 +40,90 @@ class Curve:
         return len(self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesReader:
-    """Reads one series from its table of rows and its table of windows."""
+Point = tuple[float, ...]
+"""step, epoch, time, mean, low, high, n"""
 
-    family: TablePair
-    column: str
-    name_key: tuple[int, ...]
-    """Id of a logged metric in the table ``names``; empty for a column of ``steps``."""
 
-    def read(
-        self, db: sqlite3.Connection, span: Span, rank: int | None, first_step: int, last_step: int
-    ) -> list[tuple[float, ...]]:
-        """Return (step, epoch, time, mean, low, high, n) rows for the steps in the range.
+def read_points(part: SeriesPart, first_step: int, last_step: int) -> list[Point]:
+    """Return the points of the steps in the range; a long range has a coarser resolution."""
+    if part.column not in part.tables.values:
+        return _merged_rows(part, first_step, last_step)
+    coarsest = f"AND level = {WINDOW_SIZES[-1]}"
+    # SQLite answers a single minimum or maximum from the index.
+    first_row = part.rows("min(step)").fetchone()[0]
+    stored_steps = [
+        first_row,
+        part.rows("max(step)").fetchone()[0],
+        part.windows("min(first_step)", coarsest).fetchone()[0],
+        part.windows("max(last_step)", coarsest).fetchone()[0],
+    ]
+    stored_steps = [step for step in stored_steps if step is not None]
+    if not stored_steps:
+        return []
+    level = _resolution(max(min(stored_steps), first_step), min(max(stored_steps), last_step))
+    points: list[Point] = []
+    start = first_step
+    for size in reversed([size for size in WINDOW_SIZES if size <= level]):
+        windows, start = _windows(part, size, start, last_step)
+        points += windows
+    before_rows = first_row is None or first_row > first_step
+    if level <= WINDOW_SIZES[0] and start == first_step and before_rows:
+        # The range is short enough for rows, but the oldest may exist only as windows.
+        last_window_step = min(last_step, (first_row or last_step) - 1)
+        windows, start = _windows(part, WINDOW_SIZES[0], start, last_window_step)
+        points += windows
+    return points + _rows(part, start, last_step)
 
-        A long range is read at a coarser resolution.
-        """
-        key, where = self._where(span.attempt, rank)
-        if self.column not in self.family.values:
-            return self._binned(db, where, key, first_step, last_step)
-        bounds = self._bounds(db, where, key, last_step)
-        if bounds is None:
-            return []
-        level = _resolution(max(bounds[0], first_step), min(bounds[1], last_step))
-        rows: list[tuple[float, ...]] = []
-        start = first_step
-        for size in reversed([size for size in WINDOW_SIZES if size <= level]):
-            part = self._windows(db, where, key, size, start, last_step, rank is None)
-            rows += part[0]
-            start = max(start, part[1])
-        if level <= WINDOW_SIZES[0] and start == first_step:
-            # The range is short enough for rows, but the oldest may exist only as windows.
-            first_row = self._first_row(db, where, key)
-            if first_row is None or first_row > first_step:
-                part = self._windows(
-                    db,
-                    where,
-                    key,
-                    WINDOW_SIZES[0],
-                    first_step,
-                    min(last_step, (first_row or last_step) - 1),
-                    rank is None,
-                )
-                rows += part[0]
-                start = max(start, part[1])
-        return rows + self._rows(db, where, key, start, last_step, rank is None)
 
-    def _binned(
-        self,
-        db: sqlite3.Connection,
-        where: str,
-        key: tuple[int, ...],
-        first_step: int,
-        last_step: int,
-    ) -> list[tuple[float, ...]]:
-        """Return rows of a column that has no windows, merged like windows."""
-        c, rows = self.column, self.family.rows
-        inside = f"{where} AND step >= ? AND step <= ?"
-        first, last = db.execute(
-            f"SELECT min(step), max(step) FROM {rows} WHERE {inside}",  # noqa: S608
-            (*key, first_step, last_step),
-        ).fetchone()
-        if first is None:
-            return []
-        return db.execute(
-            f"SELECT avg(step), avg(epoch), avg({self.family.time}), avg({c}), min({c}), max({c}), "  # noqa: S608
-            f"count({c}) FROM {rows} WHERE {inside} GROUP BY step / ? ORDER BY step / ?",
-            (*key, first_step, last_step, level := _resolution(first, last), level),
-        ).fetchall()
+def _merged_rows(part: SeriesPart, first_step: int, last_step: int) -> list[Point]:
+    """Return rows of a column that has no windows, merged like windows."""
+    c, inside = part.column, "AND step >= ? AND step <= ?"
+    first, last = part.rows("min(step), max(step)", inside, first_step, last_step).fetchone()
+    if first is None:
+        return []
+    level = _resolution(first, last)
+    return part.rows(
+        f"avg(step), avg(epoch), avg({part.tables.time}), avg({c}), min({c}), max({c}), count({c})",
+        f"{inside} GROUP BY step / {level} ORDER BY step / {level}",
+        first_step,
+        last_step,
+    ).fetchall()
 
-    def _where(self, attempt: int, rank: int | None) -> tuple[tuple[int, ...], str]:
-        """Return the parameters and the SQL condition that select the series."""
-        key: tuple[int, ...] = (attempt,)
-        where = "attempt = ?"
-        if rank is not None:
-            key, where = (*key, rank), f"{where} AND rank = ?"
-        if self.name_key:
-            key, where = (*key, *self.name_key), f"{where} AND name_id = ?"
-        return key, where
 
-    def _bounds(
-        self, db: sqlite3.Connection, where: str, key: tuple[int, ...], last_step: int
-    ) -> tuple[int, int] | None:
-        """Return the first and last stored step; None if there are none."""
-        steps: list[int] = []
-        for table, first, last in (
-            (self.family.rows, "step", "step"),
-            (self.family.windows, "first_step", "last_step"),
-        ):
-            extra = f" AND level = {WINDOW_SIZES[-1]}" if table == self.family.windows else ""
-            row = db.execute(
-                f"SELECT (SELECT min({first}) FROM {table} WHERE {where}{extra}), "  # noqa: S608
-                f"(SELECT max({last}) FROM {table} WHERE {where}{extra})",
-                (*key, *key),
-            ).fetchone()
-            steps += [v for v in row if v is not None]
-        return (min(steps), min(max(steps), last_step)) if steps else None
-
-    def _first_row(self, db: sqlite3.Connection, where: str, key: tuple[int, ...]) -> int | None:
-        """Return the first step that is stored as a row."""
-        row = db.execute(
-            f"SELECT min(step) FROM {self.family.rows} WHERE {where}",  # noqa: S608
-            key,
-        ).fetchone()
-        return None if row[0] is None else int(row[0])
-
-    def _windows(
-        self,
-        db: sqlite3.Connection,
-        where: str,
-        key: tuple[int, ...],
-        level: int,
-        first_step: int,
-        last_step: int,
-        merge: bool,
-    ) -> tuple[list[tuple[float, ...]], int]:
-        """Return the windows in the range of steps, and the first step after them."""
-        c = self.column
-        first, stop = -(-first_step // level), (last_step + 1) // level
-        if merge:
-            values = (
-                f"avg((first_step + last_step) / 2.0), avg(epoch), avg(wall_s), "
-                f"sum({c}_mean * {c}_n) / nullif(sum({c}_n), 0), min({c}_low), max({c}_high), "
-                f"sum({c}_n), win"
-            )
-            group = "GROUP BY win"
-        else:
-            values = (
-                f"(first_step + last_step) / 2.0, epoch, wall_s, {c}_mean, {c}_low, {c}_high, "
-                f"{c}_n, win"
-            )
-            group = ""
-        rows = db.execute(
-            f"SELECT {values} FROM {self.family.windows} WHERE {where} AND level = ? "  # noqa: S608
-            f"AND win >= ? AND win < ? {group} ORDER BY win",
-            (*key, level, first, stop),
-        ).fetchall()
-        if not rows:
-            return [], first_step
-        return [row[:7] for row in rows], (int(rows[-1][7]) + 1) * level
-
-    def _rows(
-        self,
-        db: sqlite3.Connection,
-        where: str,
-        key: tuple[int, ...],
-        first_step: int,
-        last_step: int,
-        merge: bool,
-    ) -> list[tuple[float, ...]]:
-        c, t = self.column, self.family.time
-        values = (
-            f"step, avg(epoch), avg({t}), avg({c}), min({c}), max({c}), count({c})"
-            if merge
-            else f"step, epoch, {t}, {c}, {c}, {c}, {c} IS NOT NULL"
+def _windows(
+    part: SeriesPart, size: int, first_step: int, last_step: int
+) -> tuple[list[Point], int]:
+    """Return the windows in the range of steps, and the first step after them."""
+    c = part.column
+    columns = f"(first_step + last_step) / 2.0, epoch, wall_s, {c}_mean, {c}_low, {c}_high, {c}_n"
+    group = ""
+    if part.rank is None:
+        columns = (
+            "avg((first_step + last_step) / 2.0), avg(epoch), avg(wall_s), "
+            f"sum({c}_mean * {c}_n) / nullif(sum({c}_n), 0), min({c}_low), max({c}_high), "
+            f"sum({c}_n)"
         )
-        return db.execute(
-            f"SELECT {values} FROM {self.family.rows} WHERE {where} AND step >= ? "  # noqa: S608
-            f"AND step <= ? {'GROUP BY step' if merge else ''} ORDER BY step",
-            (*key, first_step, last_step),
-        ).fetchall()
+        group = "GROUP BY win"
+    rows = part.windows(
+        f"{columns}, win",
+        f"AND level = ? AND win >= ? AND win < ? {group} ORDER BY win",
+        size,
+        -(-first_step // size),
+        (last_step + 1) // size,
+    ).fetchall()
+    if not rows:
+        return [], first_step
+    return [row[:7] for row in rows], max(first_step, (int(rows[-1][7]) + 1) * size)
+
+
+def _rows(part: SeriesPart, first_step: int, last_step: int) -> list[Point]:
+    c, t = part.column, part.tables.time
+    columns, group = f"step, epoch, {t}, {c}, {c}, {c}, {c} IS NOT NULL", ""
+    if part.rank is None:
+        columns = f"step, avg(epoch), avg({t}), avg({c}), min({c}), max({c}), count({c})"
+        group = "GROUP BY step"
+    inside = f"AND step >= ? AND step <= ? {group} ORDER BY step"
+    return part.rows(columns, inside, first_step, last_step).fetchall()
 
 
 def _resolution(first_step: int, last_step: int) -> int:
@@ -214,9 +137,9 @@ def _resolution(first_step: int, last_step: int) -> int:
     return WINDOW_SIZES[-1]
 
 
-def to_curve(rows: list[tuple[float, ...]]) -> Curve:
-    """Return (step, epoch, time, mean, low, high, n) rows as a curve."""
-    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
+def to_curve(points: list[Point]) -> Curve:
+    """Return points as a curve."""
+    table = np.array(points, dtype=np.float64).reshape(-1, 7)
     return Curve(*np.ascontiguousarray(table.T))
 
 

@@ -6,16 +6,13 @@ A row of several steps also has ``first_step``, ``min``, ``max`` and ``count``.
 from __future__ import annotations
 
 import csv
-import fnmatch
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.export_rows import ExportRow
-from ltui.training.store.history_reader import RunStore
 
 COLUMNS = (
     "metric", "step", "epoch", "time", "rank", "value", "first_step", "min", "max", "count",
@@ -35,16 +32,12 @@ class WindowedPart:
     def watch(self, rows: Iterable[ExportRow]) -> Iterator[ExportRow]:
         """Yield the rows unchanged and record those that represent several steps."""
         for row in rows:
-            if row.first_step is not None:
-                self._note(row, row.first_step)
+            if (first := row.first_step) is not None:
+                self.first_step = first if self.first_step is None else min(self.first_step, first)
+                self.last_step = max(self.last_step, row.step)
+                self.longest = max(self.longest, row.step - first + 1)
+                self.metrics[row.metric] = None
             yield row
-
-    def _note(self, row: ExportRow, first_step: int) -> None:
-        previous = self.first_step
-        self.first_step = first_step if previous is None else min(previous, first_step)
-        self.last_step = max(self.last_step, row.step)
-        self.longest = max(self.longest, row.step - first_step + 1)
-        self.metrics[row.metric] = None
 
     def sentence(self) -> str | None:
         """Return a sentence on the steps that are stored as windows; None if there are none."""
@@ -57,23 +50,6 @@ class WindowedPart:
         )
 
 
-def chosen_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
-    """Return the metrics that match any of ``globs``, or all metrics without globs.
-
-    Raise ``ProblemError`` if none matches.
-    """
-    names = store.metric_names()
-    if not globs:
-        return names
-    chosen = [n for n in names if any(fnmatch.fnmatchcase(n, glob) for glob in globs)]
-    if not chosen:
-        available = ", ".join(names) or "none yet"
-        raise ProblemError(
-            Problem(where="--metric", what=f"no metric matches; the run has: {available}.")
-        )
-    return chosen
-
-
 def write_csv(rows: Iterable[ExportRow], file: TextIO) -> None:
     """Write rows below a header; unknown values are empty."""
     writer = csv.writer(file, lineterminator="\n")
@@ -83,21 +59,14 @@ def write_csv(rows: Iterable[ExportRow], file: TextIO) -> None:
 
 def write_json(rows: Iterable[ExportRow], file: TextIO) -> None:
     """Write a list of objects without holding it in memory."""
-    file.write("[")
-    for text in _joined(json.dumps(_object(row)) for row in rows):
-        file.write(text)
-    file.write("]\n")
-
-
-def _joined(texts: Iterator[str]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        yield text if number == 0 else f",\n {text}"
+    separator = "["
+    for row in rows:
+        values = zip(COLUMNS, _values(row), strict=True)
+        file.write(separator + json.dumps({name: to_json(value) for name, value in values}))
+        separator = ",\n "
+    file.write("]\n" if separator != "[" else "[]\n")
 
 
 def _values(row: ExportRow) -> tuple[Any, ...]:
     place = (row.metric, row.step, row.epoch, row.time, row.rank, row.value)
     return (*place, row.first_step, row.low, row.high, row.count)
-
-
-def _object(row: ExportRow) -> dict[str, Any]:
-    return {name: to_json(value) for name, value in zip(COLUMNS, _values(row), strict=True)}

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from ltui.training.store.attempt_lineage import Span
-from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES, TablePair
+from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES
+from ltui.training.store.series import Series, SeriesPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,94 +38,55 @@ class ExportRow:
     """Number of values that the row represents."""
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One metric in one attempt."""
-
-    family: TablePair
-    column: str
-    name_key: tuple[int, ...]
-    span: Span
-
-
 Row = tuple[
     int, int, int | None, float | None, float | None, int | None, float | None, float | None, int
 ]
 """step, rank, epoch, time, value, first_step, low, high, count"""
 
 
-def export_rows(db: sqlite3.Connection, metric: str, series: Series) -> Iterator[ExportRow]:
-    """Yield the rows of every rank, by step and then by rank."""
-    by_rank = [_rank_rows(db, series, rank) for rank in _ranks(db, series)]
+def export_rows(
+    db: sqlite3.Connection, metric: str, series: Series, span: Span
+) -> Iterator[ExportRow]:
+    """Yield the rows of every rank in one attempt, by step and then by rank."""
+    part = SeriesPart(db, series, span.attempt)
+    ranks = {row[0] for row in (*part.rows("DISTINCT rank"), *part.windows("DISTINCT rank"))}
+    by_rank = [
+        _rank_rows(SeriesPart(db, series, span.attempt, rank), rank, span.last_step)
+        for rank in sorted(ranks)
+    ]
     for step, rank, epoch, t, value, first, low, high, n in heapq.merge(
         *by_rank, key=itemgetter(0, 1)
     ):
         yield ExportRow(metric, step, epoch, t, rank, value, first, low, high, n)
 
 
-def _ranks(db: sqlite3.Connection, series: Series) -> list[int]:
-    where, key = _where(series, None)
-    query = " UNION ".join(
-        f"SELECT rank FROM {table} WHERE {where}"  # noqa: S608
-        for table in (series.family.rows, series.family.windows)
-    )
-    return sorted(int(row[0]) for row in db.execute(query, (*key, *key)))
-
-
-def _rank_rows(db: sqlite3.Connection, series: Series, rank: int) -> Iterator[Row]:
+def _rank_rows(part: SeriesPart, rank: int, last_step: int) -> Iterator[Row]:
     """Yield windows from coarse to fine, each up to the first step that a finer level holds."""
-    start = 0
+    start, c = 0, part.column
     for size in reversed(WINDOW_SIZES):
-        finer = _first_finer_step(db, series, rank, size)
-        for window in _windows(db, series, rank, size, start, finer):
-            start = (window[0] // size + 1) * size
-            yield window
-    yield from _steps(db, series, rank, start)
-
-
-def _first_finer_step(db: sqlite3.Connection, series: Series, rank: int, size: int) -> int | None:
-    where, key = _where(series, rank)
-    row = db.execute(
-        f"SELECT min(first) FROM (SELECT min(step) AS first FROM {series.family.rows} "  # noqa: S608
-        f"WHERE {where} UNION ALL SELECT min(first_step) FROM {series.family.windows} "
-        f"WHERE {where} AND level < ?)",
-        (*key, *key, size),
-    ).fetchone()
-    return None if row[0] is None else int(row[0])
-
-
-def _windows(
-    db: sqlite3.Connection, series: Series, rank: int, size: int, start: int, finer: int | None
-) -> Iterator[Row]:
-    where, key = _where(series, rank)
-    c = series.column
-    for last, epoch, t, mean, first, low, high, n in db.execute(
-        f"SELECT last_step, epoch, wall_s, {c}_mean, first_step, {c}_low, {c}_high, {c}_n "  # noqa: S608
-        f"FROM {series.family.windows} WHERE {where} AND level = ? AND first_step >= ? "
-        f"AND first_step < ? AND last_step <= ? AND {c}_n > 0 ORDER BY win",
-        (*key, size, start, 1 << 62 if finer is None else finer, series.span.last_step),
-    ):
-        whole_epoch = None if epoch is None else int(epoch)
-        yield last, rank, whole_epoch, t, mean, first, low, high, n
-
-
-def _steps(db: sqlite3.Connection, series: Series, rank: int, start: int) -> Iterator[Row]:
-    where, key = _where(series, rank)
+        finer_steps = [
+            part.rows("min(step)").fetchone()[0],
+            part.windows("min(first_step)", "AND level < ?", size).fetchone()[0],
+        ]
+        first_finer = min((step for step in finer_steps if step is not None), default=1 << 62)
+        for last, epoch, t, mean, first, low, high, n in part.windows(
+            f"last_step, epoch, wall_s, {c}_mean, first_step, {c}_low, {c}_high, {c}_n",
+            "AND level = ? AND first_step >= ? AND first_step < ? AND last_step <= ? "
+            f"AND {c}_n > 0 ORDER BY win",
+            size,
+            start,
+            first_finer,
+            last_step,
+        ):
+            start = (last // size + 1) * size
+            whole_epoch = None if epoch is None else int(epoch)
+            yield last, rank, whole_epoch, t, mean, first, low, high, n
     # A metric that was logged as NaN has a row without a value; a step without a loss has none.
-    with_value = "" if series.family is SAMPLES else f"AND {series.column} IS NOT NULL "
-    for step, epoch, t, value in db.execute(
-        f"SELECT step, epoch, {series.family.time}, {series.column} FROM {series.family.rows} "  # noqa: S608
-        f"WHERE {where} AND step >= ? AND step <= ? {with_value}ORDER BY step, seq",
-        (*key, start, series.span.last_step),
+    with_value = "" if part.tables is SAMPLES else f"AND {c} IS NOT NULL "
+    for step, epoch, t, value in part.rows(
+        f"step, epoch, {part.tables.time}, {c}",
+        f"AND step >= ? AND step <= ? {with_value}ORDER BY step, seq",
+        start,
+        last_step,
     ):
         yield step, rank, epoch, t, value, None, None, None, 1
-
-
-def _where(series: Series, rank: int | None) -> tuple[str, tuple[int, ...]]:
-    where = "attempt = ?"
-    key: tuple[int, ...] = (series.span.attempt,)
-    if rank is not None:
-        where, key = f"{where} AND rank = ?", (*key, rank)
-    if series.name_key:
-        where, key = f"{where} AND name_id = ?", (*key, *series.name_key)
-    return where, key

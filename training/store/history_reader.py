@@ -20,16 +20,24 @@ from ltui.training.state.json_decoder import from_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.attempt_lineage import spans
-from ltui.training.store.curve_reader import Curve, FloatArray, SeriesReader, merge_points, to_curve
+from ltui.training.store.curve_reader import (
+    Curve,
+    FloatArray,
+    Point,
+    merge_points,
+    read_points,
+    to_curve,
+)
 from ltui.training.store.database_schema import (
     check_layout,
     damaged_error,
     no_history_error,
     store_error,
 )
-from ltui.training.store.export_rows import ExportRow, Series, export_rows
+from ltui.training.store.export_rows import ExportRow, export_rows
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
+from ltui.training.store.series import Series, SeriesPart
 
 STEP_SERIES = {
     TRAIN_LOSS: "loss",
@@ -61,29 +69,6 @@ class StoredEvent:
     kind: str
     text: str
     data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StateChange:
-    """A change of the run's state at unix time ``t``."""
-
-    attempt: int
-    t: float
-    state: str
-    detail: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Records that are missing from the history."""
-
-    attempt: int
-    rank: int | None
-    """None if a part of the history of all ranks is missing."""
-    after_seq: int
-    missed: int
-    t: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +147,6 @@ class RunStore:
                 return True
         return False
 
-    @_raises_store_error
-    def attempts(self) -> list[dict[str, Any]]:
-        """Return every attempt with its columns, first to last."""
-        cursor = self._connection.execute("SELECT * FROM attempts ORDER BY attempt")
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
-
     # -- curves --------------------------------------------------------------------------------
 
     @_raises_store_error
@@ -188,26 +166,22 @@ class RunStore:
         any rank. ``first_step`` and ``last_step`` limit the steps; both are included. ``attempt``
         limits the curve to one attempt.
         """
-        source = self._source(metric)
-        if source is None:
-            return to_curve([])
-        first = 0 if first_step is None else first_step
-        parts: list[tuple[float, ...]] = []
-        for span in spans(self._connection):
-            if attempt is not None and span.attempt != attempt:
-                continue
-            last = span.last_step if last_step is None else min(last_step, span.last_step)
-            parts += source.read(self._connection, span, rank, first, last)
-        parts.sort(key=lambda row: row[0])
-        return merge_points(to_curve(parts), max_points)
+        series = self._series(metric)
+        points: list[Point] = []
+        for span in spans(self._connection) if series is not None else ():
+            if series is not None and attempt in (None, span.attempt):
+                part = SeriesPart(self._connection, series, span.attempt, rank)
+                last = span.last_step if last_step is None else min(last_step, span.last_step)
+                points += read_points(part, first_step or 0, last)
+        points.sort(key=lambda point: point[0])
+        return merge_points(to_curve(points), max_points)
 
-    def _source(self, metric: str) -> SeriesReader | None:
+    def _series(self, metric: str) -> Series | None:
         row = self._connection.execute("SELECT id FROM names WHERE name = ?", (metric,)).fetchone()
         if row is not None:
-            return SeriesReader(SAMPLES, "value", (int(row[0]),))
-        if metric in STEP_SERIES:
-            return SeriesReader(STEPS, STEP_SERIES[metric], ())
-        return SeriesReader(STEPS, ROW_SERIES[metric], ()) if metric in ROW_SERIES else None
+            return Series(SAMPLES, "value", (int(row[0]),))
+        column = STEP_SERIES.get(metric) or ROW_SERIES.get(metric)
+        return Series(STEPS, column) if column else None
 
     @_raises_store_error
     def attempt_ranks(self) -> dict[int, tuple[int, ...]]:
@@ -252,20 +226,6 @@ class RunStore:
         return labels
 
     @_raises_store_error
-    def state_changes(self) -> list[StateChange]:
-        """Return all changes of the run's state, first to last."""
-        rows = self._connection.execute("SELECT attempt, t, state, detail FROM states ORDER BY id")
-        return [StateChange(*row) for row in rows]
-
-    @_raises_store_error
-    def gaps(self) -> list[Gap]:
-        """Return the gaps in the history."""
-        rows = self._connection.execute(
-            "SELECT attempt, rank, after_seq, missed, t, reason FROM gaps ORDER BY id"
-        )
-        return [Gap(*row) for row in rows]
-
-    @_raises_store_error
     def verdicts(self) -> list[Verdict]:
         """Return every verdict of the run, oldest first."""
         rows = self._connection.execute("SELECT document FROM verdicts ORDER BY began, id")
@@ -295,41 +255,34 @@ class RunStore:
 
     def _export(self, metrics: Sequence[str]) -> Iterator[ExportRow]:
         for metric in metrics:
-            source = self._source(metric)
-            if source is None:
+            series = self._series(metric)
+            if series is None:
                 continue
             for span in spans(self._connection):
-                series = Series(source.family, source.column, source.name_key, span)
-                yield from export_rows(self._connection, metric, series)
+                yield from export_rows(self._connection, metric, series, span)
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:
     if not path.exists():
         raise no_history_error(path, "the run has no history yet.")
-    connection = None
+    uri = path.absolute().as_uri()
     try:
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0, check_same_thread=False
-        )
         try:
-            version = check_layout(path, connection)
+            return _connect(path, f"{uri}?mode=ro")
         except sqlite3.OperationalError:
             # On a read-only or full disk SQLite cannot create its shared index file. Read the
             # database as it is.
-            connection.close()
-            connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False
-            )
-            version = check_layout(path, connection)
+            return _connect(path, f"{uri}?immutable=1")
     except sqlite3.Error as error:
-        if connection is not None:
-            connection.close()
         raise damaged_error(path, error) from error
+
+
+def _connect(path: Path, uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, timeout=2.0, check_same_thread=False)
+    try:
+        if check_layout(path, connection) == 0:
+            raise no_history_error(path, "the run has no history yet.")
     except BaseException:
-        if connection is not None:
-            connection.close()
-        raise
-    if version == 0:
         connection.close()
-        raise no_history_error(path, "the run has no history yet.")
+        raise
     return connection

@@ -7,11 +7,12 @@ so a supervisor that recovers the run neither loses nor repeats a record. Disk e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,12 @@ class StoreWriter:
 
     def last_attempt(self) -> int:
         """Return the number of the last attempt; 0 if there is none."""
-        row = self._connection.execute("SELECT max(attempt) FROM attempts").fetchone()
-        return int(row[0] or 0)
+        return int(self._value("SELECT max(attempt) FROM attempts") or 0)
+
+    def _value(self, query: str, *parameters: int) -> Any:
+        """Return the first column of the first row; None if there is no row."""
+        row = self._connection.execute(query, parameters).fetchone()
+        return None if row is None else row[0]
 
     def begin_attempt(
         self,
@@ -142,17 +147,15 @@ class StoreWriter:
         return ((), None) if row is None else (tuple(json.loads(row[0] or "[]")), row[1])
 
     def started_at(self, attempt: int) -> float | None:
-        row = self._connection.execute(
-            "SELECT started_at FROM attempts WHERE attempt = ?", (attempt,)
-        ).fetchone()
-        return None if row is None else row[0]
+        started: float | None = self._value(
+            "SELECT started_at FROM attempts WHERE attempt = ?", attempt
+        )
+        return started
 
     def resumed_path(self, attempt: int) -> Path | None:
         """Return the checkpoint from which the attempt resumed."""
-        row = self._connection.execute(
-            "SELECT resumed_path FROM attempts WHERE attempt = ?", (attempt,)
-        ).fetchone()
-        return Path(row[0]) if row is not None and row[0] else None
+        path = self._value("SELECT resumed_path FROM attempts WHERE attempt = ?", attempt)
+        return Path(path) if path else None
 
     def set_resumed_step(self, attempt: int, step: int) -> None:
         self._connection.execute(
@@ -163,7 +166,7 @@ class StoreWriter:
         self, attempt: int, t: float, state: RunState, detail: str | None, exit_code: int | None
     ) -> None:
         """Record a change of state; the attempt keeps its last state and ``exit_code``."""
-        with _Transaction(self._connection):
+        with _transaction(self._connection):
             self._connection.execute(
                 "INSERT INTO states (attempt, t, state, detail) VALUES (?, ?, ?, ?)",
                 (attempt, t, state.value, detail),
@@ -185,10 +188,7 @@ class StoreWriter:
 
     def missed(self) -> int:
         """Return the number of records of all ranks and attempts that are lost."""
-        row = self._connection.execute(
-            "SELECT sum(missed) FROM gaps WHERE rank IS NOT NULL"
-        ).fetchone()
-        return int(row[0] or 0)
+        return int(self._value("SELECT sum(missed) FROM gaps WHERE rank IS NOT NULL") or 0)
 
     def missing_parts(self) -> list[str]:
         """Return descriptions of missing parts for which no number of records is known."""
@@ -205,11 +205,12 @@ class StoreWriter:
 
     def last_step(self) -> int:
         """Return the highest step of any rank and attempt; 0 if there is none."""
-        row = self._connection.execute(
-            "SELECT max((SELECT coalesce(max(step), 0) FROM steps), "
-            "(SELECT coalesce(max(last_step), 0) FROM step_windows))"
-        ).fetchone()
-        return int(row[0])
+        return int(
+            self._value(
+                "SELECT max((SELECT coalesce(max(step), 0) FROM steps), "
+                "(SELECT coalesce(max(last_step), 0) FROM step_windows))"
+            )
+        )
 
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
         """Replace the stored snapshot."""
@@ -236,7 +237,7 @@ class StoreWriter:
     def commit(self, attempt: int, batch: Batch, snapshot: RunSnapshot | None = None) -> None:
         """Write the batch, its cursors and the snapshot in one transaction."""
         try:
-            with _Transaction(self._connection):
+            with _transaction(self._connection):
                 self._insert(attempt, batch)
                 self._connection.executemany(
                     "INSERT OR REPLACE INTO cursors (attempt, rank, next_seq, base, inode) "
@@ -314,13 +315,13 @@ class StoreWriter:
     # -- windows -------------------------------------------------------------------------------
 
     def _close_windows(self, attempt: int, batch: Batch) -> None:
-        newest: dict[tuple[int, ...], tuple[int, int]] = {}
+        new_steps: dict[tuple[int, ...], list[int]] = {}
         for rank, _, values in batch.steps:
-            _update_newest(newest, (attempt, rank), _int_or_zero(values[0]))
+            new_steps.setdefault((attempt, rank), []).append(_int_or_zero(values[0]))
         for rank, _, name, step, _, _, _ in batch.samples:
-            _update_newest(newest, (attempt, rank, self._name_id(name)), step or 0)
-        for key, (step, rows) in newest.items():
-            self._advance(key, step, rows)
+            new_steps.setdefault((attempt, rank, self._name_id(name)), []).append(step or 0)
+        for key, series_steps in new_steps.items():
+            self._advance(key, max(0, *series_steps), len(series_steps))
 
     def _advance(self, key: tuple[int, ...], newest_step: int, rows: int) -> None:
         family = history_windows.STEPS if len(key) == 2 else history_windows.SAMPLES
@@ -371,36 +372,18 @@ class StoreWriter:
         )
 
 
-class _Transaction:
-    """Context manager for a transaction: commits, or rolls back if an exception is raised."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            try:
-                self._connection.execute("COMMIT")
-                return
-            except sqlite3.Error:
-                self._roll_back()
-                raise
-        self._roll_back()
-
-    def _roll_back(self) -> None:
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit the statements of the block, or roll back if an exception is raised."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
         # On a full disk SQLite has already rolled back.
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-
-
-def _update_newest(
-    newest: dict[tuple[int, ...], tuple[int, int]], key: tuple[int, ...], step: int
-) -> None:
-    previous, rows = newest.get(key, (0, 0))
-    newest[key] = (max(previous, step), rows + 1)
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _int_or_zero(value: float) -> int:
