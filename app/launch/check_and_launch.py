@@ -12,7 +12,7 @@ from ltui.training.config.preset_form import START_FROM
 from ltui.training.config.presets import Preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.start_from import find_start_checkpoint, likely_start_checkpoint
+from ltui.training.lifecycle.start_from import find_start_checkpoint
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_directory import RunDir, new_run_id
@@ -60,7 +60,7 @@ def describe_start(home: Path, text: str) -> str:
     Raises ``ProblemError`` if there is no such checkpoint.
     """
     try:
-        source, checkpoint = likely_start_checkpoint(home, text)
+        source, checkpoint = find_start_checkpoint(home, text, verified=False)
     except ProblemError as error:
         raise _at_form_field(error) from error
     return f"step {checkpoint.global_step} of {source.id}"

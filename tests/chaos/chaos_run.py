@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ltui.training.lifecycle.recover_runs import recover_abandoned_runs
+from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, to_json
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, list_runs
 from tests.chaos.invariants import (
     ENDED,
     FalseStateError,
@@ -145,7 +145,8 @@ class ChaosRun:
 
     def show(self, run: RunDir) -> dict[str, Any]:
         """Return what ``ltui show --json`` prints, without starting a process."""
-        recover_abandoned_runs(self.home)
+        for run in list_runs(self.home):
+            recover_run(run)
         document: dict[str, Any] = to_json(resolve_snapshot(run))
         return document
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.recover_runs import recover_abandoned_runs
+from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import delete, resume
 from ltui.training.process.identity import boot_id, start_ticks
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, list_runs
 from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
 from tests.chaos.invariants import verify_checkpoints
 from tests.required import required
@@ -81,7 +81,7 @@ def test_pids_used_by_others(
 
 @everywhere
 def test_nothing_is_taken_up_that_was_left_in_order(runs: Runs, saved_run: RunDir) -> None:
-    assert recover_abandoned_runs(runs.home) == []
+    assert not any(recover_run(r) for r in list_runs(runs.home))
     runs.order(saved_run, "stop")
     runs.ended(saved_run)
-    assert recover_abandoned_runs(runs.home) == []
+    assert not any(recover_run(r) for r in list_runs(runs.home))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.start_from import find_start_checkpoint, likely_start_checkpoint
+from ltui.training.lifecycle.start_from import find_start_checkpoint
 from ltui.training.problem import ProblemError
 from ltui.training.rank.checkpoint_files import (
     checkpoint_name,
@@ -48,7 +49,7 @@ def source(tmp_path: Path) -> RunDir:
 def test_at_once_what_is_there_and_thoroughly_what_is_whole(source: RunDir) -> None:
     home = source.home
     for text in ("brave-owl", "last", "brave-owl-3f2a:20"):
-        run_dir, info = likely_start_checkpoint(home, text)
+        run_dir, info = find_start_checkpoint(home, text, verified=False)
         assert (run_dir, info.global_step) == (source, 20)
     assert find_start_checkpoint(home, "brave-owl")[1].global_step == 10
     assert find_start_checkpoint(home, "brave-owl:10")[1].global_step == 10
@@ -56,9 +57,9 @@ def test_at_once_what_is_there_and_thoroughly_what_is_whole(source: RunDir) -> N
         find_start_checkpoint(home, "brave-owl:20")
 
 
-@pytest.mark.parametrize("find", [likely_start_checkpoint, find_start_checkpoint])
-def test_what_is_not_there_is_said(source: RunDir, find: object) -> None:
-    assert callable(find)
+@pytest.mark.parametrize("verified", [False, True])
+def test_what_is_not_there_is_said(source: RunDir, verified: bool) -> None:
+    find = partial(find_start_checkpoint, verified=verified)
     with pytest.raises(ProblemError, match=r"of step 7\. There are checkpoints of steps 10, 20"):
         find(source.home, "brave-owl:7")
     with pytest.raises(ProblemError, match="Did you mean brave-owl-3f2a"):

@@ -37,7 +37,7 @@ class EndFacts:
     global_step: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class AttemptEnd:
     """How an attempt ended. ``detail`` is a sentence that names the cause."""
 
@@ -86,35 +86,33 @@ _SILENT_DEATHS = frozenset({"killed", "out_of_memory", "exited"})
 
 def classify_end(facts: EndFacts) -> AttemptEnd:
     """Return the final state and a sentence that names the cause."""
-    code = facts.exit.exit_code if facts.exit else None
+    return replace(_classify(facts), exit_code=facts.exit.exit_code if facts.exit else None)
+
+
+def _classify(facts: EndFacts) -> AttemptEnd:
+    """Return the end without its exit code."""
     if facts.forced_reason is not None:
         detail = f"killed {facts.forced_reason}{_at(facts)}; {_saved(facts)}"
-        return AttemptEnd(state=RunState.STOPPED, detail=detail, exit_code=code)
+        return AttemptEnd(RunState.STOPPED, detail)
     if facts.exit is None:
         return _unobserved(facts)
+    code, number = facts.exit.exit_code, _signal_of(facts.exit)
     if facts.exit.error is not None:
-        return AttemptEnd(state=RunState.FAILED, detail=facts.exit.error, exit_code=code)
+        return AttemptEnd(RunState.FAILED, facts.exit.error)
     if _all_ranks_ended(facts, Outcome.STOPPED):
-        return _stopped(facts, code)
+        return _stopped(facts)
     if code == 0:
         return _exited_with_zero(facts)
     if facts.stop_requested and facts.multi_node and _only_consequences(facts):
-        return _stopped(facts, code)
-    if facts.stop_requested and not _any_rank_raised(facts) and _by_signal(facts.exit):
-        name = _signal_name(_signal_of(facts.exit))
-        return AttemptEnd(
-            state=RunState.STOPPED,
-            detail=f"stopped by {name}{_at(facts)}; {_saved(facts)}",
-            exit_code=code,
-        )
+        return _stopped(facts)
+    if facts.stop_requested and not _any_rank_raised(facts) and number is not None:
+        detail = f"stopped by {_signal_name(number)}{_at(facts)}; {_saved(facts)}"
+        return AttemptEnd(RunState.STOPPED, detail)
     if facts.stop_requested and _without_telemetry(facts) and not facts.failures:
         # For example, torchrun raises an exception on SIGTERM and exits with code 1.
-        return AttemptEnd(
-            state=RunState.STOPPED,
-            detail=f"stopped on request (the command exited with code {code}); {_saved(facts)}",
-            exit_code=code,
-        )
-    return _failed(facts, code)
+        detail = f"stopped on request (the command exited with code {code}); {_saved(facts)}"
+        return AttemptEnd(RunState.STOPPED, detail)
+    return _failed(facts, facts.exit)
 
 
 # -- the run finished or was stopped -----------------------------------------------------------
@@ -144,18 +142,16 @@ def _only_consequences(facts: EndFacts) -> bool:
 def _exited_with_zero(facts: EndFacts) -> AttemptEnd:
     pulses = [p for p in facts.pulses.values() if p is not None]
     if facts.stop_requested and not _all_ranks_ended(facts, Outcome.FINISHED):
-        return _stopped(facts, 0)
+        return _stopped(facts)
     detail = f"finished{_at(facts)}" if pulses or not facts.user_command else "exit code 0"
     unfinished = [p.rank for p in pulses if p.outcome is Outcome.RUNNING]
     if unfinished:
         detail = f"exit code 0, but rank {unfinished[0]} had not ended its training{_at(facts)}"
-    return AttemptEnd(state=RunState.FINISHED, detail=detail, exit_code=0)
+    return AttemptEnd(RunState.FINISHED, detail)
 
 
-def _stopped(facts: EndFacts, code: int | None) -> AttemptEnd:
-    return AttemptEnd(
-        state=RunState.STOPPED, detail=f"stopped{_at(facts)}, {_saved(facts)}", exit_code=code
-    )
+def _stopped(facts: EndFacts) -> AttemptEnd:
+    return AttemptEnd(RunState.STOPPED, f"stopped{_at(facts)}, {_saved(facts)}")
 
 
 def _at(facts: EndFacts) -> str:
@@ -182,72 +178,42 @@ def _saved(facts: EndFacts) -> str:
 def _unobserved(facts: EndFacts) -> AttemptEnd:
     """Classify an end for which there is no exit code, because the shim did not record one."""
     if facts.shim_died:
-        return AttemptEnd(
-            state=RunState.CRASHED,
-            detail=(
-                f"its shim process was killed{_at(facts)}, and the ranks with it; {_saved(facts)}"
-            ),
-        )
+        detail = f"its shim process was killed{_at(facts)}, and the ranks with it; {_saved(facts)}"
+        return AttemptEnd(RunState.CRASHED, detail)
     for outcome, state in (
         (Outcome.FINISHED, RunState.FINISHED),
         (Outcome.STOPPED, RunState.STOPPED),
     ):
         if _all_ranks_ended(facts, outcome):
-            return AttemptEnd(
-                state=state,
-                detail=f"{state.value}{_at(facts)}, {_saved(facts)}; its exit code is unknown",
-            )
+            detail = f"{state.value}{_at(facts)}, {_saved(facts)}; its exit code is unknown"
+            return AttemptEnd(state, detail)
     why = "the machine was restarted" if facts.rebooted else "how it ended is unknown"
-    return AttemptEnd(
-        state=RunState.LOST,
-        detail=f"none of its processes is alive, and {why}; last seen{_at(facts)}, {_saved(facts)}",
-    )
+    detail = f"none of its processes is alive, and {why}; last seen{_at(facts)}, {_saved(facts)}"
+    return AttemptEnd(RunState.LOST, detail)
 
 
-def _failed(facts: EndFacts, code: int | None) -> AttemptEnd:
-    assert facts.exit is not None
+def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
     killed = _killed_rank(facts)
     raised = _first_exception(facts)
     if raised is not None and (killed is None or not _is_consequence(raised)):
-        return AttemptEnd(
-            state=RunState.FAILED,
-            detail=f"rank {raised.rank} raised {_exception_text(raised)}{_step_of(raised)}",
-            exit_code=code,
-            first_failed_rank=raised.rank,
-        )
+        detail = f"rank {raised.rank} raised {_exception_text(raised)}{_step_of(raised)}"
+        return AttemptEnd(RunState.FAILED, detail, first_failed_rank=raised.rank)
     if killed is not None:
         rank, how = killed
         return AttemptEnd(
-            state=RunState.CRASHED,
-            detail=f"rank {rank} {how}{_at(facts)}",
-            exit_code=code,
-            first_failed_rank=rank,
+            RunState.CRASHED, f"rank {rank} {how}{_at(facts)}", first_failed_rank=rank
         )
-    if _by_signal(facts.exit):
-        number = _signal_of(facts.exit)
-        return AttemptEnd(
-            state=RunState.CRASHED,
-            detail=f"the {_engine(facts)} was killed by {_signal_name(number)}{_at(facts)}",
-            exit_code=code,
-        )
-    failure = next((f for f in facts.failures if f.first), None)
+    engine = "command" if facts.user_command else "launcher"
+    number = _signal_of(exit_)
+    if number is not None:
+        detail = f"the {engine} was killed by {_signal_name(number)}{_at(facts)}"
+        return AttemptEnd(RunState.CRASHED, detail)
     suffix = f": {facts.last_line}" if facts.last_line else ""
+    failure = next((f for f in facts.failures if f.first), None)
     if failure is not None:
-        return AttemptEnd(
-            state=RunState.FAILED,
-            detail=f"rank {failure.rank} exited with code {failure.exit_code}{suffix}",
-            exit_code=code,
-            first_failed_rank=failure.rank,
-        )
-    return AttemptEnd(
-        state=RunState.FAILED,
-        detail=f"the {_engine(facts)} exited with code {code}{suffix}",
-        exit_code=code,
-    )
-
-
-def _engine(facts: EndFacts) -> str:
-    return "command" if facts.user_command else "launcher"
+        detail = f"rank {failure.rank} exited with code {failure.exit_code}{suffix}"
+        return AttemptEnd(RunState.FAILED, detail, first_failed_rank=failure.rank)
+    return AttemptEnd(RunState.FAILED, f"the {engine} exited with code {exit_.exit_code}{suffix}")
 
 
 def _killed_rank(facts: EndFacts) -> tuple[int, str] | None:
@@ -305,10 +271,6 @@ def _step_of(event: FoldedEvent) -> str:
     return f" at step {step}" if isinstance(step, int) else ""
 
 
-def _by_signal(exit_: EngineExit) -> bool:
-    return _signal_of(exit_) is not None
-
-
 def _signal_of(exit_: EngineExit) -> int | None:
     """Return the signal that ended the engine, also if a shell reported it as 128 + signal."""
     if exit_.signal is not None:
@@ -318,9 +280,7 @@ def _signal_of(exit_: EngineExit) -> int | None:
     return None
 
 
-def _signal_name(number: int | None) -> str:
-    if number is None:
-        return "a signal"
+def _signal_name(number: int) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -31,12 +31,8 @@ def run_processes(run_dir: RunDir) -> set[ProcessIdentity]:
         if pid in excluded:
             continue
         variables = environment(pid)
-        if variables.get("LTUI_RUN_ID") != run_dir.id:
-            continue
-        if variables.get("LTUI_RUN_DIR") != str(run_dir.path):
-            continue
-        process = identify(pid)
-        if process is not None:
+        names = (variables.get("LTUI_RUN_ID"), variables.get("LTUI_RUN_DIR"))
+        if names == (run_dir.id, str(run_dir.path)) and (process := identify(pid)) is not None:
             processes.add(process)
     return processes
 
@@ -63,21 +59,14 @@ def kill_run_processes(
     return sorted(killed)
 
 
-def send_signal(process: ProcessIdentity, number: int) -> bool:
-    """Signal a process unless its pid has been reused. Return True if the signal was sent."""
+def send_signal(process: ProcessIdentity, number: int, *, group: bool = False) -> bool:
+    """Signal a process unless its pid has been reused. Return True if the signal was sent.
+
+    With ``group``, signal the process group that the process leads.
+    """
     if not process.alive():
         return False
     with contextlib.suppress(OSError):
-        os.kill(process.pid, number)
-        return True
-    return False
-
-
-def signal_group(process: ProcessIdentity, number: int) -> bool:
-    """Signal the process group that ``process`` leads. Return True if the signal was sent."""
-    if not process.alive():
-        return False
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, number)
+        (os.killpg if group else os.kill)(process.pid, number)
         return True
     return False

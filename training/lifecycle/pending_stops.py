@@ -7,10 +7,8 @@ recovers the run continues with both.
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
@@ -23,7 +21,7 @@ from ltui.training.state.stop_conditions import (
     metric_reason,
     time_reason,
 )
-from ltui.training.store.run_directory import RunDir, write_atomically
+from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +36,6 @@ class PendingStops:
     def descriptions(self) -> tuple[str, ...]:
         return tuple(condition.describe() for condition in self.conditions)
 
-    def with_conditions(self, conditions: Sequence[StopCondition]) -> PendingStops:
-        return replace(self, conditions=tuple(conditions))
-
     def stop_step(self) -> int | None:
         """Return the first step at which the ranks have to stop, or None."""
         return min((c.step for c in self.conditions if c.step is not None), default=None)
@@ -53,7 +48,7 @@ class PendingStops:
 def read_pending_stops(run_dir: RunDir) -> PendingStops:
     """Return the stored stop requests, or none if the file is missing or unreadable."""
     try:
-        document = json.loads(run_dir.requests_path.read_text(encoding="utf-8"))
+        document = read_json(run_dir.requests_path) or {}
         same_boot = document.get("boot") == boot_id()
         conditions = [from_document(c) for c in document["conditions"]]
         escalation = document.get("ladder")
@@ -63,27 +58,20 @@ def read_pending_stops(run_dir: RunDir) -> PendingStops:
             attempt=int(document.get("attempt", 0)),
             escalation=StopEscalation(**escalation) if escalation and same_boot else None,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return PendingStops()
 
 
 def write_pending_stops(run_dir: RunDir, pending: PendingStops) -> None:
     """Store the stop requests. Raises ``OSError`` if they cannot be written."""
     escalation = pending.escalation
-    document: dict[str, Any] = {
+    document = {
         "boot": boot_id(),
         "conditions": [condition.to_document() for condition in pending.conditions],
         "attempt": pending.attempt,
-        "ladder": None
-        if escalation is None
-        else {
-            "began_s": escalation.began_s,
-            "timeout_s": escalation.timeout_s,
-            "telemetry": escalation.telemetry,
-            "kill_at_once": escalation.kill_at_once,
-        },
+        "ladder": None if escalation is None else asdict(escalation),
     }
-    write_atomically(run_dir.requests_path, json.dumps(document).encode())
+    write_json(run_dir.requests_path, document)
 
 
 def delete_pending_stops(run_dir: RunDir) -> None:
@@ -108,10 +96,10 @@ class PendingStopStore:
         merged = self.pending.conditions
         for condition in conditions:
             merged = add_condition(merged, condition)
-        self._write(self.pending.with_conditions(merged))
+        self._write_conditions(merged)
 
     def clear(self) -> None:
-        self._write(self.pending.with_conditions(()))
+        self._write_conditions(())
 
     def record_escalation(self, escalation: StopEscalation | None) -> None:
         """Store the stop that is in progress, or None."""
@@ -137,8 +125,7 @@ class PendingStopStore:
         for condition in self.pending.conditions:
             reason = self._met.pop(condition, None) or time_reason(condition, now_s, steady_s)
             if reason is not None:
-                others = [c for c in self.pending.conditions if c is not condition]
-                self._write(self.pending.with_conditions(others))
+                self._write_conditions(c for c in self.pending.conditions if c is not condition)
                 return reason
         return None
 
@@ -154,7 +141,10 @@ class PendingStopStore:
             and not (c.epochs is not None and c.epochs <= epochs)
         ]
         if len(reachable) != len(self.pending.conditions):
-            self._write(self.pending.with_conditions(reachable))
+            self._write_conditions(reachable)
+
+    def _write_conditions(self, conditions: Iterable[StopCondition]) -> None:
+        self._write(replace(self.pending, conditions=tuple(conditions)))
 
     def _write(self, pending: PendingStops) -> None:
         # If the disk is full, the change lasts only as long as this process.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -174,17 +176,9 @@ def read_pulses(queue_dir: Path) -> dict[int, PulseState | None]:
     """Return the pulse of each rank, for callers that need no records."""
     pulses: dict[int, PulseState | None] = {}
     for rank, path in queue_files(queue_dir).items():
-        try:
-            reader = QueueReader(path)
-        except (OSError, QueueFileError):
-            pulses[rank] = None
-            continue
-        try:
+        pulses[rank] = None
+        with contextlib.suppress(OSError, QueueFileError), closing(QueueReader(path)) as reader:
             pulses[rank] = reader.pulse()
-        except (OSError, QueueFileError):
-            pulses[rank] = None
-        finally:
-            reader.close()
     return pulses
 
 

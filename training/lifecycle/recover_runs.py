@@ -9,7 +9,6 @@ continues to wait, or kills the remaining processes and records the end of the r
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
@@ -17,19 +16,10 @@ from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
-from ltui.training.store.run_directory import RunDir, list_runs
+from ltui.training.store.run_directory import RunDir
 
 _RECORDED_S = 10.0
 """Seconds to wait until the new supervisor has recorded the end of the run."""
-
-
-def recover_abandoned_runs(home: Path) -> list[RunDir]:
-    """Start a supervisor for every abandoned run of ``home``. Return these runs.
-
-    If no run is abandoned, this reads one small file per run. It raises no errors: a run that
-    cannot be recovered, for example on a read-only disk, is shown as it is.
-    """
-    return [run for run in list_runs(home) if recover_run(run)]
 
 
 def current_snapshot(run: RunDir) -> RunSnapshot:
@@ -38,10 +28,11 @@ def current_snapshot(run: RunDir) -> RunSnapshot:
     return resolve_snapshot(run)
 
 
-def recover_run(run: RunDir) -> bool:
+def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:
     """Recover the run if it is abandoned, and return True if it was.
 
-    Returns when the run waits in the queue again or its end is recorded.
+    Returns when the run waits in the queue again or its end is recorded. It raises no errors: a run
+    that cannot be recovered, for example on a read-only disk, is shown as it is.
     """
     if not is_abandoned(run):
         return False
@@ -51,8 +42,7 @@ def recover_run(run: RunDir) -> bool:
         # No supervisor can be started, so do not leave the run's processes running.
         if lock_holder(run.lock_path) is None:
             kill_run_processes(run)
-        return True
-    deadline = time.monotonic() + _RECORDED_S
+    deadline = time.monotonic() + timeout_s
     while lock_holder(run.lock_path) is not None and time.monotonic() < deadline:
         if resolve_snapshot(run).state is RunState.QUEUED:
             break

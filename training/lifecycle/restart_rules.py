@@ -7,15 +7,13 @@ person starts or resumes the run.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from ltui.training.process.identity import boot_id
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.run_directory import RunDir, write_atomically
+from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 FIRST_DELAY_S = 4.0
 """Seconds to wait before the first restart. The delay doubles with every restart."""
@@ -110,21 +108,20 @@ def first_delay_s() -> float:
 def read_restart_history(run_dir: RunDir) -> RestartHistory:
     """Return the stored restart history, or an empty one if it is missing or unreadable."""
     try:
-        document = json.loads(run_dir.restarts_path.read_text(encoding="utf-8"))
+        document = read_json(run_dir.restarts_path) or {}
         return RestartHistory(
             done=int(document["done"]),
             failed_at=tuple(int(step) for step in document["failed_at"]),
             wanted=RequestedRestart(**document["wanted"]) if document["wanted"] else None,
             waiting=ScheduledRestart(**document["waiting"]) if document["waiting"] else None,
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return RestartHistory()
 
 
 def write_restart_history(run_dir: RunDir, history: RestartHistory) -> None:
     """Store the restart history. Raises ``OSError`` if it cannot be written."""
-    document: dict[str, Any] = asdict(history)
-    write_atomically(run_dir.restarts_path, json.dumps(document).encode())
+    write_json(run_dir.restarts_path, asdict(history))
 
 
 def delete_restart_history(run_dir: RunDir) -> None:

@@ -11,16 +11,15 @@ import time
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
+from ltui.training.lifecycle.recover_runs import recover_run
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.lifecycle.start_supervisor import (
     START_S,
     SupervisorKilledError,
-    restart_supervisor,
     shim_restarts_supervisor,
     start_supervisor,
 )
@@ -46,7 +45,8 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     there is nothing to resume from.
     """
     _wait_for_supervisor_exit(run_dir)
-    _record_abandoned_end(run_dir)
+    # The end of an abandoned attempt includes the records that are still in its queues.
+    recover_run(run_dir, START_S)
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
         raise ProblemError(_still_live(run_dir, snapshot.state))
@@ -87,18 +87,6 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
             shutil.rmtree(new_spec_path.parent, ignore_errors=True)
 
 
-def _record_abandoned_end(run_dir: RunDir) -> None:
-    """Have the end of an abandoned attempt recorded, including records still in its queues."""
-    if not is_abandoned(run_dir):
-        return
-    try:
-        restart_supervisor(run_dir)
-    except ProblemError:
-        if lock_holder(run_dir.lock_path) is None:
-            kill_run_processes(run_dir)
-    _wait_for_supervisor_exit(run_dir, START_S)
-
-
 def delete(run_dir: RunDir) -> None:
     """Remove a run and its whole directory. Raises ``ProblemError`` if the run is live."""
     _wait_for_supervisor_exit(run_dir)
@@ -137,8 +125,7 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
         choice = choose_checkpoint(run_dir.checkpoints_dir)
         if choice.taken is None:
             raise ProblemError(_nothing_to_resume(run_dir, choice))
-        skipped = tuple(choice.skip_reasons())
-        return choice.taken.global_step, Path(choice.taken.path), skipped
+        return choice.taken.global_step, Path(choice.taken.path), choice.skipped
     requested = checkpoint.absolute()
     for info in list_checkpoints(run_dir.checkpoints_dir):
         if Path(info.path).name == requested.name:
@@ -159,7 +146,7 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     sentence = (
         "there is nothing to resume from: no checkpoint was completed."
         if not broken
-        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skip_reasons())})."
+        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skipped)})."
     )
     return Problem(where=run_dir.id, what=sentence, remedy="Start it again as a new run.")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
 from ltui.training.lifecycle.kill_processes import run_processes
@@ -19,7 +19,12 @@ from ltui.training.lifecycle.restart_rules import read_restart_history
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import ProcessIdentity, any_process_has, boot_id, lock_holder
+from ltui.training.process.identity import (
+    ProcessIdentity,
+    any_process_has,
+    lock_from_earlier_boot,
+    lock_holder,
+)
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -36,41 +41,6 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import PulseState
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunStatus:
-    """The content of the lock, the shim file and the history of a run, read at one time."""
-
-    run_dir: RunDir
-    supervisor: ProcessIdentity | None
-    """The process that holds the run lock, if it is alive."""
-    shim: ProcessIdentity | None
-    """The shim that was started last in this boot of the machine. It may be dead."""
-    stored: RunSnapshot
-    """The snapshot that was stored last."""
-
-    @property
-    def shim_alive(self) -> bool:
-        return self.shim is not None and self.shim.alive()
-
-    @property
-    def abandoned(self) -> bool:
-        """True if the run is live, but no process is left that could supervise it or restart it."""
-        return self.supervisor is None and not self.shim_alive and self.stored.state in LIVE
-
-
-def _read_status(run_dir: RunDir, supervisor: ProcessIdentity | None) -> RunStatus:
-    """Read the shim file and the history of a run whose lock ``supervisor`` held before.
-
-    Raises ``StoreError`` or ``ProblemError`` if the files of the run cannot be read.
-    """
-    return RunStatus(
-        run_dir=run_dir,
-        supervisor=supervisor,
-        shim=shim_identity(run_dir),
-        stored=_read_stored_snapshot(run_dir),
-    )
-
-
 def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
     """Return the current snapshot of the run, from its supervisor if that answers.
 
@@ -81,8 +51,8 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
         answer = ControlClient(run_dir).status(timeout_s=1.0)
         if answer is not None:
             return answer
-    status = _read_status(run_dir, supervisor)
-    stored = status.stored
+    shim = shim_identity(run_dir)
+    stored = _read_stored_snapshot(run_dir)
     if stored.state not in LIVE:
         return replace(stored, supervisor_pid=None)
     pulses = read_pulses(run_dir.queue_dir(stored.attempt))
@@ -93,7 +63,7 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
             detail=f"the supervisor (pid {supervisor.pid}) does not answer",
             supervisor_pid=supervisor.pid,
         )
-    return _without_supervisor(status, current, pulses)
+    return _without_supervisor(run_dir, shim, current, pulses)
 
 
 def is_abandoned(run_dir: RunDir) -> bool:
@@ -106,13 +76,14 @@ def is_abandoned(run_dir: RunDir) -> bool:
             return False  # Ended regularly or never started, or the run cannot be changed.
     except OSError:
         return False
-    supervisor = lock_holder(run_dir.lock_path)
-    if supervisor is not None:
+    if lock_holder(run_dir.lock_path) is not None:
         return False
+    shim = shim_identity(run_dir)
     try:
-        return _read_status(run_dir, supervisor).abandoned
+        is_live = _read_stored_snapshot(run_dir).state in LIVE
     except ProblemError:
         return False
+    return is_live and not (shim is not None and shim.alive())
 
 
 def _read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
@@ -170,20 +141,23 @@ def _with_progress(stored: RunSnapshot, pulses: Mapping[int, PulseState | None])
 
 
 def _without_supervisor(
-    status: RunStatus, current: RunSnapshot, pulses: Mapping[int, PulseState | None]
+    run_dir: RunDir,
+    shim: ProcessIdentity | None,
+    current: RunSnapshot,
+    pulses: Mapping[int, PulseState | None],
 ) -> RunSnapshot:
     """Return the snapshot of a live run whose supervisor is dead.
 
-    ``current`` is the stored snapshot with the current position of the ranks.
+    ``shim`` was started last in this boot of the machine; it may be dead. ``current`` is the stored
+    snapshot with the current position of the ranks.
     """
-    run_dir = status.run_dir
-    rebooted = _rebooted(status)
+    rebooted = shim is None and lock_from_earlier_boot(run_dir.lock_path)
     # After a reboot another process may have the same pid and even the same start time.
     alive = {r for r, p in pulses.items() if p is not None and not rebooted and rank_alive(p)}
     ranks = _merged_ranks(current, pulses, alive)
     attempt = max(current.attempt, latest_attempt(run_dir) or 0)
     exit_ = engine_exit(run_dir, attempt)
-    if status.shim_alive:
+    if shim is not None and shim.alive():
         detail = "its supervisor died; its shim process starts another"
         return replace(current, supervisor_pid=None, ranks=ranks, detail=detail)
     if remaining := len(alive) or len(run_processes(run_dir)):
@@ -198,7 +172,6 @@ def _without_supervisor(
     end = classify_end(
         EndFacts(
             exit=exit_,
-            shim_died=False,
             pulses=pulses,
             rebooted=rebooted,
             checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
@@ -226,15 +199,6 @@ def _waits_to_start(run_dir: RunDir, current: RunSnapshot, attempt: int) -> bool
     waiting = read_restart_history(run_dir).waiting
     begun = run_dir.engine_start_path(attempt).exists()
     return not begun or (waiting is not None and waiting.attempt == attempt)
-
-
-def _rebooted(status: RunStatus) -> bool:
-    """Return True if the processes of the run belong to an earlier boot of the machine."""
-    try:
-        lines = status.run_dir.lock_path.read_text().split("\n")
-    except OSError:
-        return False
-    return status.shim is None and len(lines) > 2 and lines[2] not in ("", boot_id())
 
 
 def _merged_ranks(

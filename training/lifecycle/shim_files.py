@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from ltui.training.process.identity import ProcessIdentity, boot_id
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +24,7 @@ class EngineExit:
 
 def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
     """Return how the engine ended, or None if it is running or if its end was not observed."""
-    document = _read(run_dir.engine_exit_path(attempt))
+    document = read_json(run_dir.engine_exit_path(attempt))
     if document is None:
         return None
     return EngineExit(
@@ -54,7 +51,7 @@ def engine_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdent
 
 def from_earlier_boot(run_dir: RunDir) -> bool:
     """Return True if the shim was started before the last reboot, so no process of it exists."""
-    document = _read(run_dir.shim_path)
+    document = read_json(run_dir.shim_path)
     return document is not None and document.get("boot_id") not in (None, boot_id())
 
 
@@ -71,7 +68,7 @@ def latest_attempt(run_dir: RunDir) -> int | None:
 def _process_identity(
     run_dir: RunDir, attempt: int | None, pid: str, ticks: str
 ) -> ProcessIdentity | None:
-    document = _read(run_dir.shim_path)
+    document = read_json(run_dir.shim_path)
     if document is None or not document.get(pid):
         return None
     if document.get("boot_id") not in (None, boot_id()):
@@ -79,11 +76,3 @@ def _process_identity(
     if attempt is not None and document.get("attempt") != attempt:
         return None
     return ProcessIdentity(int(document[pid]), int(document.get(ticks) or 0))
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None

@@ -18,7 +18,7 @@ from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.lifecycle.start_checks import failure_reason
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
-from ltui.training.store.run_directory import RunDir, open_private_log, write_atomically
+from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
 
 START_S = 30.0
 """Seconds within which a supervisor must report, or a shim must start another supervisor."""
@@ -33,15 +33,12 @@ def restart_supervisor(run_dir: RunDir) -> None:
 def save_environment(run_dir: RunDir) -> None:
     """Save the environment of a run that waits for GPUs, in case its supervisor dies meanwhile."""
     if not run_dir.environment_path.exists():
-        write_atomically(run_dir.environment_path, json.dumps(dict(os.environ)).encode())
+        write_json(run_dir.environment_path, os.environ)
 
 
 def _saved_environment(run_dir: RunDir) -> dict[str, str] | None:
-    try:
-        document = json.loads(run_dir.environment_path.read_text())
-    except (OSError, ValueError):
-        return None
-    return {str(k): str(v) for k, v in document.items()} if isinstance(document, dict) else None
+    document = read_json(run_dir.environment_path)
+    return None if document is None else {str(k): str(v) for k, v in document.items()}
 
 
 def shim_restarts_supervisor(run_dir: RunDir) -> bool:

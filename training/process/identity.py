@@ -68,13 +68,20 @@ def write_lock_text(handle: int) -> None:
 
 def lock_holder(path: Path) -> ProcessIdentity | None:
     """Return the supervisor that a lock file names; None if it does not run."""
-    try:
-        lines = path.read_text().split("\n")
-        holder = ProcessIdentity(int(lines[0]), int(lines[1]))
-    except (OSError, ValueError, IndexError):
+    lines = _lock_lines(path)
+    if not (lines[0].isdecimal() and lines[1].isdecimal()) or lines[2] not in ("", boot_id()):
         return None
-    same_boot = len(lines) < 3 or lines[2] in ("", boot_id())
-    return holder if same_boot and holder.alive() else None
+    holder = ProcessIdentity(int(lines[0]), int(lines[1]))
+    return holder if holder.alive() else None
+
+
+def lock_from_earlier_boot(path: Path) -> bool:
+    """Return True if a lock file names another boot of the machine than the current one."""
+    return _lock_lines(path)[2] not in ("", boot_id())
+
+
+def _lock_lines(path: Path) -> list[str]:
+    return [*read_text(path).split("\n"), "", "", ""][:3]
 
 
 def any_process_has(*arguments: str) -> bool:

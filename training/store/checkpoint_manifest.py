@@ -27,6 +27,10 @@ _RANK_FILE = re.compile(
 """Names of the files that a rank writes before the manifest (``rank/checkpoint_files.py``)."""
 
 
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""Errors of a manifest that is missing, is not JSON or lacks a key."""
+
+
 def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     """Return every checkpoint that has a manifest, the one with the fewest steps first.
 
@@ -39,15 +43,7 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
 
 def verify(info: CheckpointInfo) -> CheckpointInfo:
     """Return ``info`` with ``ok`` set from size and checksum; this reads the whole checkpoint."""
-    path = Path(info.path)
-    try:
-        manifest = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))
-        ok = _sizes_match(path, manifest) and all(
-            _sha256(file) == digest for file, digest, _ in _file_facts(path, manifest)
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        ok = False
-    return replace(info, ok=ok)
+    return replace(info, ok=damage_of(info) is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +51,8 @@ class ResumeChoice:
     """The checkpoint that a resume uses, and the newer ones that it skips."""
 
     taken: CheckpointInfo | None
-    skipped: tuple[tuple[str, str], ...] = ()
-    """(file name, reason) pairs, the newest first."""
-
-    def skip_reasons(self) -> list[str]:
-        """Return one text for each skipped checkpoint."""
-        return [f"{name} {why}" for name, why in self.skipped]
+    skipped: tuple[str, ...] = ()
+    """One text for each skipped checkpoint: file name and reason, the newest first."""
 
 
 def choose_checkpoint(folder: Path) -> ResumeChoice:
@@ -72,18 +64,18 @@ def choose_checkpoint(folder: Path) -> ResumeChoice:
     """
     infos = list_checkpoints(folder)
     unfinished = [(_modified_at(path), path.name) for path in _without_manifest(folder, infos)]
-    skipped: list[tuple[str, str]] = []
+    skipped: list[str] = []
     taken: CheckpointInfo | None = None
     for info in sorted(infos, key=_progress_key, reverse=True):
         reason = damage_of(info)
         if reason is None:
             taken = replace(info, ok=True)
             break
-        skipped.append((Path(info.path).name, reason))
+        skipped.append(f"{Path(info.path).name} {reason}")
     since = 0.0 if taken is None else _modified_at(Path(f"{taken.path}.json"))
-    unfinished_since = [name for at, name in sorted(unfinished, reverse=True) if at > since]
-    skipped = [*((name, "was never completed") for name in unfinished_since), *skipped]
-    return ResumeChoice(taken=taken, skipped=tuple(skipped))
+    newer = [name for at, name in sorted(unfinished, reverse=True) if at > since]
+    unfinished_texts = [f"{name} was never completed" for name in newer]
+    return ResumeChoice(taken=taken, skipped=(*unfinished_texts, *skipped))
 
 
 def checkpoint_to_resume(folder: Path) -> CheckpointInfo | None:
@@ -104,7 +96,7 @@ def import_checkpoint(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
     Raise ``OSError``, or ``ValueError`` for a manifest that cannot be read.
     """
     source = Path(info.path)
-    manifest = json.loads(Path(f"{source}.json").read_text(encoding="utf-8"))
+    manifest = _load_manifest(source)
     target = folder / f"step-{info.global_step:08d}-from.ckpt"
     other_files = {}
     for name, facts in (manifest.get("beside") or {}).items():
@@ -133,9 +125,8 @@ def damage_of(info: CheckpointInfo) -> str | None:
     """Return why a checkpoint cannot be used, None if it can; reads the whole checkpoint."""
     path = Path(info.path)
     try:
-        manifest = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))
-        parts = list(_file_facts(path, manifest))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        parts = list(_file_facts(path, _load_manifest(path)))
+    except _UNREADABLE:
         return "has a manifest that cannot be read"
     if not parts:
         return "has a manifest that names no file"
@@ -200,9 +191,9 @@ def _progress_key(info: CheckpointInfo) -> tuple[int, int, int, float]:
     The time counts only for manifests without an attempt.
     """
     try:
-        manifest = json.loads(Path(f"{info.path}.json").read_text(encoding="utf-8"))
+        manifest = _load_manifest(info.path)
         attempt, fit = int(manifest.get("attempt") or 0), int(manifest.get("fit") or 0)
-    except (OSError, ValueError, TypeError, AttributeError):
+    except _UNREADABLE:
         return (0, 0, 0, 0.0)
     return (attempt, fit, info.global_step if attempt else 0, info.saved_at or 0.0)
 
@@ -217,7 +208,7 @@ def _manifest_paths(folder: Path) -> list[Path]:
 def _read_manifest(manifest_path: Path) -> CheckpointInfo | None:
     path = manifest_path.with_suffix("")
     try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        manifest = _load_manifest(path)
         return CheckpointInfo(
             path=str(path),
             global_step=int(manifest["global_step"]),
@@ -229,8 +220,14 @@ def _read_manifest(manifest_path: Path) -> CheckpointInfo | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _UNREADABLE:
         return CheckpointInfo(path=str(path), global_step=0, ok=False)
+
+
+def _load_manifest(checkpoint: Path | str) -> dict[str, Any]:
+    """Return the manifest of a checkpoint. Raise one of ``_UNREADABLE``."""
+    manifest: dict[str, Any] = json.loads(Path(f"{checkpoint}.json").read_text(encoding="utf-8"))
+    return manifest
 
 
 def _file_facts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, str, int]]:

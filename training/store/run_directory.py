@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ltui.training.problem import Problem, ProblemError
 
@@ -208,6 +210,20 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically with mode 0600."""
+    write_atomically(path, json.dumps(dict(document)).encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if the file is missing or holds none."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def open_private_log(path: Path) -> BinaryIO:

@@ -103,12 +103,12 @@ class RestartPolicy:
         choice = choose_checkpoint(self._run_dir.checkpoints_dir)
         taken = choice.taken
         if taken is None and choice.skipped:
-            return f"not restarted: no checkpoint is complete ({'; '.join(choice.skip_reasons())})"
+            return f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped)})"
         self._write(self._history.with_started())
         return AttemptPlan(
             resume_from=None if taken is None else Path(taken.path),
             resume_step=None if taken is None else taken.global_step,
-            skipped=tuple(choice.skip_reasons()),
+            skipped=choice.skipped,
             changes=changes,
             restarted_because=(
                 f"restart {waiting.number} of {waiting.of}, after: {waiting.detail}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltui.training.config.defaults import STOP_TIMEOUT_S
-from ltui.training.lifecycle.kill_processes import send_signal, signal_group
+from ltui.training.lifecycle.kill_processes import send_signal
 from ltui.training.lifecycle.stop_escalation import StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
@@ -189,7 +189,7 @@ class StopController:
             return
         self._sent.add((stage, process, turn))
         if group:
-            signal_group(process, number)
+            send_signal(process, number, group=True)
         send_signal(process, number)
 
     # -- the state of the run ------------------------------------------------------------------
