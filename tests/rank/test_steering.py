@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import REPEAT_S
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.rank.models import Linear, loader
@@ -166,7 +168,7 @@ def test_last_batch_of_an_epoch_without_validation_stops_once_the_epoch_is_over(
     assert model.order[-1] == "epoch end 0"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_is_an_agreed_stop(run: RunFolder, fit: Any, number: int) -> None:
     before = signal.getsignal(number)
 
@@ -182,38 +184,38 @@ def test_a_signal_is_an_agreed_stop(run: RunFolder, fit: Any, number: int) -> No
 
 def test_second_interrupt_interrupts(run: RunFolder, fit: Any) -> None:
     def do(module: Any, index: int) -> None:
+        # SLURM and torch elastic may send it at the same moment: the first two are one request.
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.1 * REPEAT_S)
+        sent.append(index)
+        os.kill(os.getpid(), signal.SIGINT)
 
+    sent: list[int] = []
     handler = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(SystemExit) as ended:
             fit(Linear(do), loader(5), max_epochs=1)
     finally:
         signal.signal(signal.SIGINT, handler)
+    assert sent == [0]
     assert ended.value.code == 1
     assert run.events("exception")[0]["type"] == "KeyboardInterrupt"
     assert run.checkpoints == []
 
 
-SESSIONS_AND_GROUPS = """
-import multiprocessing, os, subprocess
+SESSIONS = """
+import subprocess
 from ltui.training.rank.coordination.stop_signals import StopSignals
 
 assert StopSignals(print).install()
 options = {"start_new_session": True, "preexec_fn": lambda: None}
 assert subprocess.run(["true"], **options).returncode == 0
-worker = multiprocessing.get_context("fork").Process(
-    target=lambda: os._exit(os.getpgrp() == os.getpid())
-)
-worker.start()
-worker.join()
-assert worker.exitcode == 1, "the worker is in the process group of its rank"
 """
 
 
-def test_programs_of_a_rank_may_begin_sessions_and_workers_have_their_own_groups() -> None:
-    subprocess.run([sys.executable, "-c", SESSIONS_AND_GROUPS], timeout=60, check=True)
+def test_programs_of_a_rank_may_begin_sessions() -> None:
+    subprocess.run([sys.executable, "-c", SESSIONS], timeout=60, check=True)
 
 
 def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:

@@ -1,10 +1,11 @@
-"""Signals to the engine, a rank or the supervisor: all the same agreed stop, workers or not.
+"""Signals to the engine, a rank, the supervisor or to all: the same agreed stop, workers or not.
 
-The gate tries two; ``LTUI_SIGNALS=1`` (``make signals``) every signal to every process.
+The gate tries some; ``LTUI_SIGNALS=1`` (``make signals``) every signal to every process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,18 +18,24 @@ from tests.system.conftest import SCRIPTS, Ltui
 
 pytestmark = pytest.mark.timeout(500)
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 EXEC = ["exec", "--detach", "--"]
-SCRIPT = [str(SCRIPTS / "train.py"), "2000", "1"]
+SCRIPT = [str(SCRIPTS / "train.py"), "2000", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *SCRIPT]
-SETTINGS = ("trainer.max_epochs=2000", "data.init_args.loader=torch", "data.init_args.workers=1")
+SETTINGS = ("trainer.max_epochs=2000", "data.init_args.loader=torch", "data.init_args.workers=2")
 RUNS = {
     "preset": ["run", "quickstart", "--detach", *(w for s in SETTINGS for w in ("--set", s))],
     "torchrun": [*EXEC, *TORCHRUN],
     "script": [*EXEC, sys.executable, *SCRIPT],
     "shell": [*EXEC, "sh", "-c", f"{' '.join(TORCHRUN)}; exit $?"],
 }
-IN_GATE = {("preset", "engine", signal.SIGUSR1), ("torchrun", "engine", signal.SIGTERM)}
+IN_GATE = {
+    ("preset", "engine", signal.SIGUSR1),
+    ("torchrun", "engine", signal.SIGTERM),
+    ("torchrun", "all", signal.SIGINT),
+    ("preset", "all", signal.SIGUSR2),
+    ("script", "worker", signal.SIGTERM),
+}
 CASES = [
     pytest.param(
         kind,
@@ -39,7 +46,7 @@ CASES = [
         else pytest.mark.skipif("LTUI_SIGNALS" not in os.environ, reason="make signals"),
     )
     for kind in RUNS
-    for who in ("engine", "rank", "supervisor", "shim")
+    for who in ("engine", "rank", "supervisor", "shim", "all", "worker")
     for number in NUMBERS
 ]
 
@@ -49,13 +56,32 @@ CASES = [
 def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> None:
     ltui(*RUNS[kind])
     running = ltui.wait_for_step(5)
-    target = {
-        "engine": lambda: psutil.Process(_shim(ltui).pid).children()[0].pid,
-        "rank": lambda: running["ranks"][1]["pid"],
-        "supervisor": lambda: running["supervisor_pid"],
-        "shim": lambda: _shim(ltui).pid,
+    for pid in _targets(ltui, running, who):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    if who == "worker":
+        # Nothing happens: it is no rank, and its rank needs it.
+        ltui.wait_for_step(running["global_step"] + 200)
+        ltui("stop", "last")
+    _assert_stopped_with_checkpoint(ltui)
+
+
+def _targets(ltui: Ltui, running: dict, who: str) -> list[int]:
+    """Return the pids that get the signal."""
+    ranks = [rank["pid"] for rank in running["ranks"]]
+    workers = [p.pid for rank in ranks for p in psutil.Process(rank).children()]
+    assert len(workers) >= 4
+    return {
+        "engine": lambda: [psutil.Process(_shim(ltui).pid).children()[0].pid],
+        "rank": lambda: ranks[1:],
+        "supervisor": lambda: [running["supervisor_pid"]],
+        "shim": lambda: [_shim(ltui).pid],
+        "worker": lambda: workers,
+        "all": lambda: [p.pid for p in ltui.processes()],
     }[who]()
-    os.kill(target, number)
+
+
+def _assert_stopped_with_checkpoint(ltui: Ltui) -> None:
     ended = ltui.wait(lambda s: s["state"] in ("stopped", "failed", "crashed", "finished"))
     assert ended["state"] == "stopped", ended["detail"]
     step = ended["global_step"]

@@ -11,6 +11,12 @@ from enum import IntEnum
 INTERRUPT_S = 8.0
 """Seconds between the interrupt and the kill."""
 
+INTERRUPT_AGAIN_S = 2.0
+"""Seconds between the first and the second SIGINT.
+
+Longer than ``REPEAT_S`` of the ranks (``training/rank/coordination/stop_signals.py``).
+"""
+
 
 class StopStage(IntEnum):
     """A stage of a stop. Later stages use more force."""
@@ -45,6 +51,10 @@ class StopEscalation:
         if waited_s < self.timeout_s:
             return StopStage.AGREE
         return StopStage.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else StopStage.KILL
+
+    def interrupts_due(self, now_s: float) -> int:
+        """Return how many SIGINTs each rank has to get by ``now_s`` in the stage INTERRUPT."""
+        return 1 if now_s - self.began_s - self.timeout_s < INTERRUPT_AGAIN_S else 2
 
     def describe(self, now_s: float) -> str:
         """Return a sentence that states what the stop is waiting for."""

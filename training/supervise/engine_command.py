@@ -19,10 +19,10 @@ DEFAULT_QUEUE_BYTES = 4 << 20
 """Size of each rank's queue file."""
 
 # Torch elastic forwards these signals to its ranks, which then stop together, and waits this many
-# seconds for them. Without the first variable, SIGUSR1 would end the agent at once. Versions
-# without these options ignore the variables.
+# seconds for them. Without the first variable, SIGUSR1 and SIGUSR2 would end the agent at once.
+# Versions without these options ignore the variables.
 _AGENT = {
-    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
     "PET_SHUTDOWN_TIMEOUT": "60",
 }
 

@@ -74,12 +74,12 @@ def _supervise(arguments: argparse.Namespace) -> int:
 
 
 class _StopSignals:
-    """Translates SIGTERM, SIGINT and SIGUSR1 into a stop request, as ``ltui stop`` sends it."""
+    """Translates the stop signals into a stop request, as ``ltui stop`` sends it."""
 
     def __init__(self) -> None:
         self._early: list[int] = []
         self._supervisor: Supervisor | None = None
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._handle)
 
     def attach(self, supervisor: Supervisor) -> None:

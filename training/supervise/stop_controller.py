@@ -35,7 +35,6 @@ class StopController:
         self._control: ControlFile | None = None
         self._request_id = 0
         self._sent: set[tuple[StopStage, ProcessIdentity, int]] = set()
-        self._interrupts = 0
         self.escalation: StopEscalation | None = None
         self.pausing = False
         self.forced_reason: str | None = None
@@ -166,9 +165,9 @@ class StopController:
                 self._signal_once(stage, process, signal.SIGCONT, turn=2)
         elif stage is StopStage.INTERRUPT:
             # The first SIGINT sets a flag in the rank. The second interrupts it, as Ctrl-C does.
-            self._interrupts = min(2, self._interrupts + 1)
+            turn = self.escalation.interrupts_due(now_s)
             for process in ranks:
-                self._signal_once(stage, process, signal.SIGINT, turn=self._interrupts)
+                self._signal_once(stage, process, signal.SIGINT, turn=turn)
         elif stage is StopStage.KILL:
             for process in ranks:
                 self._signal_once(stage, process, signal.SIGKILL)

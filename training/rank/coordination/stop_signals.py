@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1 to any rank request a stop of all ranks.
+"""SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 to any rank request a stop of all ranks.
 
 Lightning's own SIGTERM handler calls a collective inside the handler. If one rank runs Python code
 and another is in an all-reduce, both wait forever. Therefore its handlers are replaced as soon as
@@ -8,31 +8,34 @@ the earlier handlers in its own teardown.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
-from multiprocessing.util import register_after_fork
 from types import FrameType
 from typing import Any
 
+from ltui.training.rank.coordination.worker_signals import STOP_SIGNALS, protect_workers
 from ltui.training.rank.lightning_internals import signal_connector
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Signals that request a stop."""
+REPEAT_S = 1.0
+"""Seconds in which further SIGINTs count as the first one.
+
+SLURM and torch elastic may both send it to a rank.
+"""
 
 
 class StopSignals:
     """Signal handlers that call ``request_stop(signum)``.
 
-    A second SIGINT raises ``KeyboardInterrupt`` as usual.
+    A later second SIGINT raises ``KeyboardInterrupt`` as usual.
     """
 
     def __init__(self, request_stop: Callable[[int], None]) -> None:
         self._request_stop = request_stop
         self._pid = os.getpid()
-        self._interrupts = 0
+        self._interrupted_at: float | None = None
         self._disabled = False
 
     def restore_defaults(self) -> None:
@@ -48,8 +51,12 @@ class StopSignals:
         if self._disabled or threading.current_thread() is not threading.main_thread():
             return False
         for number in STOP_SIGNALS:
-            signal.signal(number, self._handle)
-        _give_workers_own_groups()
+            # SIGUSR2 belongs to the script if it has a handler of its own.
+            if number != signal.SIGUSR2 or signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, self._handle)
+        # They are blocked in a child of another rank, which ``torch.multiprocessing`` may start.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        protect_workers()
         return True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -57,35 +64,12 @@ class StopSignals:
             _apply_default(signum)  # a forked child (a DataLoader worker) is not a rank
             return
         if signum == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
+            now = time.monotonic()
+            if self._interrupted_at is None:
+                self._interrupted_at = now
+            elif now - self._interrupted_at > REPEAT_S:
                 signal.default_int_handler(signum, frame)
         self._request_stop(signum)
-
-
-_rank_pid: int | None = None
-"""The process whose DataLoader workers get process groups of their own."""
-
-
-def _give_workers_own_groups() -> None:
-    """Give forked children of ``multiprocessing`` (DataLoader workers) their own process groups.
-
-    Torch elastic signals the process groups of its ranks. A worker that the signal kills would
-    raise an exception in its rank, before the ranks have agreed to stop.
-
-    ``os.register_at_fork`` would also affect ``subprocess.Popen`` with ``preexec_fn``, and the
-    leader of a process group cannot begin a new session (``start_new_session``, ``os.setsid``).
-    """
-    global _rank_pid
-    if _rank_pid is None:
-        _rank_pid = os.getpid()
-        register_after_fork(_leave_group, _leave_group)
-
-
-def _leave_group(_: object) -> None:
-    if os.getppid() == _rank_pid:
-        with contextlib.suppress(OSError):
-            os.setpgid(0, 0)
 
 
 def _apply_default(signum: int) -> None:
