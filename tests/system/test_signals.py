@@ -69,7 +69,8 @@ def test_it_is_an_agreed_stop(ltui: Ltui, kind: str, who: str, number: int) -> N
 def _targets(ltui: Ltui, running: dict, who: str) -> list[int]:
     """Return the pids that get the signal."""
     ranks = [rank["pid"] for rank in running["ranks"]]
-    workers = [p.pid for rank in ranks for p in psutil.Process(rank).children()]
+    children = [p.pid for rank in ranks for p in psutil.Process(rank).children()]
+    workers = [pid for pid in children if pid not in ranks]  # rank 0 of a script starts rank 1
     assert len(workers) >= 4
     return {
         "engine": lambda: [psutil.Process(_shim(ltui).pid).children()[0].pid],
