@@ -16,7 +16,7 @@ import torch
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank
-from ltui.training.data.ffcv.array_beton import has_ffcv
+from ltui.training.data.ffcv.array_beton import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
 from ltui.training.data.ffcv.image_transform import ImageTransformConfig, Triple, precision_dtype
@@ -93,8 +93,6 @@ class BetonData(RankData):
         unless the order is ``quasi_random`` and the file is larger than half of the free memory.
         """
         super().__init__()
-        if loader == "ffcv" and not has_ffcv():
-            raise ValueError("FFCV is not installed: use loader=torch, or pip install ffcv")
         _check(batch_size=batch_size, val_batch_size=val_batch_size, batches_ahead=batches_ahead)
         self.paths = {"train": train, "val": val, "test": test}
         self.sources = sources or {}
@@ -111,7 +109,7 @@ class BetonData(RankData):
         self.crop_scale = (crop_scale[0], crop_scale[1])
         self.shift, self.flip, self.cutout = shift, flip, cutout
         self.mean, self.std, self.channels_last = mean, std, channels_last
-        self.with_ffcv = loader == "ffcv" or (loader == "auto" and has_ffcv())
+        self.with_ffcv = uses_ffcv(loader)
         self.num_workers = num_workers
         self.batches_ahead = batches_ahead
         self.os_cache = os_cache
@@ -187,10 +185,12 @@ class BetonData(RankData):
         device, dtype = self.device_and_dtype()
         key = (file.path, train, order.batch_size, workers)
         if key not in self._readers:
-            names, transform = self._field_names(file), self.transform(file, train)
+            transform = self.transform(file, train)
             self._readers[key] = FfcvReader(
                 file,
-                image_pipelines(file, device=device, dtype=dtype, transform=transform, names=names),
+                image_pipelines(
+                    file, device=device, dtype=dtype, transform=transform, names=self.fields
+                ),
                 batch_size=order.batch_size,
                 device=device,
                 num_workers=workers,
@@ -204,7 +204,7 @@ class BetonData(RankData):
     ) -> OpenBatches:
         """Return a function that opens batches of torch's DataLoader."""
         device, dtype = self.device_and_dtype()
-        samples = BetonSamples(file, self._field_names(file), self.transform(file, train), dtype)
+        samples = BetonSamples(file, self.fields, self.transform(file, train), dtype)
         count = cores_per_rank() if workers is None else workers
         sides = self.sides if train else None
         return dataloader_batches(samples, order, count, sides, device.type == "cuda")
@@ -231,12 +231,6 @@ class BetonData(RankData):
             return torch.device("cpu"), torch.float32
         return self.trainer.strategy.root_device, precision_dtype(self.trainer.precision)
 
-    def _field_names(self, file: BetonFile) -> list[str]:
-        names = [field.name for field in file.fields] if self.fields is None else self.fields
-        for name in names:
-            file.field_index(name)
-        return names
-
     def _through_os_cache(self, file: BetonFile, order: EpochOrder) -> bool:
         if self.os_cache is not None:
             return self.os_cache
@@ -247,7 +241,7 @@ class BetonData(RankData):
         """Return the transform of images. Raises ``BetonError`` if the file has no images."""
         column = file.image_field()
         if column is None:
-            names = ", ".join(field.name for field in file.fields)
+            names = ", ".join(file.field_names)
             raise BetonError(f"{file.path}: the file has no image field. Its fields are: {names}.")
         file_side = uniform_side(file, column)
         side = self.resolution or file_side or _DEFAULT_SIDE

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.ffcv.array_beton import beton_batches, has_ffcv, write_beton
+from ltui.training.data.ffcv.array_beton import beton_batches, has_ffcv, uses_ffcv, write_beton
 from ltui.training.data.loader_variant import Variant
 from ltui.training.data.rank_data import NO_LABEL, RankData
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
@@ -50,10 +50,8 @@ class Digits(RankData):
         ``workers``: processes of torch's DataLoader."""
         super().__init__()
         self.workers = workers
-        if loader == "ffcv" and not has_ffcv():
-            raise ValueError("FFCV is not installed: use loader=torch, or pip install ffcv")
         self.batch_size = batch_size
-        self.with_ffcv = loader == "ffcv" or (loader == "auto" and has_ffcv())
+        self.with_ffcv = uses_ffcv(loader)
         self.folder = folder
         self._batches: OpenBatches | None = None
         self.images, self.labels = load_images()

@@ -6,16 +6,15 @@ resumed epoch therefore continues with the same images, also in worker processes
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 from ltui.training.data.rank_data import NO_LABEL, RankData
@@ -56,13 +55,13 @@ class ImageSamples(Dataset[tuple[torch.Tensor, int]]):
         image = _open(path)
         if not self._augment:
             return self._transform(image), label
-        with _seeded(f"{self.seed} {self.epoch} {number}"):
+        seed = zlib.crc32(f"{self.seed} {self.epoch} {number}".encode())
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # not the GPU's
             return self._transform(image), label
 
 
 def _open(path: str) -> Any:
-    from torchvision.datasets.folder import default_loader
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,18 +70,6 @@ def _open(path: str) -> Any:
         raise ImageError(
             f"{path} can't be read as an image ({error}): restore or remove it."
         ) from error
-
-
-@contextlib.contextmanager
-def _seeded(text: str) -> Iterator[None]:
-    """Seed torch's CPU generator from ``text`` within the block."""
-    generator = torch.default_generator
-    before = generator.get_state()
-    generator.manual_seed(zlib.crc32(text.encode()))
-    try:
-        yield
-    finally:
-        generator.set_state(before)
 
 
 def _augmentation(size: int) -> Any:

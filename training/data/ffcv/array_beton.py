@@ -23,6 +23,13 @@ def has_ffcv() -> bool:
     return find_spec("ffcv") is not None
 
 
+def uses_ffcv(loader: str) -> bool:
+    """Return True if ``loader`` selects FFCV: ``ffcv``, or ``auto`` if it is installed."""
+    if loader == "ffcv" and not has_ffcv():
+        raise ValueError("FFCV is not installed: use loader=torch, or pip install ffcv")
+    return loader != "torch" and has_ffcv()
+
+
 def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
     """Write uint8 ``images`` (n, channels, height, width) and integer ``labels`` to ``path``.
 

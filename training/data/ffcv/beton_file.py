@@ -232,14 +232,19 @@ class BetonFile:
 
     # Queries of loaders.
 
+    @property
+    def field_names(self) -> list[str]:
+        """Names of all fields."""
+        return [field.name for field in self.fields]
+
     def field_index(self, name: str) -> int:
         """Return the index of a field. Raises ``BetonError``, which lists all fields."""
-        names = [field.name for field in self.fields]
-        if name not in names:
+        if name not in self.field_names:
             raise BetonError(
-                f"{self.path}: it has no field {name!r}. Its fields are: {', '.join(names)}."
+                f"{self.path}: it has no field {name!r}. "
+                f"Its fields are: {', '.join(self.field_names)}."
             )
-        return names.index(name)
+        return self.field_names.index(name)
 
     def image_field(self) -> int | None:
         """Return the index of the first image field; None if there is none."""

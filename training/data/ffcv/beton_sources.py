@@ -7,6 +7,7 @@ my_project.data.Scans?split=train    a dataset class, or a function that returns
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -16,9 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-IMAGE_ENDINGS = frozenset(
-    (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-)
+import torchvision.datasets
 
 
 class SourceError(ValueError):
@@ -44,35 +43,22 @@ class ImageFile:
     path: Path
 
 
-class ImageFolder:
+class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
     """Dataset of ``root/class/image``. A sample is (image file, class index)."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.classes = sorted(p.name for p in root.iterdir() if p.is_dir())
-        self.samples = [
-            (path, number)
-            for number, name in enumerate(self.classes)
-            for path in sorted((root / name).rglob("*"))
-            if path.suffix.lower() in IMAGE_ENDINGS and not path.is_dir()
-        ]
-        if not self.samples:
+        with contextlib.suppress(FileNotFoundError):  # there is no class
+            super().__init__(str(root), loader=lambda path: ImageFile(Path(path)), allow_empty=True)
+        if not getattr(self, "samples", ()):
             raise SourceError(
                 str(root),
                 "it contains no folders with images.",
                 "Put the images of each class into a separate folder: photos/cat/1.jpg.",
             )
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[ImageFile, int]:
-        path, number = self.samples[index]
-        return ImageFile(path), number
-
     def name_of(self, index: int) -> str:
         """Return the displayed name of a sample."""
-        return str(self.samples[index][0].relative_to(self.root))
+        return str(Path(self.samples[index][0]).relative_to(self.root))
 
 
 def open_source(source: str, downloads: Path) -> IndexedDataset:
@@ -157,12 +143,9 @@ def _as_dataset(source: str, dataset: Any) -> IndexedDataset:
 def _torchvision(
     source: str, name: str, arguments: Mapping[str, Any], downloads: Path
 ) -> IndexedDataset:
-    # Local: importing it takes seconds.
-    from torchvision import datasets
-
-    factory = getattr(datasets, name, None)
+    factory = getattr(torchvision.datasets, name, None)
     if factory is None:
-        names = ", ".join(n for n in datasets.__all__ if not n.startswith("Dataset"))
+        names = ", ".join(n for n in torchvision.datasets.__all__ if not n.startswith("Dataset"))
         raise SourceError(source, f"torchvision has no dataset {name!r}. It has: {names}.")
     parameters = inspect.signature(factory).parameters
     defaults: dict[str, Any] = {}

@@ -56,7 +56,7 @@ def image_pipelines(
     Images are transformed by ``transform`` and converted to ``dtype``. Numbers have shape (n,), and
     arrays are unchanged. Raises ``BetonError`` if there is no such field.
     """
-    chosen = [f.name for f in file.fields] if names is None else list(names)
+    chosen = file.field_names if names is None else names
     fields = [file.fields[file.field_index(name)] for name in chosen]
     return {
         field.name: _image_pipeline(device, dtype, transform)

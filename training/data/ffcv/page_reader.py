@@ -6,6 +6,7 @@ if a reading thread failed, and build tables of Python objects as long as the da
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -103,9 +104,9 @@ class _PagesInTurn:
     ) -> None:
         self._file = file
         self._needed = needed
-        last_use = {page: batch for batch, pages in enumerate(needed) for page in pages}
-        self._reads_before, self._slot_of, slots = _plan_slots(needed, last_use)
-        self.memory = np.empty((max(1, slots), file.page_size), dtype=np.uint8)
+        self._reads_before, self._slot_of = _plan_slots(needed)
+        slots = max(self._slot_of.values(), default=0) + 1
+        self.memory = np.empty((slots, file.page_size), dtype=np.uint8)
         page_to_slot = np.zeros(max(self._slot_of, default=0) + 1, dtype=np.uint32)
         for page, slot in self._slot_of.items():
             page_to_slot[page] = slot
@@ -145,29 +146,27 @@ class _PagesInTurn:
         os.close(self._fd)
 
 
-def _plan_slots(
-    needed: Sequence[Iterable[int]], last_use: dict[int, int]
-) -> tuple[list[list[int]], dict[int, int], int]:
-    """Return the pages to start reading before each batch, the slot of each page, the slot count.
+def _plan_slots(needed: Sequence[Iterable[int]]) -> tuple[list[list[int]], dict[int, int]]:
+    """Return the pages to start reading before each batch, and the slot of each page.
 
     A slot is free when the last batch that uses its page has been decoded.
     """
+    first_use: dict[int, int] = {}
+    last_use: dict[int, int] = {}
+    for batch, pages in enumerate(needed):
+        for page in pages:
+            first_use.setdefault(page, batch)
+            last_use[page] = batch
     reads_before: list[list[int]] = [[] for _ in needed]
+    unused_after: list[list[int]] = [[] for _ in needed]
+    for page, batch in first_use.items():
+        reads_before[max(0, batch - AHEAD)].append(page)
+        unused_after[last_use[page]].append(page)
     slot_of: dict[int, int] = {}
     free: list[int] = []
-    unused_at: list[list[int]] = [[] for _ in range(len(needed) + 1)]
-    planned, slots = 0, 0
-    for batch in range(len(needed)):
-        free += [slot_of[page] for page in unused_at[batch]]
-        for ahead in range(planned, min(len(needed), batch + AHEAD + 1)):
-            for page in needed[ahead]:
-                if page in slot_of:
-                    continue
-                if not free:
-                    free.append(slots)
-                    slots += 1
-                slot_of[page] = free.pop()
-                reads_before[batch].append(page)
-                unused_at[last_use[page] + 1].append(page)
-            planned = ahead + 1
-    return reads_before, slot_of, slots
+    new_slots = itertools.count()
+    for reads, unused in zip(reads_before, unused_after, strict=True):
+        for page in reads:
+            slot_of[page] = free.pop() if free else next(new_slots)
+        free += [slot_of[page] for page in unused]
+    return reads_before, slot_of

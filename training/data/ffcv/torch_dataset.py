@@ -35,21 +35,26 @@ NO_LABEL = -1
 
 
 class BetonSamples(Dataset[tuple[Any, ...]]):
-    """Samples as tuples of the fields in ``names``: images (height, width, 3) in ``dtype``, numbers
-    and arrays.
+    """Samples as tuples of the fields in ``names``, by default of all: images (height, width, 3) in
+    ``dtype``, numbers and arrays.
 
     The sample after the last one is padding with the label ``NO_LABEL``.
     """
 
     def __init__(
-        self, file: BetonFile, names: list[str], transform: ImageTransformConfig, dtype: torch.dtype
+        self,
+        file: BetonFile,
+        names: list[str] | None,
+        transform: ImageTransformConfig,
+        dtype: torch.dtype,
     ) -> None:
         self.file = file
         self.transform = transform
         self.dtype = dtype
         self.key = 0
         """Random key of the augmentation. Set it for each epoch."""
-        self._columns = [file.field_index(name) for name in names]
+        chosen = file.field_names if names is None else names
+        self._columns = [file.field_index(name) for name in chosen]
         self._sizes = {i: file.sizes(i) for i in self._columns if file.fields[i].stored_in_pages}
         self._fd: int | None = None
         self._mean = 255 * np.array(transform.mean, dtype=np.float32)

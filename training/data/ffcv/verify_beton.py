@@ -26,9 +26,7 @@ Bad = tuple[int, str]
 def verify(path: Path, workers: int, progress: Callable[[int, int], None]) -> list[Bad]:
     """Return the bad samples and their problems. Raises ``BetonError`` if the file is damaged."""
     file = BetonFile(path)
-    samples = BetonSamples(
-        file, [f.name for f in file.fields], ImageTransformConfig(side=1), torch.float32
-    )
+    samples = BetonSamples(file, None, ImageTransformConfig(side=1), torch.float32)
     decode = _turbo()
 
     def check_chunk(begin: int) -> list[Bad]:
