@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-import torchvision.datasets
-
 
 class SourceError(ValueError):
     """A source can't be used. ``where``: the source, ``what``: the problem, ``remedy``: advice."""
@@ -43,18 +41,31 @@ class ImageFile:
     path: Path
 
 
-class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
+class ImageFolder:
     """Dataset of ``root/class/image``. A sample is (image file, class index)."""
 
     def __init__(self, root: Path) -> None:
+        # Local: importing it takes seconds.
+        from torchvision.datasets import ImageFolder as Listed
+
+        self.root = root
+        self.samples: list[tuple[str, int]] = []
         with contextlib.suppress(FileNotFoundError):  # there is no class
-            super().__init__(str(root), loader=lambda path: ImageFile(Path(path)), allow_empty=True)
-        if not getattr(self, "samples", ()):
+            listed = Listed(str(root), allow_empty=True)
+            self.samples, self.classes = listed.samples, listed.classes
+        if not self.samples:
             raise SourceError(
                 str(root),
                 "it contains no folders with images.",
                 "Put the images of each class into a separate folder: photos/cat/1.jpg.",
             )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[ImageFile, int]:
+        path, number = self.samples[index]
+        return ImageFile(Path(path)), number
 
     def name_of(self, index: int) -> str:
         """Return the displayed name of a sample."""
@@ -143,9 +154,12 @@ def _as_dataset(source: str, dataset: Any) -> IndexedDataset:
 def _torchvision(
     source: str, name: str, arguments: Mapping[str, Any], downloads: Path
 ) -> IndexedDataset:
-    factory = getattr(torchvision.datasets, name, None)
+    # Local: importing it takes seconds.
+    from torchvision import datasets
+
+    factory = getattr(datasets, name, None)
     if factory is None:
-        names = ", ".join(n for n in torchvision.datasets.__all__ if not n.startswith("Dataset"))
+        names = ", ".join(n for n in datasets.__all__ if not n.startswith("Dataset"))
         raise SourceError(source, f"torchvision has no dataset {name!r}. It has: {names}.")
     parameters = inspect.signature(factory).parameters
     defaults: dict[str, Any] = {}
