@@ -113,6 +113,20 @@ def test_connectors_have_the_methods_that_are_called() -> None:
     assert callable(lightning_internals.signal_connector(trainer).register_signal_handlers)
 
 
+def test_the_attributes_for_an_exact_resume_are_complete(monkeypatch: Any) -> None:
+    random_state = torch.get_rng_state()
+    torch_internals.require_exact_resume()
+    lightning_internals.require_exact_resume(_trainer())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    trainer = _trainer()
+    del trainer.fit_loop._combined_loader
+    with pytest.raises(AttributeError, match="_combined_loader"):
+        lightning_internals.require_exact_resume(trainer)
+    monkeypatch.delattr(DataLoader, "_get_iterator")
+    with pytest.raises(AttributeError, match="_get_iterator"):
+        torch_internals.require_exact_resume()
+
+
 def test_logged_values_are_readable_within_a_step(in_step: dict[str, Any]) -> None:
     assert in_step["active_results"] is in_step["results"]
     results = in_step["results"]

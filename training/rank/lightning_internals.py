@@ -30,6 +30,37 @@ RESULT_META_FIELDS = (
 Function = Callable[..., Any]
 
 
+def require_exact_resume(trainer: Any) -> None:
+    """Raise ``AttributeError`` or ``TypeError`` if an attribute for an exact resume is missing.
+
+    Call it in ``setup``, before any of them is replaced.
+    """
+    loop = trainer.fit_loop
+    for name in (
+        "_load_combined_loader_states",
+        "_combined_loader",
+        "_data_fetcher",
+        "_restarting",
+    ):
+        getattr(loop, name)
+    for name in METRIC_TABLES:
+        metric_table(trainer, name)
+    built = make_result_metric(
+        training_results(trainer),
+        {**dict.fromkeys(RESULT_META_FIELDS), "name": "loss", "on_epoch": True},
+        reduce_fx="mean",
+        reduce=max,
+        sync_dist=False,
+        rank_zero_only=False,
+        is_tensor=True,
+    )
+    for name in ("value", "cumulated_batch_size", "has_reset", "_update_count", "_defaults"):
+        getattr(built, name)
+    for name in RESULT_META_FIELDS:
+        getattr(built.meta, name)
+    is_synchronised(built.meta)
+
+
 # Connectors of the Trainer.
 
 
@@ -51,8 +82,11 @@ def checkpoint_connector(trainer: Any) -> Any:
 
 
 def loaded_checkpoint(connector: Any) -> dict[str, Any]:
-    """Return ``_CheckpointConnector._loaded_checkpoint``, the dictionary that is being restored."""
-    checkpoint: dict[str, Any] = connector._loaded_checkpoint
+    """Return ``_CheckpointConnector._loaded_checkpoint``, the dictionary that is being restored.
+
+    It is only reported, so the result is empty if there is no such attribute.
+    """
+    checkpoint: dict[str, Any] = getattr(connector, "_loaded_checkpoint", {})
     return checkpoint
 
 

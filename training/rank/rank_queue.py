@@ -11,7 +11,6 @@ import json
 import math
 import os
 import platform
-import re
 import socket
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ltui.training.rank.environment import RankEnvironment
+from ltui.training.rank.library_versions import lightning_version
 from ltui.training.rank.log_redirect import redirect_rank_log
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
@@ -69,6 +69,11 @@ class Channel:
         self.send_record(
             RecordKind.EVENT, kind=kind, text=text[:_TEXT_LIMIT], t=time.time(), **fields
         )
+
+    def event_from_rank_0(self, kind: str, text: str, **fields: Any) -> None:
+        """Send an event about what all ranks do. The other ranks do not repeat it."""
+        if self.rank == 0:
+            self.event(kind, text, **fields)
 
     def send_hello(self, trainer: Any) -> None:
         """Send who this rank is, and write to the pulse what only the Trainer knows."""
@@ -146,29 +151,6 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
     facts = torch.cuda.get_device_properties(device)
     uuid = getattr(facts, "uuid", None)
     return {"device_name": facts.name, "gpu_uuid": None if uuid is None else f"GPU-{uuid}"}
-
-
-def lightning_version(trainer: Any) -> str:
-    """Return ``2.6.6`` for ``lightning``, or ``2.6.6 (pytorch_lightning)``."""
-    package = type(trainer).__mro__[-2].__module__.partition(".")[0]
-    for cls in type(trainer).__mro__:
-        root = cls.__module__.partition(".")[0]
-        if root in ("lightning", "pytorch_lightning"):
-            package = root
-            break
-    version = getattr(sys.modules.get(package), "__version__", "unknown")
-    return version if package == "lightning" else f"{version} ({package})"
-
-
-OLDEST_LIGHTNING = "2.5"
-"""Oldest supported version, as in ``pyproject.toml``."""
-
-
-def is_too_old(version: str) -> bool:
-    """Return True if a version of ``lightning_version`` is below the oldest supported one."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    oldest = tuple(int(part) for part in OLDEST_LIGHTNING.split("."))
-    return match is not None and (int(match[1]), int(match[2])) < oldest
 
 
 def own_start_ticks() -> int:

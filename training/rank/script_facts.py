@@ -5,11 +5,15 @@ Called when training begins and when a checkpoint was saved, never for a step.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 from typing import Any
 
 from ltui.training.rank.rank_queue import Channel
+from ltui.training.rank.tuner_fits import is_tuner_checkpoint
+from ltui.training.tensor_queue.record_types import Phase
 
 MAX_HYPERPARAMETERS = 100
 MAX_VALUE = 200
@@ -47,13 +51,34 @@ def _plain_value(value: Any) -> Any:
     return type(value).__name__
 
 
-def send_saved_checkpoint(channel: Channel, trainer: Any, path: Any) -> None:
+def report_saved_checkpoints(trainer: Any, channel: Channel) -> None:
+    """Show the checkpoint phase while a ModelCheckpoint saves, and report the file."""
+    save, pulse = trainer.save_checkpoint, channel.pulse
+
+    @functools.wraps(save)
+    def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_tuner_checkpoint(filepath):
+            return save(filepath, *args, **kwargs)
+        phase_before = pulse.current_phase
+        pulse.set(phase=Phase.CHECKPOINT)
+        try:
+            saved = save(filepath, *args, **kwargs)
+        finally:
+            pulse.set(phase=phase_before)
+        with contextlib.suppress(Exception):  # only shown in the dashboard
+            _send_saved_checkpoint(channel, trainer, filepath)
+        return saved
+
+    trainer.save_checkpoint = save_checkpoint
+
+
+def _send_saved_checkpoint(channel: Channel, trainer: Any, path: Any) -> None:
     """Send that the script or one of its own callbacks saved the checkpoint ``path``."""
     text = os.fspath(path)
     callback = next((c for c in trainer.checkpoint_callbacks if _has_saved(c, text)), None)
     scores = getattr(callback, "best_k_models", None) or {}
     value = scores.get(text)
-    channel.event(
+    channel.event_from_rank_0(
         "script_checkpoint",
         f"The script saved {text}.",
         # A path with a scheme is not a file of this machine.

@@ -15,6 +15,19 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+
+def require_exact_resume() -> None:
+    """Raise ``AttributeError`` if a function that an exact resume always needs is missing.
+
+    DDP's buckets have a check of their own (``can_reorder_parameters``).
+    """
+    # With a generator of its own, this draws nothing from the process's random states.
+    loader = DataLoader([0], generator=torch.Generator())  # type: ignore[var-annotated, arg-type]
+    yielded_batches(create_iterator(loader))
+    parameter_norms([torch.zeros(1)])
+
 
 # DataLoader.
 

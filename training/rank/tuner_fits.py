@@ -7,6 +7,7 @@ checkpoint there. An event says that a finder runs, and its batches update the p
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 _TUNER_FILE_PREFIXES = (".lr_find_", ".scale_batch_size_")
@@ -29,3 +30,25 @@ def active_finder(trainer: Any, callback: Any) -> str | None:
 def is_tuner_checkpoint(filepath: Any) -> bool:
     """Return True for a temporary checkpoint of the Tuner, which it removes again."""
     return os.path.basename(str(filepath)).startswith(_TUNER_FILE_PREFIXES)
+
+
+class TunerFits:
+    """Sends an event when a finder begins and when it ends."""
+
+    def __init__(self, send_phase_event: Callable[[str], None]) -> None:
+        self.finder: str | None = None
+        """The finder that is running."""
+        self._send = send_phase_event
+
+    def batch_ended(self, finder: str) -> None:
+        """Record that ``finder`` has trained a batch."""
+        if finder != self.finder:
+            self.end()
+            self.finder = finder
+            self._send(f"The {finder} began its trial training.")
+
+    def end(self) -> None:
+        """Record that no finder runs any more."""
+        if self.finder is not None:
+            self._send(f"The {self.finder} ended.")
+            self.finder = None

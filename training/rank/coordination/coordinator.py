@@ -31,6 +31,7 @@ from typing import Any
 
 from ltui.training.rank.checkpoint_files import prune_periodic
 from ltui.training.rank.coordination.best_checkpoints import BestCheckpoints
+from ltui.training.rank.coordination.request_leader import RequestLeader
 from ltui.training.rank.coordination.save_checkpoint import save_checkpoint
 from ltui.training.rank.coordination.step_consensus import (
     DEPARTED,
@@ -47,7 +48,7 @@ from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.rank_queue import Channel
 from ltui.training.rank.resume.exact_state import ExactState
 from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment
-from ltui.training.tensor_queue.control_block import Command, ControlFile, ControlState, StopPlan
+from ltui.training.tensor_queue.control_block import ControlFile
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 
 _BARRIER_POLL_S = 0.001
@@ -57,12 +58,6 @@ _PAUSE_POLL_S = 0.02
 _PEER_CHECK_S = 1.0
 """Seconds between checks that the processes of the other ranks are alive."""
 
-_ACTIONS = {
-    Command.STOP: Action.STOP,
-    Command.PAUSE: Action.PAUSE,
-    Command.CONTINUE: Action.CONTINUE,
-    Command.CHECKPOINT: Action.CHECKPOINT,
-}
 _SAVE_REASONS = {
     Action.STOP: "stop",
     Action.CHECKPOINT: "request",
@@ -72,43 +67,28 @@ _SAVE_REASONS = {
 """The actions that save a checkpoint, and the reason in its file name."""
 
 
-def _is_fit_finished(trainer: Any) -> bool:
-    """Return True if no epoch follows, so there is nothing left to stop."""
-    epochs = trainer.fit_loop.epoch_progress.current.completed
-    steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-    epochs_done = trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs
-    return bool(steps_done or epochs_done or trainer.should_stop)
-
-
 class RankCoordinator:
     """One rank's part in what all ranks do together.
 
-    A process has one coordinator, as it has one queue. Rank 0 is the leader: it turns the requests
-    of the supervisor, of signals and of the clock into requests to all ranks.
+    A process has one coordinator, as it has one queue. On rank 0 it has a leader, which makes the
+    requests to all ranks.
     """
 
     def __init__(self, channel: Channel, rank: int, world_size: int) -> None:
         environment = channel.environment
         folder = environment.queue_dir
         self._channel = channel
-        self._is_leader = rank == 0
         self._control = ControlFile.open(folder / "control.bin")
         name = f"agree-{environment.restarts}-{world_size}.bin"
         self._table = BarrierTable(folder / name, rank, world_size)
         self._words, self._own_slot = self._table.words, self._table.own_slot
         self._done = self._words[0]
         """The request word on which this rank acted last."""
-        self._state = self._control.read()
-        self._answered = self._state.decision.decision_id if self._state.decision else 0
-        """Id of the last request in the control file that the ranks have decided."""
-        self._folder = environment.checkpoints_dir
-        self._checkpoint_every_s = environment.checkpoint_every_s
         self._best = BestCheckpoints(environment)
-        self._saved_at = time.monotonic()
+        self._leader: RequestLeader | None = None
+        if rank == 0:
+            self._leader = RequestLeader(self._control, self._table, environment, self._best)
         self._saves = 0
-        self._has_request = True
-        """True if the leader may have something to publish."""
-        self._plan_id = 0
         self._departed = False
         self.exact: ExactState | None = None
         """The exact state of the running Trainer."""
@@ -136,22 +116,55 @@ class RankCoordinator:
         Raises ``RunStopped`` if all ranks stop.
         """
         # Written inline, because it runs every step and its code has left the CPU's caches.
-        if self._is_leader and (
-            self._control.word[0] != self._control.last_word
-            or self._has_request
+        leader, words = self._leader, self._words
+        if leader is not None and (
+            leader.control.word[0] != leader.control.last_word
+            or leader.has_request
             or (
-                self._checkpoint_every_s
-                and time.monotonic() - self._saved_at >= self._checkpoint_every_s
+                leader.checkpoint_every_s
+                and time.monotonic() - leader.saved_at >= leader.checkpoint_every_s
             )
         ):
-            self._publish_next_request(self._control.poll())
+            self._publish_next_request()
         position = boundary_position(fit, global_step, part)
-        words = self._words
         stop_at = words[STOP_AT_WORD]
         if words[0] == self._done and (not stop_at or position < stop_at):
             words[self._own_slot] = 2 * position + 1  # passed_state(position)
             return False
         return self._serve_requests(trainer, boundary, fit, position)
+
+    def pass_epoch_end(self, trainer: Any) -> None:
+        """Pass the boundary after the last hook of an epoch.
+
+        After the last epoch there is nothing left to stop, but the best checkpoint may be due.
+        """
+        self.update_best(trainer)
+        if self._departed or (_is_fit_finished(trainer) and self._best.metric is None):
+            return
+        self._publish_next_request()
+        fit = self._channel.fit_count
+        position = boundary_position(fit, trainer.global_step, EPOCH_END)
+        epochs_done = trainer.fit_loop.epoch_progress.current.completed
+        planned = self._table.is_stop_planned(position, epochs_done)
+        if self._words[0] == self._done and not planned:
+            self._table.set_state(passed_state(position))
+        else:
+            self._serve_requests(trainer, BoundaryKind.END, fit, position, epochs_done)
+
+    def update_best(self, trainer: Any) -> None:
+        """Request a checkpoint if the monitored metric has improved.
+
+        Called after a validation or an epoch, never in a step, because reading a metric waits for
+        the device. The next boundary saves; after an epoch's validation that is the epoch's end.
+        """
+        leader = self._leader
+        if leader and not self._departed and self._best.update(trainer.callback_metrics):
+            leader.has_request = True
+
+    def _publish_next_request(self) -> None:
+        if self._leader is not None:
+            is_served = self._words[0] == self._done
+            self._leader.publish_next(self._channel.fit_count, is_served=is_served)
 
     def _serve_requests(
         self, trainer: Any, boundary: BoundaryKind, fit: int, position: int, epochs_done: int = 0
@@ -169,208 +182,83 @@ class RankCoordinator:
         self._table.set_state(passed_state(position))
         return acted
 
+    # Waiting for the other ranks.
+
+    def _wait_for(self, poll: Callable[[], bool | None]) -> bool:
+        """Call ``poll`` until it returns True or False, and return that.
+
+        Return False if the process of another rank has ended: the next collective fails, which
+        ends this rank too.
+        """
+        check_peers_at = time.monotonic() + _PEER_CHECK_S
+        while (answer := poll()) is None:
+            time.sleep(_BARRIER_POLL_S)
+            if time.monotonic() >= check_peers_at:
+                check_peers_at = time.monotonic() + _PEER_CHECK_S
+                self._channel.pulse.beat()
+                if self._table.dead_peers():
+                    return False
+        return answer
+
     def _await_planned_stop(self, position: int, epochs_done: int) -> bool:
         """If a stop is planned at this boundary, wait for rank 0 to publish the request.
 
         Return True if there is a request.
         """
         table = self._table
+
+        def poll() -> bool | None:
+            if self._words[0] != self._done:
+                return True
+            if not table.is_stop_planned(position, epochs_done):
+                return False
+            if self._leader is not None and table.all_acted():
+                table.publish(Action.STOP)
+                return True
+            return False if table.any_rank_beyond(position) else None
+
         if not table.is_stop_planned(position, epochs_done):
             return False
         table.set_state(waiting_state(position))
-        check_peers_at = time.monotonic() + _PEER_CHECK_S
-        while table.is_stop_planned(position, epochs_done) or self._words[0] != self._done:
-            if self._words[0] != self._done:
-                return True
-            if self._is_leader and table.all_acted():
-                table.publish(Action.STOP)
-                return True
-            if table.any_rank_beyond(position):
-                return False
-            time.sleep(_BARRIER_POLL_S)
-            if time.monotonic() >= check_peers_at:
-                check_peers_at = time.monotonic() + _PEER_CHECK_S
-                self._channel.pulse.beat()
-                if table.dead_peers():
-                    return False
-        return False
-
-    def watch_epoch_ends(
-        self,
-        trainer: Any,
-        failed: Callable[[BaseException], None],
-        active_finder: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Pass a boundary after the last hook of each epoch.
-
-        A checkpoint of that boundary resumes with the next epoch. ``failed`` is called with an
-        error that is raised here. ``active_finder`` returns a true value while a trial of
-        Lightning's Tuner runs; its epochs have no boundaries.
-        """
-        loop, validation = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
-        end_epoch, validate = loop.on_advance_end, validation.run
-
-        def on_advance_end() -> None:
-            end_epoch()
-            if active_finder():
-                return
-            try:
-                self._update_best(trainer)
-                is_last = _is_fit_finished(trainer)
-                if not (self._departed or (is_last and self._best.metric is None)):
-                    self._pass_epoch_end(trainer)
-            except Exception as error:  # noqa: BLE001
-                failed(error)
-
-        def run() -> Any:
-            result = validate()
-            if active_finder():
-                return result
-            try:
-                self._update_best(trainer)
-            except Exception as error:  # noqa: BLE001
-                failed(error)
-            return result
-
-        loop.on_advance_end, validation.run = on_advance_end, run
-
-    def _update_best(self, trainer: Any) -> None:
-        """Request a checkpoint if the monitored metric has improved.
-
-        Called after a validation or an epoch, never in a step, because reading a metric waits for
-        the device. The next boundary saves; after an epoch's validation that is the epoch's end.
-        """
-        if self._is_leader and not self._departed and self._best.update(trainer.callback_metrics):
-            self._has_request = True
-
-    def _pass_epoch_end(self, trainer: Any) -> None:
-        if self._is_leader:
-            self._publish_next_request(self._control.poll())
-        position = boundary_position(self._channel.fit_count, trainer.global_step, EPOCH_END)
-        epochs_done = trainer.fit_loop.epoch_progress.current.completed
-        planned = self._table.is_stop_planned(position, epochs_done)
-        if self._words[0] == self._done and not planned:
-            self._table.set_state(passed_state(position))
-        else:
-            fit = self._channel.fit_count
-            self._serve_requests(trainer, BoundaryKind.END, fit, position, epochs_done)
-
-    # The leader's requests to all ranks.
-
-    def _publish_next_request(self, state: ControlState | None) -> None:
-        """Publish what the supervisor, a signal or the clock requests. Only rank 0 calls it.
-
-        ``state`` is the new content of the control file, or None if that did not change.
-        """
-        if state is not None:
-            self._state, self._has_request = state, True
-            self._publish_stop_plan(state.plan)
-        if self._words[0] != self._done:
-            return  # the last request is not served yet
-        action, control_id = self._next_request()
-        if action is Action.NONE:
-            self._has_request = False
-        elif self._table.all_acted():
-            self._table.publish(action, control_id)
-
-    def _publish_stop_plan(self, plan: StopPlan | None) -> None:
-        """Publish where to stop. This happens at once, before any rank can be there."""
-        if plan is None or plan.plan_id == self._plan_id:
-            return
-        self._plan_id = plan.plan_id
-        step = plan.at_global_step
-        stop_at = 0 if step is None else boundary_position(self._channel.fit_count, step)
-        self._table.plan_stop(stop_at, plan.after_epochs or 0)
-
-    def _next_request(self) -> tuple[Action, int]:
-        """Return the most urgent action and the id of its request in the control file, or 0."""
-        request = self._state.request
-        if request is not None and request.request_id > self._answered:
-            action = _ACTIONS.get(request.kind, Action.NONE)
-            if action is not Action.NONE:
-                return action, request.request_id
-        if self._state.signal:
-            return Action.STOP, 0
-        if self._checkpoint_every_s and self._periodic_is_due():
-            return Action.PERIODIC, 0
-        if self._best.pending_value is not None:
-            return Action.BEST, 0
-        return Action.NONE, 0
-
-    def _periodic_is_due(self) -> bool:
-        return time.monotonic() - self._saved_at >= self._checkpoint_every_s
+        return self._wait_for(poll)
 
     def _await_all_ranks(self, position: int, number: int) -> bool:
         """Wait until all ranks are here. Return False once it is clear that they will not come."""
-        table = self._table
-        table.set_state(waiting_state(position))
-        check_peers_at = time.monotonic() + _PEER_CHECK_S
-        while True:
-            move = table.next_move(position, number)
-            if move is not Move.WAIT:
-                return move is Move.ACT
-            time.sleep(_BARRIER_POLL_S)
-            if time.monotonic() >= check_peers_at:
-                check_peers_at = time.monotonic() + _PEER_CHECK_S
-                self._channel.pulse.beat()
-                if table.dead_peers():
-                    return False  # the next collective fails, which ends this rank too
+        answers = {Move.ACT: True, Move.PROCEED: False, Move.WAIT: None}
+        self._table.set_state(waiting_state(position))
+        return self._wait_for(lambda: answers[self._table.next_move(position, number)])
 
     # The requested action, done by all ranks at the same boundary.
 
     def _act(
         self, trainer: Any, fit: int, number: int, action: Action, boundary: BoundaryKind
     ) -> None:
-        control_id = self._table.control_id()
+        pulse, control_id = self._channel.pulse, self._table.control_id()
         self._table.set_acted(number)
         self._done = number << 4 | action
-        if self._is_leader:
-            self._answer(action, control_id, trainer.global_step)
-        phase = Phase(self._channel.pulse.current_phase)
+        if self._leader is not None:
+            self._leader.answer(action, control_id, trainer.global_step)
+        phase = Phase(pulse.current_phase)
+        evaluating, path = boundary is BoundaryKind.EVALUATION, None
+        if action in _SAVE_REASONS and not evaluating:
+            path = self._save(trainer, fit, _SAVE_REASONS[action], boundary)
+        if control_id:
+            pulse.set(decision_done=control_id)
         if action is Action.PAUSE:
-            self._acknowledge(control_id)
             self._pause(trainer, fit, number, boundary)
-        elif action in _SAVE_REASONS:
-            evaluating = boundary is BoundaryKind.EVALUATION
-            reason = _SAVE_REASONS[action]
-            path = None if evaluating else self._save(trainer, fit, reason, boundary)
-            self._acknowledge(control_id)
-            if action is Action.STOP and (path or evaluating):
-                self._stop(trainer, path)
-        else:
-            self._acknowledge(control_id)
-        self._channel.pulse.set(phase=phase)
-
-    def _answer(self, action: Action, control_id: int, global_step: int) -> None:
-        """Write to the control file that the ranks act on its request."""
-        if action is Action.STOP:
-            # The plan is carried out, or the disk refused the checkpoint. Do not repeat it.
-            self._table.plan_stop(0, 0)
-        if control_id:
-            self._answered = control_id
-            command = next(command for command, each in _ACTIONS.items() if each is action)
-            self._control.decide(control_id, command, global_step)
-        elif action is Action.STOP:
-            self._control.clear_signal()
-
-    def _acknowledge(self, control_id: int) -> None:
-        if control_id:
-            self._channel.pulse.set(decision_done=control_id)
-
-    def _report(self, kind: str, text: str, **fields: Any) -> None:
-        """Send an event from rank 0 alone."""
-        if self._is_leader:
-            self._channel.event(kind, text, **fields)
+        elif action is Action.STOP and (path or evaluating):
+            self._stop(trainer, path)
+        pulse.set(phase=phase)
 
     def _save(self, trainer: Any, fit: int, reason: str, boundary: BoundaryKind) -> str | None:
         """Save a checkpoint. Return its path, or None if saving failed on any rank."""
         self._channel.pulse.set(phase=Phase.CHECKPOINT)
-        exact = self.exact
+        environment, exact = self._channel.environment, self.exact
         saved = save_checkpoint(
             trainer,
-            self._folder,
+            environment.checkpoints_dir,
             reason,
-            attempt=self._channel.environment.attempt,
+            attempt=environment.attempt,
             fit=fit,
             amend=checkpoint_amendment(trainer, boundary),
             rank_state=None if exact is None else lambda: exact.state(boundary),
@@ -378,8 +266,9 @@ class RankCoordinator:
         )
         self._saves += 1
         self._table.set_save_result(self._saves, ok=saved.error is None)
-        ok = self._all_ranks_saved()
-        self._saved_at = time.monotonic()
+        ok = self._wait_for(lambda: self._table.save_results(self._saves))
+        if self._leader is not None:
+            self._leader.saved_at = time.monotonic()
         step, epoch, path = trainer.global_step, trainer.current_epoch, str(saved.path)
         if not ok:
             error = saved.error or "another rank could not save"
@@ -387,12 +276,12 @@ class RankCoordinator:
             if reason == "stop":
                 text += " Training continues."
             # Every rank with an error of its own reports it. Otherwise rank 0 reports.
-            if saved.error or self._is_leader:
+            if saved.error or self._leader:
                 self._channel.event(
                     "checkpoint_failed", text, path=path, error=error, reason=reason, epoch=epoch
                 )
             return None
-        self._report(
+        self._channel.event_from_rank_0(
             "checkpoint_saved",
             f"Saved {saved.path.name} in {saved.seconds:.2f} s.",
             path=path,
@@ -402,27 +291,15 @@ class RankCoordinator:
             seconds=saved.seconds,
             size_bytes=saved.size_bytes,
         )
-        if self._is_leader and reason == "best":
+        if self._leader and reason == "best":
             self._best.prune()
-        if self._is_leader and reason == "periodic":
-            prune_periodic(self._folder, self._channel.environment.checkpoint_keep)
+        if self._leader and reason == "periodic":
+            prune_periodic(environment.checkpoints_dir, environment.checkpoint_keep)
         return path
-
-    def _all_ranks_saved(self) -> bool:
-        """Wait for every rank's result. Return True if all ranks saved."""
-        check_peers_at = time.monotonic() + _PEER_CHECK_S
-        while (ok := self._table.save_results(self._saves)) is None:
-            time.sleep(_BARRIER_POLL_S)
-            if time.monotonic() >= check_peers_at:
-                check_peers_at = time.monotonic() + _PEER_CHECK_S
-                self._channel.pulse.beat()
-                if self._table.dead_peers():
-                    return False
-        return ok
 
     def save_at_end(self, trainer: Any, fit: int, boundary: BoundaryKind) -> None:
         """Save the last checkpoint of a run that has periodic checkpoints."""
-        if self._checkpoint_every_s:
+        if self._channel.environment.checkpoint_every_s:
             self._save(trainer, fit, "end", boundary)
 
     def _stop(self, trainer: Any, path: str | None) -> None:
@@ -430,7 +307,7 @@ class RankCoordinator:
         self._channel.pulse.set(phase=Phase.STOPPING, outcome=Outcome.STOPPED)
         saved = "" if path is None else f", checkpoint {os.path.basename(path)}"
         text = f"Stopped at step {step}{saved}."
-        self._report("stopped", text, global_step=step, checkpoint=path)
+        self._channel.event_from_rank_0("stopped", text, global_step=step, checkpoint=path)
         raise RunStopped(step)
 
     def _pause(self, trainer: Any, fit: int, number: int, boundary: BoundaryKind) -> None:
@@ -439,13 +316,13 @@ class RankCoordinator:
         All ranks are here, so that request needs no further agreement.
         """
         step = trainer.global_step
-        self._report("paused", f"Paused at step {step}.", global_step=step)
+        self._channel.event_from_rank_0("paused", f"Paused at step {step}.", global_step=step)
         self._channel.pulse.set(phase=Phase.PAUSED)
         while True:
-            if self._is_leader:
+            if self._leader is not None:
                 # Nothing changes during a pause, so no periodic checkpoint is due.
-                self._saved_at = time.monotonic()
-                self._publish_next_request(self._control.poll())
+                self._leader.saved_at = time.monotonic()
+            self._publish_next_request()
             next_number, action = self._table.request()
             if next_number > number:
                 break
@@ -453,7 +330,17 @@ class RankCoordinator:
             self._channel.pulse.beat()
         self._act(trainer, fit, next_number, action, boundary)
         if action is Action.CONTINUE:
-            self._report("continued", f"Continued at step {step}.", global_step=step)
+            self._channel.event_from_rank_0(
+                "continued", f"Continued at step {step}.", global_step=step
+            )
         else:
             # A checkpoint during a pause does not end the pause.
             self._pause(trainer, fit, next_number, boundary)
+
+
+def _is_fit_finished(trainer: Any) -> bool:
+    """Return True if no epoch follows, so there is nothing left to stop."""
+    epochs = trainer.fit_loop.epoch_progress.current.completed
+    steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+    epochs_done = trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs
+    return bool(steps_done or epochs_done or trainer.should_stop)

@@ -29,8 +29,8 @@ from ltui.training.rank.checkpoint_files import (
     remove,
     require_space,
 )
+from ltui.training.rank.library_versions import lightning_version
 from ltui.training.rank.lightning_internals import checkpoint_connector
-from ltui.training.rank.rank_queue import lightning_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

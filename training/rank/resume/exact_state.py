@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank import lightning_internals
+from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.checkpoint_files import rank_file
+from ltui.training.rank.library_versions import lightning_version
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
     logged_state,
@@ -44,6 +45,30 @@ from ltui.training.rank.resume.random_states import (
 
 VERSION = 2
 """Version of a rank's state file. A file of another version is not used."""
+_NO_STATE = 0
+"""In place of the version if the state could not be read when the checkpoint was saved."""
+
+
+def create_exact_state(trainer: Any, send_event: Callable[..., None]) -> ExactState | None:
+    """Return the exact state of ``trainer``.
+
+    If the installed Lightning or torch has not the attributes that it needs, send a warning and
+    return None. The run then trains without it and resumes from Lightning's own checkpoint.
+    """
+    try:
+        lightning_internals.require_exact_resume(trainer)
+        torch_internals.require_exact_resume()
+        return ExactState(trainer, lambda text: send_event("note", text))
+    except Exception as error:  # noqa: BLE001  (training matters more than exactness)
+        versions = f"Lightning {lightning_version(trainer)} and torch {torch.__version__}"
+        send_event(
+            "warning",
+            f"Resuming will not be exact: ltui was not tested with {versions} ({error}). A resume "
+            "continues from Lightning's own checkpoint, without random states and the position in "
+            "the data.",
+            remedy="Upgrade ltui, or install the versions of Lightning and torch that it supports.",
+        )
+        return None
 
 
 class ExactState:
@@ -161,6 +186,15 @@ class ExactState:
         During validation, return the state from before validation began, because validation
         restarts on resume.
         """
+        try:
+            return self._read_state(boundary)
+        except Exception as error:  # noqa: BLE001  (the checkpoint is saved in any case)
+            self._report(
+                f"A resume from this checkpoint will not be exact: {type(error).__name__}: {error}"
+            )
+            return {"version": _NO_STATE}
+
+    def _read_state(self, boundary: BoundaryKind) -> dict[str, Any]:
         trainer = self._trainer
         loop = trainer.fit_loop
         # First, because it may be a collective and the rest may fail on one rank.
@@ -197,7 +231,11 @@ class ExactState:
             return
         saved = _load_file(rank_file(checkpoint, trainer.global_rank % ranks))
         if saved.get("version") != VERSION:
-            self._inexact.append("it was saved by another version of ltui")
+            self._inexact.append(
+                "its exact state could not be read when it was saved"
+                if saved.get("version") == _NO_STATE
+                else "it was saved by another version of ltui"
+            )
             self._report_inexact()
             return
         self._saved = saved

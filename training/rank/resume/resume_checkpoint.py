@@ -30,10 +30,18 @@ def fit_number(checkpoint: Path) -> int:
     The default is 1.
     """
     try:
-        manifest = json.loads(Path(f"{checkpoint}.json").read_text())
-        return int(manifest.get("fit", 1))
-    except (OSError, ValueError, AttributeError):
+        return int(_manifest(checkpoint).get("fit", 1))
+    except (ValueError, TypeError):
         return 1
+
+
+def _manifest(checkpoint: Path) -> dict[str, Any]:
+    """Return the checkpoint's manifest; empty if it has none."""
+    try:
+        manifest = json.loads(Path(f"{checkpoint}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def resume_from(
@@ -59,7 +67,7 @@ def resume_from(
             start(checkpoint_path, *args, **kwargs)
             return
         _load(start, checkpoint, report, trusted=trusted)
-        state = loaded_checkpoint(connector)
+        state = loaded_checkpoint(connector) or _manifest(checkpoint)
         step, epoch = state.get("global_step", 0), state.get("epoch", 0)
         text = f"Resumed at step {step} from {checkpoint.name}."
         report("resumed", text, path=str(checkpoint), global_step=step, step=step, epoch=epoch)

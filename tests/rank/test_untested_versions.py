@@ -1,0 +1,142 @@
+"""An untested Lightning or torch without an attribute that exact resume needs costs exactness only.
+
+A private attribute is renamed in the library itself, as a new release may do. The run must start,
+stop with a checkpoint and resume by Lightning's own means, with one warning for each attempt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ltui.training.rank import torch_internals
+from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.tensor_queue.control_block import Command
+from tests.rank.models import Linear, loader
+from tests.rank.runs import RunFolder
+
+
+def rename_in_torch(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Rename ``DataLoader._get_iterator``. The loader itself calls the new name."""
+    original = DataLoader._get_iterator
+    monkeypatch.delattr(DataLoader, "_get_iterator")
+    monkeypatch.setattr(DataLoader, "_new_iterator", original, raising=False)
+    monkeypatch.setattr(DataLoader, "__iter__", lambda loader: loader._new_iterator())
+    return "_get_iterator"
+
+
+def rename_in_lightning(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Rename ``_FitLoop._load_combined_loader_states``, also in the method that calls it."""
+    from lightning.pytorch.loops import fit_loop
+
+    loop_class, name, new_name = (
+        fit_loop._FitLoop,
+        "_load_combined_loader_states",
+        "_load_positions",
+    )
+    source = textwrap.dedent(inspect.getsource(loop_class.setup_data))
+    assert name in source
+    methods: dict[str, Any] = {}
+    exec(source.replace(name, new_name), vars(fit_loop), methods)
+    monkeypatch.setattr(loop_class, new_name, getattr(loop_class, name), raising=False)
+    monkeypatch.setattr(loop_class, "setup_data", methods["setup_data"])
+    monkeypatch.delattr(loop_class, name)
+    return name
+
+
+def stops(run: RunFolder, at: int) -> Linear:
+    """Return a model that requests a stop in batch ``at``."""
+    calls: list[int] = []
+
+    def do(_: Any, index: int) -> None:
+        if index >= 0:
+            calls.append(index)
+            if len(calls) == at:
+                run.ask(Command.STOP)
+
+    return Linear(do)
+
+
+@pytest.mark.parametrize("rename", [rename_in_torch, rename_in_lightning])
+def test_a_run_starts_stops_and_resumes_without_the_attribute(
+    run: RunFolder, fit: Any, monkeypatch: Any, rename: Callable[[Any], str]
+) -> None:
+    missing = rename(monkeypatch)
+    with pytest.raises(RunStopped):
+        fit(stops(run, 7), loader(5), loader(2), max_epochs=3)
+    (path,) = run.checkpoints
+    assert path.name == "step-00000007-stop.ckpt"
+    assert json.loads(Path(f"{path}.json").read_text())["beside"] == {}
+    (warning,) = run.events("warning")
+    assert missing in warning["text"]
+    assert "Lightning's own checkpoint" in warning["text"]
+    assert warning["remedy"]
+    assert torch.__version__ in warning["text"]
+    weights = torch.load(path, weights_only=True)["state_dict"]
+
+    run.attempt, run.requests = 2, 0
+    model = Linear()
+    seen: dict[str, Any] = {}
+    model.on_train_start = lambda: seen.update(  # type: ignore[method-assign]
+        weight=model.layer.weight.detach().clone()
+    )
+    fit(model, loader(5), loader(2), max_epochs=3, extra={"LTUI_RESUME_FROM": str(path)})
+    (resumed,) = run.events("resumed")
+    assert resumed["global_step"] == 7
+    assert torch.equal(seen["weight"], weights["layer.weight"])
+    assert model.order[0] == "train 7"
+    assert model.order[-1] == "epoch end 2"
+    (warning,) = run.events("warning")
+    assert missing in warning["text"]
+    assert len(run.events("finished")) == 1
+    for kind in ("steering_off", "telemetry_off", "exception", "note"):
+        assert run.events(kind) == [], kind
+
+
+def test_a_failure_when_the_state_is_read_costs_no_checkpoint(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check at the start can't see everything: attributes of iterators exist later."""
+
+    def fails(iterator: Any) -> int:
+        raise AttributeError("no attribute '_num_yielded'")
+
+    model = stops(run, 7)
+    model.on_train_start = lambda: monkeypatch.setattr(  # type: ignore[method-assign]
+        "ltui.training.rank.resume.dataloader_position.yielded_batches", fails
+    )
+    with pytest.raises(RunStopped):
+        fit(model, loader(5), loader(2), max_epochs=3)
+    (note,) = run.events("note")
+    assert "_num_yielded" in note["text"]
+    monkeypatch.undo()
+    assert torch_internals.yielded_batches is not fails
+    run.attempt, run.requests = 2, 0
+    model = Linear()
+    extra = {"LTUI_RESUME_FROM": str(run.checkpoints[0])}
+    fit(model, loader(5), loader(2), max_epochs=3, extra=extra)
+    assert (model.order[0], model.order[-1]) == ("train 7", "epoch end 2")
+    (note,) = run.events("note")
+    assert "could not be read when it was saved" in note["text"]
+
+
+def test_a_resume_that_cannot_be_prepared_is_reported(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise AttributeError("no attribute '_checkpoint_connector'")
+
+    monkeypatch.setattr("ltui.training.rank.callback.resume_from", fails)
+    fit(Linear(), loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": "/somewhere.ckpt"})
+    (warning,) = run.events("warning")
+    assert "/somewhere.ckpt" in warning["text"]
+    assert "_checkpoint_connector" in warning["text"]
+    assert len(run.events("finished")) == 1

@@ -1,0 +1,93 @@
+"""Turn requests of the supervisor, of signals and of the clock into requests to all ranks."""
+
+from __future__ import annotations
+
+import time
+
+from ltui.training.rank.coordination.best_checkpoints import BestCheckpoints
+from ltui.training.rank.coordination.step_consensus import Action, BarrierTable, boundary_position
+from ltui.training.rank.environment import RankEnvironment
+from ltui.training.tensor_queue.control_block import Command, ControlFile
+
+_ACTIONS = {
+    Command.STOP: Action.STOP,
+    Command.PAUSE: Action.PAUSE,
+    Command.CONTINUE: Action.CONTINUE,
+    Command.CHECKPOINT: Action.CHECKPOINT,
+}
+_COMMANDS = {action: command for command, action in _ACTIONS.items()}
+
+
+class RequestLeader:
+    """Decides what all ranks do next. Only rank 0 has one."""
+
+    def __init__(
+        self,
+        control: ControlFile,
+        table: BarrierTable,
+        environment: RankEnvironment,
+        best: BestCheckpoints,
+    ) -> None:
+        self.control = control
+        self.has_request = True
+        """True if there may be something to publish."""
+        self.checkpoint_every_s = environment.checkpoint_every_s
+        self.saved_at = time.monotonic()
+        """Time of the last checkpoint, from which the next periodic one is counted."""
+        self._table = table
+        self._best = best
+        self._state = control.read()
+        self._answered = self._state.decision.decision_id if self._state.decision else 0
+        """Id of the last request in the control file that the ranks have decided."""
+        self._plan_id = 0
+
+    def publish_next(self, fit: int, *, is_served: bool) -> None:
+        """Publish the next request if there is one.
+
+        ``is_served`` says if this rank has acted on the last one.
+        """
+        if (state := self.control.poll()) is not None:
+            self._state, self.has_request = state, True
+            self._publish_stop_plan(fit)
+        if not is_served:
+            return
+        action, control_id = self._next_request()
+        if action is Action.NONE:
+            self.has_request = False
+        elif self._table.all_acted():
+            self._table.publish(action, control_id)
+
+    def _publish_stop_plan(self, fit: int) -> None:
+        """Publish where to stop. This happens at once, before any rank can be there."""
+        plan = self._state.plan
+        if plan is None or plan.plan_id == self._plan_id:
+            return
+        self._plan_id = plan.plan_id
+        step = plan.at_global_step
+        self._table.plan_stop(
+            0 if step is None else boundary_position(fit, step), plan.after_epochs or 0
+        )
+
+    def _next_request(self) -> tuple[Action, int]:
+        """Return the most urgent action and the id of its request in the control file, or 0."""
+        request = self._state.request
+        if request and request.request_id > self._answered and request.kind in _ACTIONS:
+            return _ACTIONS[request.kind], request.request_id
+        if self._state.signal:
+            return Action.STOP, 0
+        if self.checkpoint_every_s and time.monotonic() - self.saved_at >= self.checkpoint_every_s:
+            return Action.PERIODIC, 0
+        if self._best.pending_value is not None:
+            return Action.BEST, 0
+        return Action.NONE, 0
+
+    def answer(self, action: Action, control_id: int, global_step: int) -> None:
+        """Write to the control file that the ranks act on its request."""
+        if action is Action.STOP:
+            # The plan is carried out, or the disk refused the checkpoint. Do not repeat it.
+            self._table.plan_stop(0, 0)
+        if control_id:
+            self._answered = control_id
+            self.control.decide(control_id, _COMMANDS[action], global_step)
+        elif action is Action.STOP:
+            self.control.clear_signal()
