@@ -185,26 +185,29 @@ def test_methods_of_loops_can_be_replaced() -> None:
     trainer = _trainer()
     loop = trainer.fit_loop
     lightning_internals.check_validation_signature(loop)
-    assert inspect.ismethod(lightning_internals.load_loader_states(loop))
-    before, after = lightning_internals.fetch_hooks(loop.epoch_loop)
-    assert inspect.ismethod(before)
-    assert inspect.ismethod(after)
-    manual = loop.epoch_loop.manual_optimization
-    assert inspect.ismethod(lightning_internals.after_manual_step(manual))
-    precision = trainer.strategy.precision_plugin
-    assert inspect.ismethod(lightning_internals.after_closure(precision))
     calls: list[str] = []
-    lightning_internals.replace_load_loader_states(loop, lambda: calls.append("states"))
-    lightning_internals.replace_fetch_hooks(
-        loop.epoch_loop, lambda: calls.append("before"), lambda: calls.append("after")
+    load_states = lightning_internals.replace_load_loader_states(
+        loop, lambda: calls.append("states")
     )
+    assert inspect.ismethod(load_states)
 
-    def closure_done(*args: Any) -> None:
-        calls.append("closure")
-        lightning_closure(*args)
+    def wrap_fetch(before: Any, after: Any) -> Any:
+        assert inspect.ismethod(before)
+        assert inspect.ismethod(after)
+        return lambda: calls.append("before"), lambda: calls.append("after")
 
-    lightning_closure = lightning_internals.after_closure(precision)
-    lightning_internals.replace_after_closure(precision, closure_done)
+    lightning_internals.wrap_fetch_hooks(loop.epoch_loop, wrap_fetch)
+
+    def wrap_closure(after_closure: Any) -> Any:
+        assert inspect.ismethod(after_closure)
+
+        def closure_done(*args: Any) -> None:
+            calls.append("closure")
+            after_closure(*args)
+
+        return closure_done
+
+    lightning_internals.wrap_after_closure(trainer.strategy.precision_plugin, wrap_closure)
     trainer.fit(_Model(lambda _: None), _loader())
     # Lightning calls each replacement: the states once, the others in this order for each batch.
     assert calls == ["states", *["before", "after", "closure"] * 4]
@@ -224,13 +227,17 @@ def test_the_manual_step_hook_is_called() -> None:
     trainer = _trainer()
     manual = trainer.fit_loop.epoch_loop.manual_optimization
     calls: list[int] = []
-    after_step = lightning_internals.after_manual_step(manual)
 
-    def counted() -> None:
-        calls.append(1)
-        after_step()
+    def wrap(after_step: Any) -> Any:
+        assert inspect.ismethod(after_step)
 
-    lightning_internals.replace_after_manual_step(manual, counted)
+        def counted() -> None:
+            calls.append(1)
+            after_step()
+
+        return counted
+
+    lightning_internals.wrap_after_manual_step(manual, wrap)
     trainer.fit(Manual(), _loader())
     assert len(calls) == 4
 

@@ -28,6 +28,7 @@ RESULT_META_FIELDS = (
 """Fields of a result's metadata that are plain values. Checkpoints contain these names."""
 
 Function = Callable[..., Any]
+Wrapper = Callable[[Function], Function]
 
 
 def require_exact_resume(trainer: Any) -> None:
@@ -192,18 +193,14 @@ def loader_iterator(fetcher: Any, index: int) -> Any:
     return combined.iterators[index]
 
 
-def load_loader_states(fit_loop: Any) -> Function:
-    """Return ``_FitLoop._load_combined_loader_states``.
+def replace_load_loader_states(fit_loop: Any, function: Function) -> Function:
+    """Replace ``_FitLoop._load_combined_loader_states`` of this object, and return the original.
 
     Lightning calls it when the loaders exist and before they are iterated.
     """
-    method: Function = fit_loop._load_combined_loader_states
-    return method
-
-
-def replace_load_loader_states(fit_loop: Any, function: Function) -> None:
-    """Replace ``_FitLoop._load_combined_loader_states`` of this object by ``function``."""
+    original: Function = fit_loop._load_combined_loader_states
     fit_loop._load_combined_loader_states = function
+    return original
 
 
 def is_state_loaded(loop: Any) -> bool:
@@ -254,42 +251,31 @@ def check_validation_signature(fit_loop: Any) -> None:
 # Places inside a training step.
 
 
-def fetch_hooks(epoch_loop: Any) -> tuple[Function, Function]:
-    """Return ``_TrainingEpochLoop._on_before_fetch`` and ``_on_after_fetch``.
+def wrap_fetch_hooks(
+    epoch_loop: Any, wrap: Callable[[Function, Function], tuple[Function, Function]]
+) -> None:
+    """Replace ``_TrainingEpochLoop._on_before_fetch`` and ``_on_after_fetch`` by ``wrap`` of them.
 
     Lightning calls them around ``next(iterator)`` to profile the wait for data.
     """
-    return epoch_loop._on_before_fetch, epoch_loop._on_after_fetch
+    hooks = wrap(epoch_loop._on_before_fetch, epoch_loop._on_after_fetch)
+    epoch_loop._on_before_fetch, epoch_loop._on_after_fetch = hooks
 
 
-def replace_fetch_hooks(epoch_loop: Any, before: Function, after: Function) -> None:
-    """Replace ``_on_before_fetch`` and ``_on_after_fetch`` of this epoch loop."""
-    epoch_loop._on_before_fetch, epoch_loop._on_after_fetch = before, after
-
-
-def after_closure(precision: Any) -> Function:
-    """Return ``Precision._after_closure``.
+def wrap_after_closure(precision: Any, wrap: Wrapper) -> None:
+    """Replace ``Precision._after_closure`` of this precision plugin by ``wrap`` of it.
 
     Lightning calls it after the backward pass and before the optimizer's step.
     """
-    method: Function = precision._after_closure
-    return method
+    precision._after_closure = wrap(precision._after_closure)
 
 
-def replace_after_closure(precision: Any, function: Function) -> None:
-    """Replace ``Precision._after_closure`` of this precision plugin by ``function``."""
-    precision._after_closure = function
+def wrap_after_manual_step(manual_optimization: Any, wrap: Wrapper) -> None:
+    """Replace ``_ManualOptimization._on_after_step`` of this object by ``wrap`` of it.
 
-
-def after_manual_step(manual_optimization: Any) -> Function:
-    """Return ``_ManualOptimization._on_after_step``, called after each manual optimizer step."""
-    method: Function = manual_optimization._on_after_step
-    return method
-
-
-def replace_after_manual_step(manual_optimization: Any, function: Function) -> None:
-    """Replace ``_ManualOptimization._on_after_step`` of this object by ``function``."""
-    manual_optimization._on_after_step = function
+    Lightning calls it after each manual optimizer step.
+    """
+    manual_optimization._on_after_step = wrap(manual_optimization._on_after_step)
 
 
 def silence_idle_profiler(trainer: Any) -> bool:

@@ -5,23 +5,9 @@ Everything here runs inside of Lightning's training loop. So it must be cheap an
 no lock, no I/O except stores to mapped memory, no synchronisation of the device. A loss on a GPU is
 sent as a METRICS record named ``train/loss`` when its copy has arrived, and its row contains NaN.
 
-The time of a step is divided into phases by marks. Every mark adds the time since the last mark to
-the phase that ends, and begins the next phase. The marks wrap methods of the Trainer's own objects,
-because a callback hook costs twice as much. They are:
-
-- the profiler hooks around ``next(iterator)``, which enclose exactly the wait for data, without the
-  broadcast of Lightning that precedes it
-- the logger connector's ``on_batch_start``
-- the strategy's ``backward``
-- the precision plugin's ``_after_closure``, which runs between the backward pass and the
-  optimizer's step
-
-The rest of the step belongs to no phase: callbacks, logging, and waiting for other ranks in
-Lightning's own broadcast for each step.
-
-Between two marks a part of a training step runs, which evicts most of this code from the CPU's
-caches. So a mark costs as much as the memory that it touches. Therefore the class has slots, the
-row is filled in the buffer from which it is sent, and there are fewer calls than elsewhere.
+The code of a step has left the CPU's caches when it runs (``phase_clock.py``). Therefore the class
+has slots, the row is filled in the buffer from which it is sent, and there are fewer calls than
+elsewhere.
 """
 
 from __future__ import annotations
@@ -37,19 +23,25 @@ import torch
 
 from ltui.training.rank import lightning_internals
 from ltui.training.rank.logged_metrics import LoggedMetrics
+from ltui.training.rank.phase_clock import (
+    BACKWARD,
+    BATCH_END,
+    FETCH,
+    FORWARD,
+    OPTIMIZER,
+    TRANSFER,
+    PhaseClock,
+    clock,
+)
 from ltui.training.rank.rank_queue import Channel
 from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
 
 _NAN = math.nan
-_clock = time.monotonic_ns
 _PERIODIC_NS = 100_000_000
 """Nanoseconds between updates of logged metrics, memory and the wall clock's offset."""
 _MEMORY_NS = 500_000_000
 """Nanoseconds between reads of the allocated memory, for which torch builds a large dictionary."""
 
-_FETCH, _TRANSFER, _FORWARD = int(Phase.FETCH), int(Phase.TRANSFER), int(Phase.FORWARD)
-_BACKWARD, _OPTIMIZER = int(Phase.BACKWARD), int(Phase.OPTIMIZER)
-_BATCH_END = int(Phase.BATCH_END)
 _STEP, _METRICS = int(RecordKind.STEP), int(RecordKind.METRICS)
 
 # Fields of the row as plain numbers: reading a member from an enumeration takes a call.
@@ -60,45 +52,19 @@ _ROW_TRANSFER_S, _ROW_FORWARD_S = int(StepField.TRANSFER_S), int(StepField.FORWA
 _ROW_BACKWARD_S, _ROW_OPTIMIZER_S = int(StepField.BACKWARD_S), int(StepField.OPTIMIZER_S)
 _ROW_WALL_S, _ROW_STEPPED = int(StepField.WALL_S), int(StepField.STEPPED)
 
-_NO_TIME = [0] * len(Phase)
-
 
 class Telemetry:
     """Measures the training loop of one Trainer on one rank.
 
     Its ``on_...`` methods are Lightning's hooks. ``failed`` is called with an error in them or in
-    the marks. The indices of a mark are those of ``PulseWriter.mark``: 0 phase, 1 time of its
-    begin, 2 batch, 3 global step.
+    the marks.
     """
 
     __slots__ = (
-        "_before_fetch",
-        "_channel",
-        "_doing",
-        "_epoch",
-        "_failed",
-        "_list_type",
-        "_mark",
-        "_memory_due",
-        "_metrics",
-        "_next_batch",
-        "_nonfinite_reported",
-        "_on_cuda",
-        "_param_group",
-        "_periodic_due",
-        "_profiling",
-        "_publish",
-        "_pulse",
-        "_row",
-        "_scaled_loss",
-        "_since",
-        "_spent",
-        "_step_began",
-        "_steps",
-        "_tensor_type",
-        "_wall_offset_s",
-        "global_step",
-        "stepped",
+        *("_channel", "_epoch", "_failed", "_list_type", "_memory_due", "_metrics"),
+        *("_nonfinite_reported", "_on_cuda", "_param_group", "_periodic_due", "_phases"),
+        *("_publish", "_pulse", "_row", "_scaled_loss", "_steps", "_tensor_type"),
+        *("_wall_offset_s", "global_step", "stepped"),
     )
 
     def __init__(self, channel: Channel, failed: Callable[[BaseException], None]) -> None:
@@ -106,7 +72,7 @@ class Telemetry:
         self._failed = failed
         self._metrics = LoggedMetrics(channel)
         self._pulse = channel.pulse
-        self._mark = channel.pulse.mark
+        self._phases = PhaseClock(channel.pulse.mark, failed)
         row = channel.queue.row(_STEP, len(StepField))
         self._publish, self._row = row.publish, row.fields
         for field in StepField:
@@ -117,21 +83,13 @@ class Telemetry:
         self._epoch = 0
         self._periodic_due = self._memory_due = 0
         self._wall_offset_s = 0.0
-        self._next_batch = 0
         self._on_cuda = False
-        self._profiling = True
-        """True if a profiler is in use. Lightning's default profiler does nothing."""
         self._scaled_loss = True
         self._list_type: Any = None
         self._tensor_type: Any = None
         self._param_group: Mapping[str, Any] | None = None
         self._steps: Any = None
         self._nonfinite_reported = False
-        self._doing = self._before_fetch = _BATCH_END
-        """The phase that the time since the last mark belongs to."""
-        self._since = self._step_began = _clock()
-        self._spent = list(_NO_TIME)
-        """Nanoseconds in each phase since the end of the previous batch."""
 
     # Objects of Lightning that a row needs. They are read once for each epoch, not for each batch.
 
@@ -148,130 +106,49 @@ class Telemetry:
         # over which gradients are accumulated.
         self._scaled_loss = automatic
         self._on_cuda = trainer.strategy.root_device.type == "cuda"
-        self._profiling = not lightning_internals.silence_idle_profiler(trainer)
+        phases = self._phases
+        phases.profiling = not lightning_internals.silence_idle_profiler(trainer)
         optimizers = trainer.optimizers
         self._param_group = optimizers[0].param_groups[0] if optimizers else None
         self._epoch = trainer.current_epoch
         self.global_step = self._steps.completed
         self._pulse.set(epoch=self._epoch, batch=0, global_step=self.global_step)
-        self._mark[2], self._mark[3] = 0, self.global_step
-        self._next_batch = 0
+        phases.mark[2], phases.mark[3] = 0, self.global_step
+        phases.next_batch = 0
         self._row[StepField.EPOCH] = self._epoch
 
     def install_marks(self, trainer: Any) -> None:
         """Wrap the methods between which the phases of a batch lie."""
-        self._mark_fetch(trainer.fit_loop.epoch_loop)
-        self._mark_batch_start(trainer)
-        strategy = trainer.strategy
-        precision = strategy.precision_plugin
-        strategy.backward = self._marked(strategy.backward, _BACKWARD)
-        after_closure = lightning_internals.after_closure(precision)
-        marked = self._marked(after_closure, _OPTIMIZER)
-        lightning_internals.replace_after_closure(precision, marked)
-        self._mark_manual_optimization(trainer.fit_loop.epoch_loop.manual_optimization)
-
-    def _mark_fetch(self, loop: Any) -> None:
-        before, after = lightning_internals.fetch_hooks(loop)
-
-        def on_before_fetch() -> None:
-            now, doing, mark = _clock(), self._doing, self._mark
-            self._spent[doing] += now - self._since
-            self._since = now
-            self._before_fetch = doing
-            if doing == _BATCH_END:
-                mark[2] = self._next_batch
-            mark[1] = now
-            mark[0] = self._doing = _FETCH
-            if self._profiling:
-                before()
-
-        def on_after_fetch() -> None:
-            if self._profiling:
-                after()
-            now, mark = _clock(), self._mark
-            self._spent[self._doing] += now - self._since
-            self._since = now
-            mark[1] = now
-            # If the user's module iterates the loader itself, it fetches inside training_step.
-            before_fetch = self._before_fetch
-            mark[0] = self._doing = _TRANSFER if before_fetch == _BATCH_END else before_fetch
-
-        lightning_internals.replace_fetch_hooks(loop, on_before_fetch, on_after_fetch)
-
-    def _mark_batch_start(self, trainer: Any) -> None:
+        self._phases.install_marks(trainer)
         connector, state = lightning_internals.logger_connector(trainer), trainer.state
         batches = trainer.fit_loop.epoch_loop.batch_progress.current
         start, training = connector.on_batch_start, type(state.stage).TRAINING
+        phases, pulse, row = self._phases, self._pulse, self._row
 
         @functools.wraps(start)
         def on_batch_start(*args: Any, **kwargs: Any) -> None:
-            # Called for batches of a validation too.
-            if state.stage is training:
-                self._batch_started(batches.ready - 1)
+            if state.stage is training:  # called for batches of a validation too
+                try:
+                    now = clock()
+                    phases.spent[phases.doing] += now - phases.since
+                    phases.since = now
+                    mark = phases.mark
+                    mark[2] = pulse.batch = batches.ready - 1
+                    mark[1] = now
+                    mark[0] = phases.doing = FORWARD
+                    group = self._param_group
+                    if group is not None:
+                        lr = group["lr"]
+                        row[_ROW_LR] = lr if type(lr) is float else host_float(lr)
+                except Exception as error:  # noqa: BLE001
+                    self._failed(error)
             start(*args, **kwargs)
 
         connector.on_batch_start = on_batch_start
 
-    def _batch_started(self, batch_index: int) -> None:
-        try:
-            now = _clock()
-            self._spent[self._doing] += now - self._since
-            self._since = now
-            mark = self._mark
-            mark[2] = self._pulse.batch = batch_index
-            mark[1] = now
-            mark[0] = self._doing = _FORWARD
-            group = self._param_group
-            if group is not None:
-                lr = group["lr"]
-                self._row[_ROW_LR] = lr if type(lr) is float else host_float(lr)
-        except Exception as error:  # noqa: BLE001
-            self._failed(error)
-
-    def _marked(self, method: Callable[..., Any], phase: int) -> Callable[..., Any]:
-        """Return a wrapper of ``method`` that enters ``phase``, which lasts until the next mark."""
-
-        @functools.wraps(method)
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            try:
-                now = _clock()
-                self._spent[self._doing] += now - self._since
-                self._since = now
-                mark = self._mark
-                mark[1] = now
-                mark[0] = self._doing = phase
-            except Exception as error:  # noqa: BLE001
-                self._failed(error)
-            return method(*args, **kwargs)
-
-        return marked
-
-    def _enter_phase(self, phase: int) -> None:
-        """Add the time since the last mark to the phase that ends, and enter ``phase``.
-
-        Methods that run in every batch contain these lines inline.
-        """
-        now = _clock()
-        self._spent[self._doing] += now - self._since
-        self._since = now
-        mark = self._mark
-        mark[1] = now
-        mark[0] = self._doing = phase
-
-    def _mark_manual_optimization(self, manual: Any) -> None:
-        after_step = lightning_internals.after_manual_step(manual)
-
-        def on_after_step() -> None:
-            after_step()
-            self._enter_phase(_FORWARD)
-
-        lightning_internals.replace_after_manual_step(manual, on_after_step)
-
     def restart_clock(self) -> None:
         """Exclude the time since the last batch (validation, a pause) from the next step."""
-        self._spent[:] = _NO_TIME
-        self._doing = _BATCH_END
-        self._since = self._step_began = _clock()
+        self._phases.restart()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -281,15 +158,15 @@ class Telemetry:
         The row keeps the values of fields that did not change.
         """
         try:
-            now = _clock()
-            spent = self._spent
-            spent[self._doing] += now - self._since
+            now, phases = clock(), self._phases
+            spent = phases.spent
+            spent[phases.doing] += now - phases.since
             if now >= self._periodic_due:
                 self._send_periodic(trainer, now)
-            pulse, mark, row = self._pulse, self._mark, self._row
+            pulse, mark, row = self._pulse, phases.mark, self._row
             step = self._steps.completed
-            self.stepped = step != self.global_step
-            if self.stepped:
+            self.stepped = stepped = step != self.global_step
+            if stepped:
                 self.global_step = pulse.global_step = mark[3] = step
             row[_ROW_GLOBAL_STEP] = step
             row[_ROW_BATCH] = batch_idx
@@ -308,21 +185,21 @@ class Telemetry:
                     if loss - loss != 0.0:
                         self._report_nonfinite_loss(loss)
             row[_ROW_LOSS] = loss
-            row[_ROW_STEP_S] = (now - self._step_began) * 1e-9
-            row[_ROW_FETCH_S] = spent[_FETCH] * 1e-9
-            row[_ROW_FORWARD_S] = spent[_FORWARD] * 1e-9
-            row[_ROW_BACKWARD_S] = spent[_BACKWARD] * 1e-9
-            row[_ROW_OPTIMIZER_S] = spent[_OPTIMIZER] * 1e-9
-            row[_ROW_TRANSFER_S] = spent[_TRANSFER] * 1e-9
+            row[_ROW_STEP_S] = (now - phases.step_began) * 1e-9
+            row[_ROW_FETCH_S] = spent[FETCH] * 1e-9
+            row[_ROW_FORWARD_S] = spent[FORWARD] * 1e-9
+            row[_ROW_BACKWARD_S] = spent[BACKWARD] * 1e-9
+            row[_ROW_OPTIMIZER_S] = spent[OPTIMIZER] * 1e-9
+            row[_ROW_TRANSFER_S] = spent[TRANSFER] * 1e-9
             row[_ROW_WALL_S] = now * 1e-9 + self._wall_offset_s
-            row[_ROW_STEPPED] = self.stepped
+            row[_ROW_STEPPED] = stepped
             self._publish(now)
-            spent[_FETCH] = spent[_TRANSFER] = 0
-            spent[_FORWARD] = spent[_BACKWARD] = spent[_OPTIMIZER] = 0
-            self._since = self._step_began = now
-            self._next_batch = batch_idx + 1
+            spent[FETCH] = spent[TRANSFER] = 0
+            spent[FORWARD] = spent[BACKWARD] = spent[OPTIMIZER] = 0
+            phases.since = phases.step_began = now
+            phases.next_batch = batch_idx + 1
             mark[1] = now
-            mark[0] = self._doing = pulse.current_phase = _BATCH_END
+            mark[0] = phases.doing = pulse.current_phase = BATCH_END
         except Exception as error:  # noqa: BLE001
             self.stepped = True  # unknown: then the boundary must not be skipped
             self._failed(error)

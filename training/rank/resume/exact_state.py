@@ -100,7 +100,6 @@ class ExactState:
 
     def _wrap_loop_methods(self, loop: Any) -> None:
         """Wrap the methods of Lightning's loops that run when a part must be restored or saved."""
-        load_states = lightning_internals.load_loader_states(loop)
         setup_loaders, begin_epoch = loop.setup_data, loop.on_advance_start
         validation, epoch_loop = loop.epoch_loop.val_loop, loop.epoch_loop
         validate, run_epoch = validation.run, epoch_loop.on_run_start
@@ -147,7 +146,7 @@ class ExactState:
             return validate()
 
         loop.setup_data = setup_data
-        lightning_internals.replace_load_loader_states(loop, loaders_ready)
+        load_states = lightning_internals.replace_load_loader_states(loop, loaders_ready)
         loop.on_advance_start = on_advance_start
         epoch_loop.on_run_start = on_run_start
         validation.run = run
