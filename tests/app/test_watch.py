@@ -37,8 +37,11 @@ from ltui.training.tensor_queue.record_types import RecordKind, Phase, StepField
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.rank.rank_queue import own_start_ticks
 import torch
+from array import array
 rank = int(sys.argv[2])
 q = QueueWriter.create(Path(sys.argv[1]))
+step_row = q.row(RecordKind.STEP, len(StepField))
+row, nothing = step_row.fields, memoryview(array("d", [float("nan")] * len(StepField)))
 hello = {"rank": rank, "local_rank": rank, "world_size": 2, "pid": os.getpid(), "device": "cpu"}
 q.put(None, RecordKind.HELLO, json.dumps(hello).encode())
 q.pulse.set(
@@ -50,11 +53,11 @@ for line in sys.stdin:
     word, *values = line.split()
     if word == "steps":
         for step in range(int(values[0]), int(values[1]) + 1):
-            row = [float("nan")] * len(StepField)
+            row[:] = nothing
             row[StepField.GLOBAL_STEP], row[StepField.EPOCH], row[StepField.BATCH] = step, 0, step
             row[StepField.SAMPLES], row[StepField.STEP_S], row[StepField.FETCH_S] = 32, 0.1, 0.02
             row[StepField.LOSS], row[StepField.WALL_S] = 1.0 / step, time.time()
-            q.put_row(row, RecordKind.STEP)
+            step_row.publish(time.monotonic_ns())
         q.pulse.set(phase=Phase.FORWARD, epoch=0, batch=int(values[1]), global_step=int(values[1]))
     elif word == "metric":
         label = {"names": ["val_loss"], "step": int(values[0]), "epoch": 0, "t": time.time()}

@@ -31,7 +31,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
-from ltui.training.rank.callback_factory import rebuild_callback, rebuild_freeze_warnings
+from ltui.training.rank.callback_factory import FREEZE_WARNINGS, rebuild_callback
 from ltui.training.rank.environment import RankEnvironment
 
 BLOCK, SKIPPED, ROUNDS = 40, 8, 60
@@ -156,7 +156,7 @@ def _train(folder: Path) -> Relay:
     for thread in others:
         thread.start()
     # In the main thread, as in a run: signal handlers are set there alone.
-    _fit(watched, folder, [rank, rebuild_freeze_warnings("lightning", rank)])
+    _fit(watched, folder, [rank, rebuild_callback("lightning", rank, FREEZE_WARNINGS)])
     for thread in others:
         thread.join()
     return relay

@@ -51,8 +51,7 @@ def _pulse(rank: int, outcome: Outcome = Outcome.RUNNING, changed: float = 1.0) 
     return PulseState(
         pid=100 + rank, start_ticks=1, rank=rank, local_rank=rank, world_size=2,
         phase=Phase.FORWARD, epoch=0, batch=0, global_step=7, changed_ns=0,
-        changed_wall_s=changed, outcome=outcome, decision_done=0, collective_enqueued=-1,
-        collective_completed=-1, telemetry_ok=True, restarts=0,
+        changed_wall_s=changed, outcome=outcome, decision_done=0, telemetry_ok=True, restarts=0,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A run directory as ranks see it: what to set in their environment, and what they left in it."""
+"""A run directory for tests: the environment of its ranks, and the records that they wrote."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("*.ckpt"))
 
-    def ask(self, command: Command) -> int:
+    def request(self, command: Command) -> int:
         self.requests += 1
         control = ControlFile.open(self.queue_dir / "control.bin")
         control.request(command, self.requests)
@@ -61,10 +61,10 @@ class RunFolder:
             return []
         reader = QueueReader(path)
         try:
-            found: list[Any] = []
-            while records := reader.poll().records:
-                found += records
-            return found
+            records: list[Any] = []
+            while new := reader.poll().records:
+                records += new
+            return records
         finally:
             reader.close()
 
@@ -93,28 +93,28 @@ class RunFolder:
         return [e for e in self.labels(RecordKind.EVENT, rank) if e["kind"] == kind]
 
     def metrics(self, rank: int = 0) -> dict[str, list[tuple[int, float]]]:
-        """Name -> [(step, value)]."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        """Return the metrics as name -> [(step, value)]."""
+        metrics: dict[str, list[tuple[int, float]]] = {}
         for record in self.records(rank):
             if record.kind == RecordKind.METRICS:
                 label = json.loads(record.label)
                 for name, value in zip(label["names"], record.array.tolist(), strict=True):
-                    found.setdefault(name, []).append((label["step"], value))
-        return found
+                    metrics.setdefault(name, []).append((label["step"], value))
+        return metrics
 
 
 def wait_for(
-    what: Callable[[], Any], process: subprocess.Popen | None = None, s: float = 110
+    poll: Callable[[], Any], process: subprocess.Popen | None = None, s: float = 110
 ) -> Any:
-    """The first true answer of ``what``. Fails where the process ends without it."""
+    """Return the first true result of ``poll``. Fail if the process ends without one."""
     deadline = time.monotonic() + s
     while time.monotonic() < deadline:
-        if answer := what():
+        if answer := poll():
             return answer
         if process is not None and process.poll() is not None:
-            return what() or _fail(f"it ended with {process.returncode}")
+            return poll() or _fail(f"the process ended with {process.returncode}")
         time.sleep(0.02)
-    return _fail("nothing came in time")
+    return _fail("nothing arrived in time")
 
 
 def _fail(text: str) -> Any:
@@ -123,9 +123,11 @@ def _fail(text: str) -> Any:
 
 def rank_side(folder: Path) -> Path:
     """Create a folder for PYTHONPATH with the code that ranks import and its entry points."""
-    for room in ("tensor_queue", "rank"):
+    for package in ("tensor_queue", "rank"):
         ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "training" / room, folder / "ltui/training" / room, ignore=ignore)
+        shutil.copytree(
+            ROOT / "training" / package, folder / "ltui/training" / package, ignore=ignore
+        )
     shutil.copy(ROOT / "training/__init__.py", folder / "ltui/training")
     info = folder / "ltui_rank-0.dist-info"
     info.mkdir()

@@ -124,9 +124,13 @@ def printed(table: list[dict[str, Any]]) -> None:
     for number in ranks:
         rows = [row for row in table if row["ranks"] == number]
         exact = sum(not row["differs"] for row in rows)
-        known = sum(bool(row["differs"]) and row["case"].split(":")[0] in NOT_EXACT for row in rows)
+        expected_differences = sum(
+            bool(row["differs"]) and row["case"].split(":")[0] in NOT_EXACT for row in rows
+        )
         title = f"{number} rank{'s' * (number != 1)}"
-        print(f"{title}: {exact} of {len(rows)} exact, {known} not exact as documented")
+        print(
+            f"{title}: {exact} of {len(rows)} exact, {expected_differences} not exact as documented"
+        )
 
 
 def possible_notes(row: dict[str, Any]) -> list[str]:
@@ -143,11 +147,11 @@ def checked(table: list[dict[str, Any]]) -> None:
     for row in table:
         loader, _, stop = row["case"].split(":")[:3]
         possible, notes = possible_notes(row), row["notes"]
-        left = stop in WHERE_BATCHES_ARE_LEFT
-        if left and any(all(part not in note for note in notes) for part in possible):
+        batches_remain = stop in WHERE_BATCHES_ARE_LEFT
+        if batches_remain and any(all(part not in note for note in notes) for part in possible):
             wrong.append((row["ranks"], row["case"], "said only", notes))
-        told = any(NOT_EXACT.get(loader, "never") in note for note in notes)
-        if row["differs"] and not (told or (loader in NOT_EXACT and not left)):
+        is_reported = any(NOT_EXACT.get(loader, "never") in note for note in notes)
+        if row["differs"] and not (is_reported or (loader in NOT_EXACT and not batches_remain)):
             wrong.append((row["ranks"], row["case"], "differs in", row["differs"]))
         allowed = [*possible, "again", NOT_EXACT.get(loader, "again")]
         if any(all(part not in note for part in allowed) for note in notes):
@@ -168,7 +172,7 @@ def every_sample_once(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
-def test_as_never_stopped(tmp_path: Path) -> None:
+def test_resumed_runs_equal_runs_without_a_stop(tmp_path: Path) -> None:
     folder = tmp_path if FOLDER is None else Path(FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
     table = tried(folder, RANKS, CASES, LIMIT_S)

@@ -58,7 +58,7 @@ def saved(run: RunFolder) -> tuple[Path, int, int]:
         ({"step": 4}, (4, 1), {"accumulate_grad_batches": 2}),
     ],
 )
-def test_it_stops_there_and_resumes_as_never_stopped(
+def test_it_stops_there_and_resumes_exactly(
     run: RunFolder, fit: Any, planned: Any, at: tuple[int, int], options: Any
 ) -> None:
     run.attempt = 9
@@ -99,14 +99,14 @@ def test_a_plan_made_late_stops_at_the_next_step(run: RunFolder, fit: Any) -> No
     assert saved(run)[1] == 7
 
 
-def test_the_end_of_the_run_goes_before_a_plan(run: RunFolder, fit: Any) -> None:
+def test_the_run_ends_before_a_later_plan(run: RunFolder, fit: Any) -> None:
     plan(run, epochs=2)
     fit(Linear(), loader(3), max_epochs=2)
     assert run.events("stopped") == []
     assert len(run.events("finished")) == 1
 
 
-def test_a_disk_that_refuses_ends_the_plan_not_the_training(run: RunFolder, fit: Any) -> None:
+def test_a_failed_checkpoint_ends_the_plan_and_not_the_training(run: RunFolder, fit: Any) -> None:
     (run.path / "checkpoints").write_text("not a folder")
     plan(run, step=2)
     fit(Linear(), loader(5), max_epochs=1)
@@ -120,10 +120,10 @@ def test_other_requests_are_carried_out_on_the_way(run: RunFolder, fit: Any) -> 
 
     def do(module: Any, index: int) -> None:
         if module.trainer.global_step == 2:
-            run.ask(Command.CHECKPOINT)
+            run.request(Command.CHECKPOINT)
         # Asked for in the very step that the stop is planned for.
         if module.trainer.global_step == 5:
-            run.ask(Command.CHECKPOINT)
+            run.request(Command.CHECKPOINT)
 
     with pytest.raises(RunStopped):
         fit(Linear(do), loader(10), max_epochs=1)
@@ -203,18 +203,18 @@ def test_a_changed_learning_rate_is_not_undone_by_the_checkpoint(run: RunFolder,
     )
 
 
-def test_what_is_asked_during_a_checkpoint_and_with_accumulation(run: RunFolder, fit: Any) -> None:
+def test_a_request_during_a_checkpoint_and_with_accumulation(run: RunFolder, fit: Any) -> None:
     class Asking(Linear):
         """Asks for a stop while the checkpoint it has asked for is being saved."""
 
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             if run.requests == 1:
-                run.ask(Command.STOP)
+                run.request(Command.STOP)
 
     def do(module: Any, index: int) -> None:
         # In a batch of which the optimizer takes no step.
         if index == 2:
-            run.ask(Command.CHECKPOINT)
+            run.request(Command.CHECKPOINT)
 
     with pytest.raises(RunStopped):
         fit(Asking(do), loader(12), max_epochs=1, accumulate_grad_batches=2)
@@ -229,7 +229,7 @@ def test_a_stop_between_two_epochs(run: RunFolder, fit: Any) -> None:
         def on_train_epoch_end(self) -> None:
             super().on_train_epoch_end()
             if self.trainer.current_epoch == 1:
-                run.ask(Command.STOP)
+                run.request(Command.STOP)
 
     model = Asking()
     with pytest.raises(RunStopped):

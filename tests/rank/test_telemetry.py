@@ -47,25 +47,25 @@ def test_a_row_for_every_batch(run: RunFolder, fit: Any) -> None:
     assert [e["global_step"] for e in run.events("finished")] == [10]
 
 
-def test_the_pulse_says_what_a_step_is_doing(run: RunFolder, fit: Any) -> None:
-    seen: list[tuple[str, Phase, int]] = []
+def test_the_pulse_has_the_phase_of_a_step(run: RunFolder, fit: Any) -> None:
+    observed: list[tuple[str, Phase, int]] = []
 
-    def look(where: str) -> None:
+    def read_pulse(where: str) -> None:
         pulse = run.pulse()
         assert pulse is not None
-        seen.append((where, pulse.phase, pulse.batch))
+        observed.append((where, pulse.phase, pulse.batch))
 
     class Watched(Linear):
         def on_before_backward(self, loss: torch.Tensor) -> None:
-            look("backward")
+            read_pulse("backward")
 
         def on_before_optimizer_step(self, optimizer: Any) -> None:
-            look("optimizer")
+            read_pulse("optimizer")
 
         def on_train_batch_end(self, *_: Any) -> None:
-            look("end")
+            read_pulse("end")
 
-    model = Watched(lambda _, index: look("training" if index >= 0 else "validation"))
+    model = Watched(lambda _, index: read_pulse("training" if index >= 0 else "validation"))
     fit(model, loader(2), loader(1), max_epochs=1)
     step = [
         ("training", Phase.FORWARD),
@@ -74,25 +74,25 @@ def test_the_pulse_says_what_a_step_is_doing(run: RunFolder, fit: Any) -> None:
         ("end", Phase.BATCH_END),
     ]
     expected = [(where, phase, batch) for batch in (0, 1) for where, phase in step]
-    assert seen[:-1] == expected
-    assert seen[-1][:2] == ("validation", Phase.VALIDATION)
+    assert observed[:-1] == expected
+    assert observed[-1][:2] == ("validation", Phase.VALIDATION)
 
 
 def test_lightning_calls_one_hook_a_batch(run: RunFolder, fit: Any) -> None:
     """Each call of a callback's hook by Lightning costs more than what is done in it."""
     called: list[set[str]] = []
 
-    def look(module: Any, index: int) -> None:
+    def read_pulse(module: Any, index: int) -> None:
         (own,) = (c for c in module.trainer.callbacks if type(c).__name__ == "LtuiRank")
         every_batch = {n for n in dir(Callback) if "train_batch" in n or "on_before" in n}
         every_batch |= {"on_after_backward"}
         called.append({name for name in every_batch if callable(getattr(own, name))})
 
-    fit(Linear(look), loader(2), max_epochs=1)
+    fit(Linear(read_pulse), loader(2), max_epochs=1)
     assert called == [{"on_train_batch_end"}] * 2
 
 
-def test_only_a_profiler_that_does_nothing_is_spared(
+def test_only_a_profiler_that_does_nothing_is_silenced(
     run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
@@ -124,7 +124,7 @@ def test_loss_is_what_training_step_returned(run: RunFolder, fit: Any) -> None:
     assert run.labels(RecordKind.PLAN)[0]["max_steps"] == 3
 
 
-def test_logged_metrics_travel_with_their_steps(run: RunFolder, fit: Any) -> None:
+def test_logged_metrics_have_their_steps(run: RunFolder, fit: Any) -> None:
     fit(Linear(step_s=0.03), loader(6), loader(2), max_epochs=2)
     metrics = run.metrics()
     losses = run.column(StepField.LOSS)
@@ -198,24 +198,24 @@ def test_sanity_check_is_no_validation(run: RunFolder, fit: Any) -> None:
 
 
 def test_phases_in_the_pulse(run: RunFolder, fit: Any) -> None:
-    seen: dict[str, int] = {}
+    observed: dict[str, int] = {}
 
     class Watched(Linear):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            seen["step"] = required(run.pulse()).phase
+            observed["step"] = required(run.pulse()).phase
             return super().training_step(batch, batch_idx)
 
         def on_after_backward(self) -> None:
-            seen["backward"] = required(run.pulse()).phase
+            observed["backward"] = required(run.pulse()).phase
 
         def on_before_optimizer_step(self, *_: Any) -> None:
-            seen["optimizer"] = required(run.pulse()).phase
+            observed["optimizer"] = required(run.pulse()).phase
 
         def on_train_batch_end(self, *_: Any) -> None:
-            seen["end"] = required(run.pulse()).phase
+            observed["end"] = required(run.pulse()).phase
 
     fit(Watched(), loader(2), max_epochs=1)
-    assert seen == {
+    assert observed == {
         "step": Phase.FORWARD,
         "backward": Phase.BACKWARD,
         "optimizer": Phase.OPTIMIZER,
@@ -238,19 +238,19 @@ def test_an_exception_is_reported_and_raised(run: RunFolder, fit: Any) -> None:
     assert (pulse.phase, pulse.outcome) == (Phase.EXCEPTION, Outcome.RAISED)
 
 
-def test_a_loss_that_is_no_number_is_noted_once(run: RunFolder, fit: Any) -> None:
-    def spoil(module: Linear, index: int) -> None:
+def test_a_nonfinite_loss_is_reported_once(run: RunFolder, fit: Any) -> None:
+    def set_weights_to_nan(module: Linear, index: int) -> None:
         if index == 1:
             torch.nn.init.constant_(module.layer.weight, math.nan)
 
-    fit(Linear(spoil), loader(5), max_epochs=1)
+    fit(Linear(set_weights_to_nan), loader(5), max_epochs=1)
     (note,) = run.events("note")
     assert "nan" in note["text"]
     assert note["step"] == 2
     assert [math.isnan(loss) for loss in run.column(StepField.LOSS)] == [False] + [True] * 4
 
 
-def test_failing_telemetry_ends_alone(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
+def test_failing_telemetry_is_switched_off(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
     from ltui.training.rank import telemetry
 
     def fail(batch: Any) -> float:
@@ -305,10 +305,10 @@ def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> Non
     began = pulse.changed_ns
     pulse.mark[3] = 7
     pulse.mark[1], pulse.mark[0] = began + 1_000_000_000, Phase.BACKWARD
-    seen = required(run.pulse())
-    assert (seen.phase, seen.global_step) == (Phase.BACKWARD, 7)
-    assert seen.changed_ns == began + 1_000_000_000
-    assert seen.changed_wall_s == pytest.approx(pulse.changed_wall_s + 1)
+    observed = required(run.pulse())
+    assert (observed.phase, observed.global_step) == (Phase.BACKWARD, 7)
+    assert observed.changed_ns == began + 1_000_000_000
+    assert observed.changed_wall_s == pytest.approx(pulse.changed_wall_s + 1)
     pulse.beat()
     assert required(run.pulse()).phase == Phase.BACKWARD
     pulse.mark[1], pulse.mark[0] = began + 2_000_000_000, Phase.BATCH_END

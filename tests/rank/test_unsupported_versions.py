@@ -57,7 +57,7 @@ def test_loops_that_the_coordinator_does_not_support_are_reported(
 
     def do(_: Any, index: int) -> None:
         if index == 1:
-            run.ask(Command.CHECKPOINT)
+            run.request(Command.CHECKPOINT)
         handlers.append(signal.getsignal(signal.SIGTERM))
 
     fit(Linear(do), loader(6), max_epochs=1)

@@ -52,7 +52,7 @@ def rename_in_lightning(monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def stops(run: RunFolder, at: int) -> Linear:
+def model_that_stops(run: RunFolder, at: int) -> Linear:
     """Return a model that requests a stop in batch ``at``."""
     calls: list[int] = []
 
@@ -60,7 +60,7 @@ def stops(run: RunFolder, at: int) -> Linear:
         if index >= 0:
             calls.append(index)
             if len(calls) == at:
-                run.ask(Command.STOP)
+                run.request(Command.STOP)
 
     return Linear(do)
 
@@ -71,7 +71,7 @@ def test_a_run_starts_stops_and_resumes_without_the_attribute(
 ) -> None:
     missing = rename(monkeypatch)
     with pytest.raises(RunStopped):
-        fit(stops(run, 7), loader(5), loader(2), max_epochs=3)
+        fit(model_that_stops(run, 7), loader(5), loader(2), max_epochs=3)
     (path,) = run.checkpoints
     assert path.name == "step-00000007-stop.ckpt"
     assert json.loads(Path(f"{path}.json").read_text())["beside"] == {}
@@ -84,14 +84,14 @@ def test_a_run_starts_stops_and_resumes_without_the_attribute(
 
     run.attempt, run.requests = 2, 0
     model = Linear()
-    seen: dict[str, Any] = {}
-    model.on_train_start = lambda: seen.update(  # type: ignore[method-assign]
+    at_start: dict[str, Any] = {}
+    model.on_train_start = lambda: at_start.update(  # type: ignore[method-assign]
         weight=model.layer.weight.detach().clone()
     )
     fit(model, loader(5), loader(2), max_epochs=3, extra={"LTUI_RESUME_FROM": str(path)})
     (resumed,) = run.events("resumed")
     assert resumed["global_step"] == 7
-    assert torch.equal(seen["weight"], weights["layer.weight"])
+    assert torch.equal(at_start["weight"], weights["layer.weight"])
     assert model.order[0] == "train 7"
     assert model.order[-1] == "epoch end 2"
     (warning,) = run.events("warning")
@@ -109,7 +109,7 @@ def test_a_failure_when_the_state_is_read_costs_no_checkpoint(
     def fails(iterator: Any) -> int:
         raise AttributeError("no attribute '_num_yielded'")
 
-    model = stops(run, 7)
+    model = model_that_stops(run, 7)
     model.on_train_start = lambda: monkeypatch.setattr(  # type: ignore[method-assign]
         "ltui.training.rank.resume.dataloader_position.yielded_batches", fails
     )

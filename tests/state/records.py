@@ -86,8 +86,6 @@ _PULSE = PulseState(
     changed_wall_s=1000.0,
     outcome=Outcome.RUNNING,
     decision_done=0,
-    collective_enqueued=-1,
-    collective_completed=-1,
     telemetry_ok=True,
     restarts=0,
 )

@@ -124,7 +124,8 @@ class FakeRank:
             self.lockstep.meet(self.step + 1)
             self.step += 1
             self.weights = next_weights(self.weights, self.step)
-            row = [0.0] * len(StepField)
+            step_row = self.ring.row(RecordKind.STEP, len(StepField))
+            row = step_row.fields
             row[StepField.GLOBAL_STEP] = self.step
             row[StepField.BATCH] = self.step - 1
             row[StepField.SAMPLES] = 8
@@ -133,7 +134,7 @@ class FakeRank:
             row[StepField.FORWARD_S] = forward_s
             row[StepField.WALL_S] = time.time()
             row[StepField.STEPPED] = 1.0
-            self.ring.put_row(row, RecordKind.STEP)
+            step_row.publish(time.monotonic_ns())
             self.pulse.set(phase=Phase.BATCH_END, global_step=self.step)
             self.act()
             if self.options.save_every and self.step % self.options.save_every == 0:

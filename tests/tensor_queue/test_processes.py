@@ -13,6 +13,7 @@ import pytest
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.children import killed_at_every_line, run_child, start_child
+from tests.tensor_queue.rows import put_row
 from tests.tensor_queue.test_ring import drain, values_of
 
 WRITE_FOREVER = """
@@ -20,13 +21,14 @@ import sys
 from pathlib import Path
 from ltui.training.tensor_queue.rank_pulse import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter
+from tests.tensor_queue.rows import put_row
 ring = RingWriter.create(Path(sys.argv[1]), 1 << 15)
 pulse = PulseWriter(ring.view)
 number = 0
 last = int(sys.argv[2])
 while number < last:
     size = number % 40
-    ring.put_row([number] * size, 1)
+    put_row(ring, [number] * size, 1)
     pulse.set(phase=4 + number % 4, batch=number, epoch=number)
     number += 1
 """
@@ -97,12 +99,13 @@ def test_a_killed_writer_leaves_all_that_it_published(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_writer_killed_at_any_line_of_a_put(tmp_path: Path) -> None:
     program = """
+from tests.tensor_queue.rows import put_row
 ring = RingWriter.create(Path(sys.argv[1]), 4096)
 for number in range(60):
-    ring.put_row([number] * (number % 40), 1)
+    put_row(ring, [number] * (number % 40), 1)
 die_at("ring_writer.py")
 for number in range(60, 63):
-    ring.put_row([number] * (number % 40), 1)
+    put_row(ring, [number] * (number % 40), 1)
 """
     newest = set()
     for path in killed_at_every_line(
@@ -195,13 +198,13 @@ print("torch" in sys.modules)
 
 def test_a_forked_child_that_unmaps_leaves_the_file(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 4096)
-    ring.put_row([1.0], 1)
+    put_row(ring, [1.0], 1)
     child = os.fork()
     if child == 0:
         ring.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    ring.put_row([2.0], 1)
+    put_row(ring, [2.0], 1)
     records, missed = drain(QueueReader(tmp_path / "q"))
     assert ([values_of(record)[0] for record in records], missed) == ([1.0, 2.0], 0)
     ring.close()

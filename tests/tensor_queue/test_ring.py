@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ltui.training.tensor_queue import file_layout
 from ltui.training.tensor_queue.queue_reader import QueueFileError, QueueReader, Record
 from ltui.training.tensor_queue.ring_writer import RingWriter
+from tests.tensor_queue.rows import put_row
 
 ROW = 16
 
@@ -52,8 +53,8 @@ def test_rows_come_out_as_they_went_in(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 1 << 16)
     reader = QueueReader(tmp_path / "q")
     assert reader.poll().records == ()
-    ring.put_row([float(i) for i in range(ROW)], 1)
-    ring.put_row([], 2)
+    put_row(ring, [float(i) for i in range(ROW)], 1)
+    put_row(ring, [], 2)
     (row, empty) = reader.poll().records
     assert (row.seq, row.kind, row.dtype, row.label) == (0, 1, "float64", b"")
     np.testing.assert_array_equal(row.array, np.arange(float(ROW)))
@@ -92,7 +93,7 @@ def test_a_failed_creation_leaves_nothing(tmp_path: Path) -> None:
     polls=st.lists(st.integers(0, 119), max_size=12),
     limit=st.integers(1, 50),
 )
-def test_what_is_read_is_what_was_written_and_the_rest_is_counted(
+def test_records_are_read_as_written_and_lost_ones_are_counted(
     tmp_path_factory: pytest.TempPathFactory,
     capacity: int,
     sizes: list[tuple[int, int]],
@@ -129,7 +130,7 @@ def test_a_late_reader_starts_at_the_oldest_and_counts_only_what_it_asked_for(
 ) -> None:
     ring = RingWriter.create(tmp_path / "q", 8192)
     for number in range(1000):
-        ring.put_row([number] * ROW, 1)
+        put_row(ring, [number] * ROW, 1)
     late, missed = drain(QueueReader(tmp_path / "q"))
     assert missed == 0
     assert [record.seq for record in late] == list(range(late[0].seq, 1000))
@@ -145,14 +146,14 @@ def test_a_late_reader_starts_at_the_oldest_and_counts_only_what_it_asked_for(
 def test_a_record_may_fill_the_ring_and_no_more(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 4096)
     reader = QueueReader(tmp_path / "q")
-    ring.put_row([1.0], 1)
+    put_row(ring, [1.0], 1)
     largest = 4096 - file_layout.RECORD_BYTES - 8
     with pytest.raises(ValueError, match="does not fit the queue's 4096 bytes"):
         put_numbered(ring, 1, size=largest + 1)
     put_numbered(ring, 1, size=largest)
     ((record,), missed) = drain(reader)
     assert (record.seq, record.payload, missed) == (1, expected_of(1, 0, largest)[1], 0)
-    ring.put_row([2.0], 1)
+    put_row(ring, [2.0], 1)
     ((record,), missed) = drain(reader)
     assert (record.seq, missed) == (2, 0)
     ring.close()
@@ -174,7 +175,7 @@ def test_records_larger_than_a_readers_chunk(tmp_path: Path) -> None:
 def test_a_skipped_number_is_missed_even_with_nothing_behind_it(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 4096)
     reader = QueueReader(tmp_path / "q", from_seq=0)
-    ring.put_row([1.0], 1)
+    put_row(ring, [1.0], 1)
     ring.skip()
     poll = reader.poll()
     assert (len(poll.records), poll.missed, reader.next_seq) == (1, 1, 2)
@@ -184,10 +185,10 @@ def test_a_skipped_number_is_missed_even_with_nothing_behind_it(tmp_path: Path) 
 def test_a_restarted_rank_replaces_its_file_and_the_old_one_can_be_drained(tmp_path: Path) -> None:
     first = RingWriter.create(tmp_path / "q", 4096)
     reader = QueueReader(tmp_path / "q")
-    first.put_row([1.0], 1)
+    put_row(first, [1.0], 1)
     assert not reader.replaced()
     second = RingWriter.create(tmp_path / "q", 4096)
-    second.put_row([2.0], 1)
+    put_row(second, [2.0], 1)
     assert reader.replaced()
     assert values_of(reader.poll().records[0])[0] == 1.0
     assert values_of(QueueReader(tmp_path / "q").poll().records[0])[0] == 2.0
@@ -252,7 +253,7 @@ def test_damaged_bytes_anywhere_never_give_a_wrong_record(
 def test_one_damaged_record_costs_one_record(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 1 << 16)
     for number in range(20):
-        ring.put_row([number] * ROW, 1)
+        put_row(ring, [number] * ROW, 1)
     ring.close()
     size = file_layout.align8(file_layout.RECORD_BYTES + 8 + 8 * ROW)
     for damaged in (0, 7, 19):
@@ -280,7 +281,7 @@ def test_what_the_writer_reserved_is_void_though_it_still_looks_whole(
 ) -> None:
     ring = RingWriter.create(tmp_path / "q", 4096)
     for number in range(60):
-        ring.put_row([number] * ROW, 1)
+        put_row(ring, [number] * ROW, 1)
     before, _ = drain(QueueReader(tmp_path / "q"))
     ring._reserve(size)
     after, missed = drain(QueueReader(tmp_path / "q", from_seq=before[0].seq))
@@ -294,7 +295,7 @@ def test_records_of_an_earlier_lap_are_never_taken_for_new_ones(tmp_path: Path) 
     ring = RingWriter.create(tmp_path / "q", 4096)
     size = file_layout.align8(file_layout.RECORD_BYTES + 8 + 8 * ROW)
     for number in range(2 * 4096 // size + 3):
-        ring.put_row([number] * ROW, 1)
+        put_row(ring, [number] * ROW, 1)
     ring.close()
     content = bytearray((tmp_path / "q").read_bytes())
     reader = QueueReader(tmp_path / "q")
@@ -318,7 +319,7 @@ def test_a_file_of_a_newer_layout_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"LTUIRING", bytes(9000), b"GIF89a" * 999])
-def test_what_is_no_queue_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "q").write_bytes(content)
     with pytest.raises(QueueFileError, match="not a tensor queue"):
         QueueReader(tmp_path / "q")

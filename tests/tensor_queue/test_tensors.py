@@ -19,6 +19,7 @@ from ltui.training.tensor_queue.numpy_arrays import QuantizedArray, SparseArray
 from ltui.training.tensor_queue.queue_reader import QueueReader, Record
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.torch_tensors import DTYPES, to_tensor
+from tests.tensor_queue.rows import put_row
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(beta state|deprecated|ComplexHalf|invariant checks).*"
@@ -324,7 +325,7 @@ class Wrapping(torch.Tensor):
         (lambda: [1.0, 2.0], "list"),
     ],
 )
-def test_what_can_not_be_carried_is_refused_by_name(
+def test_unsupported_tensors_are_refused_by_name(
     loop: Loop, make: Callable[[], torch.Tensor], what: str
 ) -> None:
     with pytest.raises(TypeError, match=what):
@@ -373,8 +374,8 @@ def test_a_forked_child_writes_nothing(loop: Loop) -> None:
     if child == 0:
         try:
             loop.writer.put(torch.ones(3), 2)
-            loop.writer.put_row([1.0], 1)
-            loop.writer.pulse.phase(3)
+            put_row(loop.writer, [1.0], 1)
+            loop.writer.pulse.set(phase=3)
             loop.writer.pulse.set(batch=99)
             loop.writer.close()
         except BaseException:
@@ -385,16 +386,16 @@ def test_a_forked_child_writes_nothing(loop: Loop) -> None:
     pulse = loop.reader.pulse()
     assert pulse is not None
     assert (pulse.phase, pulse.batch) == (6, 5)
-    loop.writer.put_row([2.0], 1)
+    put_row(loop.writer, [2.0], 1)
     assert len(loop.reader.poll().records) == 1
 
 
 def test_closing_twice_and_putting_after_it_is_harmless(tmp_path: Path) -> None:
     writer = QueueWriter.create(tmp_path / "q", capacity_bytes=4096)
-    writer.put_row([1.0], 1)
+    put_row(writer, [1.0], 1)
     writer.close()
     writer.close()
-    writer.put_row([1.0], 1)
+    put_row(writer, [1.0], 1)
     writer.put(torch.ones(1), 1)
-    writer.pulse.phase(3)
+    writer.pulse.set(phase=3)
     assert len(QueueReader(tmp_path / "q").poll().records) == 1

@@ -14,6 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 _PACKAGES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
+FREEZE_WARNINGS, FLOP_COUNT = "LtuiFreezeWarnings", "LtuiFlops"
+_HOOKS = {
+    "LtuiRank": ("callback", "RankHooks"),
+    FREEZE_WARNINGS: ("freeze_warnings", "FreezeWarningHooks"),
+    FLOP_COUNT: ("flop_count", "FlopHooks"),
+}
+"""Name of each callback's class -> module and class of its hooks."""
 
 
 def callbacks() -> list[Any]:
@@ -39,87 +46,34 @@ def _create_callbacks(package: str) -> list[Any]:
         rank_callback.open_before_setup()
     except Exception as error:  # noqa: BLE001  (``setup`` tries again)
         print(f"ltui: {type(error).__name__}: {error}", file=sys.stderr)
-    created = [rank_callback, rebuild_freeze_warnings(package, rank_callback)]
+    names = [FREEZE_WARNINGS]
     if os.environ.get("LTUI_COUNT_FLOPS", "0") not in ("", "0"):
-        created.append(rebuild_flop_counter(package, rank_callback))
-    return created
+        names.append(FLOP_COUNT)
+    return [rank_callback, *(rebuild_callback(package, rank_callback, name) for name in names)]
 
 
-def rebuild_freeze_warnings(package: str, rank_callback: Any) -> Any:
-    """Create the callback that warns about freezes through the channel of ``rank_callback``."""
+def rebuild_callback(package: str, argument: Any, name: str = "LtuiRank") -> Any:
+    """Create a callback with Lightning's ``Callback`` of ``package``.
 
-    def report(warning: Any) -> None:
-        if rank_callback.channel is not None:
-            rank_callback.channel.event("warning", warning.what, remedy=warning.remedy)
-
-    return _freeze_warnings_class(package)(rank_callback, report)
-
-
-@lru_cache(maxsize=2)
-def _freeze_warnings_class(package: str) -> type:
-    from ltui.training.rank.freeze_warnings import FreezeWarningHooks
-
-    base = importlib.import_module(_PACKAGES[package]).Callback
-
-    def init(self: Any, rank_callback: Any, report: Any) -> None:
-        FreezeWarningHooks.__init__(self, report)
-        self.rank_callback = rank_callback
-
-    def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild_freeze_warnings, (package, self.rank_callback)
-
-    body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
-    return type("LtuiFreezeWarnings", (FreezeWarningHooks, base), body)
-
-
-def rebuild_flop_counter(package: str, rank_callback: Any) -> Any:
-    """Create the callback that counts a batch's operations.
-
-    It sends the result through the channel of ``rank_callback``.
+    ``argument`` is the rank's environment, or for the other callbacks the rank's callback, through
+    whose channel they send events. Unpickling in a spawned process calls this function too, because
+    nothing is open there yet.
     """
-
-    def send_event(kind: str, text: str, **fields: Any) -> None:
-        if rank_callback.channel is not None:
-            rank_callback.channel.event(kind, text, **fields)
-
-    return _flop_counter_class(package)(rank_callback, send_event)
+    callback = _callback_class(package, name)(argument)
+    callback.rebuilt_from = package, argument, name
+    return callback
 
 
-@lru_cache(maxsize=2)
-def _flop_counter_class(package: str) -> type:
-    from ltui.training.rank.flop_count import FlopHooks
-
-    base = importlib.import_module(_PACKAGES[package]).Callback
-
-    def init(self: Any, rank_callback: Any, send_event: Any) -> None:
-        FlopHooks.__init__(self, send_event)
-        self.rank_callback = rank_callback
-
-    def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild_flop_counter, (package, self.rank_callback)
-
-    body = {"__init__": init, "__reduce__": reduce, "__module__": __name__}
-    return type("LtuiFlops", (FlopHooks, base), body)
-
-
-def rebuild_callback(package: str, environment: Any) -> Any:
-    """Create the callback of a rank.
-
-    Unpickling it in a spawned process calls this function too, because nothing is open there yet.
-    """
-    return _callback_class(package)(environment)
-
-
-@lru_cache(maxsize=2)
-def _callback_class(package: str) -> type:
-    from ltui.training.rank.callback import RankHooks
-
+@lru_cache
+def _callback_class(package: str, name: str) -> type[Any]:
+    module, hooks_name = _HOOKS[name]
+    hooks = getattr(importlib.import_module(f"ltui.training.rank.{module}"), hooks_name)
     base = importlib.import_module(_PACKAGES[package]).Callback
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return rebuild_callback, (package, self.environment)
+        return rebuild_callback, self.rebuilt_from
 
-    return type("LtuiRank", (RankHooks, base), {"__reduce__": reduce, "__module__": __name__})
+    return type(name, (hooks, base), {"__reduce__": reduce, "__module__": __name__})
 
 
 def _calling_package() -> str:

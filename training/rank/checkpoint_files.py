@@ -125,33 +125,22 @@ def prune_periodic(folder: Path, keep: int) -> None:
         remove_checkpoint(manifest.with_suffix(""))
 
 
-def best_values(folder: Path, metric: str) -> list[tuple[float, Path]]:
-    """Return value and manifest path of each checkpoint that was saved for ``metric``."""
-    values = []
-    for manifest in folder.glob("step-*-best*.ckpt.json"):
-        try:
-            best = json.loads(manifest.read_text(encoding="utf-8"))["best"]
-            if best["metric"] == metric:
-                values.append((float(best["value"]), manifest))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return values
-
-
-def prune_best(folder: Path, metric: str, mode: str, keep: int) -> None:
-    """Remove all but the ``keep`` best checkpoints by ``metric``."""
-    ranked = sorted(best_values(folder, metric), reverse=mode == "max")
-    for _, manifest in ranked[keep:]:
-        remove_checkpoint(manifest.with_suffix(""))
-
-
 def _progress(manifest: Path) -> tuple[int, int, int]:
     """Return attempt, fit and step of a checkpoint; zeros if the manifest can't be read."""
+    facts = read_manifest(manifest)
     try:
-        facts = json.loads(manifest.read_text(encoding="utf-8"))
         return int(facts["attempt"]), int(facts["fit"]), int(facts["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return (0, 0, 0)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest in the file ``path``; empty if there is none or it is damaged."""
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def remove_checkpoint(path: Path) -> None:

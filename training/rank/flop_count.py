@@ -8,19 +8,17 @@ used only on request and only on rank 0. It counts matrix products, convolutions
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
-COUNT_FLOPS = "LTUI_COUNT_FLOPS"
 BATCH = 2
 """Index of the counted batch, from 0. By then everything that is built on first use exists."""
 
 
 class FlopHooks:
-    """Mixed with Lightning's ``Callback``. ``send_event(kind, text, **fields)`` sends an event."""
+    """Mixed with Lightning's ``Callback``. Events are sent by the channel of ``rank_callback``."""
 
-    def __init__(self, send_event: Callable[..., None]) -> None:
-        self._send_event = send_event
+    def __init__(self, rank_callback: Any) -> None:
+        self._rank_callback = rank_callback
         self._batches = 0
         self._mode: Any = None
         """The active ``FlopCounterMode``, or None."""
@@ -67,6 +65,10 @@ class FlopHooks:
         mode, self._mode = self._mode, None
         mode.__exit__(None, None, None)
         return int(mode.get_total_flops())
+
+    def _send_event(self, kind: str, text: str, **fields: Any) -> None:
+        if self._rank_callback.channel is not None:
+            self._rank_callback.channel.event(kind, text, **fields)
 
     def _failed(self, error: Exception) -> None:
         with contextlib.suppress(Exception):

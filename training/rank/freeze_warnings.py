@@ -27,27 +27,29 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (not our file: workers pass batches t
 _MAX_PARTS = 1000
 """Parts of a nested batch that are searched for tensors."""
 
-Report = Callable[[FreezeWarning], None]
-
 
 class FreezeWarningHooks:
-    """Mixed with Lightning's ``Callback``. No error of a check is raised into training."""
+    """Mixed with Lightning's ``Callback``. No error of a check is raised into training.
+
+    Warnings are sent by the channel of ``rank_callback``.
+    """
 
     # Lightning tests ``callable(hook)`` and skips a hook that is None: cheaper than an empty call.
     on_before_zero_grad = on_before_backward = on_after_backward = None
     on_before_optimizer_step = None
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, rank_callback: Any) -> None:
+        self._rank_callback = rank_callback
         self._reported: set[FreezeWarning] = set()
 
     def _run_check(self, check: Callable[[], Iterator[FreezeWarning]]) -> None:
-        """Report each new warning that ``check`` yields."""
+        """Send each new warning that ``check`` yields."""
+        channel = self._rank_callback.channel
         try:
-            for warning in check():
+            for warning in check() if channel is not None else ():
                 if warning not in self._reported:
                     self._reported.add(warning)
-                    self._report(warning)
+                    channel.event("warning", warning.what, remedy=warning.remedy)
         except Exception:  # noqa: BLE001, S110  (a failed check is not worth a report)
             pass
 

@@ -20,16 +20,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
+from typing import Literal
 
 _MAGIC = b"LTUICTRL"
 _VERSION = 1
 _FILE_BYTES = 4096
 _FIXED = Struct("<8sI")
 _WORD_AT = 64
-_REQUEST_GENERATION_AT = _WORD_AT
-_DECISION_GENERATION_AT = _WORD_AT + 4
 _SIGNAL_AT = _WORD_AT + 6
-_PLAN_GENERATION_AT = _WORD_AT + 7
 _REQUESTS_AT = 1024
 _DECISIONS_AT = 2048
 _PLANS_AT = 3072
@@ -115,9 +113,10 @@ class ControlFile:
         """View of one element. It differs from ``last_word`` if ``poll`` has a change to report."""
         self._pid = os.getpid()
         self.last_word = -1
-        self._requests = _Area(_REQUESTS_AT)
-        self._decisions = _Area(_DECISIONS_AT)
-        self._plans = _Area(_PLANS_AT)
+        # Bytes 0 to 3, 4 to 5 and 7 of the word are the lowest bytes of the areas' generations.
+        self._requests = _Area(self._view, _REQUESTS_AT, 0, 4)
+        self._decisions = _Area(self._view, _DECISIONS_AT, 4, 2)
+        self._plans = _Area(self._view, _PLANS_AT, 7, 1)
 
     @classmethod
     def open(cls, path: Path) -> ControlFile:
@@ -147,19 +146,16 @@ class ControlFile:
             return None
         state = self.read()
         # A slot may not be visible yet although its generation is: read it again at the next poll.
-        if (
-            self._requests.is_current(word, 32)
-            and self._decisions.is_current(word >> 32, 16)
-            and self._plans.is_current(word >> 56, 8)
-        ):
+        areas = self._requests, self._decisions, self._plans
+        if all(area.is_current(word) for area in areas):
             self.last_word = word
         return state
 
     def read(self) -> ControlState:
         """Return the current state of the block."""
-        request = self._requests.read(self._view)
-        decision = self._decisions.read(self._view)
-        plan = self._plans.read(self._view)
+        request = self._requests.read()
+        decision = self._decisions.read()
+        plan = self._plans.read()
         return ControlState(
             Request(request[0], Command(request[1])) if request else None,
             Decision(decision[0], Command(decision[1]), decision[2]) if decision else None,
@@ -169,10 +165,7 @@ class ControlFile:
 
     def request(self, kind: Command, request_id: int) -> None:
         """Send a request to the ranks. Only the supervisor calls this."""
-        generation = self._requests.write(self._view, request_id, kind, -1)
-        self._view[_REQUEST_GENERATION_AT : _REQUEST_GENERATION_AT + 4].cast("I")[0] = (
-            generation & 0xFFFFFFFF
-        )
+        self._requests.write(request_id, kind, -1)
 
     def plan(self, at_global_step: int | None, after_epochs: int | None) -> None:
         """Replace the stop condition of the ranks, or remove it if both arguments are None.
@@ -181,15 +174,11 @@ class ControlFile:
         """
         epochs = -1 if after_epochs is None else after_epochs
         step = -1 if at_global_step is None else at_global_step
-        generation = self._plans.write(self._view, epochs & _NO_EPOCHS, Command.STOP, step)
-        self._view[_PLAN_GENERATION_AT] = generation & 0xFF
+        self._plans.write(epochs & _NO_EPOCHS, Command.STOP, step)
 
     def decide(self, decision_id: int, kind: Command, at_global_step: int) -> None:
         """Write a decision that binds all ranks. Only rank 0 calls this."""
-        generation = self._decisions.write(self._view, decision_id, kind, at_global_step)
-        self._view[_DECISION_GENERATION_AT : _DECISION_GENERATION_AT + 2].cast("H")[0] = (
-            generation & 0xFFFF
-        )
+        self._decisions.write(decision_id, kind, at_global_step)
 
     def raise_signal(self, signum: int) -> None:
         """Store the number of a received signal. A rank's signal handler calls this.
@@ -212,19 +201,24 @@ class ControlFile:
 
 
 class _Area:
-    """Two slots that one writer uses alternately. The newest valid slot counts."""
+    """Two slots that one writer uses alternately. The newest valid slot counts.
 
-    __slots__ = ("_at", "_value", "generation")
+    ``size`` bytes of the word from ``offset`` on are the lowest bytes of the generation. They are
+    one value of memory, which is stored at once.
+    """
 
-    def __init__(self, at: int) -> None:
-        self._at = at
+    __slots__ = ("_at", "_offset", "_size", "_value", "_view", "generation")
+
+    def __init__(self, view: memoryview, at: int, offset: int, size: int) -> None:
+        self._view, self._at = view, at
+        self._offset, self._size = offset, size
         self._value: tuple[int, int, int] | None = None
         self.generation = 0
 
-    def read(self, view: memoryview) -> tuple[int, int, int] | None:
+    def read(self) -> tuple[int, int, int] | None:
         """Return (id, command, step) of the newest valid slot; ``None`` before the first write."""
         for slot in (0, 1):
-            raw = bytes(view[self._at + slot * _SLOT_STEP :][: _SLOT.size])
+            raw = bytes(self._view[self._at + slot * _SLOT_STEP :][: _SLOT.size])
             generation, *value, crc = _SLOT.unpack(raw)
             valid = generation and zlib.crc32(raw[: _BODY.size]) == crc
             if valid and generation > self.generation and value[1] in _COMMANDS:
@@ -232,25 +226,27 @@ class _Area:
                 self._value = (value[0], value[1], value[2])
         return self._value
 
-    def is_current(self, generation: int, bits: int) -> bool:
-        """Return True if the last read value is at least as new as ``generation``.
-
-        Only the lowest ``bits`` bits of ``generation`` are valid.
-        """
-        behind = (generation - self.generation) & ((1 << bits) - 1)
+    def is_current(self, word: int) -> bool:
+        """Return True if the last read value is at least as new as the generation in ``word``."""
+        bits = 8 * self._size
+        behind = ((word >> 8 * self._offset) - self.generation) & ((1 << bits) - 1)
         return behind == 0 or behind >= 1 << (bits - 1)
 
-    def write(self, view: memoryview, number: int, kind: int, step: int) -> int:
-        """Write the slot that is next in turn and return the new generation."""
-        self.read(view)
+    def write(self, number: int, kind: int, step: int) -> None:
+        """Write the slot that is next in turn, then its generation in the word."""
+        self.read()
         generation = self.generation + 1
         body = _BODY.pack(generation, number, kind, step)
         at = self._at + (generation & 1) * _SLOT_STEP
-        view[at : at + _SLOT.size] = body + zlib.crc32(body).to_bytes(4, "little")
+        self._view[at : at + _SLOT.size] = body + zlib.crc32(body).to_bytes(4, "little")
         self.generation, self._value = generation, (number, int(kind), step)
-        return generation
+        at = _WORD_AT + self._offset
+        with self._view[at : at + self._size].cast(_FORMATS[self._size]) as part:
+            part[0] = generation & (1 << 8 * self._size) - 1
 
 
+_FORMATS: dict[int, Literal["B", "H", "I"]] = {1: "B", 2: "H", 4: "I"}
+"""Struct formats of unsigned integers by their size in bytes."""
 _NO_EPOCHS = (1 << 63) - 1
 """Value in place of the number of epochs if there is none: -1 without its sign bit."""
 

@@ -1,37 +1,25 @@
 """Staging of CUDA tensors for the queue: copy to pinned memory, publish when the copy has finished.
 
 The rank never waits for a device. The copy is enqueued on the current stream, followed by an event,
-and later calls query that event. The copy function is a parameter, so that the order, the limit and
-the losses can be tested on a machine without a GPU.
+and later calls query that event.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from ltui.training.tensor_queue.torch_tensors import EncodedTensor
 
 
-class CopyInFlight(Protocol):
-    """An enqueued copy to host memory."""
-
-    parts: list[torch.Tensor]
-    """Tensors in host memory. Their contents are valid once ``done`` returns True."""
-
-    def done(self) -> bool:
-        """Return True if all bytes have arrived. Never waits."""
-
-
-StartCopy = Callable[[list[torch.Tensor]], CopyInFlight]
-
-
 class PinnedCopy:
-    """Copies of ``sources`` in pinned memory, with one event for each device of a source."""
+    """Copies of ``sources`` in pinned memory, with one event for each device of a source.
+
+    The contents of ``parts`` are valid once ``done`` returns True.
+    """
 
     def __init__(self, sources: list[torch.Tensor]) -> None:
         self.parts = [_pinned_copy(source) for source in sources]
@@ -42,6 +30,7 @@ class PinnedCopy:
             self._events.append(event)
 
     def done(self) -> bool:
+        """Return True if all bytes have arrived. Never waits."""
         return all(event.query() for event in self._events)  # type: ignore[no-untyped-call]
 
 
@@ -60,7 +49,7 @@ class StagedRecord:
     t_ns: int
     label: bytes
     encoded: EncodedTensor
-    copy: CopyInFlight
+    copy: PinnedCopy
 
 
 class StagingQueue:
@@ -69,10 +58,9 @@ class StagingQueue:
     It holds at most ``limit`` records.
     """
 
-    __slots__ = ("_limit", "_start_copy", "_waiting")
+    __slots__ = ("_limit", "_waiting")
 
-    def __init__(self, start_copy: StartCopy = PinnedCopy, limit: int = 256) -> None:
-        self._start_copy = start_copy
+    def __init__(self, limit: int = 256) -> None:
         self._limit = limit
         self._waiting: deque[StagedRecord] = deque()
 
@@ -86,9 +74,7 @@ class StagingQueue:
         """
         if len(self._waiting) >= self._limit:
             return False
-        self._waiting.append(
-            StagedRecord(kind, t_ns, label, encoded, self._start_copy(encoded.parts))
-        )
+        self._waiting.append(StagedRecord(kind, t_ns, label, encoded, PinnedCopy(encoded.parts)))
         return True
 
     def arrived(self) -> Iterator[StagedRecord]:

@@ -26,8 +26,9 @@ reordered stores and damage. All numbers are little-endian.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
-from struct import Struct
+from struct import Struct, unpack_from
 
 FILE_MAGIC = b"LTUIRING"
 LAYOUT_VERSION = 1
@@ -100,31 +101,10 @@ COALESCED = 1
 """Flag of a ``COO`` record with a coalesced tensor."""
 
 DTYPE_NAMES = (
-    "",
-    "float64",
-    "float32",
-    "float16",
-    "bfloat16",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-    "complex32",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "qint8",
-    "quint8",
-    "qint32",
+    *("", "float64", "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("qint8", "quint8", "qint32"),
 )
 """Torch's dtype names. The index of a name is its wire code. Append only."""
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
@@ -134,6 +114,18 @@ FLOAT64_CODE = DTYPE_CODES["float64"]
 def align8(size: int) -> int:
     """Round ``size`` up to a multiple of eight."""
     return (size + 7) & ~7
+
+
+def split_parts(payload: bytes) -> Iterator[tuple[str, tuple[int, ...], bytes]]:
+    """Yield dtype, shape and data of each array in the payload of a layout with several arrays."""
+    at = 0
+    while at < len(payload):
+        code, ndim, _, _, size = PART.unpack_from(payload, at)
+        at += PART.size
+        shape = unpack_from(f"<{ndim}q", payload, at)
+        at += 8 * ndim
+        yield DTYPE_NAMES[code], shape, payload[at : at + size]
+        at += align8(size)
 
 
 def check_word(next_seq: int, position: int) -> int:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - an exception by its role
-from typing import Final
+from typing import Final, NamedTuple
 
 TABLE_FILE_NAME: Final = "witness.bin"
 _SLOT_BYTES: Final = 512
@@ -42,9 +41,11 @@ RECORDED: Final = 4
 """Flag: the installed torch has a flight recorder for the back end in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatState:
-    """Last values that the heartbeat thread of one rank wrote. Times are CLOCK_MONOTONIC in ns."""
+class HeartbeatState(NamedTuple):
+    """Last values that the heartbeat thread of one rank wrote. Times are CLOCK_MONOTONIC in ns.
+
+    The first fields are in the order of the words in the slot.
+    """
 
     beat_ns: int
     pid: int
@@ -152,25 +153,12 @@ class HeartbeatTable:
 
 
 def _parse(data: bytes, at: int) -> HeartbeatState | None:
-    beat_ns, pid, thread, enqueued, completed, enqueued_ns, answered, flags = _WORDS.unpack_from(
-        data, at
-    )
-    if not pid:
+    *words, flags = _WORDS.unpack_from(data, at)
+    if not words[_PID]:
         return None
     barrier_ns, length = _BARRIER.unpack_from(data, at + _BARRIER_AT)
     name_at = at + _BARRIER_AT + _BARRIER.size
     name = data[name_at : name_at + min(length, _NAME_BYTES)].decode(errors="replace")
-    return HeartbeatState(
-        beat_ns=beat_ns,
-        pid=pid,
-        thread_id=thread,
-        enqueued=enqueued,
-        completed=completed,
-        enqueued_ns=enqueued_ns,
-        answered=answered,
-        signal_ours=bool(flags & SIGNAL_HANDLER_OURS),
-        joined=bool(flags & JOINED),
-        recorded=bool(flags & RECORDED),
-        barrier=name if barrier_ns else None,
-        barrier_ns=barrier_ns,
-    )
+    bits = [bool(flags & flag) for flag in (SIGNAL_HANDLER_OURS, JOINED, RECORDED)]
+    barrier = name if barrier_ns else None
+    return HeartbeatState._make((*words, *bits, barrier, barrier_ns))

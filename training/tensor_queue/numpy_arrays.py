@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ltui.training.tensor_queue.file_layout import DTYPE_NAMES, PART, Layout, align8
+from ltui.training.tensor_queue.file_layout import DTYPE_NAMES, Layout, split_parts
 
 Array = npt.NDArray[Any]
 
@@ -69,15 +69,6 @@ class QuantizedArray:
 Payload = Array | SparseArray | QuantizedArray
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One array of a payload that has several."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
 def to_array(dtype: str, shape: Sequence[int], data: bytes) -> Array:
     """Return the row-major elements as an array.
 
@@ -86,20 +77,6 @@ def to_array(dtype: str, shape: Sequence[int], data: bytes) -> Array:
     flat = np.frombuffer(data, dtype=_stored(dtype))
     widen = _WIDEN.get(dtype)
     return (flat if widen is None else widen(flat)).reshape(shape)
-
-
-def split_parts(payload: bytes) -> list[Part]:
-    """Return the parts of a sparse or quantized payload."""
-    parts: list[Part] = []
-    at = 0
-    while at < len(payload):
-        code, ndim, _, _, size = PART.unpack_from(payload, at)
-        at += PART.size
-        shape = tuple(np.frombuffer(payload, "<i8", ndim, at).tolist()) if ndim else ()
-        at += 8 * ndim
-        parts.append(Part(DTYPE_NAMES[code], shape, payload[at : at + size]))
-        at += align8(size)
-    return parts
 
 
 def to_payload(
@@ -115,7 +92,7 @@ def to_payload(
             if row.size == shape[0]:
                 return row
         return to_array(dtype, shape, payload)
-    arrays = [to_array(part.dtype, part.shape, part.data) for part in split_parts(payload)]
+    arrays = [to_array(*part) for part in split_parts(payload)]
     if layout is Layout.COO:
         indices, values = arrays
         return SparseArray(layout, shape, indices, values, coalesced=coalesced)

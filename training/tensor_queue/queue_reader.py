@@ -229,21 +229,9 @@ class QueueReader:
             return None
         if len(data) - at < RECORD_BYTES:
             return _Entry(RECORD_BYTES, complete=False)
-        (
-            _,
-            _,
-            stored_position,
-            seq,
-            t_ns,
-            payload_bytes,
-            label_bytes,
-            kind,
-            dtype_code,
-            layout_code,
-            ndim,
-            flags,
-            _,
-        ) = RECORD.unpack_from(data, at)
+        fields = RECORD.unpack_from(data, at)
+        stored_position, seq, t_ns, payload_bytes, label_bytes, kind = fields[2:8]
+        dtype_code, layout_code, ndim, flags = fields[8:12]
         label_at = at + RECORD_BYTES + 8 * ndim
         payload_at = label_at + align8(label_bytes)
         end = payload_at + payload_bytes

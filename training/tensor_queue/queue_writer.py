@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from ltui.training.tensor_queue.cuda_staging import PinnedCopy, StagingQueue, StartCopy
+from ltui.training.tensor_queue.cuda_staging import StagingQueue
 from ltui.training.tensor_queue.rank_pulse import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
-from ltui.training.tensor_queue.torch_tensors import encode
+from ltui.training.tensor_queue.torch_tensors import EncodedTensor, encode
 
 _open_writers: weakref.WeakSet[QueueWriter] = weakref.WeakSet()
 
@@ -31,23 +30,21 @@ class QueueWriter:
 
     __slots__ = ("__weakref__", "_muted", "_ring", "_staging", "pulse")
 
-    def __init__(self, ring: RingWriter, start_copy: StartCopy = PinnedCopy) -> None:
+    def __init__(self, ring: RingWriter) -> None:
         self._ring = ring
         self._muted = False
-        self._staging = StagingQueue(start_copy)
+        self._staging = StagingQueue()
         self.pulse = PulseWriter(ring.view)
         _open_writers.add(self)
 
     @classmethod
-    def create(
-        cls, path: Path, *, capacity_bytes: int = 4 << 20, start_copy: StartCopy = PinnedCopy
-    ) -> QueueWriter:
+    def create(cls, path: Path, *, capacity_bytes: int = 4 << 20) -> QueueWriter:
         """Create the file atomically with mode 0600; replace an older file of that name.
 
         Raises ``OSError`` if it can't be written. This includes a full disk, because all blocks are
         allocated now.
         """
-        return cls(RingWriter.create(path, capacity_bytes), start_copy)
+        return cls(RingWriter.create(path, capacity_bytes))
 
     def put(
         self,
@@ -71,13 +68,15 @@ class QueueWriter:
             self._ring.put(kind, now_ns, label, ())
             return
         encoded = encode(tensor)
-        if encoded.on_cuda():
-            if not self._staging.add(kind, now_ns, label, encoded):
-                self._ring.skip()
-            return
+        if not encoded.on_cuda():
+            self._publish(kind, now_ns, label, encoded)
+        elif not self._staging.add(kind, now_ns, label, encoded):
+            self._ring.skip()
+
+    def _publish(self, kind: int, t_ns: int, label: bytes, encoded: EncodedTensor) -> None:
         self._ring.put(
             kind,
-            now_ns,
+            t_ns,
             label,
             encoded.chunks(),
             dtype=encoded.dtype,
@@ -86,10 +85,6 @@ class QueueWriter:
             flags=encoded.flags,
         )
 
-    def put_row(self, values: Sequence[float], kind: int) -> None:
-        """Publish ``values`` as one float64 vector. This is the fast path for the row of a step."""
-        self._ring.put_row(values, kind)
-
     def row(self, kind: int, count: int) -> Row:
         """Return a row of ``count`` float64 values to fill in place, the fastest path of all."""
         return self._ring.row(kind, count)
@@ -97,17 +92,7 @@ class QueueWriter:
     def flush_staged(self) -> None:
         """Publish the CUDA tensors that have been copied, without waiting for the others."""
         for staged in () if self._muted else self._staging.arrived():
-            encoded = staged.encoded
-            self._ring.put(
-                staged.kind,
-                staged.t_ns,
-                staged.label,
-                encoded.chunks(),
-                dtype=encoded.dtype,
-                layout=encoded.layout,
-                shape=encoded.shape,
-                flags=encoded.flags,
-            )
+            self._publish(staged.kind, staged.t_ns, staged.label, staged.encoded)
 
     def mute(self) -> None:
         """Disable all writes of this process.

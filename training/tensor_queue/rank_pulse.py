@@ -19,9 +19,15 @@ from typing import Final
 from ltui.training.tensor_queue.file_layout import PULSE_AT
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
-_HOT = Struct("<QHBBxxxxqqqqdqqqq")
+_HOT = Struct("<QHB?xxxxqqqqdqqqq")
 """Counter, phase, outcome, telemetry on, epoch, batch, global step, changed_ns, changed_wall_s,
-heartbeat_ns, decision done, collective enqueued, collective completed."""
+heartbeat_ns, decision done, two unused numbers."""
+_UNUSED = (-1, -1)
+_HOT_FIELDS = (
+    *("phase", "outcome", "telemetry_ok", "epoch", "batch", "global_step", "changed_ns"),
+    *("changed_wall_s", "heartbeat_ns", "decision_done"),
+)
+"""Names in ``PulseState`` of the fields after the counter."""
 _IDENTITY = Struct("<qqiiii")
 """Pid, start ticks, rank, local rank, world size, restarts."""
 _CRC = Struct("<I")
@@ -33,9 +39,7 @@ _MARK = Struct("<qqqq")
 PULSE_BYTES = _MARK_AT + 64
 
 _PROGRESS_FIELDS = frozenset({"phase", "epoch", "batch", "global_step"})
-_STATUS_FIELDS = frozenset(
-    {"outcome", "decision_done", "collective_enqueued", "collective_completed", "telemetry_ok"}
-)
+_STATUS_FIELDS = frozenset({"outcome", "decision_done", "telemetry_ok"})
 _IDENTITY_FIELDS = ("pid", "start_ticks", "rank", "local_rank", "world_size", "restarts")
 
 
@@ -52,8 +56,6 @@ class PulseWriter:
         "batch",
         "changed_ns",
         "changed_wall_s",
-        "collective_completed",
-        "collective_enqueued",
         "current_phase",
         "decision_done",
         "epoch",
@@ -83,22 +85,9 @@ class PulseWriter:
         self.changed_ns = 0
         self.changed_wall_s = 0.0
         self.decision_done = 0
-        self.collective_enqueued = self.collective_completed = -1
-        self._identity = {"pid": 0, "start_ticks": 0, "rank": 0, "local_rank": 0} | {
-            "world_size": 1,
-            "restarts": 0,
-        }
+        self._identity = {**dict.fromkeys(_IDENTITY_FIELDS, 0), "world_size": 1}
         self._identity_slots = 0
         """Number of slots that contain the current identity, including the last written one."""
-
-    def phase(self, phase: int) -> None:
-        """Enter ``phase``. This is the fast call, for every hook of every batch."""
-        now_ns = time.monotonic_ns()
-        if phase != self.current_phase:
-            self.current_phase = phase
-            self.changed_ns = now_ns
-            self.changed_wall_s = time.time()
-        self._publish(now_ns)
 
     def set(self, **changes: int) -> None:
         """Change fields of ``PulseState`` by name and publish them together.
@@ -158,11 +147,10 @@ class PulseWriter:
             self.changed_wall_s,
             now_ns,
             self.decision_done,
-            self.collective_enqueued,
-            self.collective_completed,
+            *_UNUSED,
         )
         if self._identity_slots < 2:
-            slot[_HOT.size :] = _IDENTITY.pack(*(self._identity[name] for name in _IDENTITY_FIELDS))
+            slot[_HOT.size :] = _IDENTITY.pack(*self._identity.values())
             self._identity_slots += 1
         self._checks[turn][0] = zlib.crc32(slot)
 
@@ -193,52 +181,13 @@ def _apply_mark(state: PulseState, block: bytes) -> PulseState:
 def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:
     body = block[at : at + _BODY_BYTES]
     (crc,) = _CRC.unpack_from(block, at + _BODY_BYTES)
-    counter = int.from_bytes(body[:8], "little")
+    counter, *values = _HOT.unpack_from(body)[: -len(_UNUSED)]
     if counter == 0 or zlib.crc32(body) != crc:
         return None
-    (
-        _,
-        phase_code,
-        outcome_code,
-        telemetry_ok,
-        epoch,
-        batch,
-        global_step,
-        changed_ns,
-        changed_wall_s,
-        heartbeat_ns,
-        decision_done,
-        collective_enqueued,
-        collective_completed,
-    ) = _HOT.unpack_from(body)
-    pid, start_ticks, rank, local_rank, world_size, restarts = _IDENTITY.unpack_from(
-        body, _HOT.size
-    )
-    try:
-        phase, outcome = Phase(phase_code), Outcome(outcome_code)
-    except ValueError:
-        # A newer rank package may write a phase that this reader does not have.
-        phase, outcome = (
-            Phase.UNKNOWN,
-            Outcome(outcome_code) if outcome_code in set(Outcome) else Outcome.RUNNING,
-        )
-    return counter, PulseState(
-        pid=pid,
-        start_ticks=start_ticks,
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        phase=phase,
-        epoch=epoch,
-        batch=batch,
-        global_step=global_step,
-        changed_ns=changed_ns,
-        changed_wall_s=changed_wall_s,
-        outcome=outcome,
-        decision_done=decision_done,
-        collective_enqueued=collective_enqueued,
-        collective_completed=collective_completed,
-        telemetry_ok=bool(telemetry_ok),
-        restarts=restarts,
-        heartbeat_ns=heartbeat_ns,
-    )
+    fields = dict(zip(_HOT_FIELDS, values, strict=True))
+    fields |= zip(_IDENTITY_FIELDS, _IDENTITY.unpack_from(body, _HOT.size), strict=True)
+    # A newer rank package may write a phase or an outcome that this reader does not have.
+    phase, outcome = fields["phase"], fields["outcome"]
+    fields["phase"] = Phase(phase) if phase in set(Phase) else Phase.UNKNOWN
+    fields["outcome"] = Outcome(outcome) if outcome in set(Outcome) else Outcome.RUNNING
+    return counter, PulseState(**fields)

@@ -124,9 +124,6 @@ class PulseState:
     outcome: Outcome
     decision_done: int
     """Id of the last control decision that this rank has carried out."""
-    collective_enqueued: int
-    """Last collective sequence number, -1 if unknown."""
-    collective_completed: int
     telemetry_ok: bool
     """False after the telemetry callback disabled itself. An EVENT record holds the reason."""
     restarts: int

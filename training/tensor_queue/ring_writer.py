@@ -13,7 +13,6 @@ import errno
 import mmap
 import os
 import tempfile
-import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +61,6 @@ class RingWriter:
         "_heads",
         "_muted",
         "_pos",
-        "_rows",
         "_seq",
         "_words",
         "capacity",
@@ -80,7 +78,6 @@ class RingWriter:
         self._pos = 0
         self._seq = 0
         self._muted = False
-        self._rows: dict[int, Row] = {}
         self._heads: dict[int, Struct] = {}
 
     @classmethod
@@ -110,13 +107,6 @@ class RingWriter:
         finally:
             os.close(fd)
         return cls(mapped, capacity)
-
-    def put_row(self, values: Sequence[float], kind: int) -> None:
-        """Publish ``values`` as one float64 vector without a label."""
-        key = len(values) << 16 | kind
-        row = self._rows.get(key) or self._row(key)
-        row.pack_into(row.record, ROW_AT, *values)
-        row.publish(time.monotonic_ns())
 
     def row(self, kind: int, count: int) -> Row:
         """Return a reusable row of ``count`` float64 values to fill in place."""
@@ -205,10 +195,6 @@ class RingWriter:
         head = self._heads[ndim] = Struct(f"{RECORD.format}{ndim}q")
         return head
 
-    def _row(self, key: int) -> Row:
-        row = self._rows[key] = Row(self, key & 0xFFFF, key >> 16)
-        return row
-
     def _reserve(self, total: int) -> int:
         """Mark the next ``total`` bytes as void and return the position where they begin."""
         capacity = self.capacity
@@ -240,7 +226,7 @@ class Row:
     cache misses.
     """
 
-    __slots__ = ("_checked", "_crc", "_head", "_ring", "fields", "pack_into", "record")
+    __slots__ = ("_checked", "_crc", "_head", "_ring", "fields", "record")
 
     def __init__(self, ring: RingWriter, kind: int, count: int) -> None:
         size = ROW_AT + 8 * count
@@ -257,7 +243,6 @@ class Row:
         self._checked = view[CRC_FROM:]
         self.fields = view[ROW_AT:].cast("d")
         """The vector. Store values into it, then call ``publish``. It keeps its values."""
-        self.pack_into = Struct(f"{count}d").pack_into
 
     def publish(self, t_ns: int) -> None:
         """Copy the record with its current values into the ring."""

@@ -18,6 +18,7 @@ from ltui.training.tensor_queue.file_layout import (
     PART,
     Layout,
     align8,
+    split_parts,
 )
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def to_tensor(record: Record) -> torch.Tensor:
         raise ValueError("this record carries a label and no tensor")
     if record.layout is Layout.STRIDED:
         return _dense(record.dtype, record.shape, record.payload)
-    parts = _split(record.payload)
+    parts = [_dense(*part) for part in split_parts(record.payload)]
     if record.layout is Layout.COO:
         indices, values = parts
         return torch.sparse_coo_tensor(
@@ -193,21 +194,6 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int]:
         # FSDP frees the storage of parameters that it has sharded away.
         raise TypeError("the queue cannot carry a tensor whose storage was freed")
     return address, size
-
-
-def _split(payload: bytes) -> list[torch.Tensor]:
-    parts: list[torch.Tensor] = []
-    at = 0
-    while at < len(payload):
-        code, ndim, _, _, size = PART.unpack_from(payload, at)
-        at += PART.size
-        shape = tuple(
-            int.from_bytes(payload[at + 8 * i : at + 8 * i + 8], "little") for i in range(ndim)
-        )
-        at += 8 * ndim
-        parts.append(_dense(DTYPE_NAMES[code], shape, payload[at : at + size]))
-        at += align8(size)
-    return parts
 
 
 def _dense(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:

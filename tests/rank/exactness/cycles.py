@@ -73,7 +73,7 @@ def stop_somewhere(run: RunFolder, chance: random.Random, pids: list[int]) -> fl
             time.sleep(0.002 * (1 + wanted))
     known = set(run.checkpoints)
     asked = time.monotonic()
-    run.ask(Command.STOP)
+    run.request(Command.STOP)
     while _alive(pids):
         new = [p for p in run.checkpoints if p not in known]
         if new and Path(f"{new[0]}.json").exists():

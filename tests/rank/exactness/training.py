@@ -85,7 +85,7 @@ class Model(pl.LightningModule):
         if self.run is not None and (self.trainer.current_epoch, batch) == self.stop:
             self.stop = (-9, -9)
             if HERE.rank == 0:
-                self.run.ask(Command.STOP)
+                self.run.request(Command.STOP)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.ask(batch_idx)

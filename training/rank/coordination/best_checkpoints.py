@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.checkpoint_files import best_values, prune_best
+from ltui.training.rank.checkpoint_files import read_manifest, remove_checkpoint
 from ltui.training.rank.environment import RankEnvironment
 
 
@@ -29,9 +30,8 @@ class BestCheckpoints:
         if not math.isfinite(value) or value == self._last_value:
             return False
         self._last_value = value
-        saved_values = [saved for saved, _ in best_values(self._folder, self.metric)]
         sign = -1.0 if self._mode == "max" else 1.0
-        at_least_as_good = sum(sign * saved <= sign * value for saved in saved_values)
+        at_least_as_good = sum(sign * saved <= sign * value for saved, _ in self._saved())
         self.pending_value = value if at_least_as_good < self._keep else None
         return self.pending_value is not None
 
@@ -42,5 +42,17 @@ class BestCheckpoints:
 
     def prune(self) -> None:
         """Remove the best checkpoints that are no longer among the best."""
-        if self.metric is not None:
-            prune_best(self._folder, self.metric, self._mode, self._keep)
+        for _, manifest in sorted(self._saved(), reverse=self._mode == "max")[self._keep :]:
+            remove_checkpoint(manifest.with_suffix(""))
+
+    def _saved(self) -> list[tuple[float, Path]]:
+        """Return value and manifest path of each checkpoint that was saved for the metric."""
+        saved = []
+        for manifest in self._folder.glob("step-*-best*.ckpt.json"):
+            try:
+                best = read_manifest(manifest)["best"]
+                if best["metric"] == self.metric:
+                    saved.append((float(best["value"]), manifest))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return saved

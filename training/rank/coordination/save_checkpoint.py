@@ -31,6 +31,7 @@ from ltui.training.rank.checkpoint_files import (
 )
 from ltui.training.rank.library_versions import lightning_version
 from ltui.training.rank.lightning_internals import checkpoint_connector
+from ltui.training.rank.resume.nested_tensors import tensor_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,14 +116,3 @@ def _write_state(part: Path, state: dict[str, Any]) -> None:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def tensor_bytes(value: Any) -> int:
-    """Return the bytes of all tensors in a checkpoint dictionary."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(tensor_bytes(item) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(tensor_bytes(item) for item in value)
-    return 0

@@ -44,15 +44,13 @@ class FlightRecorder:
     def __init__(self) -> None:
         self.missing: str | None = "torch.distributed is not in use"
         """Why nothing is recorded; None if there is a recorder."""
-        self._read_status: Callable[[], Any] | None = None
-        self._read_with_frames: Callable[[], Any] | None = None
-        self._read_without_frames: Callable[[], Any] | None = None
+        self._dump: Dump | None = None
         self._group: Any = None
 
     @property
     def is_recording(self) -> bool:
         """True if collectives are recorded."""
-        return self._read_status is not None
+        return self._dump is not None
 
     def refresh(self) -> bool:
         """Find the recorder if needed. Return True if this process has joined a process group."""
@@ -60,7 +58,7 @@ class FlightRecorder:
         if distributed is None or not distributed.is_available():
             return False
         if not distributed.is_initialized():
-            self._read_status = self._group = None
+            self._dump = self._group = None
             return False
         group = distributed.group.WORLD
         if group is not self._group:
@@ -72,20 +70,17 @@ class FlightRecorder:
         """Choose the first function that has a status, else the first that works."""
         import torch._C._distributed_c10d as c10d  # a process group exists, so torch is loaded
 
-        self.missing, self._read_status = None, None
-        self._read_with_frames, self._read_without_frames = None, None
+        self.missing, self._dump = None, None
         for dump in dump_functions(c10d, backend):
             try:
                 status = _status_of(dump(False, False))
             except Exception:  # noqa: BLE001, S112 (another version's function)
                 continue
-            if status or self._read_status is None:
-                self._read_status = lambda dump=dump: _status_of(dump(False, False))
-                self._read_with_frames = lambda dump=dump: dump(True, True)
-                self._read_without_frames = lambda dump=dump: dump(True, False)
+            if status or self._dump is None:
+                self._dump = dump
             if status:
                 return
-        if self._read_status is None:
+        if self._dump is None:
             self.missing = f"this torch records no collectives of {backend}"
 
     def counts(self) -> Counts:
@@ -93,8 +88,8 @@ class FlightRecorder:
 
         Without a recorder it uses ``ProcessGroup._get_sequence_number_for_group``.
         """
-        if self._read_status is not None:
-            status = self._read_status()
+        if self._dump is not None:
+            status = _status_of(self._dump(False, False))
             default = status.get("0") or status.get("")
             if default is not None:
                 return Counts(_to_int(default[0]), _to_int(default[1]))
@@ -106,9 +101,10 @@ class FlightRecorder:
 
     def last_enqueued(self) -> dict[str, int]:
         """Return the number of the last collective of each process group."""
-        if self._read_status is None:
+        if self._dump is None:
             return {}
-        return {group or "0": _to_int(pair[0]) for group, pair in self._read_status().items()}
+        status = _status_of(self._dump(False, False))
+        return {group or "0": _to_int(pair[0]) for group, pair in status.items()}
 
     def groups(self) -> dict[str, list[int]]:
         """Return the ranks of each process group that this process belongs to.
@@ -128,12 +124,11 @@ class FlightRecorder:
 
         They have call sites if torch can return these cheaply.
         """
-        if self._read_with_frames is None or self._read_without_frames is None:
+        if self._dump is None:
             return []
         # Reading frames first imports torch._dynamo, which takes seconds unless it is loaded.
         with_frames = "torch._dynamo" in sys.modules
-        read = self._read_with_frames if with_frames else self._read_without_frames
-        entries = read().get("entries") or []
+        entries = self._dump(True, with_frames).get("entries") or []
         return [_plain_entry(entry) for entry in entries[-MAX_ENTRIES:]]
 
 

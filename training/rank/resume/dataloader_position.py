@@ -20,12 +20,15 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ltui.training.rank.lightning_internals import wrapped_sampler
+from ltui.training.rank.resume.loader_samplers import (
+    read_generators,
+    restore_generators,
+    samplers_of,
+)
 from ltui.training.rank.resume.random_states import (
     preserve_random_states,
     read_random_states,
@@ -81,9 +84,7 @@ class DataLoaderPosition:
         """The resharded indices that the next iterator yields."""
         self.exact = True
         """True if the indices dropped on resume were those that had been used."""
-        self.resharded = False
-        """True if the remaining samples were given to other ranks or other batches."""
-        self._counters = _SamplerCounters(loader)
+        self._draw_states = _DrawStates(loader)
         replace_get_iterator(loader, self._create_iterator)
 
     def detach(self) -> None:
@@ -110,12 +111,11 @@ class DataLoaderPosition:
     def begin_pass(self, sampler: Any) -> _SamplerPass:
         """Return the iterator over ``sampler`` for the epoch that begins."""
         loader = self._loader()
-        generators = generators_of(loader) if loader is not None else []
         prefetch_factor = getattr(loader, "prefetch_factor", 0) or 0
         draws_ahead = getattr(loader, "num_workers", 0) * prefetch_factor
         self._pass = _SamplerPass(
             sampler,
-            _DrawStates(generators, self._counters),
+            self._draw_states,
             draws_ahead + _EXTRA_CHECKSUMS,
             self._resume_state,
             loader,
@@ -147,8 +147,8 @@ class DataLoaderPosition:
             "dealt_anew": sampler_pass.items_before > 0,
             "made": sampler_pass.states_when_created,
             "begun": sampler_pass.states_at_first_draw,
-            "generators": [g.get_state() for g in sampler_pass.states.generators],
-            "counts": self._counters.changes(),
+            "generators": read_generators(loader),
+            "counts": self._draw_states.counter_changes(),
         }
 
     def resume(self, state: dict[str, Any]) -> bool:
@@ -156,7 +156,6 @@ class DataLoaderPosition:
 
         Return False if the epoch begins with its first batch.
         """
-        self.resharded = False
         loader = self._loader()
         if state["used"] <= 0 or state["begun"] is None or loader is None:
             return False
@@ -174,17 +173,15 @@ class DataLoaderPosition:
         self.exact = False
         if state["items"] is None:
             return
-        generators = generators_of(loader)
-        states = _DrawStates(generators, self._counters)
         with preserve_random_states():
-            generator_states = [g.get_state() for g in generators]
-            states.restore(state["made"])
-            states.restore(state["begun"])
+            generator_states = read_generators(loader)
+            self._draw_states.restore(state["made"])
+            self._draw_states.restore(state["begun"])
             indices = remaining_indices(loader, state["order"], state["items"])
-            _set_states(generators, generator_states)
+            restore_generators(loader, generator_states)
         if indices is not None:
             self._remaining = _RemainingIndices(indices, state)
-            self.exact = self.resharded = True
+            self.exact = True
 
     def batches_left(self) -> float:
         """Return the batches left in the resumed epoch; infinity if the loader has no length."""
@@ -197,15 +194,15 @@ class DataLoaderPosition:
         """Restore the generators of the loader and its samplers, and the samplers' counters."""
         loader = self._loader()
         if loader is not None:
-            _set_states(generators_of(loader), state.get("generators", []))
-            self._counters.restore(state.get("counts", []))
+            restore_generators(loader, state.get("generators", []))
+            self._draw_states.restore_counters(state.get("counts", []))
 
 
-class _RemainingIndices:
+class _RemainingIndices(NamedTuple):
     """The resharded rest of an epoch. ``state`` is the position from which it was computed."""
 
-    def __init__(self, indices: list[Any], state: dict[str, Any]) -> None:
-        self.indices, self.state = indices, state
+    indices: list[Any]
+    state: dict[str, Any]
 
 
 class _TrackedSampler:
@@ -225,32 +222,51 @@ class _TrackedSampler:
         return getattr(self.tracked, name)
 
 
-class _SamplerCounters:
-    """Plain attributes that a loader's samplers change while they are iterated.
+class _DrawStates:
+    """All states from which a loader's order is drawn.
 
-    An example is an epoch that a sampler counts by itself. Samplers with ``set_epoch`` are left
-    out, because Lightning sets their epoch.
+    They are the rank's random states, the generators of the loader and its samplers, and the
+    samplers' counters. Counters are plain attributes that samplers change while they are iterated,
+    such as an epoch that a sampler counts by itself. Samplers with ``set_epoch`` are left out,
+    because Lightning sets their epoch.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
-        self._initial = [_plain_attributes(sampler) for sampler in self._samplers()]
+        self._initial_counters = [_plain_attributes(sampler) for sampler in self._counting()]
 
-    def _samplers(self) -> list[Any]:
-        samplers = {id(s): s for s in _samplers_of(self._loader()) if s is not None}
+    def _counting(self) -> list[Any]:
+        samplers = {id(s): s for s in samplers_of(self._loader()) if s is not None}
         return [s for s in samplers.values() if not hasattr(s, "set_epoch")]
 
-    def changes(self) -> list[dict[str, Any]]:
+    def read(self) -> dict[str, Any]:
+        """Return the current states in weights-only types."""
+        return {
+            "global": read_random_states(),
+            "own": read_generators(self._loader()),
+            "counts": self.counter_changes(),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Set the states to a value of ``read``."""
+        restore_random_states(saved["global"])
+        restore_generators(self._loader(), saved["own"])
+        self.restore_counters(saved.get("counts", []))
+
+    def counter_changes(self) -> list[dict[str, Any]]:
         """Return, for each sampler, the attributes that changed since training started."""
-        current = [_plain_attributes(sampler) for sampler in self._samplers()]
+        current = [_plain_attributes(sampler) for sampler in self._counting()]
         return [
             {name: value for name, value in new.items() if name not in old or old[name] != value}
-            for new, old in zip(current, self._initial, strict=False)
+            for new, old in zip(current, self._initial_counters, strict=False)
         ]
 
-    def restore(self, saved: list[dict[str, Any]]) -> None:
-        """Set the attributes to their initial values and apply a value of ``changes``."""
-        for sampler, initial, changes in zip(self._samplers(), self._initial, saved, strict=False):
+    def restore_counters(self, saved: list[dict[str, Any]]) -> None:
+        """Set the attributes to their initial values and apply a value of ``counter_changes``."""
+        initial_counters = self._initial_counters
+        for sampler, initial, changes in zip(
+            self._counting(), initial_counters, saved, strict=False
+        ):
             for name in _plain_attributes(sampler).keys() - initial.keys():
                 del vars(sampler)[name]  # a class attribute until the first count
             vars(sampler).update({**initial, **changes})
@@ -259,32 +275,6 @@ class _SamplerCounters:
 def _plain_attributes(sampler: Any) -> dict[str, Any]:
     values = getattr(sampler, "__dict__", {})
     return {name: value for name, value in values.items() if type(value) in _COUNTER_TYPES}
-
-
-class _DrawStates:
-    """All states from which a loader's order is drawn.
-
-    They are the rank's random states, the generators of the loader and its samplers, and the
-    samplers' counters.
-    """
-
-    def __init__(self, generators: list[torch.Generator], counters: _SamplerCounters) -> None:
-        self.generators = generators
-        self._counters = counters
-
-    def read(self) -> dict[str, Any]:
-        """Return the current states in weights-only types."""
-        return {
-            "global": read_random_states(),
-            "own": [g.get_state() for g in self.generators],
-            "counts": self._counters.changes(),
-        }
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Set the states to a value of ``read``."""
-        restore_random_states(saved["global"])
-        _set_states(self.generators, saved["own"])
-        self._counters.restore(saved.get("counts", []))
 
 
 class _SamplerPass:
@@ -369,43 +359,6 @@ class _SamplerPass:
         return self._checksums[-1 - ahead] if kept else (None, None)
 
 
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the generators of the loader and its samplers, each once, in a fixed order."""
-    values = []
-    for owner in (loader, *_samplers_of(loader)):
-        attributes = getattr(owner, "__dict__", {})
-        values += [attributes[name] for name in sorted(attributes)]
-    generators = [value for value in values if isinstance(value, torch.Generator)]
-    return list({id(generator): generator for generator in generators}.values())
-
-
-def innermost_sampler(loader: Any) -> Any:
-    """Return the sampler that draws the order of the samples."""
-    sampler, batch_sampler, batched_sampler, *wrapped = _samplers_of(loader)
-    candidates = [s for s in (*wrapped, batched_sampler, batch_sampler) if s is not None]
-    return candidates[0] if candidates else sampler
-
-
-def _samplers_of(loader: Any) -> tuple[Any, ...]:
-    """Return all samplers of the loader; each may be None.
-
-    They are its sampler, its batch sampler, the batch sampler's sampler, and the samplers inside
-    the wrappers with which Lightning distributes the first and the third over the ranks.
-    """
-    sampler, batch_sampler = (
-        each.tracked if isinstance(each, _TrackedSampler) else each
-        for each in (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
-    )
-    batched_sampler = getattr(batch_sampler, "sampler", None)
-    return (
-        sampler,
-        batch_sampler,
-        batched_sampler,
-        wrapped_sampler(sampler),
-        wrapped_sampler(batched_sampler),
-    )
-
-
 def shut_down(loader: Any) -> None:
     """Discard the iterator that a DataLoader keeps between epochs.
 
@@ -415,11 +368,6 @@ def shut_down(loader: Any) -> None:
     if persistent_iterator(loader) is None or not isinstance(loader, DataLoader):
         return
     discard_iterator(loader)
-
-
-def _set_states(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
-    for generator, state in zip(generators, states, strict=False):
-        generator.set_state(state)
 
 
 def _length(loader: Any) -> float:

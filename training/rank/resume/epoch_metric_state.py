@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank import lightning_internals, torch_internals
-from ltui.training.rank.resume.stateful_loader_position import is_plain_data
+from ltui.training.rank.resume.nested_tensors import is_plain_data, map_tensors, tensor_bytes
 
 MetricState = dict[str, Any]
 _MAX_STATE_BYTES = 64 << 20
@@ -57,7 +57,7 @@ def metric_states(module: Any) -> MetricState:
             continue
         keys = torch_internals.state_names(metric)
         state = {key: _detached_copy(getattr(metric, key)) for key in keys}
-        size += _bytes_of(state)
+        size += tensor_bytes(state)
         if is_plain_data(state) and size <= _MAX_STATE_BYTES:
             states[name] = {"count": updates, "state": state}
     return states
@@ -71,7 +71,7 @@ def restore_metrics(module: Any, states: MetricState) -> None:
         if saved is None or set(saved["state"]) != set(torch_internals.state_names(metric)):
             continue
         for key, value in saved["state"].items():
-            setattr(metric, key, _on_device(value, device))
+            setattr(metric, key, _to_device(value, device))
         torch_internals.mark_restored(metric, saved["count"])
 
 
@@ -84,7 +84,7 @@ def restore_logged(trainer: Any, saved: MetricState, *, over: bool) -> Callable[
     """
     device = trainer.strategy.root_device
     for name, values in saved["last"].items():
-        lightning_internals.metric_table(trainer, name).update(_on_device(values, device))
+        lightning_internals.metric_table(trainer, name).update(_to_device(values, device))
     results = lightning_internals.training_results(trainer)
     original_class, created = type(results), []
     if over:
@@ -118,9 +118,9 @@ def _create_result(trainer: Any, results: Any, mean: dict[str, Any]) -> Any:
         is_tensor="value" in mean,
     )
     if "value" in mean:
-        result.value = _on_device(mean["value"], device)
+        result.value = _to_device(mean["value"], device)
         if mean["size"] is not None:
-            result.cumulated_batch_size = _on_device(mean["size"], device)
+            result.cumulated_batch_size = _to_device(mean["size"], device)
     else:
         metrics = dict(_named_metrics(trainer.lightning_module))
         if (metric := metrics.get(mean.get("metric", ""))) is None:
@@ -141,9 +141,9 @@ def _join_when_logged(results: Any, means: dict[str, Any], device: torch.device)
             super().__setitem__(key, result)
             saved = means.pop(key, None)
             if saved is not None and result.is_tensor and "value" in saved:
-                result.value = _on_device(saved["value"], device)
+                result.value = _to_device(saved["value"], device)
                 if saved["size"] is not None:
-                    result.cumulated_batch_size = _on_device(saved["size"], device)
+                    result.cumulated_batch_size = _to_device(saved["size"], device)
             if not means:
                 self.__class__ = original_class
 
@@ -171,20 +171,6 @@ def _detached_copy(value: Any) -> Any:
     return value
 
 
-def _on_device(value: Any, device: torch.device) -> Any:
+def _to_device(value: Any, device: torch.device) -> Any:
     """Return ``value`` with its tensors on ``device``."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, list):
-        return [_on_device(item, device) for item in value]
-    if isinstance(value, dict):
-        return {key: _on_device(item, device) for key, item in value.items()}
-    return value
-
-
-def _bytes_of(state: dict[str, Any]) -> int:
-    size = 0
-    for value in state.values():
-        for item in value if isinstance(value, list) else [value]:
-            size += item.numel() * item.element_size() if isinstance(item, torch.Tensor) else 8
-    return size
+    return map_tensors(value, lambda tensor: tensor.to(device))

@@ -21,6 +21,7 @@ from ltui.training.rank.resume.dataloader_position import (
 )
 from ltui.training.rank.resume.ffcv_position import FfcvLoaderPosition, is_ffcv_loader
 from ltui.training.rank.resume.ffcv_random_operations import describe_inexact_loader
+from ltui.training.rank.resume.nested_tensors import is_plain_data
 from ltui.training.rank.resume.random_states import (
     States,
     read_random_states,
@@ -30,7 +31,6 @@ from ltui.training.rank.resume.stateful_loader_position import (
     BatchReplay,
     StatefulLoaderPosition,
     exhaust_iterator,
-    is_plain_data,
 )
 
 _Position = DataLoaderPosition | StatefulLoaderPosition | FfcvLoaderPosition

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ltui.training.rank.lightning_internals import wrapped_sampler
+from ltui.training.rank.resume.loader_samplers import samplers_of
 
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 """Samplers whose order this module draws by torch's own rule."""
@@ -25,7 +26,7 @@ def sampler_sharding(loader: Any) -> tuple[int, int]:
 
     Return ``(0, 1)`` if they do not share it.
     """
-    for sampler in (_index_batch_sampler(loader), loader.sampler):
+    for sampler in (samplers_of(loader)[1], loader.sampler):
         for attribute in ("num_replicas", "world_size"):
             if isinstance(getattr(sampler, attribute, None), int):
                 return int(sampler.rank), int(getattr(sampler, attribute))
@@ -54,7 +55,7 @@ def shards_batches(loader: Any) -> bool:
     Each draw from it then counts as one item of the epoch's order. Otherwise each sample of a batch
     counts.
     """
-    return callable(getattr(_index_batch_sampler(loader), "deal_rest", None))
+    return callable(getattr(samplers_of(loader)[1], "deal_rest", None))
 
 
 def remaining_indices(loader: Any, order: dict[str, Any], used: int) -> list[Any] | None:
@@ -64,7 +65,7 @@ def remaining_indices(loader: Any, order: dict[str, Any], used: int) -> list[Any
     that all ranks together have used. The random states must be those from which the order was
     drawn. Return None if the order can't be drawn again.
     """
-    batch_sampler, (rank, ranks) = _index_batch_sampler(loader), sampler_sharding(loader)
+    batch_sampler, (rank, ranks) = samplers_of(loader)[1], sampler_sharding(loader)
     if callable(deal_rest := getattr(batch_sampler, "deal_rest", None)):
         return list(deal_rest(used))
     if callable(deal_rest := getattr(loader.sampler, "deal_rest", None)):
@@ -122,9 +123,3 @@ def _innermost(sampler: Any) -> Any:
     """Return the sampler inside Lightning's wrapper, or ``sampler`` if it has no wrapper."""
     inner = wrapped_sampler(sampler)
     return sampler if inner is None else inner
-
-
-def _index_batch_sampler(loader: Any) -> Any:
-    """Return the loader's own batch sampler, even while a tracked one replaces it."""
-    batch_sampler = loader.__dict__.get("batch_sampler", loader.batch_sampler)
-    return getattr(batch_sampler, "tracked", batch_sampler)

@@ -11,12 +11,12 @@ hyperparameters) is loaded in full, but only from the run's own folder, where on
 from __future__ import annotations
 
 import inspect
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ltui.training.rank.checkpoint_files import read_manifest
 from ltui.training.rank.lightning_internals import checkpoint_connector, loaded_checkpoint
 from ltui.training.rank.resume.exact_state import ExactState
 
@@ -36,12 +36,7 @@ def fit_number(checkpoint: Path) -> int:
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return the checkpoint's manifest; empty if it has none."""
-    try:
-        manifest = json.loads(Path(f"{checkpoint}.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
+    return read_manifest(Path(f"{checkpoint}.json"))
 
 
 def resume_from(

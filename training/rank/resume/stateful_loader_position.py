@@ -23,7 +23,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ltui.training.rank.resume.dataloader_position import generators_of, innermost_sampler
+from ltui.training.rank.resume.loader_samplers import (
+    innermost_sampler,
+    read_generators,
+    restore_generators,
+)
+from ltui.training.rank.resume.nested_tensors import is_equal, is_plain_data
 from ltui.training.rank.resume.random_states import (
     States,
     preserve_random_states,
@@ -38,7 +43,6 @@ from ltui.training.rank.torch_internals import (
 
 _DrawState = tuple[States, list[torch.Tensor]]
 """Random states and generator states from which an order is drawn."""
-_PLAIN_TYPES = (str, int, float, bool, bytes, type(None), torch.Tensor)
 
 
 class StatefulLoaderPosition:
@@ -90,12 +94,10 @@ class StatefulLoaderPosition:
             return
         random_states, generator_states = self._redraw_from
         restore_random_states(random_states)
-        for generator, state in zip(generators_of(self._loader()), generator_states, strict=False):
-            generator.set_state(state)
+        restore_generators(self._loader(), generator_states)
 
     def _record_draw_state(self) -> None:
-        generators = generators_of(self._loader())
-        self._drawn_from = read_random_states(), [g.get_state() for g in generators]
+        self._drawn_from = read_random_states(), read_generators(self._loader())
 
     def state(self) -> dict[str, Any]:
         """Return the position in weights-only types.
@@ -108,7 +110,7 @@ class StatefulLoaderPosition:
         return {
             "state": loader_state if is_plain_data(loader_state) else None,
             "made": None if drawn_from is None else [drawn_from[0], drawn_from[1]],
-            "generators": [g.get_state() for g in generators_of(loader)],
+            "generators": read_generators(loader),
         }
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -126,9 +128,7 @@ class StatefulLoaderPosition:
 
     def restore_generators(self, state: dict[str, Any]) -> None:
         """Set the generators of the loader and its samplers to the checkpoint's states."""
-        saved = state.get("generators", [])
-        for generator, generator_state in zip(generators_of(self._loader()), saved, strict=False):
-            generator.set_state(generator_state)
+        restore_generators(self._loader(), state.get("generators", []))
 
 
 def _wrap_sampler_iter(sampler: Any, before_draw: Callable[[], None]) -> Any:
@@ -178,29 +178,9 @@ class BatchReplay:
             dropped += 1
         # Lightning counts the batches before the checkpoint by itself.
         fetcher.fetched -= dropped
-        if not _is_equal(states_before, read_random_states()):
+        if not is_equal(states_before, read_random_states()):
             return (
                 "the loader draws at random in the rank's own process while it is read, so it may "
                 "continue with other samples"
             )
         return None
-
-
-def is_plain_data(value: Any) -> bool:
-    """Return True if ``value`` can be loaded without unpickling objects (weights-only)."""
-    if isinstance(value, dict):
-        return all(is_plain_data(k) and is_plain_data(v) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value) in (list, tuple) and all(map(is_plain_data, value))
-    return type(value) in _PLAIN_TYPES or type(value) is torch.nn.Parameter
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    """Compare nested containers whose leaves may be tensors."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_is_equal, one, other))
-    return bool(one == other)

@@ -39,7 +39,7 @@ def _callbacks(run: RunFolder, *more: Any) -> list[Any]:
     return [*more, rebuild_callback("lightning", environment)]
 
 
-def test_finders_leave_one_end_checkpoint_and_are_named(run: RunFolder, fit: Any) -> None:
+def test_finders_leave_one_end_checkpoint_and_send_events(run: RunFolder, fit: Any) -> None:
     from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
     finders = (
@@ -77,7 +77,7 @@ def test_a_fit_that_only_tunes_does_not_finish_the_run(run: RunFolder, fit: Any)
     Tuner(trainer).lr_find(model, num_training=12)
     assert run.checkpoints == []
     assert run.events("finished") == []
-    run.ask(Command.CHECKPOINT)
+    run.request(Command.CHECKPOINT)
     trainer.fit(model)
     assert [p.name.rpartition("-")[2] for p in run.checkpoints] == ["request.ckpt", "end.ckpt"]
     assert len(run.events("finished")) == 1
@@ -91,7 +91,7 @@ def test_a_stop_waits_until_the_finder_has_ended(run: RunFolder, fit: Any) -> No
     def ask(_: Any, index: int) -> None:
         calls.append(index)
         if len(calls) == 3:
-            run.ask(Command.STOP)
+            run.request(Command.STOP)
 
     finder = LearningRateFinder(num_training_steps=12)
     with pytest.raises(RunStopped):

@@ -1,4 +1,4 @@
-"""Stop, pause, checkpoint and resume of one rank; what several agree on is in ``test_ranks.py``."""
+"""Stop, pause, checkpoint and resume of one rank; several ranks are in ``test_two_ranks.py``."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.rank.runs import RunFolder, wait_for
 from tests.required import required
 
 
-def asks(run: RunFolder, command: Command, at: int) -> Any:
-    """Return a training step's action: ask once, in batch ``at`` of the whole run."""
+def requests_at(run: RunFolder, command: Command, at: int) -> Any:
+    """Return an action for ``Linear`` that sends one request, in batch ``at`` of the whole run."""
     calls = []
 
     def do(module: Any, index: int) -> None:
         if index >= 0:
             calls.append(index)
         if index >= 0 and len(calls) - 1 == at:
-            run.ask(command)
+            run.request(command)
 
     return do
 
@@ -43,8 +43,8 @@ def counters(path: Path) -> tuple[int, int]:
     return state["global_step"], state["epoch"]
 
 
-def test_stop_saves_and_leaves(run: RunFolder, fit: Any) -> None:
-    model = Linear(asks(run, Command.STOP, 6))
+def test_stop_saves_a_checkpoint_and_ends_the_fit(run: RunFolder, fit: Any) -> None:
+    model = Linear(requests_at(run, Command.STOP, 6))
     with pytest.raises(RunStopped) as stopped:
         fit(model, loader(5), loader(2), max_epochs=3)
     assert stopped.value.code == 0
@@ -81,7 +81,7 @@ def trained(fit: Any, model: Linear, **options: Any) -> Linear:
     return model
 
 
-def never_stopped(run: RunFolder, fit: Any, **options: Any) -> Linear:
+def without_stop(run: RunFolder, fit: Any, **options: Any) -> Linear:
     """Train the same as another attempt, so that the one under test is the first of its own."""
     run.attempt = 9
     model = trained(fit, Linear(), **options)
@@ -100,12 +100,12 @@ def never_stopped(run: RunFolder, fit: Any, **options: Any) -> Linear:
         (5, {"val_check_interval": 3}),
     ],
 )
-def test_resumed_is_as_never_stopped(
+def test_a_resumed_run_equals_a_run_without_a_stop(
     run: RunFolder, fit: Any, at: int, options: dict[str, Any]
 ) -> None:
     """Order of steps, validations and epoch ends, and (the data being in order) the weights."""
-    reference = never_stopped(run, fit, **options)
-    first = Linear(asks(run, Command.STOP, at))
+    reference = without_stop(run, fit, **options)
+    first = Linear(requests_at(run, Command.STOP, at))
     with pytest.raises(RunStopped):
         trained(fit, first, **options)
     (path,) = run.checkpoints
@@ -118,20 +118,20 @@ def test_resumed_is_as_never_stopped(
 
 def test_weights_after_resume_at_an_epochs_start(run: RunFolder, fit: Any) -> None:
     """With the data at its start, a resume is exact in everything."""
-    reference = never_stopped(run, fit)
+    reference = without_stop(run, fit)
     with pytest.raises(RunStopped):
-        trained(fit, Linear(asks(run, Command.STOP, 4)))
+        trained(fit, Linear(requests_at(run, Command.STOP, 4)))
     run.attempt = 2
     second = trained(fit, Linear(), extra={"LTUI_RESUME_FROM": str(run.checkpoints[0])})
     assert torch.equal(second.layer.weight, reference.layer.weight)
 
 
 def test_stop_within_validation(run: RunFolder, fit: Any) -> None:
-    reference = never_stopped(run, fit)
+    reference = without_stop(run, fit)
 
     def do(module: Any, index: int) -> None:
         if index == -1 and module.trainer.global_step == 10:
-            run.ask(Command.STOP)
+            run.request(Command.STOP)
 
     first = Linear(do)
     with pytest.raises(RunStopped):
@@ -146,14 +146,14 @@ def test_stop_within_validation(run: RunFolder, fit: Any) -> None:
     assert torch.equal(second.layer.weight, reference.layer.weight)
 
 
-def test_asked_before_the_first_step_and_on_the_last(run: RunFolder, fit: Any) -> None:
+def test_stop_requested_before_the_first_step_and_on_the_last(run: RunFolder, fit: Any) -> None:
     run.queue_dir.mkdir(parents=True)
-    run.ask(Command.STOP)
+    run.request(Command.STOP)
     with pytest.raises(RunStopped):
         fit(Linear(), loader(3), loader(2), max_epochs=1, num_sanity_val_steps=2)
     assert run.checkpoints[0].name == "step-00000001-stop.ckpt"
     run.attempt, run.requests = 2, 0
-    fit(Linear(asks(run, Command.STOP, 2)), loader(3), max_epochs=1)
+    fit(Linear(requests_at(run, Command.STOP, 2)), loader(3), max_epochs=1)
     assert run.events("stopped") == []
     assert len(run.events("finished")) == 1
 
@@ -161,7 +161,7 @@ def test_asked_before_the_first_step_and_on_the_last(run: RunFolder, fit: Any) -
 def test_last_batch_of_an_epoch_without_validation_stops_once_the_epoch_is_over(
     run: RunFolder, fit: Any
 ) -> None:
-    model = Linear(asks(run, Command.STOP, 2))
+    model = Linear(requests_at(run, Command.STOP, 2))
     with pytest.raises(RunStopped):
         fit(model, loader(3), max_epochs=3)
     assert counters(run.checkpoints[0]) == (3, 1)
@@ -169,7 +169,7 @@ def test_last_batch_of_an_epoch_without_validation_stops_once_the_epoch_is_over(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_is_an_agreed_stop(run: RunFolder, fit: Any, number: int) -> None:
+def test_a_signal_requests_a_stop(run: RunFolder, fit: Any, number: int) -> None:
     before = signal.getsignal(number)
 
     def do(module: Any, index: int) -> None:
@@ -219,24 +219,24 @@ def test_programs_of_a_rank_may_begin_sessions() -> None:
 
 
 def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
-    seen: list[Any] = []
+    observed: list[Any] = []
 
-    def watch() -> None:
+    def request_while_paused() -> None:
         try:
             wait_for(lambda: (pulse := run.pulse()) and pulse.phase == Phase.PAUSED)
-            seen.append(required(run.pulse()).global_step)
-            run.ask(Command.CHECKPOINT)
+            observed.append(required(run.pulse()).global_step)
+            run.request(Command.CHECKPOINT)
             wait_for(lambda: run.checkpoints)
             wait_for(lambda: required(run.pulse()).decision_done == 2)
-            seen.append(len(run.steps()))
+            observed.append(len(run.steps()))
         finally:
-            run.ask(Command.CONTINUE)
+            run.request(Command.CONTINUE)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    fit(Linear(asks(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
-    watcher.join()
-    assert seen == [3, 3]
+    thread = threading.Thread(target=request_while_paused)
+    thread.start()
+    fit(Linear(requests_at(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
+    thread.join()
+    assert observed == [3, 3]
     assert run.checkpoints[0].name == "step-00000003-request.ckpt"
     assert len(run.events("paused")) >= 1
     assert len(run.events("continued")) == 1
@@ -247,15 +247,15 @@ def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
 
 
 def test_stop_while_paused(run: RunFolder, fit: Any) -> None:
-    def watch() -> None:
+    def request_while_paused() -> None:
         wait_for(lambda: (pulse := run.pulse()) and pulse.phase == Phase.PAUSED)
-        run.ask(Command.STOP)
+        run.request(Command.STOP)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    thread = threading.Thread(target=request_while_paused)
+    thread.start()
     with pytest.raises(RunStopped):
-        fit(Linear(asks(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
-    watcher.join()
+        fit(Linear(requests_at(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
+    thread.join()
     assert counters(run.checkpoints[0]) == (3, 0)
 
 
@@ -281,9 +281,9 @@ def test_more_epochs_after_the_end(run: RunFolder, fit: Any) -> None:
     assert model.order == [f"train {n}" for n in range(5, 10)] + ["epoch end 1"]
 
 
-def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: Any) -> None:
+def test_training_continues_if_the_checkpoint_cannot_be_written(run: RunFolder, fit: Any) -> None:
     (run.path / "checkpoints").write_text("not a folder")
-    fit(Linear(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
+    fit(Linear(requests_at(run, Command.STOP, 1)), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
     assert failed["reason"] == "stop"
     assert "Training continues" in failed["text"]
@@ -292,23 +292,23 @@ def test_a_checkpoint_that_cannot_be_written_costs_itself(run: RunFolder, fit: A
     assert required(run.pulse()).outcome == Outcome.FINISHED
 
 
-def test_a_full_disk_is_seen_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
+def test_a_full_disk_is_detected_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
     from ltui.training.rank import checkpoint_files
 
     monkeypatch.setattr(checkpoint_files, "_SPARE_BYTES", 1 << 60)
-    fit(Linear(asks(run, Command.CHECKPOINT, 1)), loader(5), max_epochs=1)
+    fit(Linear(requests_at(run, Command.CHECKPOINT, 1)), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
     assert "MB free" in failed["error"]
     assert list((run.path / "checkpoints").iterdir()) == []
 
 
-def test_a_checkpoint_with_more_than_weights_is_loaded_if_ours(run: RunFolder, fit: Any) -> None:
+def test_an_own_checkpoint_with_other_objects_is_loaded_in_full(run: RunFolder, fit: Any) -> None:
     class Odd(Linear):
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             checkpoint["odd"] = Path("an object")
 
     with pytest.raises(RunStopped):
-        fit(Odd(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
+        fit(Odd(requests_at(run, Command.STOP, 1)), loader(5), max_epochs=1)
     (path,) = run.checkpoints
     run.attempt = 2
     fit(Odd(), loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": str(path)})
@@ -318,7 +318,7 @@ def test_a_checkpoint_with_more_than_weights_is_loaded_if_ours(run: RunFolder, f
 
 def test_a_script_that_names_its_checkpoint_keeps_it(run: RunFolder, fit: Any) -> None:
     with pytest.raises(RunStopped):
-        fit(Linear(asks(run, Command.STOP, 1)), loader(5), max_epochs=1)
+        fit(Linear(requests_at(run, Command.STOP, 1)), loader(5), max_epochs=1)
     (path,) = run.checkpoints
     run.attempt = 2
     fit(
@@ -331,7 +331,7 @@ def test_a_script_that_names_its_checkpoint_keeps_it(run: RunFolder, fit: Any) -
 
 def test_stop_in_test_outside_of_fit(run: RunFolder, fit: Any) -> None:
     model = Linear()
-    model.on_test_start = lambda: run.ask(Command.STOP)  # type: ignore[method-assign, assignment]
+    model.on_test_start = lambda: run.request(Command.STOP)  # type: ignore[method-assign, assignment]
     with pytest.raises(RunStopped):
         fit(model, loader(5), call="test")
     assert run.checkpoints == []

@@ -1,4 +1,4 @@
-"""The rule by which ranks meet: every interleaving ends with all ranks acting at one boundary."""
+"""Step consensus: in every interleaving all ranks act at one boundary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEFORE, AFTER = boundary_position(1, 9), boundary_position(1, 11)
 VALIDATING = boundary_position(1, 10, 1)
 
 
-def test_boundaries_are_in_the_order_of_the_run() -> None:
+def test_positions_grow_along_the_run() -> None:
     places = [
         boundary_position(1, 9),
         boundary_position(1, 10),
@@ -54,31 +54,31 @@ def test_boundaries_are_in_the_order_of_the_run() -> None:
         ([waiting_state(HERE), passed_state(HERE)], [0, 7], Move.ACT),
     ],
 )
-def test_the_rule(words: list[int], acted: list[int], move: Move) -> None:
+def test_next_move(words: list[int], acted: list[int], move: Move) -> None:
     assert next_move(words, acted, HERE, 7) is move
 
 
-class Rank:
+class SimulatedRank:
     """A rank as ``RankCoordinator`` drives it, one memory access at a time."""
 
-    def __init__(self, table: BarrierTable, last: int, leads: bool) -> None:
-        self.table, self.last, self.leads = table, last, leads
+    def __init__(self, table: BarrierTable, last: int, is_leader: bool) -> None:
+        self.table, self.last, self.is_leader = table, last, is_leader
         self.acted_at: list[tuple[int, int, int]] = []
         self.done = table.words[0]
         self.step = 0
-        self.life = self.live()
+        self.program = self.run()
 
-    def live(self):
+    def run(self):
         while self.step < self.last:
             self.step += 1
-            here = boundary_position(1, self.step)
+            position = boundary_position(1, self.step)
             yield  # the batch itself
             if self.table.words[0] != self.done:
                 number, action = self.table.request()
                 yield
-                self.table.set_state(waiting_state(here))
+                self.table.set_state(waiting_state(position))
                 yield
-                while (move := self.table.next_move(here, number)) is Move.WAIT:
+                while (move := self.table.next_move(position, number)) is Move.WAIT:
                     yield
                 if move is Move.ACT:
                     yield
@@ -87,38 +87,38 @@ class Rank:
                     self.acted_at.append((number, action, self.step))
                     yield
             yield
-            self.table.set_state(passed_state(here))
+            self.table.set_state(passed_state(position))
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_any_interleaving_meets_at_one_step(tmp_path: Path, seed: int) -> None:
+def test_all_ranks_act_at_one_step_in_any_interleaving(tmp_path: Path, seed: int) -> None:
     """Ranks of 1 to 4, no more than one step apart (as an all-reduce keeps them) or far apart."""
-    dice = random.Random(seed)
-    world, steps = dice.randint(1, 4), 12
-    lead = dice.choice([1, 1, 3])
+    rng = random.Random(seed)
+    world, steps = rng.randint(1, 4), 12
+    steps_ahead = rng.choice([1, 1, 3])
     tables = [BarrierTable(tmp_path / "b", rank, world) for rank in range(world)]
-    ranks = [Rank(table, steps, table.rank == 0) for table in tables]
+    ranks = [SimulatedRank(table, steps, table.rank == 0) for table in tables]
     waiting = [Action.PAUSE, Action.CONTINUE, Action.STOP]
-    ask_at = dice.randint(1, 8)
-    alive = list(ranks)
+    ask_at = rng.randint(1, 8)
+    running = list(ranks)
     for _ in range(100_000):
         if waiting and ranks[0].step >= ask_at and tables[0].all_acted():
             tables[0].publish(waiting.pop(0))
-        if not alive:
+        if not running:
             break
-        rank = dice.choice(alive)
-        if rank.step - min(r.step for r in ranks) >= lead:
+        rank = rng.choice(running)
+        if rank.step - min(r.step for r in ranks) >= steps_ahead:
             continue  # the device holds it back
-        if next(rank.life, "end") == "end":
-            alive.remove(rank)
-    assert not alive, "a rank waits forever"
+        if next(rank.program, "end") == "end":
+            running.remove(rank)
+    assert not running, "a rank waits forever"
     assert len({tuple(rank.acted_at) for rank in ranks}) == 1
     assert len(ranks[0].acted_at) >= 1
     for table in tables:
         table.close()
 
 
-def test_a_dead_peer_is_seen(tmp_path: Path) -> None:
+def test_dead_peers_are_detected(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; "
         "from ltui.training.rank.coordination.step_consensus import BarrierTable; "

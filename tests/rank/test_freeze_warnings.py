@@ -1,4 +1,4 @@
-"""Causes of freezes are found in a module's source and as a run starts, without false alarms."""
+"""Freeze warnings from a module's source and at the start of a run, without false alarms."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Model(Base):
 """
 
 
-def test_a_modules_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_calls_in_the_source_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "their_model.py"
     path.write_text(_SOURCE)
     spec = importlib.util.spec_from_file_location("their_model", path)
@@ -59,27 +61,27 @@ def test_a_modules_source_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     lines = _SOURCE.splitlines()
     expected = {i + 1: line.split("# ")[1] for i, line in enumerate(lines) if "# " in line}
     reasons = {}
-    for caution in find_log_call_warnings(module.Model):
-        name, _, line = caution.what.split(" ")[0].partition(":")
+    for warning in find_log_call_warnings(module.Model):
+        name, _, line = warning.what.split(" ")[0].partition(":")
         assert name == "their_model.py"
-        assert caution.remedy
-        reasons[int(line)] = "alone" if "only one rank runs" in caution.what else "both"
+        assert warning.remedy
+        reasons[int(line)] = "alone" if "only one rank runs" in warning.what else "both"
     assert reasons == expected
 
 
-def test_classes_without_source_are_passed_over() -> None:
+def test_classes_without_source_are_skipped() -> None:
     assert find_log_call_warnings(type("Made", (pl.LightningModule,), {})) == []
 
 
 class Model(pl.LightningModule):
-    def __init__(self, *, say: bool) -> None:
+    def __init__(self, *, give_size: bool) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(8, 1)
-        self.say = say
+        self.give_size = give_size
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         loss: torch.Tensor = self.layer(batch[0]).square().mean()
-        size = len(batch[0]) if self.say else None
+        size = len(batch[0]) if self.give_size else None
         self.log("error", loss, on_epoch=True, on_step=False, batch_size=size)
         return loss
 
@@ -92,30 +94,32 @@ def _collate(rows: Any) -> list[torch.Tensor]:
     return [values, values.flatten()[:3]]
 
 
-def _warnings(run: Any, fit: Any, *, say: bool) -> list[dict[str, Any]]:
+def _warnings(run: Any, fit: Any, *, give_size: bool) -> list[dict[str, Any]]:
     callback = callback_factory.rebuild_callback(
         "lightning", RankEnvironment.read(run.environment())
     )
-    cautions = callback_factory.rebuild_freeze_warnings("lightning", callback)
+    freeze_warnings = callback_factory.rebuild_callback(
+        "lightning", callback, callback_factory.FREEZE_WARNINGS
+    )
     loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4, collate_fn=_collate)
-    fit(Model(say=say), loader, max_epochs=2, callbacks=[callback, cautions])
+    fit(Model(give_size=give_size), loader, max_epochs=2, callbacks=[callback, freeze_warnings])
     labels = [json.loads(r.label) for r in run.records() if r.kind == RecordKind.EVENT]
     return [label for label in labels if label["kind"] == "warning"]
 
 
 def test_a_guessed_batch_size_is_reported_once(run: Any, fit: Any) -> None:
-    (event,) = _warnings(run, fit, say=False)
+    (event,) = _warnings(run, fit, give_size=False)
     assert "length 3, 4" in event["text"]
     assert "error" in event["text"]
     assert "batch_size=" in event["remedy"]
 
 
-def test_a_batch_size_that_is_given_is_fine(run: Any, fit: Any) -> None:
-    assert _warnings(run, fit, say=True) == []
+def test_a_given_batch_size_is_not_reported(run: Any, fit: Any) -> None:
+    assert _warnings(run, fit, give_size=True) == []
 
 
-def test_shared_memory_is_compared_with_what_workers_hold() -> None:
-    (caution,) = shared_memory_warnings(10 << 20, 8, 2, 64 << 20)
-    assert "160 MiB" in caution.what
-    assert "64 MiB" in caution.what
+def test_shared_memory_is_compared_with_the_batches_of_workers() -> None:
+    (warning,) = shared_memory_warnings(10 << 20, 8, 2, 64 << 20)
+    assert "160 MiB" in warning.what
+    assert "64 MiB" in warning.what
     assert not list(shared_memory_warnings(1 << 20, 8, 2, 64 << 20))

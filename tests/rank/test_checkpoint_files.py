@@ -1,4 +1,4 @@
-"""A checkpoint on disk is the one before or the one after, whenever its writer dies."""
+"""A checkpoint on disk is the previous or the new one, whenever its writer dies."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def _save(folder: Path, step: int, reason: str = "periodic", attempt: int = 1) -
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_a_writer_that_dies_leaves_a_whole_one(tmp_path: Path, turn: int) -> None:
+def test_a_killed_writer_leaves_a_complete_checkpoint(tmp_path: Path, turn: int) -> None:
     """Saving the same step again and again, as a run does that is stopped as soon as it resumed."""
-    chance = random.Random(turn)
+    rng = random.Random(turn)
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert writer.stdout is not None
-    for _ in range(2 + chance.randrange(6)):
+    for _ in range(2 + rng.randrange(6)):
         writer.stdout.readline()
-    signal.sigtimedwait(set(), chance.random() * 0.02)
+    signal.sigtimedwait(set(), rng.random() * 0.02)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     writer.stdout.close()
-    found = checkpoint_to_resume(tmp_path)
-    assert found is not None
-    assert found.global_step == 100
+    checkpoint = checkpoint_to_resume(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.global_step == 100
 
 
-def test_a_name_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     first = _save(tmp_path, 5)
     second = _save(tmp_path, 5, attempt=2)
     third = _save(tmp_path, 5, attempt=3)
@@ -84,17 +84,17 @@ def test_a_name_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_newest_are_kept_whatever_the_clock_said(tmp_path: Path) -> None:
+def test_the_newest_are_kept_independently_of_the_clock(tmp_path: Path) -> None:
     for attempt, step in ((1, 10), (1, 20), (2, 15), (2, 25)):
         path = _save(tmp_path, step, attempt=attempt)
         # The clock runs backwards all the while.
         os.utime(f"{path}.json", (1e9 - 100 * attempt - step,) * 2)
     prune_periodic(tmp_path, 2)
-    left = [json.loads(p.read_text()) for p in tmp_path.glob("*.json")]
-    assert sorted((m["attempt"], m["global_step"]) for m in left) == [(2, 15), (2, 25)]
+    remaining = [json.loads(p.read_text()) for p in tmp_path.glob("*.json")]
+    assert sorted((m["attempt"], m["global_step"]) for m in remaining) == [(2, 15), (2, 25)]
 
 
-def test_what_cannot_be_published_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_publication_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / checkpoint_name(7, "request")
     partial_path(path).write_bytes(b"weights")
     with pytest.raises(FileNotFoundError):  # rank 1 wrote nothing

@@ -1,4 +1,4 @@
-"""The rest of an epoch dealt to other ranks, in batches of another size: every sample once."""
+"""The rest of an epoch, resharded to other ranks or batch sizes, uses every sample once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_rank_loaders(
     from ltui.training.data.sample_order import RankLoader, RankOrder
 
     def loaders(ranks: int, size: int, state: dict[str, int] | None) -> list[RankLoader]:
-        made = []
+        created = []
         for rank in range(ranks):
             order = RankOrder(samples, rank=rank, world_size=ranks, shuffle=shuffle)
             order.set_epoch(epoch)
@@ -32,29 +32,29 @@ def test_rank_loaders(
             loader = RankLoader(order, size, opened)
             if state is not None:
                 loader.load_state_dict(state)
-            made.append(loader)
-        return made
+            created.append(loader)
+        return created
 
-    seen: Counter[int] = Counter()
+    use_counts: Counter[int] = Counter()
     state: dict[str, int] | None = None
-    fillers = 0
+    padding = 0
     for ranks, size, stop in [*groups, (last, 3, 10**6)]:
-        now = loaders(ranks, size, state)
-        assert len({loader.batches_left() for loader in now}) == 1
-        promised, taken = now[0].batches_left(), 0
-        readers = [iter(loader) for loader in now]
-        while taken < min(stop, promised):
+        current = loaders(ranks, size, state)
+        assert len({loader.batches_left() for loader in current}) == 1
+        expected, used_batches = current[0].batches_left(), 0
+        readers = [iter(loader) for loader in current]
+        while used_batches < min(stop, expected):
             for reader in readers:
-                seen.update(next(reader))
-            taken += 1
-        state = now[0].state_dict()
-        assert all(loader.state_dict() == state for loader in now)
-        if taken == promised:
+                use_counts.update(next(reader))
+            used_batches += 1
+        state = current[0].state_dict()
+        assert all(loader.state_dict() == state for loader in current)
+        if used_batches == expected:
             assert all(next(reader, None) is None for reader in readers)
-            fillers = ranks - 1
+            padding = ranks - 1
             break
-    assert sorted(seen) == list(range(samples))
-    assert seen.total() - samples <= fillers
+    assert sorted(use_counts) == list(range(samples))
+    assert use_counts.total() - samples <= padding
 
 
 @SETTINGS
@@ -68,7 +68,7 @@ def test_rank_loaders(
 def test_dataloaders(
     samples: int, shuffle: bool, before: tuple[int, int], after: tuple[int, int], stop: int
 ) -> None:
-    """With the samplers that Lightning puts in: torch's own on one rank, else a shared one."""
+    """With Lightning's samplers: torch's own on one rank, otherwise a DistributedSampler."""
     import torch
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
@@ -85,35 +85,35 @@ def test_dataloaders(
         return DataLoader(data, size, sampler=shared)  # type: ignore[arg-type]
 
     torch.manual_seed(11)
-    seen: Counter[int] = Counter()
+    use_counts: Counter[int] = Counter()
     ranks, size = before
     used, states = 0, []
     for rank in range(ranks):
-        one = loader(rank, ranks, size)
-        position = DataLoaderPosition(one)
-        batches = iter(one)
-        used = min(stop, len(one))
+        saved_loader = loader(rank, ranks, size)
+        position = DataLoaderPosition(saved_loader)
+        batches = iter(saved_loader)
+        used = min(stop, len(saved_loader))
         for _ in range(used):
-            seen.update(next(batches).tolist())
+            use_counts.update(next(batches).tolist())
         states.append(position.state())
-    if used in (0, len(one)):
+    if used in (0, len(saved_loader)):
         return  # at its start or its end nothing is resharded
     torch.manual_seed(12)  # another process
     ranks, size = after
     lengths = set()
     for rank in range(ranks):
-        other = loader(rank, ranks, size)
-        position = DataLoaderPosition(other)
-        # All deal the same order, that of rank 0.
+        resumed_loader = loader(rank, ranks, size)
+        position = DataLoaderPosition(resumed_loader)
+        # All ranks reshard the order of rank 0.
         assert position.resume(states[rank if before == after else 0])
-        left = position.batches_left()
-        got = [batch.tolist() for batch in other]
+        batches_left = position.batches_left()
+        batches_read = [batch.tolist() for batch in resumed_loader]
         assert position.exact
-        assert len(got) == left
-        lengths.add(left)
-        for numbers in got:
-            seen.update(numbers)
-        assert len(list(other)) == len(other)  # the next epoch is whole
+        assert len(batches_read) == batches_left
+        lengths.add(batches_left)
+        for numbers in batches_read:
+            use_counts.update(numbers)
+        assert len(list(resumed_loader)) == len(resumed_loader)  # the next epoch is whole
     assert len(lengths) == 1
-    assert sorted(seen) == data
-    assert seen.total() - samples < max(ranks, 1)
+    assert sorted(use_counts) == data
+    assert use_counts.total() - samples < max(ranks, 1)

@@ -19,7 +19,7 @@ from ltui.training.tensor_queue.control_block import (
 from tests.tensor_queue.children import killed_at_every_line, run_child
 
 
-def test_whoever_opens_first_makes_it_and_all_see_the_same(tmp_path: Path) -> None:
+def test_the_first_process_creates_the_file_and_all_read_the_same(tmp_path: Path) -> None:
     path = tmp_path / "control.bin"
     supervisor, rank = ControlFile.open(path), ControlFile.open(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -59,20 +59,20 @@ def test_the_same_request_again_is_a_change(tmp_path: Path) -> None:
     control.close()
 
 
-def test_decisions_beyond_what_the_word_counts(tmp_path: Path) -> None:
-    control, watcher = ControlFile.open(tmp_path / "c"), ControlFile.open(tmp_path / "c")
+def test_more_decisions_than_the_word_can_count(tmp_path: Path) -> None:
+    control, other_process = ControlFile.open(tmp_path / "c"), ControlFile.open(tmp_path / "c")
     for decision_id in range(1, (1 << 16) + 10):
         control.decide(decision_id, Command.CHECKPOINT, decision_id)
-    state = watcher.poll()
+    state = other_process.poll()
     assert state is not None
     assert state.decision == Decision((1 << 16) + 9, Command.CHECKPOINT, (1 << 16) + 9)
-    assert watcher.poll() is None
+    assert other_process.poll() is None
     control.decide(1 << 17, Command.STOP, 3)
-    state = watcher.poll()
+    state = other_process.poll()
     assert state is not None
     assert state.decision == Decision(1 << 17, Command.STOP, 3)
     control.close()
-    watcher.close()
+    other_process.close()
 
 
 def test_a_signal_is_seen_by_other_processes_and_not_from_forked_children(tmp_path: Path) -> None:
@@ -136,17 +136,17 @@ control.decide(2, Command.STOP, 20)
         )
         outcomes.add((state.request, state.decision))
         # The one who takes the writer's place is understood by one who watched all along.
-        watcher = ControlFile.open(path)
-        watcher.poll()
+        other_process = ControlFile.open(path)
+        other_process.poll()
         control.request(Command.CHECKPOINT, 3)
         control.decide(3, Command.CHECKPOINT, 30)
-        seen = watcher.poll()
+        seen = other_process.poll()
         assert seen is not None
         assert seen.request == Request(3, Command.CHECKPOINT)
         assert seen.decision == Decision(3, Command.CHECKPOINT, 30)
-        assert watcher.poll() is None
+        assert other_process.poll() is None
         control.close()
-        watcher.close()
+        other_process.close()
     assert len(outcomes) == 3
 
 
@@ -178,7 +178,7 @@ def test_a_slot_written_to_any_point_leaves_the_decision_before(tmp_path: Path) 
         (b"LTUICTRL\x01\0\0\0", "truncated"),
     ],
 )
-def test_what_is_no_control_file_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes, what: str) -> None:
     (tmp_path / "c").write_bytes(content)
     with pytest.raises(ControlFileError, match=what):
         ControlFile.open(tmp_path / "c")

@@ -1,4 +1,4 @@
-"""CUDA tensors through the queue: order, losses, no waiting. The device's copy is played by hand;
+"""CUDA tensors through the queue: order, losses, no waiting. The test finishes each copy itself;
 the last tests run on a real one where there is a GPU."""
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ltui.training.tensor_queue import torch_tensors
+from ltui.training.tensor_queue import cuda_staging, torch_tensors
 from ltui.training.tensor_queue.cuda_staging import StagingQueue
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.torch_tensors import to_tensor
+from tests.tensor_queue.rows import put_row
 
 
-class HandPlayedCopy:
+class ManualCopy:
     """A copy that arrives when the test says so, with what the source held when it was enqueued."""
 
-    made: ClassVar[list[HandPlayedCopy]] = []
+    made: ClassVar[list[ManualCopy]] = []
 
     def __init__(self, sources: list[torch.Tensor]) -> None:
         self.parts = [torch.full_like(source, 77) for source in sources]
@@ -36,27 +37,28 @@ class HandPlayedCopy:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> list[HandPlayedCopy]:
+def device(monkeypatch: pytest.MonkeyPatch) -> list[ManualCopy]:
     """Every tensor counts as a CUDA tensor; the copies that were asked for."""
     monkeypatch.setattr(torch_tensors.EncodedTensor, "on_cuda", lambda self: True)
-    monkeypatch.setattr(HandPlayedCopy, "made", [])
-    return HandPlayedCopy.made
+    monkeypatch.setattr(ManualCopy, "made", [])
+    monkeypatch.setattr(cuda_staging, "PinnedCopy", ManualCopy)
+    return ManualCopy.made
 
 
 def numbers(reader: QueueReader) -> list[float]:
     return [float(r.array.reshape(-1)[0]) for r in reader.poll().records]  # type: ignore[union-attr]
 
 
-def test_a_staged_tensor_is_published_once_its_copy_is_there(
-    tmp_path: Path, device: list[HandPlayedCopy]
+def test_a_staged_tensor_is_published_when_its_copy_has_arrived(
+    tmp_path: Path, device: list[ManualCopy]
 ) -> None:
-    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
+    writer = QueueWriter.create(tmp_path / "q")
     reader = QueueReader(tmp_path / "q", from_seq=0)
     source = torch.full((3,), 5.0)
     writer.put(source, 2, b"loss", t_ns=123)
     source.fill_(6.0)
     writer.flush_staged()
-    writer.put_row([1.0], 1)
+    put_row(writer, [1.0], 1)
     assert numbers(reader) == [1.0], "what needs no copy does not wait for what does"
     device[0].arrive()
     writer.flush_staged()
@@ -66,8 +68,8 @@ def test_a_staged_tensor_is_published_once_its_copy_is_there(
     writer.close()
 
 
-def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[HandPlayedCopy]) -> None:
-    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
+def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[ManualCopy]) -> None:
+    writer = QueueWriter.create(tmp_path / "q")
     reader = QueueReader(tmp_path / "q", from_seq=0)
     for number in range(3):
         writer.put(torch.tensor(float(number)), 2)
@@ -81,10 +83,8 @@ def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[HandPlayed
     writer.close()
 
 
-def test_a_sparse_tensor_is_staged_part_by_part(
-    tmp_path: Path, device: list[HandPlayedCopy]
-) -> None:
-    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
+def test_a_sparse_tensor_is_staged_part_by_part(tmp_path: Path, device: list[ManualCopy]) -> None:
+    writer = QueueWriter.create(tmp_path / "q")
     reader = QueueReader(tmp_path / "q")
     writer.put(torch.eye(3).to_sparse(), 2)
     device[0].arrive()
@@ -94,10 +94,8 @@ def test_a_sparse_tensor_is_staged_part_by_part(
     writer.close()
 
 
-def test_what_never_arrives_is_missed_and_nothing_waits(
-    tmp_path: Path, device: list[HandPlayedCopy]
-) -> None:
-    writer = QueueWriter.create(tmp_path / "q", start_copy=HandPlayedCopy)
+def test_copies_that_never_arrive_are_missed(tmp_path: Path, device: list[ManualCopy]) -> None:
+    writer = QueueWriter.create(tmp_path / "q")
     reader = QueueReader(tmp_path / "q", from_seq=0)
     for _ in range(300):
         writer.put(torch.ones(1), 2)
@@ -109,8 +107,8 @@ def test_what_never_arrives_is_missed_and_nothing_waits(
     assert (poll.records, poll.missed) == ((), 256)
 
 
-def test_the_stage_says_when_it_is_full() -> None:
-    stage = StagingQueue(HandPlayedCopy, limit=1)
+def test_a_full_staging_queue_refuses_records(device: list[ManualCopy]) -> None:
+    stage = StagingQueue(limit=1)
     encoded = torch_tensors.encode(torch.ones(1))
     assert stage.add(1, 0, b"", encoded)
     assert not stage.add(1, 0, b"", encoded)

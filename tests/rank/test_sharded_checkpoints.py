@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 
 
 @pytest.mark.timeout(600)
-def test_a_sharded_checkpoint_is_whole_or_not_taken(tmp_path: Path) -> None:
+def test_a_damaged_sharded_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load
 

@@ -1,4 +1,4 @@
-"""An exception of a DataLoader's worker is told by its own words."""
+"""An exception of a DataLoader worker is reported with its original class and message."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch._utils import ExceptionWrapper
 from ltui.training.rank.worker_exceptions import unwrap_worker_exception
 
 
-class TwoWordsError(Exception):
-    """Can't be made of one text, so torch raises a RuntimeError in its place."""
+class TwoArgumentsError(Exception):
+    """Can't be created from one text, so torch raises a RuntimeError in its place."""
 
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(f"{one}: {other}")
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}: {second}")
 
 
 def caught(error: Exception) -> Exception:
@@ -26,8 +26,8 @@ def caught(error: Exception) -> Exception:
         wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
     try:
         wrapped.reraise()
-    except Exception as again:
-        return again
+    except Exception as forwarded:
+        return forwarded
     raise AssertionError
 
 
@@ -42,17 +42,19 @@ def caught(error: Exception) -> Exception:
         (ValueError("two\nlines: of it"), "ValueError", "two\nlines: of it"),
         (KeyError("label"), "KeyError", "'label'"),
         (ValueError(), "ValueError", ""),
-        (TwoWordsError("a", "b"), "TwoWordsError", "a: b"),
+        (TwoArgumentsError("a", "b"), "TwoArgumentsError", "a: b"),
     ],
 )
-def test_own_words(error: Exception, kind: str, text: str) -> None:
+def test_the_original_class_and_message_are_restored(
+    error: Exception, kind: str, text: str
+) -> None:
     raised = caught(error)
     assert "Caught" in str(raised)
-    found = unwrap_worker_exception(type(raised).__name__, str(raised))
-    assert found == (kind, f"{text} (in DataLoader worker process 0)".strip())
+    unwrapped = unwrap_worker_exception(type(raised).__name__, str(raised))
+    assert unwrapped == (kind, f"{text} (in DataLoader worker process 0)".strip())
 
 
-def test_any_other_stays_as_it_is() -> None:
+def test_other_exceptions_are_unchanged() -> None:
     assert unwrap_worker_exception("ValueError", "Caught nothing") == (
         "ValueError",
         "Caught nothing",

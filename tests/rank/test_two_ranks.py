@@ -38,9 +38,9 @@ def steps_done(run: RunFolder, rank: int = 0) -> int:
 
 
 @pytest.fixture(scope="module")
-def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+def python_without_ltui(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter that has torch and Lightning, and cannot import ltui by itself."""
-    folder = tmp_path_factory.mktemp("foreign")
+    folder = tmp_path_factory.mktemp("without-ltui")
     venv.create(folder, symlinks=True, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     import torch
@@ -59,94 +59,96 @@ def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def steered(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[Any]:
+def controlled(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[Any]:
     """torch elastic, ``lightning``: paused, checkpointed, continued; SIGTERM to rank 1 alone."""
-    run = RunFolder(tmp_path_factory.mktemp("steered"))
+    run = RunFolder(tmp_path_factory.mktemp("controlled"))
     options = ["epochs=1000", "step_s=0.01", "skew=1", "batches=40", "workers=1"]
     script = Script(run, side, ["lightning", *options], torchrun=2).start()
-    seen = SimpleNamespace(run=run, script=script)
+    observed = SimpleNamespace(run=run, script=script)
     try:
         wait_for(lambda: steps_done(run) > 5, script.process)
-        seen.pids = script.pids()
-        run.ask(Command.PAUSE)
+        observed.pids = script.pids()
+        run.request(Command.PAUSE)
         wait_for(
             lambda: both_paused(run),
             script.process,
         )
-        seen.paused_at = [required(run.pulse(r)).global_step for r in (0, 1)]
-        run.ask(Command.CHECKPOINT)
+        observed.paused_at = [required(run.pulse(r)).global_step for r in (0, 1)]
+        run.request(Command.CHECKPOINT)
         wait_for(
             lambda: all(required(run.pulse(r)).decision_done == 2 for r in (0, 1)), script.process
         )
-        seen.still_at = [required(run.pulse(r)).global_step for r in (0, 1)]
-        run.ask(Command.CONTINUE)
-        wait_for(lambda: steps_done(run) > seen.paused_at[0] + 3, script.process)
-        seen.asked_at = steps_done(run, 1)
-        os.kill(seen.pids[1], signal.SIGTERM)
-        seen.code = script.wait()
-        yield seen
+        observed.still_at = [required(run.pulse(r)).global_step for r in (0, 1)]
+        run.request(Command.CONTINUE)
+        wait_for(lambda: steps_done(run) > observed.paused_at[0] + 3, script.process)
+        observed.asked_at = steps_done(run, 1)
+        os.kill(observed.pids[1], signal.SIGTERM)
+        observed.code = script.wait()
+        yield observed
     finally:
         script.end()
 
 
-def test_both_ranks_send_records(steered: Any) -> None:
+def test_both_ranks_send_records(controlled: Any) -> None:
     for rank in (0, 1):
-        (hello,) = steered.run.labels(RecordKind.HELLO, rank)
+        (hello,) = controlled.run.labels(RecordKind.HELLO, rank)
         assert (hello["rank"], hello["local_rank"], hello["world_size"]) == (rank, rank, 2)
-        assert hello["pid"] == steered.pids[rank]
-        steps = steered.run.column(StepField.GLOBAL_STEP, rank)
+        assert hello["pid"] == controlled.pids[rank]
+        steps = controlled.run.column(StepField.GLOBAL_STEP, rank)
         assert steps == list(range(1, len(steps) + 1))
-        assert set(steered.run.column(StepField.SAMPLES, rank)) == {4}
+        assert set(controlled.run.column(StepField.SAMPLES, rank)) == {4}
     # Each rank's own loss, not a reduced one.
-    losses = [steered.run.column(StepField.LOSS, rank)[:5] for rank in (0, 1)]
+    losses = [controlled.run.column(StepField.LOSS, rank)[:5] for rank in (0, 1)]
     assert losses[0] != losses[1]
 
 
-def test_all_pause_at_one_step(steered: Any) -> None:
-    assert steered.paused_at[0] == steered.paused_at[1] == steered.still_at[0]
-    assert steered.paused_at == steered.still_at
-    assert [e["global_step"] for e in steered.run.events("continued")] == steered.paused_at[:1]
-    assert steered.run.events("paused", rank=1) == []
+def test_all_pause_at_one_step(controlled: Any) -> None:
+    assert controlled.paused_at[0] == controlled.paused_at[1] == controlled.still_at[0]
+    assert controlled.paused_at == controlled.still_at
+    assert [e["global_step"] for e in controlled.run.events("continued")] == controlled.paused_at[
+        :1
+    ]
+    assert controlled.run.events("paused", rank=1) == []
 
 
-def test_sigterm_to_one_rank_stops_all_at_one_step(steered: Any) -> None:
-    run = steered.run
-    assert steered.code == 0, steered.script.output()
+def test_sigterm_to_one_rank_stops_all_at_one_step(controlled: Any) -> None:
+    run = controlled.run
+    assert controlled.code == 0, controlled.script.output()
     (stopped,) = run.events("stopped")
-    assert stopped["global_step"] - steered.asked_at <= 3
+    assert stopped["global_step"] - controlled.asked_at <= 3
     assert {required(run.pulse(r)).global_step for r in (0, 1)} == {stopped["global_step"]}
     assert {required(run.pulse(r)).outcome for r in (0, 1)} == {Outcome.STOPPED}
     names = [path.name for path in run.checkpoints]
-    assert names[0] == f"step-{steered.paused_at[0]:08d}-request.ckpt"
+    assert names[0] == f"step-{controlled.paused_at[0]:08d}-request.ckpt"
     assert names[1] == f"step-{stopped['global_step']:08d}-stop.ckpt"
-    assert "AFTER FIT" not in steered.script.output()
+    assert "AFTER FIT" not in controlled.script.output()
 
 
-def test_nothing_of_it_is_left(steered: Any) -> None:
-    def left() -> list[str]:
-        found = []
+def test_no_process_is_left(controlled: Any) -> None:
+    def remaining_processes() -> list[str]:
+        pids = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
             try:
-                if str(steered.run.path).encode() in entry.read_bytes():
-                    found.append(entry.parent.name)
+                if str(controlled.run.path).encode() in entry.read_bytes():
+                    pids.append(entry.parent.name)
             except OSError:
                 continue
-        return found
+        return pids
 
-    assert wait_for(lambda: left() == [])
+    assert wait_for(lambda: remaining_processes() == [])
 
 
 @pytest.mark.slow
 def test_resumed_by_the_other_package_and_launcher(
-    steered: Any, side: Path, foreign_python: str
+    controlled: Any, side: Path, python_without_ltui: str
 ) -> None:
     """``pytorch_lightning``, its own launcher, an environment without ltui; runs to its end."""
-    run = RunFolder(steered.run.path, attempt=2)
-    path = steered.run.checkpoints[-1]
-    at = steered.run.events("stopped")[0]["global_step"]
+    run = RunFolder(controlled.run.path, attempt=2)
+    path = controlled.run.checkpoints[-1]
+    at = controlled.run.events("stopped")[0]["global_step"]
     epochs = at // 40 + 2
     options = [f"epochs={epochs}", "batches=40"]
-    script = Script(run, side, ["pytorch_lightning", *options], python=foreign_python)
+    script = Script(run, side, ["pytorch_lightning", *options], python=python_without_ltui)
     script.extra = {"LTUI_RESUME_FROM": str(path)}
     script.start()
     try:
@@ -172,26 +174,26 @@ def validating(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator
     run = RunFolder(tmp_path_factory.mktemp("validating"))
     options = ["epochs=2", "batches=6", "val_batches=400", "val_s=0.01"]
     first = Script(run, side, ["lightning", *options]).start()
-    seen = SimpleNamespace(run=run)
+    observed = SimpleNamespace(run=run)
     try:
         wait_for(
             lambda: (pulse := run.pulse()) and pulse.phase == Phase.VALIDATION and pulse.batch > 5,
             first.process,
         )
-        run.ask(Command.STOP)
-        seen.code, seen.output = first.wait(), first.output()
-        seen.events, seen.metrics = run.events("stopped"), run.metrics()
-        seen.steps = [run.column(StepField.GLOBAL_STEP, rank) for rank in (0, 1)]
+        run.request(Command.STOP)
+        observed.code, observed.output = first.wait(), first.output()
+        observed.events, observed.metrics = run.events("stopped"), run.metrics()
+        observed.steps = [run.column(StepField.GLOBAL_STEP, rank) for rank in (0, 1)]
         run.attempt = 2
         options[2:] = ["val_batches=3"]
         second = Script(run, side, ["lightning", *options])
         second.extra = {"LTUI_RESUME_FROM": str(run.checkpoints[0])}
         second.start()
         try:
-            seen.second_code, seen.second_output = second.wait(), second.output()
+            observed.second_code, observed.second_output = second.wait(), second.output()
         finally:
             second.end()
-        yield seen
+        yield observed
     finally:
         first.end()
 
@@ -310,7 +312,7 @@ def test_a_pause_takes_no_core_and_a_planned_stop_is_met_by_all(run: RunFolder, 
     script = Script(run, side, ["lightning", *options], torchrun=2).start()
     try:
         wait_for(lambda: steps_done(run) > 5, script.process)
-        run.ask(Command.PAUSE)
+        run.request(Command.PAUSE)
         wait_for(
             lambda: both_paused(run),
             script.process,
@@ -324,7 +326,7 @@ def test_a_pause_takes_no_core_and_a_planned_stop_is_met_by_all(run: RunFolder, 
         control = ControlFile.open(run.queue_dir / "control.bin")
         control.plan(step, None)
         control.close()
-        run.ask(Command.CONTINUE)
+        run.request(Command.CONTINUE)
         assert script.wait() == 0, script.output()
         assert [required(run.pulse(r)).global_step for r in (0, 1)] == [step, step]
         assert [p.name for p in run.checkpoints] == [f"step-{step:08d}-stop.ckpt"]

@@ -31,7 +31,11 @@ class Linear(pl.LightningModule):
 def train(fit: Any, run: Any, *, count: bool, batches: int = 6) -> Linear:
     environment = RankEnvironment.read(run.environment())
     callback = callback_factory.rebuild_callback("lightning", environment)
-    counter = [callback_factory.rebuild_flop_counter("lightning", callback)] if count else []
+    counter = (
+        [callback_factory.rebuild_callback("lightning", callback, callback_factory.FLOP_COUNT)]
+        if count
+        else []
+    )
     rows = torch.arange(batches * 32, dtype=torch.float32).reshape(-1, 8) / 100
     model = Linear()
     loader = DataLoader(TensorDataset(rows), batch_size=4)
@@ -64,7 +68,7 @@ def test_counting_changes_nothing(fit: Any, run: Any) -> None:
     assert torch.equal(plain.layer.weight, seen.layer.weight)
 
 
-def test_only_where_asked(run: Any, monkeypatch: Any) -> None:
+def test_it_is_created_only_on_request(run: Any, monkeypatch: Any) -> None:
     for name, value in run.environment().items():
         monkeypatch.setenv(name, value)
     assert len(callback_factory.callbacks()) == 2

@@ -1,0 +1,18 @@
+"""Publish a row of numbers, as telemetry does for each step."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ltui.training.tensor_queue.queue_writer import QueueWriter
+    from ltui.training.tensor_queue.ring_writer import RingWriter
+
+
+def put_row(writer: RingWriter | QueueWriter, values: Sequence[float], kind: int) -> None:
+    row = writer.row(kind, len(values))
+    row.fields[:] = memoryview(array("d", values))
+    row.publish(time.monotonic_ns())
