@@ -53,34 +53,31 @@ def publish_checkpoint(temporary: Path, path: Path, ranks: int, **facts: Any) ->
     for file in _files(temporary):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-        files[str(file.relative_to(temporary))] = (_sha256(file), file.stat().st_size)
+        files[str(file.relative_to(temporary))] = _describe(file)
     parts = [partial_path(rank_file(path, rank)) for rank in range(ranks)]
-    digests = [(_sha256(part), part.stat().st_size) for part in parts]
+    described_parts = [(part, _describe(part)) for part in parts]
     older_checkpoints = _checkpoints_of_name(path)
     final = _free_name(path)
     try:
         rank_files = {}
-        for rank, (part, (digest, bytes_)) in enumerate(zip(parts, digests, strict=True)):
+        for rank, (part, description) in enumerate(described_parts):
             file_of_rank = rank_file(final, rank)
             os.rename(part, file_of_rank)
-            rank_files[file_of_rank.name] = {"sha256": digest, "size_bytes": bytes_}
+            rank_files[file_of_rank.name] = description
         os.rename(temporary, final)
         fsync_folder(final.parent)
-        size = sum(size for _, size in files.values())
+        size = sum(description["size_bytes"] for description in files.values())
         manifest = {
             "version": MANIFEST_VERSION,
             "file": final.name,
-            "sha256": files["."][0] if "." in files else None,
+            "sha256": files["."]["sha256"] if "." in files else None,
             "size_bytes": size,
             "saved_at": time.time(),
             "beside": rank_files,
             **facts,
         }
         if final.is_dir():
-            manifest["files"] = {
-                name: {"sha256": digest, "size_bytes": bytes_}
-                for name, (digest, bytes_) in files.items()
-            }
+            manifest["files"] = files
         write_durably(Path(f"{final}.json"), json.dumps(manifest, indent=1).encode())
     except OSError:
         remove_checkpoint(final)
@@ -171,12 +168,13 @@ def require_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _sha256(path: Path) -> str:
+def _describe(path: Path) -> dict[str, Any]:
+    """Return checksum and size of a file, as in a manifest."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-    return digest.hexdigest()
+    return {"sha256": digest.hexdigest(), "size_bytes": path.stat().st_size}
 
 
 def fsync_folder(folder: Path) -> None:
