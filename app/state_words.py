@@ -41,6 +41,11 @@ def state_word(snapshot: RunSnapshot) -> str:
     return snapshot.state.value
 
 
+def is_blocked(snapshot: RunSnapshot) -> bool:
+    """Return whether a rank of a live run is stalled or dead."""
+    return state_word(snapshot) in (STALLED, RANK_DEAD)
+
+
 def needs_help(snapshot: RunSnapshot) -> bool:
     """Return whether the state's word calls for action by a person."""
     return state_word(snapshot) in (STALLED, RANK_DEAD, LOSS_NAN)

@@ -13,6 +13,7 @@ from ltui.app.diagnosis import collective_rows
 from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
 from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
 from ltui.app.presentation.snapshot_text import program_text
+from ltui.app.state_words import state_word
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.state.good_checkpoints import last_good_checkpoint
@@ -150,7 +151,7 @@ def _about_line(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     old_s = context.now - diagnosis.taken_at
     checked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
     parts = [
-        clean_name(run.name), program, run.state.value, f"attempt {diagnosis.attempt}",
+        clean_name(run.name), program, state_word(run), f"attempt {diagnosis.attempt}",
         f"step {formats.step(run.global_step, run.max_steps)}", checked,
     ]  # fmt: skip
     return " · ".join(w for w in parts if w) + "".join(f" · {clean_line(n)}" for n in context.notes)

@@ -23,7 +23,7 @@ from ltui.app.presentation.snapshot_text import (
     title,
 )
 from ltui.app.presentation.verdict_text import verdict_line
-from ltui.app.state_words import RANK_DEAD, STALLED, needs_help, open_verdicts, state_word
+from ltui.app.state_words import is_blocked, needs_help, open_verdicts, state_word
 from ltui.training.state.metric_name_patterns import is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
 from ltui.widgets.formats import duration, percent
@@ -103,7 +103,7 @@ class PlainLines:
 def plain_line(snapshot: RunSnapshot) -> str:
     """Return the whole run in one line."""
     word = state_word(snapshot)
-    moving = snapshot.state is RunState.RUNNING and word not in (STALLED, RANK_DEAD)
+    moving = snapshot.state is RunState.RUNNING and not is_blocked(snapshot)
     parts = [
         elapsed_text(snapshot.elapsed_s),
         word,

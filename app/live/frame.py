@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,8 @@ class Frame:
     """Verdicts that ended while the screen was open, the latest last."""
     rank_exceptions: tuple[RankException, ...] = ()
     """The first exception of each rank in the last attempt, the earliest first."""
+    last_steps: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Values of ``StepField`` for the last batch of each rank."""
     spec: RunSpec | None = None
     """The specification of the run, or None if it cannot be read."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)

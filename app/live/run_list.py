@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir, list_runs
 
 
@@ -27,7 +27,7 @@ class RunListEntry:
 
     @property
     def id(self) -> str:
-        return self.run_dir.path.name
+        return self.run_dir.id
 
     @property
     def live(self) -> bool:
@@ -44,18 +44,16 @@ class RunList:
     def poll(self) -> tuple[RunListEntry, ...]:
         """Return live runs first, then the others, each group with the latest run first."""
         entries = [self._entry(run_dir) for run_dir in list_runs(self._home)]
-        self._cache = {
-            k: v for k, v in self._cache.items() if any(line.id == k for line in entries)
-        }
+        self._cache = {entry.id: self._cache[entry.id] for entry in entries}
         return tuple(sorted(entries, key=lambda entry: not entry.live))
 
     def _entry(self, run_dir: RunDir) -> RunListEntry:
         stamp = _file_stamp(run_dir)
-        cached = self._cache.get(run_dir.path.name)
+        cached = self._cache.get(run_dir.id)
         if cached is not None and cached[0] == stamp and not cached[1].live:
             return cached[1]
         entry = self._read(run_dir)
-        self._cache[run_dir.path.name] = (stamp, entry)
+        self._cache[run_dir.id] = (stamp, entry)
         return entry
 
     def _read(self, run_dir: RunDir) -> RunListEntry:
@@ -78,14 +76,3 @@ def _file_stamp(run_dir: RunDir) -> tuple[int, ...]:
         except OSError:
             values += [0, 0]
     return tuple(values)
-
-
-def rank_problem(snapshot: RunSnapshot) -> str | None:
-    """Return a short reason to open a live run, such as ``rank 2 stalled``, or None."""
-    if snapshot.state not in LIVE or snapshot.state is RunState.PAUSED:
-        return None
-    for state in (RankState.DEAD, RankState.STALLED):
-        ranks = [r for r in snapshot.ranks if r.state is state]
-        if ranks:
-            return f"rank {', '.join(str(r.rank) for r in ranks[:4])} {state.value}"
-    return None

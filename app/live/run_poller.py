@@ -314,6 +314,7 @@ class RunPoller:
             gpu_series=self._gpu_history.series(),
             resolved_verdicts=tuple(self._resolved_verdicts),
             rank_exceptions=self._rank_exceptions,
+            last_steps={rank: f.last_step for rank, f in self._fold.ranks.items() if f.last_step},
             spec=self._spec,
             hyperparameters=self._hyperparameters,
             events=tuple(self._events),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from ltui.app.presentation.snapshot_text import gpu_name
 from ltui.training.gpu.free_gpus import busy_reason, usable_gpus
 from ltui.training.gpu.reading import GpuReading
 from ltui.training.gpu.sampler import GpuView
 from ltui.widgets import formats
-from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.sanitise import clean_line
 
 MAX_GPUS = 8
 """Maximum number of GPUs with a line each. If there are more, those in use come first."""
@@ -40,7 +41,7 @@ def free_gpus_text(view: GpuView) -> Text:
 
 
 def _append_gpu(out: Text, reading: GpuReading, occupant: str | None) -> None:
-    name = clean_name((reading.name or formats.NA).removeprefix("NVIDIA "))
+    name = gpu_name(reading.name)
     used, total = reading.memory_used_bytes, reading.memory_total_bytes
     memory = None if used is None or total is None else total - used
     sign = "○" if occupant is None else "●"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ltui.app.live.gpu_history import GpuSample, GpuSeries
+from ltui.app.presentation.snapshot_text import percent_of_time
 from ltui.training.state.run_snapshot import GpuSnapshot
 from ltui.widgets import formats
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
@@ -41,7 +42,7 @@ def gpu_charts(gpu: GpuSnapshot, history: GpuSeries) -> dict[str, ChartViewModel
     return {
         "activity": chart(
             "activity, % of time",
-            formats.percent(_as_fraction(gpu.utilisation_percent)),
+            percent_of_time(gpu.utilisation_percent),
             [
                 line("utilisation", [100 * s.utilisation for s in samples], 0),
                 line("SM", [100 * s.sm for s in samples], 1),
@@ -69,7 +70,3 @@ def gpu_charts(gpu: GpuSnapshot, history: GpuSeries) -> dict[str, ChartViewModel
 
 def _column(samples: Sequence[GpuSample], name: str) -> list[float]:
     return [float(getattr(sample, name)) for sample in samples]
-
-
-def _as_fraction(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100

@@ -6,6 +6,8 @@ from rich.text import Text
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuSeries
+from ltui.app.presentation.snapshot_text import gpu_label, gpu_name, percent_of_time
+from ltui.app.state_words import open_verdicts
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.widgets import formats
@@ -31,15 +33,11 @@ OWNERS = {
 """Words for the owners of processes on a GPU."""
 
 
-def is_gpu_finding(verdict: Verdict) -> bool:
-    return is_gpu_kind(verdict.kind)
-
-
 def active_findings(frame: Frame) -> tuple[Verdict, ...]:
     """Return the active findings about GPUs, serious ones first."""
     if frame.snapshot.state not in LIVE:
         return ()
-    findings = [v for v in frame.snapshot.verdicts if is_gpu_finding(v) and v.ended is None]
+    findings = [v for v in open_verdicts(frame.snapshot) if is_gpu_kind(v.kind)]
     return tuple(sorted(findings, key=lambda v: not v.evidence.get("serious")))
 
 
@@ -80,22 +78,16 @@ def _sort_key(gpu: GpuSnapshot) -> tuple[int, int]:
     return (gpu.index, -1) if gpu.mig_parent is None else (gpu.mig_parent, gpu.index)
 
 
-def gpu_label(gpu: GpuSnapshot) -> str:
-    """Return the label of a GPU, or its index."""
-    return clean_name(gpu.label or str(gpu.index))
-
-
 def _gpu_row(
     gpu: GpuSnapshot, history: GpuSeries, now: float, tone: Tone, *, sliced: bool
 ) -> GpuRow:
-    use = _fraction(gpu.utilisation_percent)
-    note = _gpu_note(gpu, now)
+    use = gpu.utilisation_percent
     return GpuRow(
         index=gpu_label(gpu),
-        name=clean_name((gpu.name or formats.NA).removeprefix("NVIDIA ")),
+        name=gpu_name(gpu.name),
         ranks=f"r{formats.ranks(gpu.ranks)}" if gpu.ranks else "",
-        utilisation=use,
-        utilisation_text="MIG" if sliced and use is None else formats.percent(use),
+        utilisation=None if use is None else use / 100,
+        utilisation_text="MIG" if sliced and use is None else percent_of_time(use),
         memory=_ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
         memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
         power_text=formats.power(gpu.power_w, gpu.power_limit_w),
@@ -103,7 +95,7 @@ def _gpu_row(
         clock_text=formats.clock(gpu.sm_clock_mhz),
         strip=history.strip,
         heat=history.heat,
-        note=clean_name(note),
+        note=clean_name(_gpu_note(gpu, now)),
         sm_text=formats.percent(gpu.sm_activity),
         tensor_text=formats.percent(gpu.tensor_activity),
         dram_text=formats.percent(gpu.dram_activity),
@@ -126,10 +118,6 @@ def _gpu_note(gpu: GpuSnapshot, now: float) -> str:
     if gpu.sampled_at is not None and now - gpu.sampled_at > STALE_AFTER_S:
         return f"{formats.age(now - gpu.sampled_at)} old"
     return ""
-
-
-def _fraction(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
 
 
 def _ratio(part: float | None, total: float | None) -> float | None:
@@ -170,7 +158,7 @@ def gpus_title(frame: Frame) -> str:
     counts: dict[str, int] = {}
     for gpu in frame.snapshot.gpus:
         if gpu.mig_parent is None:
-            name = clean_name((gpu.name or "unknown model").removeprefix("NVIDIA "))
+            name = gpu_name(gpu.name or "unknown model")
             counts[name] = counts.get(name, 0) + 1
     return ", ".join(f"{n} × {name}" for name, n in counts.items())
 
@@ -224,20 +212,16 @@ def _identity_lines(gpu: GpuSnapshot, now: float) -> Lines:
 
 
 def _work_lines(gpu: GpuSnapshot) -> Lines:
+    use = None if gpu.utilisation_percent is None else percent_of_time(gpu.utilisation_percent)
     return [
-        ("utilisation", _utilisation_text(gpu.utilisation_percent)),
+        ("utilisation", formats.NA if use is None else f"a kernel was running {use} of the time"),
         ("SM activity", formats.percent(gpu.sm_activity)),
         ("SM occupancy", formats.percent(gpu.sm_occupancy)),
         ("tensor-core activity", formats.percent(gpu.tensor_activity)),
         ("DRAM bandwidth", formats.percent(gpu.dram_activity)),
-        ("memory controller", formats.percent(_fraction(gpu.memory_utilisation_percent))),
+        ("memory controller", percent_of_time(gpu.memory_utilisation_percent)),
         ("memory", formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
     ]
-
-
-def _utilisation_text(percent: float | None) -> str:
-    text = formats.percent(_fraction(percent))
-    return text if percent is None else f"a kernel was running {text} of the time"
 
 
 def _heat_lines(gpu: GpuSnapshot) -> Lines:
@@ -249,7 +233,7 @@ def _heat_lines(gpu: GpuSnapshot) -> Lines:
         ("power", formats.power(gpu.power_w, gpu.power_limit_w)),
         ("temperature", f"{formats.temperature(gpu.temperature_c)}, slows down at {limit}"),
         ("memory temperature", formats.temperature(gpu.memory_temperature_c)),
-        ("fan", formats.percent(_fraction(gpu.fan_percent))),
+        ("fan", percent_of_time(gpu.fan_percent)),
         ("SM clock", _value_of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
         ("memory clock", formats.clock(gpu.memory_clock_mhz)),
         ("throttled by", clean_name(held)),
@@ -288,14 +272,14 @@ def _rate_pair(out: float | None, into: float | None) -> str:
 def _health_lines(gpu: GpuSnapshot) -> Lines:
     repair = {None: formats.NA, False: "none", True: "yes, at the next reset"}
     failed = " (a repair failed)" if gpu.repair_failed else ""
-    xid = formats.NA if gpu.xid_code is None else f"XID {gpu.xid_code}"
+    xid = "none seen" if gpu.xid_code is None else f"XID {gpu.xid_code}"
     return [
         ("ECC corrected", formats.count(gpu.ecc_corrected)),
         ("ECC uncorrected", formats.count(gpu.ecc_uncorrected)),
         ("retired pages", formats.count(gpu.retired_pages)),
         ("remapped rows", formats.count(gpu.remapped_rows)),
         ("repair pending", f"{repair[gpu.repair_pending]}{failed}"),
-        ("last driver error", xid if gpu.xid_code is not None else "none seen"),
+        ("last driver error", xid),
     ]
 
 

@@ -14,7 +14,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES
 from ltui.app.presentation.metric_selection import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.app.state_words import is_blocked
 from ltui.training.state.metric_name_patterns import LEARNING_RATE, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.curve_reader import Curve, FloatArray
@@ -270,7 +270,7 @@ def throughput_subtitle(frame: Frame) -> str:
 def _current_rate(run: RunSnapshot) -> str:
     if run.state is RunState.PAUSED:
         return "paused"
-    if any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts):
+    if is_blocked(run):
         return "stalled"
     return formats.quantity(run.throughput.samples_per_s, SAMPLES_PER_S)
 

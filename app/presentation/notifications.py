@@ -7,6 +7,7 @@ from ltui.app.state_words import (
     bad_loss_sentence,
     ended_detail,
     ended_sentence,
+    state_word,
 )
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -20,7 +21,8 @@ def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, 
         return []
     toasts = []
     if now.attempt != before.attempt:
-        toasts.append((f"attempt {now.attempt} started{_start_step(now)}", "information"))
+        start = f" from step {now.global_step}" if now.global_step else ""
+        toasts.append((f"attempt {now.attempt} started{start}", "information"))
     elif now.state is not before.state:
         toasts += _state_change(before, now)
     if now.attempt == before.attempt and now.state in LIVE:
@@ -38,7 +40,7 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]
         return [(f"continued at {step}", "information")]
     if now.state in LIVE:
         return []
-    sentence = ended_detail(now) or f"{now.state.value} at {step}"
+    sentence = ended_detail(now) or f"{state_word(now)} at {step}"
     bad_loss = bad_loss_sentence(now)
     sentence = f"{sentence}; {bad_loss}" if bad_loss else sentence
     return [(sentence, "error" if now.state in FAILED else "information")]
@@ -46,22 +48,12 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]
 
 def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
     old = {c.path for c in before.checkpoints}
+    verified = {True: ", verified", False: ", but it is damaged", None: ""}
     return [
-        (
-            f"checkpoint saved at step {formats.step(c.global_step)}{_verification_text(c.ok)}",
-            "information",
-        )
+        (f"checkpoint saved at step {c.global_step}{verified[c.ok]}", "information")
         for c in now.checkpoints
         if c.path not in old and c.reason == "request"
     ]
-
-
-def _verification_text(ok: bool | None) -> str:
-    return {True: ", verified", False: ", but it is damaged", None: ""}[ok]
-
-
-def _start_step(now: RunSnapshot) -> str:
-    return f" from step {formats.step(now.global_step)}" if now.global_step else ""
 
 
 def started_line(run_id: str) -> str:
@@ -98,14 +90,14 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
         return None
     if action == "resume":
         if live:
-            return f"{name} is {snapshot.state.value}: there is nothing to resume"
+            return f"{name} is {state_word(snapshot)}: there is nothing to resume"
         if not is_resumable(snapshot):
             return f"{name} has no good checkpoint. Press R to run it again from the beginning."
         return None
     if not live:
         return f"{name} has ended: there is nothing to {ACTION_VERBS[action]}"
     if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
-        return f"{name} is {snapshot.state.value}: its ranks have not started to train yet"
+        return f"{name} is {state_word(snapshot)}: its ranks have not started to train yet"
     if snapshot.state is RunState.STOPPING and action != "kill":
         return f"{name} is already stopping. Press k to kill it"
     return None

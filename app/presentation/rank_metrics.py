@@ -1,14 +1,17 @@
 """The metric columns of the rank table: their titles, widths and texts.
 
-A new column is one more entry of ``RANK_METRICS``. Its value must be a field of ``RankSnapshot``.
+A new column is one more entry of ``RANK_METRICS``. Its value is a field of ``RankSnapshot`` or a
+``StepField``, which the rank sends with every batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ltui.training.state.run_snapshot import RankSnapshot
+from ltui.training.tensor_queue.record_types import StepField
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.view_models import Cell, RankMetric, Tone
@@ -19,11 +22,10 @@ class RankMetricColumn:
     """A column of the rank table that shows one metric."""
 
     column: Column
-    text: Callable[[RankSnapshot], str]
-    """Return the metric of a rank with its unit; ``n/a`` if it is unknown."""
+    text: Callable[[RankSnapshot, Sequence[float]], str]
+    """Return the metric of a rank with its unit; ``n/a`` if it is unknown. The arguments are the
+    snapshot of the rank and the values of ``StepField`` for its last batch."""
     tone: Tone = Tone.DIM
-    only_live: bool = True
-    """Show ``n/a`` once the run has ended, because the metric describes a running process."""
 
 
 def cpu_text(rank: RankSnapshot) -> str:
@@ -39,29 +41,33 @@ def memory_text(rank: RankSnapshot) -> str:
 RANK_METRICS = (
     RankMetricColumn(
         Column(key="rate", title="samples/s", width=11, right=True, importance=5),
-        lambda rank: formats.quantity(rank.samples_per_s, ""),
+        lambda rank, _: formats.quantity(rank.samples_per_s, ""),
         Tone.PLAIN,
     ),
     RankMetricColumn(
-        Column(key="cpu", title="CPU", width=7, right=True, importance=6, optional=True), cpu_text
+        Column(key="cpu", title="CPU", width=7, right=True, importance=6, optional=True),
+        lambda rank, _: cpu_text(rank),
     ),
     RankMetricColumn(
         Column(key="memory", title="memory", width=10, right=True, importance=6, optional=True),
-        memory_text,
+        lambda rank, _: memory_text(rank),
     ),
 )
 """The metric columns, in the order in which they are shown."""
 
 
-def rank_metrics(rank: RankSnapshot, *, live: bool) -> tuple[RankMetric, ...]:
-    """Return the metrics of a rank; ``live`` is False if the run has ended."""
+def rank_metrics(
+    rank: RankSnapshot, last_step: Sequence[float] | None, *, live: bool
+) -> tuple[RankMetric, ...]:
+    """Return the metrics of a rank. ``last_step`` is None before its first batch.
+
+    A metric is ``n/a`` once the run has ended, because it describes a running process.
+    """
+    step = last_step or (math.nan,) * len(StepField)
     return tuple(
         RankMetric(
             column=metric.column,
-            cell=Cell(
-                text=metric.text(rank) if live or not metric.only_live else formats.NA,
-                tone=metric.tone,
-            ),
+            cell=Cell(text=metric.text(rank, step) if live else formats.NA, tone=metric.tone),
         )
         for metric in RANK_METRICS
     )

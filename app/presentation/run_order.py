@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ltui.app.live.run_list import RunListEntry
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.snapshot_text import program_text
+from ltui.app.state_words import state_word, state_words
 
 ORDERS = ("newest first", "name", "preset", "state", "metric")
 """Sort orders. The first one is that of the list: live runs first, then the newest."""
@@ -23,7 +24,7 @@ def matches(line: RunListEntry, query: str) -> bool:
     run = line.snapshot
     text = f"{line.id} {line.problem or ''}"
     if run is not None:
-        text += f" {run.name} {program_text(run)} {run.state.value} {run.detail or ''}"
+        text += f" {run.name} {program_text(run)} {state_words(run)} {run.detail or ''}"
     return all(word in text.lower() for word in query.lower().split())
 
 
@@ -43,7 +44,7 @@ def _preset_key(line: RunListEntry) -> tuple[bool, str]:
 
 
 def _state_key(line: RunListEntry) -> tuple[bool, str]:
-    return (not line.live, line.snapshot.state.value if line.snapshot else "~")
+    return (not line.live, state_word(line.snapshot) if line.snapshot else "~")
 
 
 def _metric_key(line: RunListEntry) -> tuple[bool, str, float]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ltui.app.live.run_list import RunListEntry, rank_problem
+from ltui.app.live.run_list import RunListEntry
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.run_view import state_sign
-from ltui.app.presentation.snapshot_text import done_fraction, program_text
+from ltui.app.presentation.snapshot_text import done_fraction, program_text, rank_word
 from ltui.app.state_words import FAILED, bad_loss_sentence, ended_detail
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, Tone
@@ -63,7 +63,7 @@ def run_row(line: RunListEntry, now: float) -> RunRow:
         progress=_progress_text(run),
         metric=formats.metric(shown.value) if shown is not None else "",
         metric_name=clean_name(shown.name) if shown is not None else "",
-        created=formats.ago(_age_s(run, now)),
+        created=formats.ago(None if run.created_at is None else now - run.created_at),
         note=_note_cell(run),
     )
 
@@ -84,15 +84,12 @@ def _progress_text(run: RunSnapshot) -> str:
     return f"step {formats.step(run.global_step, run.max_steps)}"
 
 
-def _age_s(run: RunSnapshot, now: float) -> float | None:
-    return None if run.created_at is None else max(0.0, now - run.created_at)
-
-
 def _note_cell(run: RunSnapshot) -> Cell:
-    bad = rank_problem(run)
-    if bad is not None:
-        return Cell(text=bad, tone=Tone.BAD)
     if run.state in LIVE:
+        for state in (RankState.DEAD, RankState.STALLED):
+            ranks = tuple(r.rank for r in run.ranks if r.state is state)
+            if ranks and run.state is not RunState.PAUSED:
+                return Cell(text=f"{formats.rank_words(ranks)} {rank_word(state)}", tone=Tone.BAD)
         remaining = "" if run.eta_s is None else f"{formats.duration(run.eta_s)} left"
         return Cell(text=remaining, tone=Tone.DIM)
     if run.state in FAILED:

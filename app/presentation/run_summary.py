@@ -6,7 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
+    data_wait_text,
+    gpu_label,
+    gpu_name,
     metric_value_text,
+    percent_of_time,
     position,
     program_text,
     rank_line,
@@ -181,12 +185,11 @@ def _flop_utilisation(snapshot: RunSnapshot) -> str:
 def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
     supervisor = "none" if snapshot.supervisor_pid is None else f"process {snapshot.supervisor_pid}"
     speed = snapshot.throughput
-    data_wait = ""
-    if speed.data_wait_share is not None:
-        data_wait = f", {percent(speed.data_wait_share)} waiting for data"
     pace = quantity(speed.samples_per_s, "samples/s")
     if speed.best_samples_per_s is not None:
         pace += f", best {quantity(speed.best_samples_per_s, '')}"
+    if speed.data_wait_share is not None:
+        pace += f", {data_wait_text(speed.data_wait_share)}"
     rows = [
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),
@@ -194,7 +197,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("attempt", _attempt_text(snapshot)),
         ("stops", clean_line(" or ".join(snapshot.stops))),
         ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
-        ("throughput", f"{pace}{data_wait}"),
+        ("throughput", pace),
         ("MFU", _flop_utilisation(snapshot)),
         ("supervisor", supervisor),
         ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
@@ -207,9 +210,9 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
 
 def _times_text(snapshot: RunSnapshot, now: float) -> str:
     """Return ``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
-    created, started = snapshot.created_at, snapshot.started_at
+    started = snapshot.started_at
     times = []
-    if (first := created if created is not None else started) is not None:
+    if (first := _first_start(snapshot)) is not None:
         times.append(f"started {ago(now - first)}")
     if snapshot.attempt > 1 and started is not None:
         times.append(f"attempt {snapshot.attempt} started {ago(now - started)}")
@@ -218,9 +221,13 @@ def _times_text(snapshot: RunSnapshot, now: float) -> str:
         if snapshot.elapsed_s is not None:
             attempt = f"attempt {snapshot.attempt} " if snapshot.attempt > 1 else ""
             times.append(f"{attempt}took {duration(snapshot.elapsed_s)}")
-    elif snapshot.eta_s is not None and state_word(snapshot) == snapshot.state.value:
+    elif snapshot.eta_s is not None and not needs_help(snapshot):
         times.append(f"{duration(snapshot.eta_s)} left")
     return ", ".join(times)
+
+
+def _first_start(snapshot: RunSnapshot) -> float | None:
+    return snapshot.started_at if snapshot.created_at is None else snapshot.created_at
 
 
 def _attempt_text(snapshot: RunSnapshot) -> str:
@@ -235,12 +242,11 @@ def _attempt_text(snapshot: RunSnapshot) -> str:
 
 def _gpu_columns(gpu: GpuSnapshot) -> tuple[str, ...]:
     if gpu.error:
-        return (str(gpu.index), clean_name(gpu.name or NA), clean_line(gpu.error), "", "", "")
-    busy = None if gpu.utilisation_percent is None else gpu.utilisation_percent / 100
+        return (gpu_label(gpu), gpu_name(gpu.name), clean_line(gpu.error), "", "", "")
     return (
-        str(gpu.index),
-        clean_name(gpu.name or NA),
-        f"{percent(busy)} busy",
+        gpu_label(gpu),
+        gpu_name(gpu.name),
+        f"{percent_of_time(gpu.utilisation_percent)} busy",
         size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
         power(gpu.power_w, gpu.power_limit_w),
         temperature(gpu.temperature_c),
@@ -268,8 +274,7 @@ def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
 
 def _started_text(snapshot: RunSnapshot, now: float) -> str:
     """Return ``2 h ago``, or after a resume ``2 h ago (attempt 2: 4 m)``."""
-    created, started = snapshot.created_at, snapshot.started_at
-    first = created if created is not None else started
+    first, started = _first_start(snapshot), snapshot.started_at
     if first is None:
         return NA
     if snapshot.attempt == 1 or started is None:

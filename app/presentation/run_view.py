@@ -9,10 +9,10 @@ from rich.text import Text
 from ltui.app.live.frame import Frame, RankException
 from ltui.app.presentation.rank_metrics import cpu_text, memory_text, rank_metrics
 from ltui.app.presentation.snapshot_text import (
-    LOUD_RANK_STATES,
     checkpoint_text,
     done_fraction,
     program_text,
+    rank_counts,
     rank_word,
     shown_epoch,
     total_epochs,
@@ -22,7 +22,9 @@ from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
     ended_detail,
+    is_blocked,
     needs_help,
+    open_verdicts,
     state_word,
 )
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
@@ -38,7 +40,7 @@ from ltui.training.state.run_snapshot import (
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow, Tone
+from ltui.widgets.view_models import Cell, HeaderViewModel, RankMetric, RankRow, Tone
 
 RECOVERY_SHOWN_S = 10.0
 """Seconds for which a banner reports that a verdict has ended."""
@@ -95,7 +97,7 @@ def header(frame: Frame) -> HeaderViewModel:
     run = frame.snapshot
     sign, word, tone = state_sign(run)
     banner, banner_tone = verdict_banner(frame)
-    moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not _is_blocked(run)
+    moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not is_blocked(run)
     return HeaderViewModel(
         name=clean_name(run.name),
         preset=clean_name(program_text(run)),
@@ -114,13 +116,6 @@ def header(frame: Frame) -> HeaderViewModel:
     )
 
 
-def _is_blocked(run: RunSnapshot) -> bool:
-    """Return whether a rank is stalled or dead, so that the remaining time is unknown."""
-    return any(v.level in BLOCKING_LEVELS and v.ended is None for v in run.verdicts) or any(
-        rank.state in LOUD_RANK_STATES for rank in run.ranks
-    )
-
-
 def _epoch_text(run: RunSnapshot) -> str:
     shown = shown_epoch(run)
     if shown is None:
@@ -131,7 +126,7 @@ def _epoch_text(run: RunSnapshot) -> str:
 
 def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
     """Return the banner: the worst active verdict, else the verdict that ended last."""
-    active = [v for v in frame.snapshot.verdicts if v.ended is None]
+    active = open_verdicts(frame.snapshot)
     if active and frame.snapshot.state in LIVE:
         worst, *others = most_severe_first(active)
         return verdict_banner_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
@@ -182,18 +177,31 @@ def silence_text(frame: Frame) -> str | None:
 
 def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
     """Return one row per rank in order of rank, so that rows keep their places."""
-    active = [v for v in most_severe_first(frame.snapshot.verdicts) if v.ended is None]
+    active = most_severe_first(open_verdicts(frame.snapshot))
     places = {rank: v for v in reversed(active) for rank in v.culprits}
     held_up = {rank for v in active if v.level in BLOCKING_LEVELS for rank in v.waiting}
     ordered = sorted(frame.snapshot.ranks, key=lambda r: r.rank)
     live = frame.snapshot.state in LIVE
     return tuple(
-        _rank_row(rank, places.get(rank.rank), waits=rank.rank in held_up, live=live)
+        _rank_row(
+            rank,
+            places.get(rank.rank),
+            waits=rank.rank in held_up,
+            metrics=rank_metrics(rank, frame.last_steps.get(rank.rank), live=live),
+            live=live,
+        )
         for rank in ordered
     )
 
 
-def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool, live: bool) -> RankRow:
+def _rank_row(
+    rank: RankSnapshot,
+    verdict: Verdict | None,
+    *,
+    waits: bool,
+    metrics: tuple[RankMetric, ...],
+    live: bool,
+) -> RankRow:
     note = rank.note or ""
     if not note and verdict is not None and verdict.place:
         note = verdict.place
@@ -209,7 +217,7 @@ def _rank_row(rank: RankSnapshot, verdict: Verdict | None, *, waits: bool, live:
         strip=rank.recent_step_s,
         state=_rank_state(rank.state, verdict, waits),
         note=clean_name(note),
-        metrics=rank_metrics(rank, live=live),
+        metrics=metrics,
     )
 
 
@@ -232,12 +240,8 @@ def _device_text(device: str | None) -> str:
 
 
 def ranks_title(frame: Frame) -> str:
-    """Return ``4 ok`` or ``3 ok, 1 STALLED``."""
-    counts: dict[RankState, int] = {}
-    for rank in frame.snapshot.ranks:
-        counts[rank.state] = counts.get(rank.state, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: item[0] not in LOUD_RANK_STATES)
-    return ", ".join(f"{count} {rank_word(state)}" for state, count in ordered)
+    """Return ``4 ok`` or ``1 STALLED, 3 ok``."""
+    return rank_counts(frame.snapshot.ranks)
 
 
 # -- without GPUs ----------------------------------------------------------------------------------
@@ -281,7 +285,7 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     if run.state in LIVE:
         return ()
     bad = run.state in FAILED
-    lines = [_cell(ended_detail(run) or run.state.value, Tone.BAD if bad else Tone.PLAIN)]
+    lines = [_cell(ended_detail(run) or state_word(run), Tone.BAD if bad else Tone.PLAIN)]
     if loss := bad_loss_sentence(run):
         lines.append(_cell(loss, Tone.WARN))
     # Leave the exception out if the first line repeats it.

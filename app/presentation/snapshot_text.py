@@ -6,6 +6,7 @@ The command line, plain progress lines and the dashboard share these functions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from ltui.app.state_words import rank_note
 from ltui.training.state.metric_name_patterns import (
@@ -15,6 +16,7 @@ from ltui.training.state.metric_name_patterns import (
 )
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
+    GpuSnapshot,
     MetricValue,
     RankSnapshot,
     RankState,
@@ -52,14 +54,10 @@ def position(snapshot: RunSnapshot) -> str:
     """
     parts = []
     if snapshot.epoch is not None:
-        parts.append(f"epoch {_out_of(shown_epoch(snapshot), total_epochs(snapshot))}")
+        parts.append(f"epoch {formats.step(shown_epoch(snapshot), total_epochs(snapshot))}")
     if snapshot.global_step is not None:
-        parts.append(f"step {_out_of(snapshot.global_step, total_steps(snapshot))}")
+        parts.append(f"step {formats.step(snapshot.global_step, total_steps(snapshot))}")
     return "  ".join(parts)
-
-
-def _out_of(done: int | None, total: int | None) -> str:
-    return f"{done}" if total is None else f"{done}/{total}"
 
 
 def shown_epoch(snapshot: RunSnapshot) -> int | None:
@@ -130,8 +128,13 @@ def speed_text(snapshot: RunSnapshot) -> str:
     if speed.samples_per_s is not None:
         parts.append(quantity(speed.samples_per_s, "samples/s"))
     if speed.data_wait_share is not None:
-        parts.append(f"{percent(speed.data_wait_share)} waiting for data")
+        parts.append(data_wait_text(speed.data_wait_share))
     return "  ".join(parts)
+
+
+def data_wait_text(share: float) -> str:
+    """Return ``4 % waiting for data``."""
+    return f"{percent(share)} waiting for data"
 
 
 def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
@@ -151,32 +154,48 @@ def rank_word(state: RankState) -> str:
 
 
 def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
-    """Return ``2 ranks ok`` or ``3 ok, 1 STALLED``."""
+    """Return ``2 ranks ok`` or ``1 STALLED, 3 ok``."""
     if not ranks:
         return ""
     if all(rank.state is RankState.UNKNOWN and rank.phase is None for rank in ranks):
         return "no telemetry from the script yet"
-    states: dict[str, int] = {}
-    for rank in ranks:
-        states[rank_word(rank.state)] = states.get(rank_word(rank.state), 0) + 1
-    if len(states) == 1:
-        return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {next(iter(states))}"
-    return ", ".join(f"{number} {state}" for state, number in states.items())
+    if len({rank.state for rank in ranks}) == 1:
+        return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {rank_word(ranks[0].state)}"
+    return rank_counts(ranks)
+
+
+def rank_counts(ranks: tuple[RankSnapshot, ...]) -> str:
+    """Return ``4 ok``; ranks that need help come first: ``1 STALLED, 3 ok``."""
+    counts = Counter(rank.state for rank in ranks)
+    ordered = sorted(counts.items(), key=lambda item: item[0] not in LOUD_RANK_STATES)
+    return ", ".join(f"{number} {rank_word(state)}" for state, number in ordered)
 
 
 def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> str:
-    """Return ``step 1 204, verified, 1.2 MiB``.
+    """Return ``step 1204, verified, 1.2 MiB``.
 
-    ``with_path`` gives ``step 1204, verified, request, 1.2 MiB: /path``, for the command line: its
-    step is plain digits, so that it can be pasted into another command.
+    ``with_path`` gives ``step 1204, verified, request, 1.2 MiB: /path``, for the command line.
     """
-    damaged = "DAMAGED" if with_path else "damaged"
-    step = checkpoint.global_step if with_path else formats.step(checkpoint.global_step)
-    parts = [f"step {step}"]
-    parts.append({True: "verified", False: damaged, None: "not verified"}[checkpoint.ok])
+    verified = {True: "verified", False: "DAMAGED", None: "not verified"}[checkpoint.ok]
+    parts = [f"step {checkpoint.global_step}", verified]
     if with_path and checkpoint.reason:
         parts.append(checkpoint.reason)
     if checkpoint.size_bytes is not None:
         parts.append(formats.size(checkpoint.size_bytes))
     text = ", ".join(parts)
     return f"{text}: {clean_line(checkpoint.path)}" if with_path else text
+
+
+def gpu_label(gpu: GpuSnapshot) -> str:
+    """Return the label of a GPU, or its index."""
+    return clean_name(gpu.label or str(gpu.index))
+
+
+def gpu_name(model: str | None) -> str:
+    """Return the model of a GPU without the manufacturer: ``H100 80GB HBM3``."""
+    return clean_name((model or NA).removeprefix("NVIDIA "))
+
+
+def percent_of_time(value: float | None) -> str:
+    """Return a percentage of the driver, 0 to 100, as ``41 %``."""
+    return percent(None if value is None else value / 100)

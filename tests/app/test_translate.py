@@ -191,7 +191,7 @@ def test_readings_of_processes_that_ended_are_not_shown_as_if_they_stood() -> No
 
 def test_a_declared_metric_is_a_column_of_the_rank_table(monkeypatch: pytest.MonkeyPatch) -> None:
     column = Column(key="wait", title="data wait", width=9, right=True)
-    waiting = RankMetricColumn(column, lambda rank: formats.percent(rank.data_wait_share))
+    waiting = RankMetricColumn(column, lambda rank, _: formats.percent(rank.data_wait_share))
     monkeypatch.setattr(rank_metrics, "RANK_METRICS", (*rank_metrics.RANK_METRICS, waiting))
     rows = run_view.rank_rows(frame(snapshot=snapshot(ranks=(rank(0, data_wait_share=0.25),))))
     table = RankTable()

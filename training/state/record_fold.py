@@ -119,9 +119,8 @@ class RankFold:
     global_step: int | None = None
     wall_s: float | None = None
     """Unix time at which the last batch ended."""
-    lr: float | None = None
-    memory_bytes: int | None = None
-    memory_peak_bytes: int | None = None
+    last_step: tuple[float, ...] = ()
+    """Values of ``StepField`` for the last batch; empty before the first batch."""
     recent_step_s: tuple[float, ...] = ()
     recent_loss: tuple[float, ...] = ()
     """Losses, oldest first; NaN for a batch without a loss."""
@@ -288,9 +287,7 @@ def _fold_steps(
         batch=_int_or_previous(last[StepField.BATCH], rank.batch),
         global_step=_int_or_previous(last[StepField.GLOBAL_STEP], rank.global_step),
         wall_s=_finite_or_none(last[StepField.WALL_S]) or rank.wall_s,
-        lr=_finite_or_none(last[StepField.LR]),
-        memory_bytes=_int_or_none(last[StepField.MEMORY_BYTES]),
-        memory_peak_bytes=_int_or_none(last[StepField.MEMORY_PEAK_BYTES]),
+        last_step=tuple(last),
         recent_step_s=tuple(step_times[-RECENT_STEPS:]),
         between_epochs_s=between_epochs_s,
         samples_per_s=_rate(recent_totals, totals),
