@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
 )
+from ltui.training.tensor_queue.record_types import StepField
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.rank_table import RankTable
@@ -197,6 +199,18 @@ def test_a_declared_metric_is_a_column_of_the_rank_table(monkeypatch: pytest.Mon
     table = RankTable()
     assert column in table.columns_of(rows)
     assert [cell.text for cell in table.cells_of(rows[0])["wait"]] == ["25 %"]
+
+
+def test_a_field_of_the_step_records_is_a_column_of_the_rank_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    column = Column(key="lr", title="rate", width=9, right=True)
+    rate = RankMetricColumn(column, lambda _, step: formats.metric(step[StepField.LR]))
+    monkeypatch.setattr(rank_metrics, "RANK_METRICS", (rate,))
+    values = [math.nan] * len(StepField)
+    values[StepField.LR] = 0.25
+    rows = run_view.rank_rows(frame(last_steps={0: tuple(values)}))
+    assert [row.metrics[0].cell.text for row in rows[:2]] == ["0.2500", "n/a"]
 
 
 def test_gpu_rows_say_stale_and_hot() -> None:

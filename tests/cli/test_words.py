@@ -125,7 +125,7 @@ def test_every_presenter_uses_one_word_for_the_state(
 
 def test_a_stalled_rank_without_a_verdict_yet_is_named_as_well() -> None:
     assert state_word(BUSY) == "STALLED"
-    assert "1 ok, 1 STALLED" in plain_line(BUSY)
+    assert "1 STALLED, 1 ok" in plain_line(BUSY)
     assert "samples/s" not in plain_line(BUSY)
 
 
