@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
+from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, prepare
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
@@ -101,5 +99,5 @@ def test_a_drift_warning_names_the_rank_that_left(gone: int) -> None:
 
 def test_ranks_in_validations_of_different_epochs_are_not_uneven() -> None:
     pulses = {r: pulse(r, Phase.VALIDATION, epoch=r) for r in range(2)}
-    inputs: Any = SimpleNamespace(pulses=pulses, fold=FoldState())
+    inputs = prepare(JudgeInput(now_ns=0, policy=StallPolicy(), pulses=pulses))
     assert find_uneven_ranks(inputs, {0, 1}) is None

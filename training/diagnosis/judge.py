@@ -20,9 +20,10 @@ from ltui.training.diagnosis.judge_input import (
     STEP_PHASES,
     HealthHistory,
     JudgeInput,
+    PreparedInput,
+    prepare,
     verdict_key,
 )
-from ltui.training.diagnosis.prepared_input import PreparedInput, prepare
 from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
 from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.stopped_processes import (
@@ -164,9 +165,7 @@ def _slowness(
         return [], since_ns, frozenset()
     current = straggler.find_straggler(inputs)
     if current is None:
-        reported = next(
-            (v for v in inputs.history.active.values() if v.kind == VerdictKind.STRAGGLER), None
-        )
+        reported = inputs.history.active_of(VerdictKind.STRAGGLER)
         if reported is not None and straggler.still_straggles(inputs, reported.culprits[0]):
             return [reported], since_ns, frozenset(reported.culprits)
         if kinds & {VerdictKind.SLOW_DATA, VerdictKind.SLOW_STEP}:

@@ -1,15 +1,20 @@
-"""The input of ``judge``, and the history that it keeps from one call to the next. Pure."""
+"""The input of ``judge``, and the history that it keeps from one call to the next. Pure.
+
+``prepare`` adds the values that most rules need.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.evidence import Evidence, Frame, HostEvidence
+from ltui.training.diagnosis.evidence import Evidence, Frame, HostEvidence, RankEvidence
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RankState, Verdict
-from ltui.training.tensor_queue.record_types import Phase, PulseState
+from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 STEP_PHASES = frozenset(
     {
@@ -26,6 +31,10 @@ BEFORE_TRAINING = frozenset({Phase.UNKNOWN, Phase.STARTING, Phase.SETUP, Phase.S
 """Phases before the first training step."""
 LIVE_STATES = frozenset({RankState.OK, RankState.STARTING})
 """States of ranks that train or are about to train."""
+CLOCK_JUMP_S = 5.0
+"""A longer gap in seconds between two judgements means that the supervisor itself was asleep."""
+_SETTLED_NS = 700_000_000
+"""Evidence is valid for a rank that had made no progress for this long when it was collected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +76,10 @@ class HealthHistory:
     straggling_since_ns: int | None = None
     evaluated: Mapping[int, int] = field(default_factory=dict)
     """rank -> batches of the last validation in which the rank was observed."""
+
+    def active_of(self, kind: VerdictKind) -> Verdict | None:
+        """Return an active verdict of this kind, or None."""
+        return next((v for v in self.active.values() if v.kind == kind), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,3 +124,117 @@ class JudgeInput:
 def verdict_key(verdict: Verdict) -> str:
     """Return the key that identifies a verdict from one judgement to the next."""
     return f"{verdict.kind} {','.join(map(str, verdict.culprits))}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedInput(JudgeInput):
+    """The input of one judgement, with the state and the stillness of every rank."""
+
+    still_s: Mapping[int, float]
+    """rank -> seconds since its pulse last changed."""
+    states: Mapping[int, RankState]
+    settled: Mapping[int, RankEvidence]
+    """Evidence of the ranks that have not moved since it was collected."""
+
+    @property
+    def alive(self) -> dict[int, PulseState]:
+        """Pulses of the ranks that train or are about to train."""
+        return {
+            r: p for r, p in self.pulses.items() if p is not None and self.states[r] in LIVE_STATES
+        }
+
+    @property
+    def ended(self) -> list[int]:
+        return [r for r, s in self.states.items() if s is RankState.ENDED]
+
+    def pulses_of(self, ranks: Iterable[int]) -> dict[int, PulseState]:
+        """Return the pulses of those of ``ranks`` that have one."""
+        return {r: p for r in ranks if (p := self.pulses.get(r)) is not None}
+
+    def still_facts(self, ranks: Iterable[int]) -> dict[str, float]:
+        """Return the seconds without progress, as the evidence of a verdict contains them."""
+        return {str(r): round(self.still_s[r], 1) for r in ranks if r in self.still_s}
+
+
+def prepare(inputs: JudgeInput) -> PreparedInput:
+    """Compute the values that rules share.
+
+    After a clock jump, such as a suspended laptop, ranks get their whole budget again.
+    """
+    history = inputs.history
+    if history.judged_ns is not None and inputs.now_ns - history.judged_ns > CLOCK_JUMP_S * 1e9:
+        history = replace(history, forgiven_ns=inputs.now_ns)
+    given = {f.name: getattr(inputs, f.name) for f in fields(JudgeInput)}
+    pulses = {**inputs.pulses, **dict.fromkeys(inputs.dead - inputs.pulses.keys())}
+    given["history"] = history
+    return PreparedInput(
+        **given,
+        still_s={
+            r: max(0.0, (inputs.now_ns - max(p.changed_ns, history.forgiven_ns)) / 1e9)
+            for r, p in inputs.pulses.items()
+            if p is not None
+        },
+        states={r: _initial_state(p, is_dead=r in inputs.dead) for r, p in pulses.items()},
+        settled=_settled_evidence(inputs.evidence, inputs.pulses),
+    )
+
+
+def _initial_state(pulse: PulseState | None, *, is_dead: bool) -> RankState:
+    if pulse is None:
+        return RankState.DEAD if is_dead else RankState.STARTING
+    if pulse.outcome is Outcome.RAISED or pulse.phase is Phase.EXCEPTION:
+        return RankState.DEAD
+    if pulse.outcome is not Outcome.RUNNING or pulse.phase is Phase.ENDED:
+        return RankState.ENDED
+    if is_dead:
+        return RankState.DEAD
+    if not pulse.telemetry_ok:
+        return RankState.UNKNOWN
+    if pulse.phase is Phase.PAUSED:
+        return RankState.PAUSED
+    return RankState.STARTING if pulse.phase in BEFORE_TRAINING else RankState.OK
+
+
+def _settled_evidence(
+    evidence: Evidence | None, pulses: Mapping[int, PulseState | None]
+) -> dict[int, RankEvidence]:
+    """Return the evidence of the ranks that are still where they were when it was collected."""
+    if evidence is None:
+        return {}
+    settled = {}
+    for rank, rank_evidence in evidence.ranks.items():
+        pulse = pulses.get(rank)
+        if pulse is None or (
+            pulse.pid == rank_evidence.pid and pulse.changed_ns + _SETTLED_NS < evidence.taken_ns
+        ):
+            settled[rank] = rank_evidence
+    return settled
+
+
+def position_facts(pulses: Mapping[int, PulseState]) -> dict[str, Any]:
+    """Return where ranks are, as the evidence of a verdict contains it."""
+    return {
+        str(rank): {
+            "phase": pulse.phase.label,
+            "epoch": pulse.epoch,
+            "batch": pulse.batch,
+            "global_step": pulse.global_step,
+        }
+        for rank, pulse in pulses.items()
+    }
+
+
+def first_change_s(pulses: Mapping[int, PulseState]) -> float | None:
+    """Return the unix time at which the first of the pulses last changed."""
+    return min((p.changed_wall_s for p in pulses.values()), default=None)
+
+
+def progress_key(pulse: PulseState) -> tuple[bool, int, int, int, int]:
+    """Return a sort key for how far a rank is: optimizer steps, then the place within the batch.
+
+    A rank that validates or saves after step g is behind one that already works on the batch after
+    g. Its batch counter may be validation's own, so it is not compared.
+    """
+    batch = pulse.batch if pulse.phase in STEP_PHASES else -1
+    started = pulse.phase not in BEFORE_TRAINING
+    return started, pulse.global_step, pulse.epoch, batch, int(pulse.phase)

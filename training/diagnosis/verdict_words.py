@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ltui.training.diagnosis.evidence import Collective, ProcessActivity
+from ltui.training.tensor_queue.record_types import PulseState
 
 
 def ranks_text(ranks: Collection[int]) -> str:
@@ -38,6 +39,12 @@ def waiting_text(waiting: Collection[int], where: str | None) -> str:
         return ""
     place = f" in {where}" if where else ""
     return f"; {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}{place}"
+
+
+def place_text(pulse: PulseState | None, detail: str | None = None) -> str | None:
+    """Return the phase of a rank, and a detail such as a line."""
+    label = pulse.phase.label if pulse is not None else None
+    return f"{label}, {detail}" if label and detail and detail != label else detail or label
 
 
 def consequences_text(ranks: Collection[int]) -> str:

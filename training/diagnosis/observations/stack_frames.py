@@ -126,6 +126,11 @@ def frame_text(frame: Frame | None) -> str | None:
     return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
 
 
+def at_frame(frame: Frame | None) -> str:
+    """Return `` at train.py:31 in training_step``; empty for no frame."""
+    return f" at {frame_text(frame)}" if frame is not None else ""
+
+
 def frame_facts(frame: Frame | None) -> dict[str, Any]:
     """Return the frame as the evidence of a verdict contains it; empty for no frame."""
     return {"frame": f"{frame.file}:{frame.line} {frame.function}"} if frame is not None else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
@@ -25,7 +25,7 @@ def slow_data_verdict(inputs: PreparedInput) -> Verdict | None:
     data, and every rank waits for data again.
     """
     alive = inputs.alive
-    active = any(v.kind == VerdictKind.SLOW_DATA for v in inputs.history.active.values())
+    active = inputs.history.active_of(VerdictKind.SLOW_DATA) is not None
     waits_again = all(
         p.phase is Phase.FETCH and inputs.still_s[r] > FAULT_SETTLE_S for r, p in alive.items()
     )
@@ -55,7 +55,7 @@ def slow_data_verdict(inputs: PreparedInput) -> Verdict | None:
         evidence={
             "step_s": last_s,
             "moving": True,
-            "ranks": {str(r): position_facts(p) for r, p in alive.items()},
+            "ranks": position_facts(alive),
         },
     )
 

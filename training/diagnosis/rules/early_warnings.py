@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
-from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput, position_facts
 from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
 from ltui.training.diagnosis.observations.stack_frames import frame_text
-from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
 from ltui.training.diagnosis.stalls import left_early
 from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.training.state.record_fold import FoldState
@@ -110,7 +109,7 @@ def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
         remedy=remedy,
         confidence=0.9,
         evidence={
-            "ranks": {str(r): position_facts(p) for r, p in alive.items()},
+            "ranks": position_facts(alive),
             "epoch_batches": {
                 str(r): dict(f.epoch_batches) for r, f in rank_folds.items() if f.epoch_batches
             },

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.judge_input import LIVE_STATES
-from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.judge_input import (
+    LIVE_STATES,
+    PreparedInput,
+    first_change_s,
+    position_facts,
+)
 from ltui.training.diagnosis.verdict_words import ranks_text, verb, waiting_text
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
@@ -55,7 +59,7 @@ def stopped_verdict(
             and inputs.still_s.get(r, 0.0) > STOPPED_AFTER_S
         )
     )
-    pulses = {r: p for r in stopped if (p := inputs.pulses.get(r)) is not None}
+    pulses = inputs.pulses_of(stopped)
     phase = next((p.phase.label for p in pulses.values()), None)
     subject = ranks_text(stopped)
     if len(stopped) == 1:
@@ -74,14 +78,10 @@ def stopped_verdict(
         cause=cause,
         remedy=f"To continue it: kill -CONT {' '.join(map(str, pids.values()))}",
         confidence=1.0,
-        began=min((p.changed_wall_s for p in pulses.values()), default=None),
+        began=first_change_s(pulses),
         evidence={
             "stopped_pids": {str(r): pid for r, pid in pids.items()},
-            "still_s": {
-                str(r): round(inputs.still_s[r], 1)
-                for r in (*stopped, *waiting)
-                if r in inputs.still_s
-            },
-            "ranks": {str(r): position_facts(p) for r, p in pulses.items()},
+            "still_s": inputs.still_facts((*stopped, *waiting)),
+            "ranks": position_facts(pulses),
         },
     )

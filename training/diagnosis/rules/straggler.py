@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
+from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.observations.gpu_causes import slowing_cause
 from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text
-from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.thresholds import WARM_UP_STEPS
 from ltui.training.diagnosis.verdict_words import activity_text
@@ -273,7 +273,6 @@ def straggler_verdict(
             reason, remedy = gpu_cause.text, gpu_cause.remedy
     line = _observed_line(inputs, straggler, rank_evidence)
     at_line = f" at {frame_text(line)}" if line is not None else ""
-    pulse = inputs.pulses.get(rank)
     return Verdict(
         kind=VerdictKind.STRAGGLER,
         level=VerdictLevel.SLOW,
@@ -294,7 +293,7 @@ def straggler_verdict(
             "middle_s": straggler.middle_s,
             "moving": True,
             **frame_facts(line),
-            "ranks": {str(rank): position_facts(pulse)} if pulse is not None else {},
+            "ranks": position_facts(inputs.pulses_of((rank,))),
         },
     )
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import find_mismatch_by_stacks
-from ltui.training.diagnosis.prepared_input import PreparedInput
 from ltui.training.diagnosis.stalls.collective_mismatch import mismatch_verdict
 from ltui.training.diagnosis.stalls.stall_case import StallCase
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
@@ -83,7 +82,7 @@ def _proven(case: StallCase) -> bool:
 
 def _common_phase(inputs: PreparedInput, ranks: tuple[int, ...]) -> Phase:
     """Return the phase of all ranks, the first one within a step, or UNKNOWN if they differ."""
-    phases = {p.phase for r in ranks if (p := inputs.pulses.get(r)) is not None}
+    phases = {p.phase for p in inputs.pulses_of(ranks).values()}
     comparable = len(phases) == 1 or phases <= STEP_PHASES
     return min(phases) if phases and comparable else Phase.UNKNOWN
 

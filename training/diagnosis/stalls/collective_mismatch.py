@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     call_site_of,
@@ -11,14 +12,14 @@ from ltui.training.diagnosis.observations.collective_positions import (
     minority_ranks,
     pending_collective,
 )
-from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text, has_frame
-from ltui.training.diagnosis.prepared_input import PreparedInput
-from ltui.training.diagnosis.stalls.stall_causes import explain_stall
+from ltui.training.diagnosis.observations.stack_frames import at_frame, frame_text, has_frame
+from ltui.training.diagnosis.stalls.stall_causes import explain_rank
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.stalls.stall_verdict import place_text, stall_verdict
+from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.diagnosis.verdict_words import (
     collective_text,
+    place_text,
     ranks_text,
     sizes_text,
     verb,
@@ -42,9 +43,8 @@ def mismatch_verdict(inputs: PreparedInput, unfinished: UnfinishedCollective) ->
 def _sigterm(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict | None:
     """Detect a rank in Lightning's SIGTERM handler, which calls a collective."""
     for rank in unfinished.at:
-        rank_evidence = inputs.settled[rank]
-        if has_frame(rank_evidence.main_stack, "_sigterm_notifier_fn"):
-            reason = explain_stall(rank_evidence, inputs.pulses.get(rank))
+        if has_frame(inputs.settled[rank].main_stack, "_sigterm_notifier_fn"):
+            reason = explain_rank(inputs, rank)
             others = _other_ranks(unfinished, (rank,))
             return stall_verdict(inputs, (rank,), reason, others, unfinished)
     return None
@@ -58,7 +58,7 @@ def _uneven_batches(inputs: PreparedInput, unfinished: UnfinishedCollective) -> 
 
 def _skipped_backward(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict | None:
     """Detect ranks that are past the backward pass in which others reduce gradients."""
-    phases = {r: p.phase for r in unfinished.at if (p := inputs.pulses.get(r)) is not None}
+    phases = {r: p.phase for r, p in inputs.pulses_of(unfinished.at).items()}
     reducing = [
         r
         for r, phase in phases.items()
@@ -72,7 +72,7 @@ def _skipped_backward(inputs: PreparedInput, unfinished: UnfinishedCollective) -
         text="issued no gradient all_reduce and continued with the next batch: it skipped the"
         " backward pass or used different parameters than the others",
         activity=Activity.FAULT,
-        place=place_text(inputs, ahead),
+        place=place_text(inputs.pulses.get(ahead[0])),
         remedy="Use strategy='ddp_find_unused_parameters_true', and run every backward pass on"
         " every rank.",
         confidence=0.8,
@@ -100,7 +100,6 @@ def _earlier_divergence(inputs: PreparedInput, unfinished: UnfinishedCollective)
         f" ({'; '.join(lines[:4])}): all later collectives are mismatched",
         activity=Activity.FAULT,
         place=frame_text(first_line),
-        frame=first_line,
         remedy="Move the collective out of code that only some ranks run (rank-zero code).",
         confidence=0.7,
         facts={"diverged": {"seq": divergence.seq, "op": divergence.op}},
@@ -117,10 +116,9 @@ def _different_calls(inputs: PreparedInput, unfinished: UnfinishedCollective) ->
     calls = []
     for rank, entry in sorted(unfinished.at.items()):
         line = call_site_of(entry, inputs.settled.get(rank))
-        at_line = f" at {frame_text(line)}" if line else ""
         show_sizes = entry.sizes or (recorded and same_operation)
         sizes = f" of {sizes_text(entry)}" if show_sizes else ""
-        calls.append(f"rank {rank} {entry.op}{sizes}{at_line}")
+        calls.append(f"rank {rank} {entry.op}{sizes}{at_frame(line)}")
     difference = "mismatch"
     if same_operation:
         difference = (
@@ -134,11 +132,10 @@ def _different_calls(inputs: PreparedInput, unfinished: UnfinishedCollective) ->
         text=f"called a different collective than the others: {difference}{at_number}"
         f" ({'; '.join(calls[:4])}){'' if culprit_known else _UNKNOWN_CULPRIT}",
         activity=Activity.FAULT,
-        place=place_text(inputs, culprits, frame_text(first_line)),
+        place=place_text(inputs.pulses.get(culprits[0]), frame_text(first_line)),
         frame=first_line,
         remedy="Every rank must call the same collectives in the same order; check that line.",
         confidence=0.85 if recorded and culprit_known else 0.5,
-        facts=frame_facts(first_line),
     )
     others = _other_ranks(unfinished, culprits)
     return stall_verdict(inputs, culprits, reason, others, unfinished)
@@ -157,8 +154,7 @@ def crossed_groups_verdict(inputs: PreparedInput, unfinished: UnfinishedCollecti
             continue
         line = call_site_of(entry, inputs.settled[rank])
         first_line = line if rank == culprits[0] else first_line
-        at_line = f" at {frame_text(line)}" if line else ""
-        call = f"{collective_text(entry)} of group {entry.group}{at_line}"
+        call = f"{collective_text(entry)} of group {entry.group}{at_frame(line)}"
         ranks_by_call.setdefault(call, []).append(rank)
     calls = [f"{ranks_text(callers)} {call}" for call, callers in ranks_by_call.items()]
     reason = StallReason(
@@ -167,11 +163,10 @@ def crossed_groups_verdict(inputs: PreparedInput, unfinished: UnfinishedCollecti
         f" others ({'; '.join(calls[:4])}): groups are used in different"
         f" orders{'' if culprit_known else _UNKNOWN_CULPRIT}",
         activity=Activity.FAULT,
-        place=place_text(inputs, culprits, frame_text(first_line)),
+        place=place_text(inputs.pulses.get(culprits[0]), frame_text(first_line)),
         frame=first_line,
         remedy="Every rank must use its process groups in the same order; check those lines.",
         confidence=0.8 if culprit_known else 0.5,
-        facts=frame_facts(first_line),
     )
     others = _other_ranks(unfinished, culprits)
     verdict = stall_verdict(inputs, culprits, reason, others, unfinished)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls import (
     all_ranks_wait,
     furthest_behind,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.training.diagnosis.judge_input import STEP_PHASES
-from ltui.training.diagnosis.prepared_input import PreparedInput, progress_key
+from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput, progress_key
 from ltui.training.diagnosis.stalls.stall_case import StallCase
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
 from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict

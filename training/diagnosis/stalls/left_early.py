@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.judge_input import STEP_PHASES
-from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
 from ltui.training.diagnosis.verdict_words import ranks_text, verb
 from ltui.training.state.verdict_kinds import VerdictKind

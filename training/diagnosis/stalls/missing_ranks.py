@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.judge_input import STEP_PHASES
 from ltui.training.diagnosis.observations.collective_positions import collective_on_stack
 from ltui.training.diagnosis.observations.stack_frames import has_frame
@@ -16,7 +17,7 @@ from ltui.training.diagnosis.stalls.stall_case import (
     previous_step_was_slow,
     watched_too_briefly,
 )
-from ltui.training.diagnosis.stalls.stall_causes import explain_stall
+from ltui.training.diagnosis.stalls.stall_causes import explain_rank
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
 from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
@@ -39,13 +40,12 @@ def missing_ranks(case: StallCase) -> list[Verdict] | None:
             return [uneven_verdict(inputs, uneven, unfinished)] if proven else []
         if unfinished.crossed:
             return [crossed_groups_verdict(inputs, unfinished)] if proven else []
-    ranks_by_reason: dict[tuple[str, str | None, str], list[int]] = {}
+    ranks_by_reason: dict[tuple[str, str | None, Frame | None], list[int]] = {}
     reasons: dict[int, StallReason] = {}
     for rank in case.absent:
-        reason = explain_stall(inputs.settled[rank], inputs.pulses.get(rank))
+        reason = explain_rank(inputs, rank)
         reasons[rank] = reason
-        line = str(reason.facts.get("frame"))
-        ranks_by_reason.setdefault((reason.kind, reason.place, line), []).append(rank)
+        ranks_by_reason.setdefault((reason.kind, reason.place, reason.frame), []).append(rank)
     verdicts = (
         _verdict_if_due(case, tuple(ranks), reasons[ranks[0]]) for ranks in ranks_by_reason.values()
     )

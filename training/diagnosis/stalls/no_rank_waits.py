@@ -13,7 +13,7 @@ from ltui.training.diagnosis.stalls.stall_case import (
     previous_step_was_slow,
     watched_too_briefly,
 )
-from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
+from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_rank
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
 from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
 from ltui.training.diagnosis.verdict_words import activity_text
@@ -33,7 +33,7 @@ def no_rank_waits(case: StallCase) -> list[Verdict] | None:
         return None
     inputs = case.inputs
     ranks = tuple(sorted(inputs.alive))
-    reasons = {r: explain_stall(inputs.settled[r], inputs.pulses.get(r)) for r in ranks}
+    reasons = {r: explain_rank(inputs, r) for r in ranks}
     faults = [
         stall_verdict(inputs, (rank,), reason)
         for rank, reason in reasons.items()
@@ -101,8 +101,7 @@ def _all_slow(case: StallCase, reasons: Reasons) -> list[Verdict]:
     busy = all(reason.activity is Activity.BUSY for reason in reasons.values())
     if len(ranks) == 1 and busy:
         return [stall_verdict(inputs, ranks, first)]
-    pulses = [p for r in ranks if (p := inputs.pulses.get(r)) is not None]
-    fetching = all(p.phase is Phase.FETCH for p in pulses)
+    fetching = all(p.phase is Phase.FETCH for p in inputs.pulses_of(ranks).values())
     kind, remedy = VerdictKind.SLOW_STEP, None
     if all(case.is_starved(r) for r in ranks):
         bound = "short of processors (the machine is overloaded)"
@@ -119,6 +118,7 @@ def _all_slow(case: StallCase, reasons: Reasons) -> list[Verdict]:
         place=first.place,
         remedy=remedy,
         confidence=0.8,
+        frame=first.frame,
         facts=first.facts,
     )
     verdict = stall_verdict(inputs, ranks, reason, level=VerdictLevel.SLOW)

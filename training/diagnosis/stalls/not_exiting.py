@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.prepared_input import PreparedInput
-from ltui.training.diagnosis.stalls.stall_causes import explain_stall, working_child
+from ltui.training.diagnosis.judge_input import PreparedInput
+from ltui.training.diagnosis.stalls.stall_causes import explain_rank, working_child
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
 from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
 from ltui.training.diagnosis.verdict_words import verb
@@ -36,7 +36,7 @@ def not_exiting(inputs: PreparedInput, lingering: frozenset[int]) -> list[Verdic
             continue
         if working_child(inputs.settled[rank]) is not None:
             continue
-        reason = reasons[rank] = explain_stall(inputs.settled[rank], inputs.pulses.get(rank))
+        reason = reasons[rank] = explain_rank(inputs, rank)
         stuck = reason.activity in (Activity.FROZEN, Activity.FAULT)
         if stuck and inputs.still_s[rank] > thresholds.EXIT_BUDGET_S:
             ranks_by_place.setdefault(reason.place, []).append(rank)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.stack_frames import in_rendezvous
-from ltui.training.diagnosis.prepared_input import PreparedInput
 from ltui.training.diagnosis.stalls.stall_case import StallCase
-from ltui.training.diagnosis.stalls.stall_causes import explain_stall
+from ltui.training.diagnosis.stalls.stall_causes import explain_rank
 from ltui.training.diagnosis.stalls.stall_reason import Activity
 from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
 from ltui.training.diagnosis.verdict_words import waiting_text
@@ -34,7 +34,7 @@ def incomplete_rendezvous(case: StallCase) -> list[Verdict] | None:
     waited_s = min(_age_s(inputs, r) for r in inside)
     verdicts = []
     for rank in outside:
-        reason = explain_stall(inputs.settled[rank], inputs.pulses.get(rank))
+        reason = explain_rank(inputs, rank)
         stuck = reason.activity in (Activity.FROZEN, Activity.FAULT)
         budget_s = thresholds.FROZEN_BUDGET_S if stuck else _WORKING_BUDGET_S
         if waited_s <= budget_s or _age_s(inputs, rank) <= budget_s:

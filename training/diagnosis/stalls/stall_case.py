@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
     find_unfinished_collective,
 )
-from ltui.training.diagnosis.prepared_input import PreparedInput
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
 
 STOPPED_WORKER_SETTLE_S = 1.0

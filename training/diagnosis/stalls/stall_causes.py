@@ -7,6 +7,7 @@ thread does not run. Only if nothing of that applies does the line of user code 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ltui.training.diagnosis.evidence import (
     ProcessActivity,
@@ -14,9 +15,10 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.compiler_frames import active_compiler, compiler_on_stack
 from ltui.training.diagnosis.observations.stack_frames import (
-    frame_facts,
+    at_frame,
     frame_text,
     has_frame,
     in_same_function,
@@ -27,7 +29,7 @@ from ltui.training.diagnosis.observations.stack_frames import (
     waits_for_loader,
 )
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.verdict_words import activity_text
+from ltui.training.diagnosis.verdict_words import activity_text, place_text
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase, PulseState
 
@@ -38,15 +40,21 @@ _BUSY_CPU_SHARE = 0.4
 STARVED_REMEDY = "Run fewer processes on this machine, or give each rank its own cores."
 
 
+def explain_rank(inputs: PreparedInput, rank: int) -> StallReason:
+    """Return why a rank of which there is evidence makes no progress."""
+    return explain_stall(inputs.settled[rank], inputs.pulses.get(rank))
+
+
 def explain_stall(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason:
     """Return why a rank that makes no progress is where it is."""
-    for cause in _CAUSES:
-        if (reason := cause(rank_evidence, pulse)) is not None:
-            return reason
-    return _current_line(rank_evidence, pulse)
+    reasons = (cause(rank_evidence, pulse) for cause in _CAUSES)
+    reason = next((r for r in reasons if r is not None), None)
+    reason = reason or _user_code(rank_evidence, pulse)
+    detail = reason.place or frame_text(reason.frame)
+    return replace(reason, place=place_text(pulse, detail))
 
 
-def _stopped_worker(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
+def _stopped_worker(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
     workers = _loader_workers(rank_evidence)
     worker = next((w for w in workers if w.process.state in ("T", "t")), None)
     if worker is None:
@@ -56,14 +64,14 @@ def _stopped_worker(rank_evidence: RankEvidence, pulse: PulseState | None) -> St
         kind=VerdictKind.WORKER_STOPPED,
         text=f"waits for its DataLoader worker {pid}, which is stopped (SIGSTOP or a debugger)",
         activity=Activity.FAULT,
-        place=_place(pulse, "fetch data"),
+        place="fetch data",
         remedy=f"To continue it: kill -CONT {pid}",
         confidence=0.95,
         facts={"worker": pid},
     )
 
 
-def _dead_worker(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
+def _dead_worker(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
     workers = _loader_workers(rank_evidence)
     worker = next((w for w in workers if w.process.state == "Z"), None)
     if worker is None:
@@ -76,7 +84,7 @@ def _dead_worker(rank_evidence: RankEvidence, pulse: PulseState | None) -> Stall
         kind=VerdictKind.WORKER_DIED,
         text=f"waits for its DataLoader worker {pid}, which exited unexpectedly",
         activity=Activity.FAULT,
-        place=_place(pulse, "fetch data"),
+        place="fetch data",
         remedy="Check the log of the rank and the free memory; with num_workers=0 the error is"
         " raised there.",
         confidence=0.8,
@@ -84,22 +92,20 @@ def _dead_worker(rank_evidence: RankEvidence, pulse: PulseState | None) -> Stall
     )
 
 
-def _sigterm(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
+def _sigterm(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
     stack = rank_evidence.main_stack
     if not has_frame(stack, "_sigterm_notifier_fn"):
         return None
     line = user_frame(stack)
-    at_line = f", interrupted at {frame_text(line)}" if line else ""
+    at_line = f", interrupted{at_frame(line)}" if line else ""
     return StallReason(
         kind=VerdictKind.SIGTERM,
         text="received SIGTERM and is stuck in Lightning's SIGTERM handler, which calls a"
         f" collective{at_line}",
         activity=Activity.FAULT,
-        place=_place(pulse, frame_text(line)),
         frame=line,
         remedy="Kill the run and resume it; send SIGTERM to rank 0 or to all ranks instead.",
         confidence=0.95,
-        facts=frame_facts(line),
     )
 
 
@@ -107,7 +113,6 @@ def _disk(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason 
     process = rank_evidence.process
     if process is None or process.state != "D" or (process.switches or 0) > 2:
         return None
-    line = user_frame(rank_evidence.main_stack)
     writes = "writing a checkpoint: " if pulse and pulse.phase is Phase.CHECKPOINT else ""
     channel = f" ({process.wait_channel})" if process.wait_channel else ""
     return StallReason(
@@ -115,17 +120,40 @@ def _disk(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason 
         text=f"is {writes}in uninterruptible I/O (state D){channel}: a disk or network file system"
         " does not answer",
         activity=Activity.FAULT,
-        place=_place(pulse, frame_text(line)),
-        frame=line,
+        frame=user_frame(rank_evidence.main_stack),
         remedy="Check the file system that it reads or writes (dmesg, df, the NFS server).",
-        confidence=0.9,
-        facts=frame_facts(line) | {"wait_channel": process.wait_channel},
+        facts={"wait_channel": process.wait_channel},
     )
 
 
-def _gil_held(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
-    age_s = rank_evidence.beat_age_s
-    process = rank_evidence.process
+def _compiling(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+    worker = next(
+        (w for w in _loader_workers(rank_evidence) if compiler_on_stack(_worker_stack(w))), None
+    )
+    stack, process = rank_evidence.main_stack, rank_evidence.process
+    if worker is not None and waits_for_loader(stack):
+        stack, process = _worker_stack(worker), worker.process
+        compiler = compiler_on_stack(stack)
+        action = f"waits for its DataLoader worker {worker.process.pid}, which compiles"
+    else:
+        compiler, action = active_compiler(rank_evidence), "compiles"
+    if compiler is None:
+        return None
+    line = user_frame(stack)
+    return StallReason(
+        kind=VerdictKind.COMPILING,
+        text=f"{action} ({compiler}){at_frame(line)}{activity_text(process)}",
+        activity=Activity.COMPILING,
+        frame=line,
+        remedy="Let it finish. Shapes that change make it compile again; ranks that share a cache"
+        " of compiled code (TORCHINDUCTOR_CACHE_DIR, cache=True) compile once.",
+        confidence=0.85,
+        facts={"compiler": compiler},
+    )
+
+
+def _gil_held(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+    age_s, process = rank_evidence.beat_age_s, rank_evidence.process
     if age_s is None or age_s < _HEARTBEAT_LATE_S or process is None:
         return None
     if process.state in ("T", "t", "D", "Z"):
@@ -141,88 +169,35 @@ def _gil_held(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallRea
         + activity_text(process),
         activity=Activity.FROZEN if process.frozen else Activity.BUSY,
         cpu_share=process.cpu_share,
-        place=_place(pulse, frame_text(line)),
         frame=line,
         remedy="That extension must release the GIL, or return.",
-        confidence=0.9,
-        facts=frame_facts(line) | {"beat_age_s": round(age_s, 1)},
+        facts={"beat_age_s": round(age_s, 1)},
     )
 
 
-def _compiling(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
-    worker = next(
-        (w for w in _loader_workers(rank_evidence) if compiler_on_stack(_worker_stack(w))), None
-    )
-    if worker is not None and waits_for_loader(rank_evidence.main_stack):
-        stack = _worker_stack(worker)
-        compiler, line = compiler_on_stack(stack), user_frame(stack)
-        action = f"waits for its DataLoader worker {worker.process.pid}, which compiles"
-        process: ProcessActivity | None = worker.process
-    else:
-        compiler = active_compiler(rank_evidence)
-        line = user_frame(rank_evidence.main_stack)
-        action, process = "compiles", rank_evidence.process
-    if compiler is None:
+def _checkpoint(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
+    stack, process = rank_evidence.main_stack, rank_evidence.process
+    saves = has_frame(stack, "save_checkpoint") or has_frame(stack, "_save_checkpoint")
+    if not saves and (pulse is None or pulse.phase is not Phase.CHECKPOINT):
         return None
-    at_line = f" at {frame_text(line)}" if line else ""
-    return StallReason(
-        kind=VerdictKind.COMPILING,
-        text=f"{action} ({compiler}){at_line}{activity_text(process)}",
-        activity=Activity.COMPILING,
-        place=_place(pulse, frame_text(line)),
-        frame=line,
-        remedy="Let it finish. Shapes that change make it compile again; ranks that share a cache"
-        " of compiled code (TORCHINDUCTOR_CACHE_DIR, cache=True) compile once.",
-        confidence=0.85,
-        facts=frame_facts(line) | {"compiler": compiler},
-    )
-
-
-_CAUSES: tuple[Callable[[RankEvidence, PulseState | None], StallReason | None], ...] = (
-    _stopped_worker,
-    _dead_worker,
-    _sigterm,
-    _disk,
-    _compiling,
-    _gil_held,
-)
-"""Causes in the order in which they are checked."""
-
-
-def _current_line(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason:
-    """Explain a rank by what it executes."""
-    stack = rank_evidence.main_stack
-    if (pulse is not None and pulse.phase is Phase.CHECKPOINT) or _saves_checkpoint(stack):
-        return _checkpoint(rank_evidence, pulse)
-    if waits_for_loader(stack):
-        return _loader_worker(rank_evidence, pulse)
-    return _user_code(rank_evidence, pulse)
-
-
-def _saves_checkpoint(stack: ThreadStack | None) -> bool:
-    return has_frame(stack, "save_checkpoint") or has_frame(stack, "_save_checkpoint")
-
-
-def _checkpoint(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason:
-    process = rank_evidence.process
-    line = user_frame(rank_evidence.main_stack)
-    at_line = f" at {frame_text(line)}" if line else ""
+    line = user_frame(stack)
     frozen = bool(process and process.frozen)
     return StallReason(
         kind=VerdictKind.CHECKPOINT,
-        text=f"is {'' if frozen else 'still '}writing a checkpoint{at_line}"
+        text=f"is {'' if frozen else 'still '}writing a checkpoint{at_frame(line)}"
         + activity_text(process),
         activity=Activity.FROZEN if frozen else Activity.MOVING,
-        place=_place(pulse, frame_text(line)),
         frame=line,
         remedy="Check the disk that checkpoints go to." if frozen else None,
         confidence=0.85,
-        facts=frame_facts(line) | {"moving": not frozen},
+        facts={"moving": not frozen},
     )
 
 
-def _loader_worker(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason:
+def _loader_worker(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
     """Explain a rank that waits for a DataLoader worker by what the worker does."""
+    if not waits_for_loader(rank_evidence.main_stack):
+        return None
     visible = [w for w in _loader_workers(rank_evidence) if w.process.state is not None]
     in_user_code = [w for w in visible if user_frame(_worker_stack(w)) is not None] or visible
     frozen = [w for w in in_user_code if w.process.frozen]
@@ -233,37 +208,53 @@ def _loader_worker(rank_evidence: RankEvidence, pulse: PulseState | None) -> Sta
             kind=VerdictKind.WORKER_FROZEN,
             text="waits for DataLoader workers of which none can be seen",
             activity=_activity(rank_evidence.process),
-            place=_place(pulse, "fetch data"),
+            place="fetch data",
             confidence=0.5,
         )
     process, stack = worker.process, _worker_stack(worker)
     line = user_frame(stack) or innermost_frame(stack)
-    at_line = f" at {frame_text(line)}" if line else ""
     activity = _activity(process)
-    if activity is Activity.FROZEN:
-        kind, state = VerdictKind.WORKER_FROZEN, "is stuck"
-        remedy: str | None = (
-            "Check that line; locks taken before the fork (OpenCV, OpenMP, tokenizers) cause such"
-            " hangs: set their threads to 0 or use multiprocessing_context='spawn'."
-        )
-    elif activity is Activity.BUSY:
-        kind, state = VerdictKind.WORKER_BUSY, "is busy (a busy loop or a very slow line)"
-        remedy = "Check that line and the sample that it works on."
-    else:
-        kind, state, remedy = VerdictKind.SLOW_RANK, "is slow", None
+    kind, state, remedy = _WORKER_REASONS.get(activity, (VerdictKind.SLOW_RANK, "is slow", None))
     return StallReason(
         kind=kind,
-        text=f"waits for its DataLoader worker {process.pid}, which {state}{at_line}"
+        text=f"waits for its DataLoader worker {process.pid}, which {state}{at_frame(line)}"
         + activity_text(process),
         activity=activity,
         watched_s=process.interval_s,
         cpu_share=process.cpu_share,
-        place=_place(pulse, frame_text(line)),
         frame=line,
         remedy=remedy,
         confidence=0.9 if line else 0.7,
-        facts=frame_facts(line) | {"worker": process.pid, "moving": activity is Activity.MOVING},
+        facts={"worker": process.pid, "moving": activity is Activity.MOVING},
     )
+
+
+_WORKER_REASONS: dict[Activity, tuple[VerdictKind, str, str | None]] = {
+    Activity.FROZEN: (
+        VerdictKind.WORKER_FROZEN,
+        "is stuck",
+        "Check that line; locks taken before the fork (OpenCV, OpenMP, tokenizers) cause such"
+        " hangs: set their threads to 0 or use multiprocessing_context='spawn'.",
+    ),
+    Activity.BUSY: (
+        VerdictKind.WORKER_BUSY,
+        "is busy (a busy loop or a very slow line)",
+        "Check that line and the sample that it works on.",
+    ),
+}
+"""activity of a worker -> kind, predicate and remedy."""
+
+_CAUSES: tuple[Callable[[RankEvidence, PulseState | None], StallReason | None], ...] = (
+    _stopped_worker,
+    _dead_worker,
+    _sigterm,
+    _disk,
+    _compiling,
+    _gil_held,
+    _checkpoint,
+    _loader_worker,
+)
+"""Causes in the order in which they are checked, before the line of user code."""
 
 
 def _user_code(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason:
@@ -273,8 +264,7 @@ def _user_code(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallRe
     line = own_line or innermost_frame(stack)
     activity = _activity(process, rank_evidence)
     fetches = pulse is not None and pulse.phase is Phase.FETCH
-    code = "dataset code " if fetches and own_line else ""
-    at_line = f" {code}at {frame_text(line)}" if line else ""
+    at_line = f"{' dataset code' if fetches and own_line else ''}{at_frame(line)}"
     phase = pulse.phase.label if pulse else "an unknown phase"
     message_call = point_to_point_call_in(stack)
     child = None
@@ -300,11 +290,10 @@ def _user_code(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallRe
         activity=activity,
         watched_s=process.interval_s if process is not None else None,
         cpu_share=process.cpu_share if process is not None else None,
-        place=_place(pulse, frame_text(line)),
         frame=line,
         remedy=_user_code_remedy(activity, process),
         confidence=0.9 if own_line else 0.7,
-        facts=frame_facts(line) | {"moving": activity is Activity.MOVING},
+        facts={"moving": activity is Activity.MOVING},
     )
 
 
@@ -354,11 +343,3 @@ def _loader_workers(rank_evidence: RankEvidence) -> list[WorkerEvidence]:
     living = [w for w in rank_evidence.workers if not w.gone]
     loaders = [w for w in living if w.loader]
     return loaders or (living if waits_for_loader(rank_evidence.main_stack) else [])
-
-
-def _place(pulse: PulseState | None, detail: str | None) -> str | None:
-    """Return the phase and a detail such as a line."""
-    label = pulse.phase.label if pulse is not None else None
-    if label and detail and detail != label:
-        return f"{label}, {detail}"
-    return detail or label

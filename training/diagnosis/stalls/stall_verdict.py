@@ -6,12 +6,13 @@ from typing import Any
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import RankEvidence
+from ltui.training.diagnosis.judge_input import PreparedInput, first_change_s, position_facts
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
 )
 from ltui.training.diagnosis.observations.gpu_causes import breaking_cause
-from ltui.training.diagnosis.prepared_input import PreparedInput, position_facts
+from ltui.training.diagnosis.observations.stack_frames import frame_facts
 from ltui.training.diagnosis.stalls.stall_reason import StallReason
 from ltui.training.diagnosis.verdict_words import (
     collective_text,
@@ -36,15 +37,16 @@ def stall_verdict(
 
     ``unfinished`` is the collective in which they wait, ``budget_s`` the budget that has passed.
     """
-    pulses = {r: p for r in (*culprits, *waiting) if (p := inputs.pulses.get(r)) is not None}
+    pulses = inputs.pulses_of((*culprits, *waiting))
     waits_in = _recorded_wait(unfinished, waiting) or _observed_wait(inputs, waiting)
     cause = f"{ranks_text(culprits)} {reason.text}{waiting_text(waiting, waits_in)}"
     gpu_cause = breaking_cause(inputs.gpu_verdicts, culprits or waiting)
     if gpu_cause is not None:
         cause = f"{cause}; {gpu_cause.text}"
     evidence: dict[str, Any] = {
-        "still_s": {str(r): round(inputs.still_s[r], 1) for r in pulses if r in inputs.still_s},
-        "ranks": {str(r): position_facts(p) for r, p in pulses.items()},
+        "still_s": inputs.still_facts(pulses),
+        "ranks": position_facts(pulses),
+        **frame_facts(reason.frame),
         **reason.facts,
     }
     if budget_s is not None:
@@ -65,18 +67,9 @@ def stall_verdict(
         cause=cause,
         remedy=reason.remedy if gpu_cause is None else gpu_cause.remedy,
         confidence=reason.confidence,
-        began=min((p.changed_wall_s for r, p in pulses.items() if r in culprits), default=None),
+        began=first_change_s(inputs.pulses_of(culprits)),
         evidence=evidence,
     )
-
-
-def place_text(
-    inputs: PreparedInput, ranks: tuple[int, ...], detail: str | None = None
-) -> str | None:
-    """Return the phase of the first rank, and ``detail`` such as a line."""
-    pulse = inputs.pulses.get(ranks[0]) if ranks else None
-    label = pulse.phase.label if pulse is not None else None
-    return f"{label}, {detail}" if label and detail else detail or label
 
 
 def _recorded_wait(unfinished: UnfinishedCollective | None, waiting: tuple[int, ...]) -> str | None:

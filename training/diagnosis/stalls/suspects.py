@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.judge_input import STEP_PHASES
-from ltui.training.diagnosis.prepared_input import PreparedInput
+from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
 from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
     previous_step_was_slow,
@@ -26,7 +25,7 @@ def find_suspects(inputs: PreparedInput, slowest_step_s: float | None) -> frozen
         if inputs.still_s[rank] > due_s:
             suspects.add(rank)
     # A program that never sends telemetry is not interrupted for ever to collect evidence.
-    joining = any(v.kind == VerdictKind.RENDEZVOUS for v in inputs.history.active.values())
+    joining = inputs.history.active_of(VerdictKind.RENDEZVOUS) is not None
     until_s = float("inf") if joining else inputs.policy.slow_phase_s
     suspects |= {r for r, s in inputs.silent_s.items() if thresholds.FROZEN_BUDGET_S < s <= until_s}
     return frozenset(suspects)

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.judge_input import STEP_PHASES
+from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
-from ltui.training.diagnosis.prepared_input import PreparedInput
 from ltui.training.diagnosis.stalls import left_early
 from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.stalls.stall_verdict import place_text, stall_verdict
-from ltui.training.diagnosis.verdict_words import ranks_text, verb
+from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.verdict_words import place_text, ranks_text, verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase, PulseState
@@ -39,7 +38,7 @@ def find_uneven_ranks(inputs: PreparedInput, ranks: set[int]) -> UnevenRanks | N
     None if all ranks are at one stage. None as well if all of them evaluate, in different epochs:
     their training batches then say nothing about which rank is early.
     """
-    pulses = {r: p for r in ranks if (p := inputs.pulses.get(r)) is not None}
+    pulses = inputs.pulses_of(ranks)
     stages = {r: _stage(p) for r, p in pulses.items()}
     if len(set(stages.values())) < 2:
         return None
@@ -128,19 +127,22 @@ def uneven_verdict(
     If they left an epoch although they have as many batches as the others, its reason is used.
     """
     ranks = uneven.ranks
+    place = place_text(inputs.pulses.get(ranks[0]))
     others: tuple[int, ...] = ()
     if unfinished is not None:
         others = tuple(sorted({*unfinished.at, *unfinished.absent} - {*ranks}))
     departure = left_early.find_departure(inputs, ranks)
     if departure is not None and not uneven.left_validation:
         still_in_epoch = others or tuple(sorted(r for r in inputs.alive if r not in ranks))
-        reason = left_early.departure_reason(departure, still_in_epoch, place_text(inputs, ranks))
+        reason = left_early.departure_reason(
+            departure, still_in_epoch, place_text(inputs.pulses.get(ranks[0]))
+        )
         return stall_verdict(inputs, ranks, reason, others, unfinished)
     reason = StallReason(
         kind=VerdictKind.UNEVEN,
         text=uneven.text,
         activity=Activity.FAULT,
-        place=place_text(inputs, ranks),
+        place=place,
         remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
         " or limit_train_batches / limit_val_batches.",
         confidence=0.9,
