@@ -189,22 +189,18 @@ def _slowness(
 def _early_warnings(inputs: PreparedInput, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return warnings about the loss, the machine and the call sites of collectives."""
     kinds = {v.kind for v in verdicts}
-    candidates = [early_warnings.loss_warning(inputs.fold)]
+    warnings = [early_warnings.loss_warning(inputs.fold)]
     if inputs.host is not None and inputs.alive:
-        candidates += [
-            warning
-            for warning in (
-                early_warnings.memory_warning(inputs.host),
-                early_warnings.shared_memory_warning(inputs.host),
-            )
-            if warning is not None and warning.kind not in kinds
-        ]
+        machine = (
+            early_warnings.memory_warning(inputs.host),
+            early_warnings.shared_memory_warning(inputs.host),
+        )
+        warnings += [w for w in machine if w is not None and w.kind not in kinds]
     evidence = inputs.evidence
-    if evidence is not None and inputs.now_ns - evidence.taken_ns < _EVIDENCE_LIFETIME_S * 1e9:
-        divergence = early_warnings.divergence_warning(evidence.ranks)
-        if VerdictKind.MISMATCH not in kinds:
-            candidates.append(divergence)
-    return [warning for warning in candidates if warning is not None]
+    recent = evidence and inputs.now_ns - evidence.taken_ns < _EVIDENCE_LIFETIME_S * 1e9
+    if evidence and recent and VerdictKind.MISMATCH not in kinds:
+        warnings.append(early_warnings.divergence_warning(evidence.ranks))
+    return [warning for warning in warnings if warning is not None]
 
 
 def _drift(

@@ -9,6 +9,7 @@ longer before.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median_high
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge_input import STEP_PHASES
@@ -53,6 +54,10 @@ _EVIDENCE_DUE_SHARE = 0.35
 """Fraction of a training step's budget after which evidence is collected."""
 SLOW_PHASE_EVIDENCE_DUE_S = 3.5
 """Seconds without progress before evidence is collected outside of known training steps."""
+_SLOW_STEP_S = 2.5
+"""Minimum length in seconds of a slow step, if the steps before it were short."""
+_SLOW_STEP_FACTOR = 4
+"""Minimum length of a slow step, in lengths of the median step before it."""
 
 
 def budget_s(
@@ -136,6 +141,14 @@ def evidence_due_s(
     if not in_known_step(pulse, rank, slowest_s):
         return SLOW_PHASE_EVIDENCE_DUE_S
     return max(_MINIMUM_EVIDENCE_DUE_S, min(_EVIDENCE_DUE_SHARE * full_s, _MAXIMUM_EVIDENCE_DUE_S))
+
+
+def last_step_was_slow(rank: RankFold | None) -> bool:
+    """Return True if the rank's last step took much longer than the steps before it."""
+    if rank is None or len(rank.recent_step_s) < 6:
+        return False
+    *before, last = rank.recent_step_s
+    return last >= max(_SLOW_STEP_S, _SLOW_STEP_FACTOR * median_high(before))
 
 
 def slowest_step_s(fold: FoldState) -> float | None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S
+from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S, last_step_was_slow
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase
 
-_SLOW_STEP_S = 2.5
-"""Minimum length of a slow step in seconds."""
-_SLOW_STEP_FACTOR = 4.0
-"""Minimum length of a slow step, in lengths of the median step before it."""
 _DATA_SHARE = 0.6
 """Minimum fraction of a slow step that every rank waits for data."""
 
@@ -65,14 +61,14 @@ def _data_share_of_slow_step(rank_fold: RankFold | None) -> float | None:
 
     Return None if that step was not slow, or if its parts are unknown.
     """
-    if rank_fold is None or rank_fold.totals is None or len(rank_fold.recent_step_s) < 6:
-        return None
-    *before, last = rank_fold.recent_step_s
-    median = sorted(before)[len(before) // 2]
-    if last < max(_SLOW_STEP_S, _SLOW_STEP_FACTOR * median):
+    if rank_fold is None or rank_fold.totals is None or not last_step_was_slow(rank_fold):
         return None
     end = rank_fold.totals
-    earlier = [mark for mark in rank_fold.recent_totals if end.t_ns - mark.t_ns > 0.5e9 * last]
+    earlier = [
+        mark
+        for mark in rank_fold.recent_totals
+        if end.t_ns - mark.t_ns > 0.5e9 * rank_fold.recent_step_s[-1]
+    ]
     if not earlier or end.timed_s <= earlier[-1].timed_s:
         return None
     return (end.fetch_s - earlier[-1].fetch_s) / (end.timed_s - earlier[-1].timed_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_high
 from typing import NamedTuple
 
 from ltui.training.config.verdict_severity import VerdictLevel
@@ -104,9 +105,7 @@ def _crowded_straggler(inputs: PreparedInput) -> Straggler | None:
         straggler = _compare(
             {r: _own_work(s[0], s[2]) if s is not None else None for r, s in spans.items()}
         )
-        if straggler is None or straggler.rank != rank:
-            continue
-        if straggler.share >= _CROWDED_SHARE:
+        if straggler and straggler.rank == rank and straggler.share >= _CROWDED_SHARE:
             return straggler
     return None
 
@@ -120,13 +119,10 @@ def _crowded_rank(inputs: PreparedInput) -> int | None:
     if len(alive) < 2 or alive.keys() - delays.keys():
         return None
     rank = max(alive, key=lambda r: delays[r])
-    others = sorted(delays[r] for r in alive if r != rank)
-    reported = any(
-        v.kind == VerdictKind.STRAGGLER and v.culprits == (rank,)
-        for v in inputs.history.active.values()
-    )
+    active = inputs.history.active.values()
+    reported = any(v.kind == VerdictKind.STRAGGLER and v.culprits == (rank,) for v in active)
     factor = 0.5 if reported else 1.0
-    excess = delays[rank] - others[len(others) // 2]
+    excess = delays[rank] - median_high(delays[r] for r in alive if r != rank)
     crowded = delays[rank] >= factor * _CPU_DELAY and excess >= factor * _CPU_DELAY_EXCESS
     return rank if crowded else None
 
@@ -199,15 +195,15 @@ def _compare(work_by_rank: Mapping[int, OwnWork | None]) -> Straggler | None:
         return None
     own_s = {r: sum(w.parts_s) for r, w in work.items()}
     slowest = max(own_s, key=lambda r: own_s[r])
-    others = sorted(own_s[r] for r in own_s if r != slowest)
-    median_s = others[len(others) // 2]
+    median_s = median_high(s for r, s in own_s.items() if r != slowest)
     step_s = max(w.step_s for w in work.values())
     if step_s <= 0 or own_s[slowest] - median_s < _MINIMUM_LOSS_S:
         return None
-    excess_s = []
-    for index in range(len(_PARTS)):
-        of_others = sorted(w.parts_s[index] for r, w in work.items() if r != slowest)
-        excess_s.append(work[slowest].parts_s[index] - of_others[len(of_others) // 2])
+    others_parts_s = zip(*(w.parts_s for r, w in work.items() if r != slowest), strict=True)
+    excess_s = [
+        part_s - median_high(others_s)
+        for part_s, others_s in zip(work[slowest].parts_s, others_parts_s, strict=True)
+    ]
     return Straggler(
         rank=slowest,
         share=(own_s[slowest] - median_s) / step_s,
@@ -307,15 +303,13 @@ def _observed_line(
     return explain_stall(rank_evidence, inputs.pulses.get(straggler.rank)).frame
 
 
+_SLOW_COMPUTATION = (
+    "its computation is slow",
+    "Check its device: clocks, temperature, other processes on it.",
+)
 _REASONS = {
     "fetch data": ("its data is slow", "Check its storage, or give it more DataLoader workers."),
-    "forward": (
-        "its computation is slow",
-        "Check its device: clocks, temperature, other processes on it.",
-    ),
-    "optimizer": (
-        "its computation is slow",
-        "Check its device: clocks, temperature, other processes on it.",
-    ),
+    "forward": _SLOW_COMPUTATION,
+    "optimizer": _SLOW_COMPUTATION,
 }
 """part of a step -> (reason, remedy) if nothing more specific is known."""

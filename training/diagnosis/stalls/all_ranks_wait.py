@@ -9,8 +9,7 @@ from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import find_mismatch_by_stacks
 from ltui.training.diagnosis.stalls.collective_mismatch import mismatch_verdict
 from ltui.training.diagnosis.stalls.stall_case import StallCase
-from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import (
     find_uneven_ranks,
     finished_early_verdict,

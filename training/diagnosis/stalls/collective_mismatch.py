@@ -14,8 +14,7 @@ from ltui.training.diagnosis.observations.collective_positions import (
 )
 from ltui.training.diagnosis.observations.stack_frames import at_frame, frame_text, has_frame
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.diagnosis.verdict_words import (
     collective_text,

@@ -23,8 +23,7 @@ from ltui.training.diagnosis.stalls import (
     not_exiting,
     rendezvous,
 )
-from ltui.training.diagnosis.stalls.stall_case import StallCase, build_case
-from ltui.training.diagnosis.stalls.suspects import find_suspects
+from ltui.training.diagnosis.stalls.stall_case import StallCase, build_case, find_suspects
 from ltui.training.state.run_snapshot import Verdict
 
 Rule = Callable[[StallCase], list[Verdict] | None]

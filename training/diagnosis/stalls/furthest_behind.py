@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput, progress_key
 from ltui.training.diagnosis.stalls.stall_case import StallCase
-from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.diagnosis.verdict_words import activity_text, ranks_text, verb
 from ltui.training.state.run_snapshot import Verdict

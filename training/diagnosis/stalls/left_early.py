@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
-from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
 from ltui.training.diagnosis.verdict_words import ranks_text, verb
 from ltui.training.state.verdict_kinds import VerdictKind
 

@@ -18,8 +18,7 @@ from ltui.training.diagnosis.stalls.stall_case import (
     watched_too_briefly,
 )
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
-from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind

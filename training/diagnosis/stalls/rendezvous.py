@@ -10,8 +10,7 @@ from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.stack_frames import in_rendezvous
 from ltui.training.diagnosis.stalls.stall_case import StallCase
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.stall_reason import Activity
-from ltui.training.diagnosis.stalls.stall_verdict import stall_verdict
+from ltui.training.diagnosis.stalls.stall_verdict import Activity, stall_verdict
 from ltui.training.diagnosis.verdict_words import waiting_text
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind

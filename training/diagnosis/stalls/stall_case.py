@@ -1,4 +1,4 @@
-"""One suspicion that the run stalls, with the facts that the stall rules share. Pure."""
+"""Ranks without progress that are suspects, and the facts that the stall rules share. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.judge_input import PreparedInput
+from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
     find_unfinished_collective,
 )
-from ltui.training.diagnosis.stalls.stall_reason import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
+from ltui.training.state.verdict_kinds import VerdictKind
 
 STOPPED_WORKER_SETTLE_S = 1.0
 """Seconds without progress after which a stopped DataLoader worker is reported."""
@@ -20,10 +21,6 @@ _EVIDENCE_PATIENCE_S = 6.0
 """Seconds past the budget after which missing evidence is not waited for any longer."""
 _MINIMUM_WATCHED_S = 1.5
 """Seconds that a process must be watched before it counts as frozen: two rounds of evidence."""
-_REPEATED_STEP_S = 2.5
-"""Minimum length in seconds of a slow step, if the steps before it were short."""
-_REPEATED_STEP_FACTOR = 4
-"""Minimum length of a slow step, in lengths of the median step before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,15 +92,7 @@ def build_case(inputs: PreparedInput, slowest_step_s: float | None) -> StallCase
 
 def previous_step_was_slow(inputs: PreparedInput, ranks: Iterable[int]) -> bool:
     """Return True if the step before was slow on all ranks, so that this is no single delay."""
-    for rank in ranks:
-        rank_fold = inputs.fold.ranks.get(rank)
-        if rank_fold is None or len(rank_fold.recent_step_s) < 6:
-            return False
-        *before, last = rank_fold.recent_step_s
-        median = sorted(before)[len(before) // 2]
-        if last < max(_REPEATED_STEP_S, _REPEATED_STEP_FACTOR * median):
-            return False
-    return True
+    return all(thresholds.last_step_was_slow(inputs.fold.ranks.get(r)) for r in ranks)
 
 
 def watched_too_briefly(reason: StallReason) -> bool:
@@ -114,3 +103,23 @@ def watched_too_briefly(reason: StallReason) -> bool:
         and watched_s is not None
         and watched_s < _MINIMUM_WATCHED_S
     )
+
+
+def find_suspects(inputs: PreparedInput, slowest_step_s: float | None) -> frozenset[int]:
+    """Return the ranks that have made no progress for a noticeable time."""
+    suspects = set()
+    for rank, pulse in inputs.alive.items():
+        rank_fold = inputs.fold.ranks.get(rank)
+        full_s = thresholds.budget_s(pulse, rank_fold, inputs.policy, slowest_step_s)
+        due_s = thresholds.evidence_due_s(pulse, rank_fold, slowest_step_s, full_s)
+        if rank in inputs.stopped_workers:
+            due_s = min(due_s, STOPPED_WORKER_SETTLE_S)
+        if pulse.phase in STEP_PHASES and previous_step_was_slow(inputs, (rank,)):
+            due_s = min(due_s, thresholds.REPEATED_EVIDENCE_DUE_S)
+        if inputs.still_s[rank] > due_s:
+            suspects.add(rank)
+    # A program that never sends telemetry is not interrupted for ever to collect evidence.
+    joining = inputs.history.active_of(VerdictKind.RENDEZVOUS) is not None
+    until_s = float("inf") if joining else inputs.policy.slow_phase_s
+    suspects |= {r for r, s in inputs.silent_s.items() if thresholds.FROZEN_BUDGET_S < s <= until_s}
+    return frozenset(suspects)

@@ -1,11 +1,13 @@
-"""Build the verdict on ranks that make no progress from the reason. Pure."""
+"""The reason why ranks make no progress, and the verdict that is built from it. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.evidence import RankEvidence
+from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, first_change_s, position_facts
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
@@ -13,7 +15,6 @@ from ltui.training.diagnosis.observations.collective_positions import (
 )
 from ltui.training.diagnosis.observations.gpu_causes import breaking_cause
 from ltui.training.diagnosis.observations.stack_frames import frame_facts
-from ltui.training.diagnosis.stalls.stall_reason import StallReason
 from ltui.training.diagnosis.verdict_words import (
     collective_text,
     ranks_text,
@@ -21,6 +22,42 @@ from ltui.training.diagnosis.verdict_words import (
     waiting_text,
 )
 from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
+
+
+class Activity(Enum):
+    """The behaviour of a rank without progress, which decides how long the rank may stay there."""
+
+    FAULT = "fault"
+    """It cannot continue by itself, so no time budget applies."""
+    FROZEN = "frozen"
+    """Its process does nothing."""
+    BUSY = "busy"
+    """It computes on one line of user code."""
+    COMPILING = "compiling"
+    """It compiles code."""
+    MOVING = "moving"
+    """It works, or wakes up now and then."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StallReason:
+    """Why one rank, or several ranks alike, make no progress."""
+
+    kind: VerdictKind
+    text: str
+    """The predicate of a sentence whose subject is the rank: ``is stuck in forward``."""
+    activity: Activity
+    place: str | None = None
+    frame: Frame | None = None
+    remedy: str | None = None
+    confidence: float = 0.9
+    watched_s: float | None = None
+    """Seconds for which the process was observed, if the reason is about a process."""
+    cpu_share: float | None = None
+    """Fraction of one core that the process used, if the reason is about a process."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Further entries for the evidence of the verdict."""
 
 
 def stall_verdict(
