@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.gpu.standin import nvml_stand_in
+from tests.live_processes import processes_with
+
 # Pools that asyncio, torch and the resource tracker keep for the life of the process by design.
 _LASTING_THREADS = (
     *("asyncio_", "ThreadPoolExecutor", "pytest_timeout", "QueueFeederThread", "tqdm"),
@@ -40,17 +43,9 @@ def _wait_until_empty(left: Callable[[], list[str]], seconds: float) -> list[str
 
 def _processes_of(home: Path) -> list[str]:
     """Our own children, and processes whose environment names this test's home."""
-    found = {}
-    needle = f"LTUI_HOME={home}".encode()
-    for process in psutil.process_iter():
-        try:
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if needle in environment.split(b"\0") and process.pid != os.getpid():
-            found[process.pid] = process
-    for child in psutil.Process().children(recursive=True):
-        found[child.pid] = child
+    own = psutil.Process().children(recursive=True)
+    found = {process.pid: process for process in (*processes_with("LTUI_HOME", home), *own)}
+    found.pop(os.getpid(), None)
     described = []
     for process in found.values():
         try:
@@ -72,6 +67,14 @@ def _new_threads(before: set[threading.Thread]) -> list[str]:
         and thread.is_alive()
         and not thread.name.startswith(_LASTING_THREADS)
     ]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NVIDIA's driver, built once for each worker."""
+    if nvml_stand_in.compiler() is None:
+        pytest.skip("no C compiler to build the stand-in driver with")
+    return nvml_stand_in.build(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(autouse=True)

@@ -60,10 +60,9 @@ SCRIPTS = {
 
 
 @lru_cache
-def read(count: int, folder: Path) -> tuple[tuple[GpuSnapshot, ...], tuple[Finding, ...]]:
-    """The GPUs and findings that ``SCRIPTS[count]`` gives."""
-    library = nvml_stand_in.build(folder)
-    script = folder / f"{count}.txt"
+def read(count: int, library: Path) -> tuple[tuple[GpuSnapshot, ...], tuple[Finding, ...]]:
+    """The GPUs and findings that ``SCRIPTS[count]`` gives; ``library``: the stand-in driver."""
+    script = library.with_name(f"{count}.txt")
     script.write_text(SCRIPTS[count])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(count)],
@@ -77,8 +76,8 @@ def read(count: int, folder: Path) -> tuple[tuple[GpuSnapshot, ...], tuple[Findi
     return gpus, findings
 
 
-def gpu_frame(count: int, folder: Path) -> Frame:
-    gpus, findings = read(count, folder)
+def gpu_frame(count: int, library: Path) -> Frame:
+    gpus, findings = read(count, library)
     still = tuple(replace(g, sampled_at=NOW - 0.5, xid_at=None) for g in gpus)
     book = GpuHistory()
     for second in range(180, -1, -1):

@@ -62,7 +62,7 @@ class OneRun(LtuiApp):
         return screen
 
 
-async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
+async def until(pilot: Pilot[Any], true: Callable[[], object]) -> None:
     """Wait for something that will come, generously."""
     deadline = time.monotonic() + 60
     while not true():

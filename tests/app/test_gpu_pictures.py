@@ -11,27 +11,17 @@ from textual.pilot import Pilot
 
 from tests.app.gpu_frames import gpu_frame
 from tests.app.one_run import OneRun, Script, settled, shown
-from tests.gpu.standin import nvml_stand_in
 
-needs_compiler = pytest.mark.skipif(
-    nvml_stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"
-)
 SIZES = {80: (80, 24), 120: (120, 24), 160: (160, 30)}
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("driver")
-
-
-@needs_compiler
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize("width", sorted(SIZES))
 @pytest.mark.parametrize("count", [1, 8, 64])
 def test_panel(
-    snap_compare: Callable[..., bool], driver: Path, count: int, width: int, theme: str
+    snap_compare: Callable[..., bool], library: Path, count: int, width: int, theme: str
 ) -> None:
-    app = OneRun(Script(gpu_frame(count, driver)))
+    app = OneRun(Script(gpu_frame(count, library)))
     app.theme = f"ltui-{theme}"
 
     async def drawn(pilot: Pilot[Any]) -> None:
@@ -42,9 +32,8 @@ def test_panel(
     assert snap_compare(app, terminal_size=SIZES[width], run_before=drawn)
 
 
-@needs_compiler
-def test_detail(snap_compare: Callable[..., bool], driver: Path) -> None:
-    app = OneRun(Script(gpu_frame(8, driver)))
+def test_detail(snap_compare: Callable[..., bool], library: Path) -> None:
+    app = OneRun(Script(gpu_frame(8, library)))
 
     async def drawn(pilot: Pilot[Any]) -> None:
         await shown(pilot, app)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ltui.training.config.presets import build_spec
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
 from ltui.training.store.run_directory import RunDir
+from tests.app.one_run import until
 
 LOCAL = """\
 trainer: {max_epochs: 3}
@@ -77,13 +78,6 @@ def a_run(home: Path, run_id: str) -> RunDir:
         )
     )
     return run_dir
-
-
-async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        await pilot.pause(0.02)
 
 
 async def ready(pilot: Pilot[Any], app: LtuiApp) -> HomeScreen:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from ltui.training.lifecycle import launch_run, resume_run
 from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
+from tests.app.one_run import until
 
 MACHINE = Machine(gpus=0, cores=8)
 EPOCHS = "trainer.max_epochs"
@@ -94,13 +94,6 @@ class Started:
     def _launch(self, spec: RunSpec, home: Path, start_from: Any = None, **_: Any) -> RunDir:
         self.launched.append((spec, start_from))
         return RunDir(home / "runs" / spec.id)
-
-
-async def until(pilot: Pilot[Any], true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 40
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        await pilot.pause(0.02)
 
 
 async def opened(pilot: Pilot[Any], app: LtuiApp, key: str) -> RerunScreen:

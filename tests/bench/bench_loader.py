@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from tests.ltui_command import LTUI
 
 IMAGES, LEAST_SIDE, WORKERS = 600, 256, 2
 _CONFIG = """\
@@ -62,7 +63,7 @@ def _photographs(folder: Path) -> None:
 
 def _ltui(folder: Path, *words: str) -> str:
     return subprocess.run(
-        [sys.executable, "-m", "ltui.app.cli", *words],
+        [*LTUI, *words],
         cwd=folder,
         env={**os.environ, "LTUI_HOME": str(folder / "home")},
         stdout=subprocess.PIPE,

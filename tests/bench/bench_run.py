@@ -19,8 +19,8 @@ import psutil
 
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.store.run_directory import RunDir, find_run
+from tests.ltui_command import LTUI
 
-LTUI = (sys.executable, "-m", "ltui.app.cli")
 SCRIPT = Path(__file__).with_name("first_step.py")
 _PAIRS = 7
 """Starts of each kind, in turn. A single start varies by half a second, so few are not enough."""

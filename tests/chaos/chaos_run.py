@@ -35,6 +35,7 @@ from tests.chaos.invariants import (
 )
 from tests.chaos.process_tree import RunProcess, kill_together, listening_ports, live_processes
 from tests.cli.terminal import Terminal
+from tests.ltui_command import LTUI
 
 HERE = Path(__file__).parent
 FAKE_ENGINE = HERE.parent / "supervise" / "fake_engine.py"
@@ -87,7 +88,6 @@ class Trial:
 
     torch: bool
     run: RunDir | None = None
-    resumes: int = 0
     ended: bool = False
     """Its last attempt has ended; it can be resumed or not."""
     leftover_files: dict[str, int] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class ChaosRun:
         )  # fmt: skip
 
     def _argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "ltui.app.cli", *words]
+        return [*LTUI, *words]
 
     def show(self, run: RunDir) -> dict[str, Any]:
         """Return what ``ltui show --json`` prints, without starting a process."""
@@ -224,7 +224,6 @@ class ChaosRun:
         return wait_until_settled(run, lambda: self.show(run), must_end=self._fatal)
 
     def _mark_resumed(self, trial: Trial) -> None:
-        trial.resumes += 1
         trial.ended = False
 
     def _wait_until_no_process(self, name: str) -> None:

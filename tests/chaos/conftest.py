@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from ltui.training.store.run_directory import RunDir
 from tests.chaos.process_tree import kill_together, live_processes
+from tests.ltui_command import LTUI, run_ltui
 from tests.supervise.conftest import Runs, runs
 
 __all__ = ["runs"]
@@ -30,15 +29,11 @@ class Command:
         self.cwd = cwd
 
     def argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "ltui.app.cli", *words]
+        return [*LTUI, *words]
 
     def __call__(self, *words: str, code: int | None = 0) -> str:
         """Both outputs together; asserts the exit code."""
-        done = subprocess.run(
-            self.argv(*words), cwd=self.cwd, env=self.environ, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
-        assert code is None or done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
+        done = run_ltui(*words, cwd=self.cwd, environment=self.environ, code=code)
         return done.stdout + done.stderr
 
     def show(self, run: RunDir) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from ltui.training.store.run_directory import RunDir
 from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
 from tests.chaos.process_tree import live_processes
 from tests.supervise.conftest import Runs
-from tests.supervise.test_gpus import given, library, steer, uuid, waiting_for
+from tests.supervise.test_gpus import given, steer, uuid, waiting_for
 
-__all__ = ["library", "steer"]
+__all__ = ["steer"]
 
 
 @pytest.mark.parametrize(

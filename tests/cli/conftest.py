@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.ltui_command import run_ltui
 
 Ltui = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -20,15 +21,8 @@ def ltui(tmp_path: Path) -> Ltui:
     def call(
         *words: str, env: Mapping[str, str] | None = None, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ltui.app.cli", *words],
-            cwd=tmp_path,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        environment = {**os.environ, **(env or {})}
+        return run_ltui(*words, cwd=tmp_path, environment=environment, timeout=timeout)
 
     return call
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.conftest import Ltui
 from tests.cli.terminal import Terminal
+from tests.ltui_command import LTUI
 
 KEYS = [
     "id",
@@ -65,7 +66,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def open_terminal(*words: str) -> Terminal:
-        argv = [sys.executable, "-m", "ltui.app.cli", *words]
+        argv = [*LTUI, *words]
         opened.append(Terminal(argv, tmp_path, os.environ))
         return opened[-1]
 
@@ -161,7 +162,7 @@ def test_the_second_ctrl_c_kills(ltui: Ltui, terminal: Callable[..., Terminal]) 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_ending_the_watcher_leaves_the_run(ltui: Ltui, tmp_path: Path, number: int) -> None:
     watcher = subprocess.Popen(
-        [sys.executable, "-m", "ltui.app.cli", "exec", "--", sys.executable, "-c", SLEEPER],
+        [*LTUI, "exec", "--", sys.executable, "-c", SLEEPER],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
 from tests.cli.terminal import Terminal
+from tests.ltui_command import LTUI
 from tests.store.histories import begin, run_dir, snapshot
 
 ALTERNATE_SCREEN = "\x1b[?1049h"
@@ -106,7 +106,7 @@ def terminal(tmp_path: Path, ltui: Ltui) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def open_terminal(*words: str) -> Terminal:
-        argv = [sys.executable, "-m", "ltui.app.cli", *words]
+        argv = [*LTUI, *words]
         opened.append(Terminal(argv, tmp_path, os.environ))
         return opened[-1]
 

@@ -13,10 +13,6 @@ from tests.cli.conftest import Ltui
 from tests.cli.terminal import Terminal
 from tests.gpu.standin import nvml_stand_in
 
-needs_compiler = pytest.mark.skipif(
-    nvml_stand_in.compiler() is None, reason="no C compiler to build the stand-in driver with"
-)
-
 
 def test_the_demo_shows_gpus_and_says_that_they_are_simulated(
     private_home: Path, tmp_path: Path
@@ -46,11 +42,9 @@ def test_the_demo_without_a_terminal_is_refused(ltui: Ltui) -> None:
     assert "the demo needs a terminal" in done.stderr
 
 
-@needs_compiler
 def test_exec_waits_for_a_free_gpu(
-    ltui: Ltui, tmp_path: Path, runs_left: Callable[[], list[str]]
+    ltui: Ltui, tmp_path: Path, library: Path, runs_left: Callable[[], list[str]]
 ) -> None:
-    library = nvml_stand_in.build(tmp_path / "driver")
     script = tmp_path / "gpus.txt"
     script.write_text(f"gpus 2 h100\nset * mem_used 0\nprocess 0 {os.getpid()} 1e9\n")
     env = nvml_stand_in.environment(library.parent, script, {})
@@ -61,9 +55,7 @@ def test_exec_waits_for_a_free_gpu(
     assert "given GPU-5eed0000-0000-4000-8000-000000000001" in logs.stdout
 
 
-@needs_compiler
-def test_a_queued_run_is_shown_and_stopped(ltui: Ltui, tmp_path: Path) -> None:
-    library = nvml_stand_in.build(tmp_path / "driver")
+def test_a_queued_run_is_shown_and_stopped(ltui: Ltui, tmp_path: Path, library: Path) -> None:
     script = tmp_path / "gpus.txt"
     script.write_text(f"gpus 1 h100\nprocess 0 {os.getpid()} 1e9\n")
     env = nvml_stand_in.environment(library.parent, script, {})

@@ -16,15 +16,6 @@ from tests.gpu.standin import nvml_stand_in
 Simulate = Callable[[str], dict[str, str]]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if nvml_stand_in.compiler() is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("nvml")
-    nvml_stand_in.build(folder)
-    return folder
-
-
 @pytest.fixture
 def simulate(library: Path, tmp_path: Path) -> Simulate:
     """``simulate("gpus 2 h100")`` is the environment of a program that sees those GPUs."""
@@ -32,7 +23,7 @@ def simulate(library: Path, tmp_path: Path) -> Simulate:
     def environment(script: str) -> dict[str, str]:
         path = tmp_path / "gpus"
         path.write_text(script)
-        return nvml_stand_in.environment(library, path)
+        return nvml_stand_in.environment(library.parent, path)
 
     return environment
 

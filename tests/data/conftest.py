@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,21 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.ltui_command import run_ltui
+
 needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed")
 PHOTOS = 45
 
 
 def ltui(*words: str, folder: Path, timeout: float = 110) -> subprocess.CompletedProcess[str]:
     """The command line as a person would call it in ``folder``."""
-    return subprocess.run(
-        [sys.executable, "-m", "ltui.app.cli", *words],
-        cwd=folder,
-        env={**os.environ, "LTUI_HOME": str(folder / "home")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    environment = {**os.environ, "LTUI_HOME": str(folder / "home")}
+    return run_ltui(*words, cwd=folder, environment=environment, timeout=timeout)
 
 
 def photograph(number: int) -> Image.Image:

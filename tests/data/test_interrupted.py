@@ -16,6 +16,7 @@ import pytest
 
 from ltui.training.data.atomic_file import atomic_write
 from tests.data.conftest import ltui, needs_ffcv
+from tests.ltui_command import LTUI
 
 everything = pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="make data")
 
@@ -97,7 +98,7 @@ def building(folder: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
     """``ltui data build`` in the middle of it, and the process that builds."""
     (folder / "home").mkdir()
     (folder / "slow_numbers.py").write_text(DATASET)
-    command = [sys.executable, "-m", "ltui.app.cli", "data", "build", "slow_numbers.Slow"]
+    command = [*LTUI, "data", "build", "slow_numbers.Slow"]
     process = subprocess.Popen(
         [*command, "-o", "x.beton", "--page-size", "2", "--workers", "2"],
         cwd=folder,

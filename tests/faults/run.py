@@ -21,6 +21,8 @@ from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_directory import RunDir
 from tests.faults.fault import SCRIPTS, Fault
 from tests.faults.setting import command_prefix, prepared_machine, thaw
+from tests.live_processes import processes_with
+from tests.ltui_command import LTUI
 
 START_S = 120.0
 """Seconds that a loaded machine may need until the fault is injected."""
@@ -41,7 +43,7 @@ class FaultRun:
     def ltui(self, *arguments: str, check: bool = True) -> str:
         """Run a command of ltui and return its standard output."""
         done = subprocess.run(
-            [*self._before, sys.executable, "-m", "ltui.app.cli", *arguments],
+            [*self._before, *LTUI, *arguments],
             cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False, timeout=100,
         )  # fmt: skip
@@ -97,15 +99,7 @@ class FaultRun:
         return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-2500:]}" for p in logs)
 
     def processes(self) -> list[psutil.Process]:
-        needle, processes = f"LTUI_HOME={self.home}".encode(), []
-        for process in psutil.process_iter():
-            try:
-                of_run = needle in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-                if of_run and process.status() != psutil.STATUS_ZOMBIE:
-                    processes.append(process)
-            except (OSError, psutil.Error):
-                continue
-        return processes
+        return processes_with("LTUI_HOME", self.home)
 
     def end(self, seconds: float = 20) -> None:
         """End the run by request, then by force."""

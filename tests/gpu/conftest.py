@@ -73,13 +73,6 @@ class Asked:
             self.process.stdout.close()
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if nvml_stand_in.compiler() is None:
-        pytest.skip("no C compiler to build the stand-in driver with")
-    return nvml_stand_in.build(tmp_path_factory.mktemp("driver"))
-
-
 @pytest.fixture
 def under(library: Path, tmp_path: Path) -> Iterator[Callable[..., Asked]]:
     """``under(script_text)``: a process with that driver; ``sampling=True``: and a sampler."""

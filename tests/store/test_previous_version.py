@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+
+from tests.ltui_command import run_ltui
 
 ARCHIVE = Path(__file__).parent / "previous_version" / "before-rename-9579.tar.xz"
 RUN = "before-rename-9579"
@@ -39,10 +40,7 @@ def old_run(private_home: Path) -> Path:
 
 
 def ltui(*words: str) -> str:
-    command = [sys.executable, "-m", "ltui.app.cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_ltui(*words, code=0).stdout
 
 
 def test_it_opens(old_run: Path) -> None:

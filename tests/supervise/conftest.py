@@ -18,6 +18,7 @@ from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
+from tests.live_processes import processes_with, wait_until_gone
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 
@@ -75,18 +76,7 @@ class Runs:
 
     def processes(self, run: RunDir) -> list[psutil.Process]:
         """Everything of the run: supervisor, shim, engine, ranks and what they started."""
-        alive = []
-        for process in psutil.process_iter():
-            try:
-                of_run = str(run.path) in " ".join(process.cmdline()) or (
-                    f"LTUI_RUN_DIR={run.path}".encode()
-                    in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-                )
-                if of_run and process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process)
-            except (OSError, psutil.Error):
-                continue
-        return alive
+        return processes_with("LTUI_RUN_DIR", run.path, word=str(run.path))
 
     def kill_everything(self, run: RunDir) -> None:
         """At once, as a power cut does: nobody sees another end."""
@@ -98,10 +88,7 @@ class Runs:
         self.until_alone(run)
 
     def until_alone(self, run: RunDir, seconds: float = 90) -> None:
-        deadline = time.monotonic() + seconds
-        while left := self.processes(run):
-            assert time.monotonic() < deadline, f"still running: {[p.cmdline() for p in left]}"
-            time.sleep(0.05)
+        wait_until_gone(lambda: self.processes(run), seconds)
 
     def steps(self, run: RunDir, rank: int = 0) -> list[int]:
         with RunStore(run) as store:

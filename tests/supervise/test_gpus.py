@@ -21,13 +21,6 @@ from tests.supervise.conftest import Runs
 SHOW_GPUS = "import os, time; print('given', os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(60)"
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if nvml_stand_in.compiler() is None:
-        pytest.skip("no C compiler to build the stand-in driver with")
-    return nvml_stand_in.build(tmp_path_factory.mktemp("driver"))
-
-
 @pytest.fixture
 def steer(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``steer("gpus 2 h100")``: what supervisors started from now on see, and live ones soon."""

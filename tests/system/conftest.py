@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ import pytest
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.state import run_snapshot
 from ltui.training.store.run_directory import find_run
+from tests.live_processes import processes_with, wait_until_gone
+from tests.ltui_command import LTUI, run_ltui
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIVE = {state.value for state in run_snapshot.LIVE}
@@ -31,26 +32,14 @@ class Ltui:
         self.environment = {**os.environ, "LTUI_HOME": str(home)}
 
     def argv(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "ltui.app.cli", *arguments]
+        return [*LTUI, *arguments]
 
     def __call__(
         self, *arguments: str, check: int | None = 0, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.argv(*arguments),
-            cwd=self.cwd,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
+        return run_ltui(
+            *arguments, cwd=self.cwd, environment=self.environment, code=check, timeout=timeout
         )
-        if check is not None:
-            assert done.returncode == check, (
-                f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-            )
-        return done
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json").stdout)
@@ -94,23 +83,10 @@ class Ltui:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that lives in this home, whoever its parent is."""
-        needle = f"LTUI_HOME={self.home}".encode()
-        alive = []
-        for process in psutil.process_iter():
-            try:
-                if needle in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") and (
-                    process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    alive.append(process)
-            except (OSError, psutil.Error):
-                continue
-        return alive
+        return processes_with("LTUI_HOME", self.home)
 
     def wait_until_alone(self, seconds: float = 90) -> None:
-        deadline = time.monotonic() + seconds
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"still running: {[p.cmdline() for p in left]}"
-            time.sleep(0.1)
+        wait_until_gone(self.processes, seconds)
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tests.bench.bench_run import _ltui, torchrun
 from tests.bench.peers.environments import PEERS, python_of, version_of
 from tests.bench.peers.terminal import on_terminal
 from tests.gpu.standin import nvml_stand_in
+from tests.ltui_command import LTUI
 
-LTUI = (sys.executable, "-m", "ltui.app.cli")
 GPU_SCREEN = (
     "from ltui.app.demo.gpu_demo import DemoApp, SimulatedGpus\n"
     "from ltui.training.gpu.sampler import GpuSampler\n"
