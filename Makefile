@@ -66,12 +66,12 @@ contracts: $(VENV)/.installed-test
 # they are one group (tests/conftest.py), which one worker runs.
 unit: $(VENV)/.installed-test
 	@echo '== pytest, without the slow tests'
-	@$(PY) -m pytest -n 3 --dist loadgroup -m 'not slow' -rs
+	@$(PY) -m pytest -n 3 --dist loadgroup -m 'not slow' -rfEs
 
 # One at a time: each of them is a real training with two ranks or more.
 test-all: $(VENV)/.installed-test
 	@echo '== pytest, the slow tests'
-	@$(PY) -m pytest -m slow
+	@$(PY) -m pytest -m slow -rfEs
 
 # Installs the oldest and the newest supported Lightning and torch below build/versions.
 versions: $(VENV)/.installed-test build/path/ltui
