@@ -7,6 +7,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 LTUI := $(VENV)/bin/ltui
 SOURCES := app training widgets presets tests
+# Compiled modules are kept: the tests start hundreds of processes, each of which would compile anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test test-all versions bench peers data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
 
@@ -123,3 +125,4 @@ lock:
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find .ci $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
