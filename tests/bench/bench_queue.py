@@ -21,8 +21,7 @@ from ltui.training.tensor_queue.control_block import ControlFile
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
-
-Row = dict[str, Any]
+from tests.bench.row import Row, row
 
 VALUES = [float(i) for i in range(16)]
 PEER_RECORDS = 200
@@ -57,15 +56,23 @@ def _ours(folder: Path) -> list[Row]:
     step_row = writer.row(RecordKind.STEP, len(VALUES))
     step_row.fields[:] = memoryview(array("d", VALUES))
     rows = [
-        _row("put of a step's row", median_us(lambda: step_row.publish(time.monotonic_ns())), 5.0),
-        _row("put of a tensor", median_us(lambda: writer.put(tensor, RecordKind.METRICS)), None),
-        _row(
-            "pulse, phase change",
-            median_us(lambda: writer.pulse.set(phase=Phase.FETCH + (next(phases) & 1))),
+        row(
+            "put of a step's row",
+            median_us(lambda: step_row.publish(time.monotonic_ns())),
+            "us",
             5.0,
         ),
-        _row("control poll, nothing new", median_us(control.poll), 1.0),
-        _row("reader, per record", _reader_us(folder / "rank-00000.queue"), None),
+        row(
+            "put of a tensor", median_us(lambda: writer.put(tensor, RecordKind.METRICS)), "us", None
+        ),
+        row(
+            "pulse, phase change",
+            median_us(lambda: writer.pulse.set(phase=Phase.FETCH + (next(phases) & 1))),
+            "us",
+            5.0,
+        ),
+        row("control poll, nothing new", median_us(control.poll), "us", 1.0),
+        row("reader, per record", _reader_us(folder / "rank-00000.queue"), "us", None),
     ]
     writer.close()
     control.close()
@@ -91,8 +98,8 @@ def _torch_queue() -> list[Row]:
     tensor = torch.tensor(VALUES, dtype=torch.float64)
     put, get = _peer(context, lambda: tensor.detach().clone(), lambda got: got)
     return [
-        _row("torch.multiprocessing.Queue, cloned tensor: put", put, None),
-        _row("torch.multiprocessing.Queue, cloned tensor: get", get, None),
+        row("torch.multiprocessing.Queue, cloned tensor: put", put, "us", None),
+        row("torch.multiprocessing.Queue, cloned tensor: get", get, "us", None),
     ]
 
 
@@ -101,8 +108,8 @@ def _numpy_queue() -> list[Row]:
     tensor = torch.tensor(VALUES, dtype=torch.float64)
     put, get = _peer(context, lambda: tensor.detach().cpu().numpy(), torch.from_numpy)
     return [
-        _row("multiprocessing.Queue, tensor to numpy to tensor: put", put, None),
-        _row("multiprocessing.Queue, tensor to numpy to tensor: get", get, None),
+        row("multiprocessing.Queue, tensor to numpy to tensor: put", put, "us", None),
+        row("multiprocessing.Queue, tensor to numpy to tensor: get", get, "us", None),
     ]
 
 
@@ -146,12 +153,10 @@ def _produce(queue: Any, costs: Any, done: Any, make: Callable[[], object]) -> N
     done.wait(PEER_PATIENCE_S)
 
 
-def _row(what: str, value: float | None, bound: float | None) -> Row:
-    return {"what": what, "value": value, "unit": "us", "bound": bound}
-
-
 if __name__ == "__main__":
-    for row in measure():
-        shown = "n/a" if row["value"] is None else f"{row['value']:.2f} {row['unit']}"
-        bound = "" if row["bound"] is None else f"bound {row['bound']:g}"
-        print(f"{row['what']:60} {shown:>12}  {bound}")
+    for measured in measure():
+        shown = (
+            "n/a" if measured["value"] is None else f"{measured['value']:.2f} {measured['unit']}"
+        )
+        bound = "" if measured["bound"] is None else f"bound {measured['bound']:g}"
+        print(f"{measured['what']:60} {shown:>12}  {bound}")

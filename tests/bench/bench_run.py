@@ -19,6 +19,7 @@ import psutil
 
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.store.run_directory import RunDir, find_run
+from tests.bench.row import row
 from tests.ltui_command import LTUI
 
 SCRIPT = Path(__file__).with_name("first_step.py")
@@ -30,10 +31,6 @@ def torchrun(ranks: int) -> tuple[str, ...]:
     """Bare torchrun. ``--standalone`` picks a free port, so that two starts cannot collide."""
     agent = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     return (*agent, f"--nproc-per-node={ranks}", str(SCRIPT))
-
-
-def _row(what: str, value: float, unit: str, bound: float) -> dict[str, Any]:
-    return {"what": what, "value": value, "unit": unit, "bound": bound}
 
 
 def _ltui(home: Path, *arguments: str) -> None:
@@ -114,7 +111,7 @@ def _launch() -> list[dict[str, Any]]:
     return [
         {"what": f"first step, bare torchrun (median of {_PAIRS})", "value": plain, "unit": "s"},
         {"what": "first step, ltui exec torchrun", "value": watched, "unit": "s"},
-        _row("what ltui adds to the launch", watched - plain, "s", 0.5),
+        row("what ltui adds to the launch", watched - plain, "s", 0.5),
     ]
 
 
@@ -124,8 +121,8 @@ def _supervisor_cost(client: ControlClient) -> list[dict[str, Any]]:
     time.sleep(10)
     cpu, memory = supervisor.cpu_percent(), supervisor.memory_info().rss / 1e6
     return [
-        _row("supervisor CPU, 2 ranks, 50 steps/s", cpu, "% of a core", 2),
-        _row("supervisor resident memory", memory, "MB", 100),
+        row("supervisor CPU, 2 ranks, 50 steps/s", cpu, "% of a core", 2),
+        row("supervisor resident memory", memory, "MB", 100),
     ]
 
 
@@ -133,7 +130,7 @@ def _stop(run: RunDir, client: ControlClient) -> dict[str, Any]:
     began = time.monotonic()
     client.request({"cmd": "stop", "timeout_s": 30})
     _until(lambda: any(run.checkpoints_dir.glob("*stop*.json")))
-    return _row("stop: command to complete checkpoint", time.monotonic() - began, "s", 3)
+    return row("stop: command to complete checkpoint", time.monotonic() - began, "s", 3)
 
 
 def _fault(send: signal.Signals, wanted: str) -> float:
@@ -153,8 +150,8 @@ def measure() -> list[dict[str, Any]]:
     with _run() as (_, run, client):
         rows += _supervisor_cost(client)
         rows.append(_stop(run, client))
-    rows.append(_row("a dead rank is shown", _fault(signal.SIGKILL, "dead"), "s", 1))
-    rows.append(_row("a stopped rank is named", _fault(signal.SIGSTOP, "stalled"), "s", 10))
+    rows.append(row("a dead rank is shown", _fault(signal.SIGKILL, "dead"), "s", 1))
+    rows.append(row("a stopped rank is named", _fault(signal.SIGSTOP, "stalled"), "s", 10))
     return rows
 
 

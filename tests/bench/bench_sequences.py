@@ -12,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from tests.bench.row import Row, row
 
 LIMIT = 256 << 20
 RESIDENT = 64 << 20
@@ -66,10 +65,10 @@ def measure() -> list[Row]:
         unchecked = json.loads(_run(_READ, folder, str(LIMIT), str(RESIDENT), "0"))
     size = f"{checked['bytes'] >> 20} MiB read by a process with {LIMIT >> 20} MiB of its own"
     return [
-        _row(f"{size}: most resident of files", checked["most"] / 2**20, "MiB", 3 * RESIDENT >> 20),
-        _row("samples of 400 kB in random order, checked", checked["per_s"], "samples/s"),
-        _row("the same, not checked", unchecked["per_s"], "samples/s"),
-        _row("written", written / 2**20, "MiB/s"),
+        row(f"{size}: most resident of files", checked["most"] / 2**20, "MiB", 3 * RESIDENT >> 20),
+        row("samples of 400 kB in random order, checked", checked["per_s"], "samples/s"),
+        row("the same, not checked", unchecked["per_s"], "samples/s"),
+        row("written", written / 2**20, "MiB/s"),
     ]
 
 
@@ -80,10 +79,6 @@ def _run(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-def _row(what: str, value: float, unit: str, bound: float | None = None) -> Row:
-    return {"what": what, "value": value, "unit": unit, "bound": bound}
-
-
 if __name__ == "__main__":
-    for row in measure():
-        print(row)
+    for measured in measure():
+        print(measured)

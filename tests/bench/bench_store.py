@@ -14,6 +14,7 @@ from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir
+from tests.bench.row import row
 
 STEPS = 10_000_000
 CHUNK = 50_000
@@ -31,11 +32,11 @@ def measure() -> list[dict[str, Any]]:
         near_s = [_seconds(lambda: _zoomed(run_dir)) for _ in range(7)]
         tick_s = _tick_seconds(Path(folder) / "tick.db")
     return [
-        _row("open 10 million steps to the first curve", statistics.median(first_s), "s", 0.5),
-        _row("the last 20,000 of them", statistics.median(near_s), "s", 0.5),
-        _row("its file", megabytes, "MB", None),
-        _row("writing a step's record, in a backlog", written_s / STEPS * 1e6, "us", None),
-        _row("one tick: 8 ranks, 50 steps each, committed", tick_s * 1e3, "ms", None),
+        row("open 10 million steps to the first curve", statistics.median(first_s), "s", 0.5),
+        row("the last 20,000 of them", statistics.median(near_s), "s", 0.5),
+        row("its file", megabytes, "MB", None),
+        row("writing a step's record, in a backlog", written_s / STEPS * 1e6, "us", None),
+        row("one tick: 8 ranks, 50 steps each, committed", tick_s * 1e3, "ms", None),
     ]
 
 
@@ -82,7 +83,7 @@ def _tick_seconds(path: Path) -> float:
     store.begin_attempt(1, started_at=0.0, boot_id=None, resumed_path=None, resumed_step=None)
     times = []
     for tick in range(40):
-        rows = [row for rank in range(8) for row in _rows(rank, tick * 50, tick * 50 + 50)]
+        rows = [step for rank in range(8) for step in _rows(rank, tick * 50, tick * 50 + 50)]
         batch = Batch(steps=rows, cursors=dict.fromkeys(range(8), Cursor(tick * 50 + 50)))
         times.append(_seconds(lambda batch=batch: store.commit(1, batch)))  # type: ignore[misc]
     store.close()
@@ -93,7 +94,3 @@ def _seconds(work: Callable[[], None]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def _row(what: str, value: float, unit: str, bound: float | None) -> dict[str, Any]:
-    return {"what": what, "value": value, "unit": unit, "bound": bound}

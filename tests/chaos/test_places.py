@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +18,10 @@ from ltui.training.store.run_directory import RunDir
 from tests.chaos.conftest import Command, everywhere, wait_for_more_steps
 from tests.chaos.invariants import leftover_files, verify_checkpoints
 from tests.cli.terminal import Terminal
+from tests.small_disk import fill, mount, mount_small_disk, unmount
 from tests.supervise.conftest import Runs
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
-
-
-def _mount(*words: str) -> None:
-    if subprocess.run(["mount", *words], check=False, capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
 
 
 @everywhere
@@ -36,9 +30,9 @@ def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunD
     run = saved_run
     runs.order(run, "stop")
     stopped = runs.ended(run)
-    _mount("--bind", str(runs.home), str(runs.home))
+    mount("--bind", str(runs.home), str(runs.home))
     try:
-        _mount("-o", "remount,ro,bind", str(runs.home))
+        mount("-o", "remount,ro,bind", str(runs.home))
         shown = ltui.show(run)
         assert (shown["state"], shown["global_step"]) == ("stopped", stopped.global_step)
         assert run.id in ltui("runs")
@@ -49,7 +43,7 @@ def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunD
             assert "cannot be written" in output, output
             assert len(output.strip().splitlines()) == 1, output
     finally:
-        subprocess.run(["umount", "-l", str(runs.home)], check=True)
+        unmount(runs.home)
     assert resolve_snapshot(run).state is RunState.STOPPED
 
 
@@ -115,22 +109,14 @@ def test_two_dashboards_on_one_run(
 @as_root
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    _mount("-t", "tmpfs", "-o", "size=48m,mode=0700", "tmpfs", str(disk))
+    mount_small_disk(disk, 48)
     try:
         (disk / "runs").mkdir()
         engine = runs.fake_command("--save-every", "10", "--size", "500000")
         run = launch(runs.spec(*engine), disk)
         runs.until(run, lambda s: verify_checkpoints(run).last is not None)
         good = len(verify_checkpoints(run).complete)
-        ballast = disk / "ballast"
-        with ballast.open("wb", buffering=0) as file:
-            for size in (1 << 20, 4096, 1):
-                try:
-                    while True:
-                        file.write(b"x" * size)
-                except OSError:
-                    continue
+        ballast = fill(disk)
         full = runs.until(run, lambda s: s.history_note is not None)
         goal = (full.global_step or 0) + 40
         on = runs.until(run, lambda s: (s.global_step or 0) > goal)
@@ -161,5 +147,4 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Pa
                     process.kill()
             except psutil.Error:
                 continue
-        time.sleep(0.2)
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+        unmount(disk)  # lazily: when the last process has left it

@@ -140,8 +140,8 @@ def test_what_is_refused_is_not_asked_every_time(under):
     per_sample = {}
     for model in ("h100", "bare"):
         gpus = under(f"gpus 8 {model}\n", sampling=True)
-        gpus.view_when(complete(8))
-        time.sleep(1.0)
+        first = gpus.view_when(complete(8)).readings[7].sampled_at
+        gpus.view_when(lambda v, since=first: v.readings[7].sampled_at >= since + 1.0)
         before, at = gpus.ask("(sampler._client.calls, sampler._latest[7].sampled_at)")
         gpus.view_when(lambda v, since=at: v.readings[7].sampled_at >= since + 1.0)
         after, later = gpus.ask("(sampler._client.calls, sampler._latest[7].sampled_at)")

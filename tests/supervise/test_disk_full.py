@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from ltui.training.lifecycle.launch_run import launch
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
+from tests.small_disk import fill, mount_small_disk, unmount
 from tests.supervise.conftest import Runs
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
@@ -21,46 +21,21 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=40m,mode=0700", "tmpfs", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
+    mount_small_disk(disk, 40)
     (disk / "runs").mkdir()
     yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def _fill(disk: Path) -> Path:
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue
-    return ballast
+    unmount(disk)
 
 
 def _start(runs: Runs, disk: Path, *options: str) -> RunDir:
-    spec = runs.spec("true")
-    engine = runs.spec(*_command(*options)).command
-    run = launch(spec.with_changes(command=engine), disk)
+    run = launch(runs.spec(*runs.fake_command(*options)), disk)
     runs.until(run, lambda s: (s.global_step or 0) > 5)
     return run
 
 
-def _command(*options: str) -> tuple[str, ...]:
-    import sys
-
-    from tests.supervise.conftest import ENGINE
-
-    return (sys.executable, str(ENGINE), "2", *options)
-
-
 def test_history_catches_up_once_there_is_room(runs: Runs, small_disk: Path) -> None:
     run = _start(runs, small_disk)
-    ballast = _fill(small_disk)
+    ballast = fill(small_disk)
     full = runs.until(run, lambda s: s.history_note is not None)
     assert full.state is RunState.RUNNING
     assert required(full.history_note).startswith("disk full since ")
@@ -80,7 +55,7 @@ def test_history_catches_up_once_there_is_room(runs: Runs, small_disk: Path) -> 
 def test_the_end_is_recorded_once_there_is_room(runs: Runs, small_disk: Path) -> None:
     gate = runs.cwd / "gate"
     run = _start(runs, small_disk, "--steps", "150", "--gate", str(gate), "--gate-at", "20")
-    ballast = _fill(small_disk)
+    ballast = fill(small_disk)
     gate.touch()
     ended = runs.until(run, lambda s: s.state is RunState.FINISHED)
     assert ended.history_note is not None
