@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import textwrap
+import types
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ltui.training.rank import torch_internals
+from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
@@ -140,3 +143,84 @@ def test_a_resume_that_cannot_be_prepared_is_reported(
     assert "/somewhere.ckpt" in warning["text"]
     assert "_checkpoint_connector" in warning["text"]
     assert len(run.events("finished")) == 1
+
+
+HAVE_FALLBACKS = (
+    *("loaded_checkpoint", "is_state_loaded", "is_resuming", "setup_model"),
+    "restore_get_iterator",
+)
+NEEDED_TO_RESUME = ("checkpoint_connector",)
+NEEDED_TO_SAVE = (
+    *("checkpoint_connector", "signal_connector", "should_check_validation"),
+    *("check_validation_signature", "is_training_done"),
+)
+
+
+def functions_of(module: types.ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, types.FunctionType) and value.__module__ == module.__name__
+    ]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name"),
+    [
+        (adapter, name)
+        for adapter in (lightning_internals, torch_internals)
+        for name in functions_of(adapter)
+        if name not in HAVE_FALLBACKS
+    ],
+    ids=lambda value: getattr(value, "__name__", value).rpartition(".")[2],
+)
+def test_no_missing_attribute_breaks_training_or_a_resume(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch, adapter: Any, name: str
+) -> None:
+    """Each function that spells a private attribute fails, in all modules that use it."""
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise AttributeError(f"no attribute for {name}")
+
+    def train(**environment: str) -> Linear:
+        model = Linear()
+        fit(model, loader(5, shuffle=True), loader(2), max_epochs=2, extra=environment)
+        return model
+
+    with pytest.raises(RunStopped):
+        fit(model_that_stops(run, 3), loader(5, shuffle=True), loader(2), max_epochs=2)
+    (path,) = run.checkpoints
+    original = getattr(adapter, name)
+    run.attempt, run.requests = 2, 0
+    for module in [m for m in sys.modules.values() if m.__name__.startswith("ltui.training.rank")]:
+        if vars(module).get(name) is original:
+            monkeypatch.setattr(module, name, fails)
+    model = train(LTUI_RESUME_FROM=str(path))
+    assert model.order[-1] == "epoch end 1"
+    assert len(run.events("finished")) == 1
+    assert run.events("exception") == []
+    if name not in NEEDED_TO_RESUME:
+        assert model.order[0] == "train 3"
+    else:
+        assert "could not be prepared" in run.events("warning")[-1]["text"]
+        assert model.order[0] == "train 0"
+
+    run.attempt, run.requests = 3, 0
+    stopping = model_that_stops(run, 3)
+    try:
+        fit(stopping, loader(5, shuffle=True), loader(2), max_epochs=2)
+    except RunStopped:
+        assert stopping.order[-1] == "train 2"
+    else:
+        assert run.events("steering_off") + run.events("checkpoint_failed")
+        assert stopping.order[-1] == "epoch end 1"
+    assert bool(run.events("checkpoint_saved")) == (name not in NEEDED_TO_SAVE)
+
+
+def test_fallbacks_for_missing_attributes() -> None:
+    loop = SimpleNamespace(restarting=False, epoch_loop=SimpleNamespace(restarting=True))
+    assert lightning_internals.loaded_checkpoint(object()) == {}
+    assert lightning_internals.is_state_loaded(loop) is False
+    assert lightning_internals.is_resuming(loop) is True
+    assert lightning_internals.setup_model(object()) is None
+    torch_internals.restore_get_iterator(loop)

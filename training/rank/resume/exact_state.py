@@ -145,8 +145,8 @@ class ExactState:
                 self._guarded(self._record_before_validation)
             return validate()
 
-        loop.setup_data = setup_data
         load_states = lightning_internals.replace_load_loader_states(loop, loaders_ready)
+        loop.setup_data = setup_data
         loop.on_advance_start = on_advance_start
         epoch_loop.on_run_start = on_run_start
         validation.run = run
