@@ -6,6 +6,9 @@ Every user interface shows them; internal errors of ltui are not ``ProblemError`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+Error = TypeVar("Error", bound="ProblemError")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +33,8 @@ class ProblemError(ValueError):
         assert problems
         self.problems = problems
         super().__init__("\n".join(str(p) for p in problems))
+
+    @classmethod
+    def of(cls: type[Error], *, where: str, what: str, remedy: str | None = None) -> Error:
+        """Return the error of one problem."""
+        return cls(Problem(where=where, what=what, remedy=remedy))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ltui.training.gpu.findings import FindingsState, findings, update_findings, verdict
+from ltui.training.gpu.findings import FindingsState, update_findings, verdict
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,
@@ -254,14 +254,6 @@ def test_errors_come_first():
     assert clock.see(full, replace(HEALTHY, index=1, error="fell off the bus")) == [
         "fell off the bus", "memory at 99 %",
     ]  # fmt: skip
-
-
-def test_over_a_history():
-    full = replace(HEALTHY, memory_used_bytes=99)
-    history = [(float(t), [replace(full, sampled_at=float(t))]) for t in range(10)]
-    assert [f.text for f in findings(history, RANKS, 9.0)] == ["memory at 99 %"]
-    assert findings(history, RANKS, 60.0) == ()
-    assert findings([], RANKS, 60.0) == ()
 
 
 def test_a_lost_gpu_is_one_finding():

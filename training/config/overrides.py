@@ -16,21 +16,17 @@ def split_override(override: str) -> tuple[str, Any]:
     key, sign, text = override.partition("=")
     key = key.strip()
     if not sign or not key or "" in key.split("."):
-        raise ProblemError(
-            Problem(
-                where=f"--set {override}",
-                what="must have the form KEY=VALUE.",
-                remedy="For example: --set trainer.max_epochs=3",
-            )
+        raise ProblemError.of(
+            where=f"--set {override}",
+            what="must have the form KEY=VALUE.",
+            remedy="For example: --set trainer.max_epochs=3",
         )
     try:
         return key, parse_value(text)
     except ValueError as error:
         message = f"the value is invalid YAML: {error}."
-        raise ProblemError(
-            Problem(
-                where=f"--set {key}", what=message, remedy="Quote the value: --set 'a.b=\"text\"'"
-            )
+        raise ProblemError.of(
+            where=f"--set {key}", what=message, remedy="Quote the value: --set 'a.b=\"text\"'"
         ) from error
 
 

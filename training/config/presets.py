@@ -109,13 +109,13 @@ def _no_such_preset(name: str, path: Path, available: Sequence[str]) -> Problem:
 def _read(path: Path, where: str) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise ProblemError(Problem(where=where, what="too large for a configuration."))
+            raise ProblemError.of(where=where, what="too large for a configuration.")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         text = f"the file cannot be read: {error.strerror}."
-        raise ProblemError(Problem(where=where, what=text)) from error
+        raise ProblemError.of(where=where, what=text) from error
     except UnicodeDecodeError as error:
-        raise ProblemError(Problem(where=where, what="the file is not UTF-8 text.")) from error
+        raise ProblemError.of(where=where, what="the file is not UTF-8 text.") from error
 
 
 def parse_preset(

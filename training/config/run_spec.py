@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ltui.training.config.defaults import CHECKPOINTS_KEPT
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 
 SPEC_VERSION = 1
 STALL_ACTIONS = ("nothing", "stop", "restart")
@@ -123,29 +123,23 @@ class RunSpec:
     about: str | None = None
 
     def to_document(self) -> dict[str, Any]:
-        """Return plain values for YAML."""
-        document = asdict(self)
-        for key, value in document.items():
-            if isinstance(value, tuple):
-                document[key] = list(value)
-        return {"version": SPEC_VERSION, **document}
+        """Return plain values, with tuples for lists."""
+        return {"version": SPEC_VERSION, **asdict(self)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str = "spec.yaml") -> RunSpec:
         """Return the specification that ``to_document`` wrote. Raise ``ProblemError``."""
         version = document.get("version")
         if not isinstance(version, int):
-            raise ProblemError(Problem(where=where, what="not the specification of a run."))
+            raise ProblemError.of(where=where, what="not the specification of a run.")
         if version > SPEC_VERSION:
-            raise ProblemError(
-                Problem(
-                    where=where,
-                    what=(
-                        f"the file was written by a newer ltui (layout {version}, "
-                        f"this one reads {SPEC_VERSION})."
-                    ),
-                    remedy="Upgrade ltui to open this run.",
-                )
+            raise ProblemError.of(
+                where=where,
+                what=(
+                    f"the file was written by a newer ltui (layout {version}, "
+                    f"this one reads {SPEC_VERSION})."
+                ),
+                remedy="Upgrade ltui to open this run.",
             )
         field_names = {f.name for f in fields(cls)}
         values = {k: v for k, v in document.items() if k in field_names}
@@ -160,12 +154,10 @@ class RunSpec:
                 values["nodes"] = Nodes(**values["nodes"])
             return cls(**values)
         except (TypeError, ValueError) as error:
-            raise ProblemError(
-                Problem(
-                    where=where,
-                    what=f"the file is damaged ({error}).",
-                    remedy="Restore it or delete the run.",
-                )
+            raise ProblemError.of(
+                where=where,
+                what=f"the file is damaged ({error}).",
+                remedy="Restore it or delete the run.",
             ) from error
 
     def with_changes(self, **changes: Any) -> RunSpec:

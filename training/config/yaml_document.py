@@ -66,14 +66,10 @@ def read_document(text: str, where: str) -> Source:
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            raise ProblemError(
-                Problem(
-                    where=where,
-                    what="the file is empty."
-                    if node is None
-                    else "the file is not a mapping of keys.",
-                    remedy="A configuration has the keys trainer, model and data.",
-                )
+            raise ProblemError.of(
+                where=where,
+                what="the file is empty." if node is None else "the file is not a mapping of keys.",
+                remedy="A configuration has the keys trainer, model and data.",
             )
         _collect_lines(node, "", lines, faults, where, frozenset())
         values = None if faults else loader.construct_document(node)
@@ -81,11 +77,11 @@ def read_document(text: str, where: str) -> Source:
         position = error.problem_mark or error.context_mark
         place = f"{where}:{position.line + 1}" if position else where
         message = f"invalid YAML: {error.problem or error.context}."
-        raise ProblemError(Problem(where=place, what=message)) from error
+        raise ProblemError.of(where=place, what=message) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         if isinstance(error, ProblemError):
             raise
-        raise ProblemError(Problem(where=where, what=f"invalid YAML: {error}.")) from error
+        raise ProblemError.of(where=where, what=f"invalid YAML: {error}.") from error
     finally:
         loader.dispose()
     if faults:

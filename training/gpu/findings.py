@@ -65,7 +65,6 @@ class TrackedSymptom:
     """A symptom with its times in unix seconds."""
 
     symptom: Symptom
-    label: str
     since: float
     last: float
     shown: bool
@@ -93,10 +92,9 @@ def update_findings(
     current = [g for g in gpus if g.error or g.sampled_at is None or now - g.sampled_at <= STALE_S]
     baselines = {**state.baselines, **_baselines(state.baselines, current)}
     by_rank = {rank.rank: rank for rank in ranks}
-    labels = {gpu.index: gpu.label or str(gpu.index) for gpu in gpus}
     tracked = {key: old for key, old in state.tracked.items() if now - old.last < _expiry_s(old)}
     for symptom in symptoms(current, by_rank, baselines, now):
-        key = (symptom.kind, symptom.gpu)
+        key = (symptom.kind, symptom.gpu.index)
         before = (state.tracked if symptom.kind in CLEARED_AT_ONCE else tracked).get(key)
         if before is None and not symptom.starts_finding:
             continue
@@ -104,24 +102,8 @@ def update_findings(
         shown = (before is not None and before.shown) or now - since >= SHOW_DELAY_S.get(
             symptom.kind, 0.0
         )
-        tracked[key] = TrackedSymptom(
-            symptom, labels.get(symptom.gpu, str(symptom.gpu)), since, now, shown
-        )
+        tracked[key] = TrackedSymptom(symptom, since, now, shown)
     return replace(state, tracked=tracked, baselines=baselines, now=now)
-
-
-def findings(
-    history: Sequence[tuple[float, Sequence[GpuSnapshot]]],
-    ranks: Iterable[RankSnapshot],
-    now: float,
-) -> tuple[Finding, ...]:
-    """Return the findings after a history of ``(unix time, GPUs)``, with the current ranks."""
-    state, ranks = FindingsState(), tuple(ranks)
-    for at, gpus in history:
-        state = update_findings(state, gpus, ranks, at)
-    if not history or history[-1][0] < now:
-        state = update_findings(state, history[-1][1] if history else (), ranks, now)
-    return state.findings
 
 
 def verdict(finding: Finding) -> Verdict:
@@ -212,14 +194,14 @@ def _since(symptom: Symptom, before: TrackedSymptom | None, now: float) -> float
 
 
 def _finding(tracked: TrackedSymptom, now: float) -> Finding:
-    symptom = tracked.symptom
+    symptom, gpu = tracked.symptom, tracked.symptom.gpu
     return Finding(
         kind=symptom.kind,
-        gpu=symptom.gpu,
-        place=f"GPU {tracked.label}",
+        gpu=gpu.index,
+        place=f"GPU {gpu.label or gpu.index}",
         text=symptom.text.replace("{age}", _age(now - tracked.since)),
         level=symptom.level,
-        ranks=symptom.ranks,
+        ranks=gpu.ranks,
         since=tracked.since,
         evidence=symptom.evidence,
     )

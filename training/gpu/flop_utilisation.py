@@ -36,7 +36,7 @@ def model_flop_utilisation(
 
     Return None if the count, the peak of a device or the duration of a step is unknown.
 
-    ``hello_and_plan`` are the ranks' HELLO labels.
+    ``hello_labels`` are the ranks' HELLO labels.
     """
     if counted is None:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ltui.training.gpu.reading import GpuReading
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 """Environment variables that select GPUs and their order."""
@@ -63,7 +63,7 @@ def select_gpus(number: int, readings: Sequence[GpuReading]) -> list[GpuReading]
         if not candidates:
             text = "there is no GPU on this machine."
             remedy = "Choose trainer.accelerator=cpu."
-        raise ProblemError(Problem(where="trainer.devices", what=text, remedy=remedy))
+        raise ProblemError.of(where="trainer.devices", what=text, remedy=remedy)
     free = free_gpus(candidates)
     if len(free) >= number:
         return free[:number]

@@ -21,6 +21,7 @@ import pynvml
 from ltui.training.gpu.device import Device
 from ltui.training.gpu.mig_device import MigDevice, open_mig_devices
 from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
+from ltui.training.gpu.nvml_device import NvmlDevice
 from ltui.training.gpu.process_info import ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading, Xid
 
@@ -138,30 +139,24 @@ class GpuSampler:
 
     def _add_devices(self) -> None:
         """Open the GPUs for which the driver has not returned a handle yet."""
-        for index in sorted(self._without_handle):
-            self._add_device(index)
-
-    def _add_device(self, index: int) -> None:
         get_handle = pynvml.nvmlDeviceGetHandleByIndex
-        try:
-            handle = self._client.call("DeviceGetHandleByIndex", str(index), get_handle, index)
-        except pynvml.NVMLError as error:
-            is_lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
-            reason = (
-                "the driver lost this GPU"
-                if is_lost
-                else f"the driver can't open this GPU: {error}"
-            )
-            self._publish([GpuReading(index=index, label=str(index), error=reason)])
-            return
-        device = Device(self._client, self._process_cache, handle, index)
-        self._without_handle.remove(index)
-        self._devices.append(device)
-        self._register_events(device)
+        for index in sorted(self._without_handle):
+            try:
+                handle = self._client.call("DeviceGetHandleByIndex", str(index), get_handle, index)
+            except pynvml.NVMLError as error:
+                reason = f"the driver can't open this GPU: {error}"
+                if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+                    reason = "the driver lost this GPU"
+                self._publish([GpuReading(index=index, label=str(index), error=reason)])
+                continue
+            device = Device(self._client, self._process_cache, handle, index)
+            self._without_handle.remove(index)
+            self._devices.append(device)
+            self._register_events(device)
 
     def _release(self) -> None:
         """Free all resources of the driver. Every call may fail, because the driver may be gone."""
-        devices: list[Device | MigDevice] = [*self._devices, *chain(*self._mig_devices.values())]
+        devices = chain[NvmlDevice](self._devices, *self._mig_devices.values())
         self._devices, self._mig_devices = [], {}
         closers: list[Any] = [device.close for device in devices]
         if self._events is not None:
@@ -285,7 +280,7 @@ class GpuSampler:
         device = self._device_of(event.device)
         if device is None:
             return
-        target: Device | MigDevice = device
+        target: NvmlDevice = device
         for mig_device in self._mig_devices.get(device.index, []):
             if mig_device.fixed.get("gpu_instance") == event.gpuInstanceId:
                 target = mig_device

@@ -44,18 +44,17 @@ XID_SHOWN_S = 600.0
 WARNING, ERROR = "warning", "error"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Symptom:
-    """A sign of a problem in one sample."""
+    """A sign of a problem in one sample of a GPU."""
 
     kind: str
-    gpu: int
+    gpu: GpuSnapshot
     text: str
     """One line; ``{age}`` stands for how long it has been so."""
     starts_finding: bool = True
     """False between the two thresholds: the symptom keeps a finding but does not start one."""
     level: str = WARNING
-    ranks: tuple[int, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,9 +96,7 @@ def symptoms(
 def _unreadable(gpu: GpuSnapshot) -> Iterator[Symptom]:
     # GPUs that are only blocked by a call for another GPU are not the cause.
     if gpu.error is not None and not gpu.blocked:
-        yield Symptom(
-            kind="unreadable", gpu=gpu.index, text=gpu.error, level=ERROR, ranks=gpu.ranks
-        )
+        yield Symptom("unreadable", gpu, gpu.error, level=ERROR)
 
 
 def _explained_by_xid(gpu: GpuSnapshot, now: float) -> bool:
@@ -119,11 +116,10 @@ def _low_power(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> Iterator[
         return
     cause = _low_power_cause(gpu, ranks)
     yield Symptom(
-        kind="waiting",
-        gpu=gpu.index,
-        text=f"power {power:.0f} W at {use:.0f} % utilisation for {{age}}: {cause}",
+        "waiting",
+        gpu,
+        f"power {power:.0f} W at {use:.0f} % utilisation for {{age}}: {cause}",
         starts_finding=use >= BUSY_PERCENT and share <= LOW_POWER,
-        ranks=gpu.ranks,
         evidence={"power_w": power, "power_limit_w": limit, "utilisation_percent": use},
     )
 
@@ -148,18 +144,16 @@ def _throttled(gpu: GpuSnapshot) -> Iterator[Symptom]:
     reasons = set(gpu.throttle_reasons or ())
     if reasons & throttle_reasons.THERMAL_REASONS:
         yield Symptom(
-            kind="thermal",
-            gpu=gpu.index,
-            text=f"thermal slowdown for {{age}}{_temperature_text(gpu)}",
-            ranks=gpu.ranks,
+            "thermal",
+            gpu,
+            f"thermal slowdown for {{age}}{_temperature_text(gpu)}",
             evidence={"temperature_c": gpu.temperature_c, "sm_clock_mhz": gpu.sm_clock_mhz},
         )
     if throttle_reasons.POWER_BRAKE in reasons:
         yield Symptom(
-            kind="power_brake",
-            gpu=gpu.index,
-            text="slowed down for {age}: the power supply of the machine limits it (power brake)",
-            ranks=gpu.ranks,
+            "power_brake",
+            gpu,
+            "slowed down for {age}: the power supply of the machine limits it (power brake)",
         )
 
 
@@ -175,11 +169,10 @@ def _memory_full(gpu: GpuSnapshot) -> Iterator[Symptom]:
     if used is None or not total or used / total < STILL_FULL:
         return
     yield Symptom(
-        kind="memory_full",
-        gpu=gpu.index,
-        text=f"memory at {100 * used / total:.0f} %",
+        "memory_full",
+        gpu,
+        f"memory at {100 * used / total:.0f} %",
         starts_finding=used / total >= FULL,
-        ranks=gpu.ranks,
         evidence={"memory_used_bytes": used, "memory_total_bytes": total},
     )
 
@@ -189,20 +182,18 @@ def _shared(gpu: GpuSnapshot) -> Iterator[Symptom]:
     foreign = [p for p in processes if p.owner == FOREIGN]
     if foreign:
         yield Symptom(
-            kind="foreign",
-            gpu=gpu.index,
-            text=f"used by {_process_text(foreign)}",
-            ranks=gpu.ranks,
+            "foreign",
+            gpu,
+            f"used by {_process_text(foreign)}",
             evidence={"pids": [p.pid for p in foreign]},
         )
     # Inside a container, the run's own ranks may be among the processes that are not visible.
     unseen = [p for p in processes if p.owner == UNSEEN]
     if unseen and any(p.owner == RANK for p in processes):
         yield Symptom(
-            kind="unseen",
-            gpu=gpu.index,
-            text="used by a process that is not visible from here, perhaps in another container",
-            ranks=gpu.ranks,
+            "unseen",
+            gpu,
+            "used by a process that is not visible from here, perhaps in another container",
             evidence={"pids": [p.pid for p in unseen]},
         )
 
@@ -221,19 +212,11 @@ def _slow_link(gpu: GpuSnapshot) -> Iterator[Symptom]:
         return
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width and widest and width < widest:
-        yield Symptom(
-            kind="pcie_width",
-            gpu=gpu.index,
-            text=f"PCIe link with {width} of {widest} lanes",
-            ranks=gpu.ranks,
-        )
+        yield Symptom("pcie_width", gpu, f"PCIe link with {width} of {widest} lanes")
     generation, newest = gpu.pcie_generation, gpu.pcie_generation_max
     if generation and newest and generation < newest:
         yield Symptom(
-            kind="pcie_generation",
-            gpu=gpu.index,
-            text=f"PCIe link runs as generation {generation} of {newest}",
-            ranks=gpu.ranks,
+            "pcie_generation", gpu, f"PCIe link runs as generation {generation} of {newest}"
         )
 
 
@@ -258,12 +241,11 @@ def _slow_clocks(gpus: Sequence[GpuSnapshot]) -> Iterator[Symptom]:
         cause = f": {', '.join(gpu.throttle_reasons)}" if gpu.throttle_reasons else ""
         rank_text = ", ".join(str(rank) for rank in gpu.ranks)
         yield Symptom(
-            kind="slow_clock",
-            gpu=gpu.index,
-            text=f"the GPU clock of rank {rank_text} is {100 * (1 - ratio):.0f} % lower than the"
+            "slow_clock",
+            gpu,
+            f"the GPU clock of rank {rank_text} is {100 * (1 - ratio):.0f} % lower than the"
             f" others' ({gpu.sm_clock_mhz:.0f} of {usual:.0f} MHz){cause}",
             starts_finding=ratio <= SLOW_CLOCK,
-            ranks=gpu.ranks,
             evidence={"sm_clock_mhz": gpu.sm_clock_mhz, "others_mhz": usual},
         )
 
@@ -273,35 +255,21 @@ def _hardware_errors(gpu: GpuSnapshot, before: Baseline) -> Iterator[Symptom]:
     if errors is not None and then is not None and errors > then:
         new = errors - then
         yield Symptom(
-            kind="ecc",
-            gpu=gpu.index,
-            text=f"{new} uncorrected memory {'error' if new == 1 else 'errors'} during the run",
+            "ecc",
+            gpu,
+            f"{new} uncorrected memory {'error' if new == 1 else 'errors'} during the run",
             level=ERROR,
-            ranks=gpu.ranks,
         )
     if gpu.repair_failed:
         yield Symptom(
-            kind="repair",
-            gpu=gpu.index,
-            text="faulty memory could not be retired: replace the GPU",
-            level=ERROR,
-            ranks=gpu.ranks,
+            "repair", gpu, "faulty memory could not be retired: replace the GPU", level=ERROR
         )
     elif gpu.repair_pending:
-        yield Symptom(
-            kind="repair",
-            gpu=gpu.index,
-            text="faulty memory is retired only after a reset of the GPU",
-            ranks=gpu.ranks,
-        )
+        yield Symptom("repair", gpu, "faulty memory is retired only after a reset of the GPU")
     links_up, usual = gpu.nvlinks_up, before.nvlinks_up
     if links_up is not None and usual is not None and links_up < usual:
         yield Symptom(
-            kind="nvlink",
-            gpu=gpu.index,
-            text=f"{usual - links_up} of {usual} NVLinks went down",
-            level=ERROR,
-            ranks=gpu.ranks,
+            "nvlink", gpu, f"{usual - links_up} of {usual} NVLinks went down", level=ERROR
         )
 
 
@@ -310,10 +278,9 @@ def _xid(gpu: GpuSnapshot, now: float) -> Iterator[Symptom]:
     if code is None or at is None or now - at > XID_SHOWN_S:
         return
     yield Symptom(
-        kind="xid",
-        gpu=gpu.index,
-        text=f"{xid_sentence(code)} ({{age}} ago)",
+        "xid",
+        gpu,
+        f"{xid_sentence(code)} ({{age}} ago)",
         level=ERROR if xid_meaning(code).unusable else WARNING,
-        ranks=gpu.ranks,
         evidence={"xid": code, "at": at},
     )

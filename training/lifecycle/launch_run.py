@@ -20,7 +20,7 @@ from ltui.training.lifecycle.start_supervisor import (
     shim_restarts_supervisor,
     start_supervisor,
 )
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.run_directory import RunDir
 
@@ -86,10 +86,8 @@ def _create_run_directory(run_dir: RunDir, spec: RunSpec) -> None:
 
 def home_not_writable(home: Path, error: OSError) -> ProblemError:
     """Return the problem to report if writing under ``home`` failed with ``error``."""
-    return ProblemError(
-        Problem(
-            where=str(home),
-            what=f"it cannot be written ({error.strerror or error}).",
-            remedy="Make room, or set LTUI_HOME to another directory.",
-        )
+    return ProblemError.of(
+        where=str(home),
+        what=f"it cannot be written ({error.strerror or error}).",
+        remedy="Make room, or set LTUI_HOME to another directory.",
     )

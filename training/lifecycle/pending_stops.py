@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
-from ltui.training.state.record_fold import FoldState, PollLike
-from ltui.training.state.snapshot_from_fold import logged_values
 from ltui.training.state.stop_conditions import (
     StopCondition,
     add_condition,
@@ -22,6 +21,9 @@ from ltui.training.state.stop_conditions import (
     time_reason,
 )
 from ltui.training.store.run_directory import RunDir, read_json, write_json
+
+if TYPE_CHECKING:
+    from ltui.training.state.record_fold import FoldState, PollLike
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +113,9 @@ class PendingStopStore:
 
         A value that meets a condition counts even if a later value of the same poll does not.
         """
+        # Imported here because it loads numpy, and a run starts without it.
+        from ltui.training.state.snapshot_from_fold import logged_values
+
         for condition in self.pending.conditions:
             if condition.metric is not None and condition not in self._met:
                 values = logged_values(fold, polls, condition.metric)

@@ -53,16 +53,14 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     before = run_dir.read_spec()
     same_overrides = spec is None or spec.overrides == before.overrides
     if snapshot.state is RunState.FINISHED and same_overrides and checkpoint is None:
-        raise ProblemError(
-            Problem(
-                where=run_dir.id,
-                what="the run is finished.",
-                remedy=(
-                    "To train longer: --set trainer.max_epochs=..."
-                    if before.command is None
-                    else "To train longer, start a command with a later end with `ltui exec`."
-                ),
-            )
+        raise ProblemError.of(
+            where=run_dir.id,
+            what="the run is finished.",
+            remedy=(
+                "To train longer: --set trainer.max_epochs=..."
+                if before.command is None
+                else "To train longer, start a command with a later end with `ltui exec`."
+            ),
         )
     step, path, skipped = _resume_point(run_dir, checkpoint)
     check_start(spec or before)
@@ -96,8 +94,8 @@ def delete(run_dir: RunDir) -> None:
         # A damaged run, or one of a newer ltui version, can be deleted unless it is running.
         state = RunState.RUNNING if lock_holder(run_dir.lock_path) else RunState.LOST
     if state in LIVE:
-        raise ProblemError(
-            Problem(where=run_dir.id, what=f"the run is {state.value}.", remedy="Stop it first.")
+        raise ProblemError.of(
+            where=run_dir.id, what=f"the run is {state.value}.", remedy="Stop it first."
         )
     try:
         # Rename first, so that a partly deleted directory is never listed as a run.
@@ -106,8 +104,8 @@ def delete(run_dir: RunDir) -> None:
         RunDir(hidden).remove_stale_socket()
         shutil.rmtree(hidden)
     except OSError as error:
-        raise ProblemError(
-            Problem(where=str(run_dir.path), what=f"it cannot be deleted ({error.strerror}).")
+        raise ProblemError.of(
+            where=str(run_dir.path), what=f"it cannot be deleted ({error.strerror})."
         ) from error
 
 
@@ -131,14 +129,12 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
         if Path(info.path).name == requested.name:
             if verify(info).ok:
                 return info.global_step, Path(info.path), ()
-            raise ProblemError(
-                Problem(
-                    where=str(checkpoint),
-                    what="it is damaged: size or checksum differ from its manifest.",
-                    remedy="Resume from another one; ltui show lists them.",
-                )
+            raise ProblemError.of(
+                where=str(checkpoint),
+                what="it is damaged: size or checksum differ from its manifest.",
+                remedy="Resume from another one; ltui show lists them.",
             )
-    raise ProblemError(Problem(where=str(checkpoint), what="the run has no such checkpoint."))
+    raise ProblemError.of(where=str(checkpoint), what="the run has no such checkpoint.")
 
 
 def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.checkpoint_manifest import (
     checkpoint_to_resume,
@@ -30,7 +30,7 @@ def find_start_checkpoint(
         checkpoint = checkpoint_to_resume(folder) if verified else furthest_checkpoint(folder)
         if checkpoint is None:
             what = "this run has no complete checkpoint."
-            raise ProblemError(Problem(where=f"--from {text}", what=what))
+            raise ProblemError.of(where=f"--from {text}", what=what)
         return run_dir, checkpoint
     saved = list_checkpoints(folder)
     # The checkpoint that was saved last comes first.
@@ -40,12 +40,10 @@ def find_start_checkpoint(
             if ok:
                 return run_dir, checkpoint
     steps = ", ".join(str(s) for s in sorted({c.global_step for c in saved if c.ok is not False}))
-    raise ProblemError(
-        Problem(
-            where=f"--from {text}",
-            what=f"it has no complete checkpoint of step {step}.",
-            remedy=f"There are checkpoints of steps {steps}." if steps else None,
-        )
+    raise ProblemError.of(
+        where=f"--from {text}",
+        what=f"it has no complete checkpoint of step {step}.",
+        remedy=f"There are checkpoints of steps {steps}." if steps else None,
     )
 
 

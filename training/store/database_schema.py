@@ -10,7 +10,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 
 LAYOUT = 1
 """Version of the layout that this ltui writes and the highest one that it reads."""
@@ -108,11 +108,11 @@ class NoHistoryError(StoreError):
 
 
 def no_history_error(path: Path, what: str) -> NoHistoryError:
-    return NoHistoryError(Problem(where=str(path), what=what))
+    return NoHistoryError.of(where=str(path), what=what)
 
 
 def store_error(path: Path, what: str, remedy: str | None = None) -> StoreError:
-    return StoreError(Problem(where=str(path), what=what, remedy=remedy))
+    return StoreError.of(where=str(path), what=what, remedy=remedy)
 
 
 def damaged_error(path: Path, error: sqlite3.Error) -> StoreError:

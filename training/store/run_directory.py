@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 
 if TYPE_CHECKING:
     from ltui.training.config.run_spec import RunSpec
@@ -69,12 +69,10 @@ def ltui_home(*, to_write: bool = True) -> Path:
 
 
 def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
-    return ProblemError(
-        Problem(
-            where=where,
-            what=f"{home} cannot be written ({reason}).",
-            remedy="Set LTUI_HOME to a directory that you can write.",
-        )
+    return ProblemError.of(
+        where=where,
+        what=f"{home} cannot be written ({reason}).",
+        remedy="Set LTUI_HOME to a directory that you can write.",
     )
 
 
@@ -240,12 +238,10 @@ def _short_socket_dir() -> Path:
     directory.mkdir(mode=0o700, exist_ok=True)
     owner = directory.lstat()
     if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
-        raise ProblemError(
-            Problem(
-                where=str(directory),
-                what="it belongs to someone else or is open to others.",
-                remedy="Remove it, or set LTUI_HOME to a shorter path.",
-            )
+        raise ProblemError.of(
+            where=str(directory),
+            what="it belongs to someone else or is open to others.",
+            remedy="Remove it, or set LTUI_HOME to a shorter path.",
         )
     return directory
 
@@ -278,10 +274,8 @@ def find_run(home: Path, text: str) -> RunDir:
     if text == "last":
         if runs:
             return runs[0]
-        raise ProblemError(
-            Problem(
-                where="RUN", what="there is no run yet.", remedy="Start one: ltui run quickstart"
-            )
+        raise ProblemError.of(
+            where="RUN", what="there is no run yet.", remedy="Start one: ltui run quickstart"
         )
     for matches in (
         [run for run in runs if run.id == text],
@@ -292,12 +286,10 @@ def find_run(home: Path, text: str) -> RunDir:
             return matches[0]
         if matches:
             ids = ", ".join(run.id for run in matches[:6])
-            raise ProblemError(
-                Problem(where=text, what=f"several runs match: {ids}.", remedy="Give the full id.")
+            raise ProblemError.of(
+                where=text, what=f"several runs match: {ids}.", remedy="Give the full id."
             )
-    raise ProblemError(
-        Problem(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
-    )
+    raise ProblemError.of(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
 
 
 def _nearest_run(runs: list[RunDir], text: str) -> str:
@@ -315,12 +307,10 @@ def new_run_id(home: Path, name: str | None) -> tuple[str, str]:
     import secrets
 
     if name is not None and (not _NAME.fullmatch(name) or name == "last"):
-        raise ProblemError(
-            Problem(
-                where="--name",
-                what=f"{name!r} cannot name a run.",
-                remedy="Use at most 40 letters, digits, dots, dashes and underscores; not 'last'.",
-            )
+        raise ProblemError.of(
+            where="--name",
+            what=f"{name!r} cannot name a run.",
+            remedy="Use at most 40 letters, digits, dots, dashes and underscores; not 'last'.",
         )
     while True:
         chosen = name or f"{secrets.choice(_ADJECTIVES)}-{secrets.choice(_NOUNS)}"

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -21,15 +21,13 @@ def read_spec_file(path: Path) -> RunSpec:
         text = path.read_text(encoding="utf-8")
         document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both loaders are safe
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ProblemError(
-            Problem(
-                where=where,
-                what=f"it cannot be read ({_first_line(error)}).",
-                remedy="Restore it or delete the run.",
-            )
+        raise ProblemError.of(
+            where=where,
+            what=f"it cannot be read ({_first_line(error)}).",
+            remedy="Restore it or delete the run.",
         ) from error
     if not isinstance(document, dict):
-        raise ProblemError(Problem(where=where, what="this is not a run's specification."))
+        raise ProblemError.of(where=where, what="this is not a run's specification.")
     return RunSpec.from_document(document, where)
 
 
