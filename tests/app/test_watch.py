@@ -28,6 +28,7 @@ from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import StepField
 from tests.store.histories import StepRow, begin, snapshot, step_row
+from tests.waiting import wait_for
 
 # Writes as a rank does, one command a line: "steps FIRST LAST", "metric STEP VALUE", "pulse STEP".
 RANK = """
@@ -127,13 +128,7 @@ def poll(poller: RunPoller) -> Frame:
 
 
 def until(poller: RunPoller, true: Callable[[Frame], bool]) -> Frame:
-    deadline = time.monotonic() + 90
-    while True:
-        frame = poll(poller)
-        if true(frame):
-            return frame
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.1)
+    return wait_for(lambda: poll(poller), wanted=true, period_s=0.1)
 
 
 def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[Writer]) -> None:

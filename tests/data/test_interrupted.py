@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,6 +15,7 @@ import pytest
 from ltui.training.data.atomic_file import atomic_write
 from tests.data.conftest import ltui, needs_ffcv
 from tests.ltui_command import LTUI
+from tests.waiting import wait_for
 
 everything = pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="make data")
 
@@ -41,14 +40,6 @@ with atomic_write(Path(sys.argv[1])) as part:
     print("writing", flush=True)
     time.sleep(600)
 """
-
-
-def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not what():
-        assert process.poll() is None, f"it ended with {process.returncode}"
-        assert time.monotonic() < deadline, "nothing came in time"
-        time.sleep(0.05)
 
 
 def others(folder: Path) -> list[str]:
@@ -118,10 +109,7 @@ def building(folder: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
 
 def wait_until_gone(process: subprocess.Popen[str], builder: psutil.Process) -> None:
     process.wait(120)
-    deadline = time.monotonic() + 60
-    while builder.is_running() and builder.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "it goes on building"
-        time.sleep(0.05)
+    wait_for(lambda: not builder.is_running() or builder.status() == psutil.STATUS_ZOMBIE)
 
 
 @needs_ffcv

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses
 from tests.faults.fault import GRAVE, SCRIPTS, Fault, line_of, one
 from tests.faults.run import FaultRun, fault_environment
 from tests.faults.verdicts import active_verdicts
+from tests.live_processes import wait_until_gone
 from tests.store.histories import stored_rows
 
 pytestmark = [
@@ -49,10 +49,7 @@ def _running(folder: Path, inject: str, **stall: Any) -> Iterator[FaultRun]:
 
 
 def _assert_no_process_is_left(run: FaultRun) -> None:
-    deadline = time.monotonic() + 90
-    while left := run.processes():
-        assert time.monotonic() < deadline, [p.cmdline() for p in left]
-        time.sleep(0.2)
+    wait_until_gone(run.processes)
 
 
 def test_stop_ends_the_run_and_stores_the_diagnosis(tmp_path: Path) -> None:

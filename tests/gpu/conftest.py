@@ -6,7 +6,6 @@ import base64
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.standin import nvml_stand_in
+from tests.waiting import wait_for
 
 PROGRAM = Path(__file__).parent / "asked.py"
 
@@ -54,11 +54,7 @@ class Asked:
 
     def view_when(self, holds: Callable[[Any], bool], seconds: float = 90.0) -> Any:
         """The first view of the sampler for which it holds."""
-        deadline = time.monotonic() + seconds
-        while not holds(view := self.ask("sampler.latest()")):
-            assert time.monotonic() < deadline, f"never came about; last: {view}"
-            time.sleep(0.03)
-        return view
+        return wait_for(lambda: self.ask("sampler.latest()"), wanted=holds, seconds=seconds)
 
     def close(self) -> int:
         """Ends the process as a program ends, and gives its exit code."""

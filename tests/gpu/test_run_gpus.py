@@ -10,6 +10,7 @@ import time
 import pytest
 
 from ltui.training.state.run_snapshot import GpuSnapshot
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -34,11 +35,8 @@ def watch(under, script, pids, *, state="OK"):
 
 
 def look_when(run, holds, seconds=90.0, now=None):
-    deadline = time.monotonic() + seconds
-    while not holds(view := run.ask(f"kept['run'].sample(kept['ranks'], {now})")):
-        assert time.monotonic() < deadline, f"never came about; last: {view}"
-        time.sleep(0.05)
-    return view
+    sample = f"kept['run'].sample(kept['ranks'], {now})"
+    return wait_for(lambda: run.ask(sample), wanted=holds, seconds=seconds)
 
 
 def test_ranks_and_owners(under, two_ranks):

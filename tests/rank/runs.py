@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,24 +100,6 @@ class RunFolder:
                 for name, value in zip(label["names"], record.array.tolist(), strict=True):
                     metrics.setdefault(name, []).append((label["step"], value))
         return metrics
-
-
-def wait_for(
-    poll: Callable[[], Any], process: subprocess.Popen | None = None, s: float = 110
-) -> Any:
-    """Return the first true result of ``poll``. Fail if the process ends without one."""
-    deadline = time.monotonic() + s
-    while time.monotonic() < deadline:
-        if answer := poll():
-            return answer
-        if process is not None and process.poll() is not None:
-            return poll() or _fail(f"the process ended with {process.returncode}")
-        time.sleep(0.02)
-    return _fail("nothing arrived in time")
-
-
-def _fail(text: str) -> Any:
-    raise AssertionError(text)
 
 
 def rank_side(folder: Path) -> Path:

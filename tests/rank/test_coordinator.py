@@ -21,8 +21,9 @@ from ltui.training.rank.coordination.stop_signals import REPEAT_S
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.rank.models import Linear, loader
-from tests.rank.runs import RunFolder, wait_for
+from tests.rank.runs import RunFolder
 from tests.required import required
+from tests.waiting import wait_for
 
 
 def requests_at(run: RunFolder, command: Command, at: int) -> Any:

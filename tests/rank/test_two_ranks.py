@@ -22,8 +22,9 @@ import pytest
 
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
-from tests.rank.runs import RunFolder, Script, wait_for
+from tests.rank.runs import RunFolder, Script
 from tests.required import required
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -135,7 +136,7 @@ def test_no_process_is_left(controlled: Any) -> None:
                 continue
         return pids
 
-    assert wait_for(lambda: remaining_processes() == [])
+    wait_for(remaining_processes, wanted=lambda left: left == [])
 
 
 @pytest.mark.slow

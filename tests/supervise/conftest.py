@@ -19,6 +19,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 from tests.live_processes import processes_with, wait_until_gone
+from tests.waiting import wait_for
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 
@@ -58,13 +59,9 @@ class Runs:
     def until(
         self, run: RunDir, wanted: Callable[[RunSnapshot], object], seconds: float = 120
     ) -> RunSnapshot:
-        deadline = time.monotonic() + seconds
-        while True:
-            snapshot = resolve_snapshot(run)
-            if wanted(snapshot):
-                return snapshot
-            assert time.monotonic() < deadline, f"never came: {snapshot}"
-            time.sleep(0.05)
+        return wait_for(
+            lambda: resolve_snapshot(run), wanted=wanted, seconds=seconds, period_s=0.05
+        )
 
     def ended(self, run: RunDir, seconds: float = 120) -> RunSnapshot:
         snapshot = self.until(run, lambda s: s.state not in LIVE, seconds)

@@ -27,6 +27,7 @@ from ltui.training.supervise.watchdog.gather_evidence import (
 from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses, write_diagnosis
 from tests.required import required
 from tests.supervise.conftest import Runs
+from tests.waiting import wait_for
 
 SCRIPT = Path(__file__).with_name("stuck_rank.py")
 
@@ -69,10 +70,7 @@ class Stuck:
         return path.read_text().count("Stack (most recent call first)")
 
     def until(self, wanted: Callable[[Evidence], object], seconds: float = 120) -> Evidence:
-        deadline = time.monotonic() + seconds
-        while not wanted(seen := self.collect()):
-            assert time.monotonic() < deadline, f"never seen: {seen}"
-        return seen
+        return wait_for(self.collect, wanted=wanted, seconds=seconds, period_s=0)
 
     def end(self) -> None:
         for process in self.processes:
@@ -182,10 +180,7 @@ def test_the_exit_of_a_process_with_another_parent_is_observed(tmp_path: Path) -
         pid = int(parent.stdout.readline())
         watch.add(pid)
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 60
-        while watch.status(pid) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert watch.status(pid) == signal.SIGTERM
+        assert wait_for(lambda: watch.status(pid)) == signal.SIGTERM
         assert woken
     finally:
         watch.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.supervise import supervisor as supervisor_module
 from ltui.training.supervise.open_attempt import open_attempt
+from tests.waiting import wait_for
 
 from .conftest import Runs
 
@@ -41,11 +41,7 @@ def test_an_engine_without_a_supervisor_is_ended(
     assert runs.ended(run).state is RunState.FINISHED
 
     def break_once_the_engine_runs(*_: object, **__: object) -> Any:
-        deadline = time.monotonic() + 60
-        while (engine := engine_identity(run, 2)) is None:
-            assert time.monotonic() < deadline, "the engine does not start"
-            time.sleep(0.01)
-        engines.append(engine)
+        engines.append(wait_for(lambda: engine_identity(run, 2)))
         raise ProblemError(Problem(where=run.id, what="no supervisor."))
 
     engines: list[Any] = []

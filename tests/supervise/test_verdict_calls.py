@@ -6,8 +6,7 @@ import json
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ltui.training.config.run_spec import RunSpec, StallPolicy
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.supervise.watchdog import verdict_hooks
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
+from tests.waiting import wait_for
 
 STALL = Verdict(
     kind="frozen", level="stalled", culprits=(1, 3), waiting=(0, 2), place="forward, train.py:8",
@@ -70,13 +70,6 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
 
 def url(server: ThreadingHTTPServer) -> str:
     return f"http://127.0.0.1:{server.server_address[1]}/secret/path"
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def script(folder: Path, text: str) -> tuple[str, ...]:
@@ -163,7 +156,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
         if (tmp_path / "pids").exists():
             break
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    until(lambda: not any(alive(pid) for pid in pids))
+    wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
 def alive(pid: int) -> bool:

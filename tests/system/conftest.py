@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ltui.training.state import run_snapshot
 from ltui.training.store.run_directory import find_run
 from tests.live_processes import processes_with, wait_until_gone
 from tests.ltui_command import LTUI, run_ltui
+from tests.waiting import wait_for
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIVE = {state.value for state in run_snapshot.LIVE}
@@ -60,16 +60,13 @@ class Ltui:
 
         It is read in this process: a command for every look takes a core from the ranks.
         """
-        deadline = time.monotonic() + seconds
-        while True:
+
+        def read() -> dict[str, Any]:
             document = run_snapshot.to_json(current_snapshot(find_run(self.home, run)))
             snapshot: dict[str, Any] = json.loads(json.dumps(document))
-            if wanted(snapshot):
-                return snapshot
-            assert time.monotonic() < deadline, (
-                f"never came: {json.dumps(snapshot, indent=1)[:3000]}"
-            )
-            time.sleep(0.2)
+            return snapshot
+
+        return wait_for(read, wanted=wanted, seconds=seconds, period_s=0.2)
 
     def wait_for_step(self, step: int, seconds: float = 180) -> dict[str, Any]:
         return self.wait(

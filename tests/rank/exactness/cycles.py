@@ -26,7 +26,8 @@ from tests.rank.exactness import world
 from tests.rank.exactness.every import LOADERS
 from tests.rank.exactness.training import train
 from tests.rank.exactness.world import HERE
-from tests.rank.runs import RunFolder, wait_for
+from tests.rank.runs import RunFolder
+from tests.waiting import wait_for
 
 RANKS = 2
 STEPS_A_CYCLE = 12
@@ -62,7 +63,7 @@ def seen(folder: Path, number: int) -> list[dict[str, Any]]:
 
 def stop_somewhere(run: RunFolder, chance: random.Random, pids: list[int]) -> float | None:
     """Seconds from the request to the complete checkpoint; None where the run ended before."""
-    wait_for(lambda: run.pulse() or not _alive(pids), s=STANDSTILL_S)
+    wait_for(lambda: run.pulse() or not _alive(pids), seconds=STANDSTILL_S)
     if (wanted := chance.randrange(4)) < 3:
         # In the midst of training, after a random number of steps; else as early as can be.
         steps = chance.randrange(STEPS_A_CYCLE)
