@@ -8,6 +8,7 @@ that are labelled ``NO_LABEL``, which a metric must ignore (``ignore_index=NO_LA
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -245,26 +246,26 @@ class BetonData(RankData):
             raise BetonError(f"{file.path}: the file has no image field. Its fields are: {names}.")
         file_side = uniform_side(file, column)
         side = self.resolution or file_side or _DEFAULT_SIDE
+        val_side = self.val_resolution or side
+        plain = ImageTransformConfig(
+            side=val_side,
+            center_ratio=self.val_crop_ratio or (1.0 if file_side == val_side else _DEFAULT_CENTER),
+            mean=self.mean,
+            std=self.std,
+            channels_last=self.channels_last,
+        )
         if not train:
-            same_size = file_side == (self.val_resolution or side)
-            return ImageTransformConfig(
-                side=self.val_resolution or side,
-                center_ratio=self.val_crop_ratio or (1.0 if same_size else _DEFAULT_CENTER),
-                mean=self.mean,
-                std=self.std,
-                channels_last=self.channels_last,
-            )
+            return plain
         resized = self.crop == "resized" or (self.crop == "auto" and file_side is None)
         shifted = self.crop == "shifted" or (self.crop == "auto" and not resized)
-        return ImageTransformConfig(
+        return replace(
+            plain,
             side=side_at_epoch(self.sides, 0) or side,
+            center_ratio=1.0,
             scale=self.crop_scale if resized else None,
             flip=self.flip,
             shift=self.shift if shifted else 0,
             cutout=self.cutout,
-            mean=self.mean,
-            std=self.std,
-            channels_last=self.channels_last,
         )
 
 

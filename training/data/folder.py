@@ -43,7 +43,7 @@ class ImageSamples(Dataset[tuple[torch.Tensor, int]]):
         self.size = size
         self.seed, self.epoch = seed, epoch
         self._augment = augment
-        self._transform = _augmentation(size) if augment else _plain(size)
+        self._transform = _transform(size, augment)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -72,24 +72,14 @@ def _open(path: str) -> Any:
         ) from error
 
 
-def _augmentation(size: int) -> Any:
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(size, scale=(0.35, 1.0), antialias=True),
-            v2.RandomHorizontalFlip(),
-            *_to_floats(),
-        ]
-    )
-
-
-def _plain(size: int) -> Any:
-    return v2.Compose(
-        [v2.Resize(round(size * _MARGIN), antialias=True), v2.CenterCrop(size), *_to_floats()]
-    )
-
-
-def _to_floats() -> list[Any]:
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+def _transform(size: int, augment: bool) -> Any:
+    if augment:
+        scale = (0.35, 1.0)
+        crop = [v2.RandomResizedCrop(size, scale, antialias=True), v2.RandomHorizontalFlip()]
+    else:
+        crop = [v2.Resize(round(size * _MARGIN), antialias=True), v2.CenterCrop(size)]
+    to_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return v2.Compose([*crop, *to_floats])
 
 
 class ImageFolders(RankData):

@@ -33,26 +33,17 @@ ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 _BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 
-FLOAT, INT, IMAGE, BYTES, ARRAY, JSON, TENSOR, CUSTOM = 0, 1, 2, 3, 4, 5, 6, 255
-KINDS = {
-    FLOAT: "number",
-    INT: "whole number",
-    IMAGE: "image",
-    BYTES: "bytes",
-    ARRAY: "array",
-    JSON: "JSON",
-    TENSOR: "tensor",
-    CUSTOM: "custom",
+FLOAT, INT, IMAGE, BYTES, ARRAY, JSON, TENSOR = range(7)
+_TYPES: dict[int, tuple[str, npt.DTypeLike]] = {
+    FLOAT: ("number", "<f8"),
+    INT: ("whole number", "<i8"),
+    IMAGE: ("image", _IMAGE),
+    BYTES: ("bytes", _BYTES),
+    ARRAY: ("array", "<u8"),
+    JSON: ("JSON", _BYTES),
+    TENSOR: ("tensor", "<u8"),
 }
-_METADATA: dict[int, npt.DTypeLike] = {
-    FLOAT: "<f8",
-    INT: "<i8",
-    IMAGE: _IMAGE,
-    BYTES: _BYTES,
-    ARRAY: "<u8",
-    JSON: _BYTES,
-    TENSOR: "<u8",
-}
+"""Displayed name of a type, and the dtype of its column in the table of samples."""
 JPEG, RAW = 0, 1
 
 
@@ -72,6 +63,11 @@ class Field:
     """NumPy dtype string of an array or tensor."""
 
     @property
+    def kind(self) -> str:
+        """Displayed name of the type."""
+        return _TYPES[self.type_id][0]
+
+    @property
     def item_bytes(self) -> int | None:
         """Size of a sample's array in bytes; None if the field is no array."""
         if self.type_id not in (ARRAY, TENSOR):
@@ -86,7 +82,7 @@ class Field:
 
 def metadata_type(fields: Sequence[Field]) -> np.dtype[Any]:
     """Return the structured dtype of one sample, with fields ``f0``, ``f1`` and so on."""
-    return np.dtype([(f"f{i}", _METADATA[f.type_id]) for i, f in enumerate(fields)], align=True)
+    return np.dtype([(f"f{i}", _TYPES[f.type_id][1]) for i, f in enumerate(fields)], align=True)
 
 
 class BetonFile:
@@ -143,7 +139,7 @@ class BetonFile:
     def _parse_field(self, described: Any) -> Field:
         name = bytes(described["name"]).split(b"\0")[0].decode("ascii", "replace")
         kind = int(described["type_id"])
-        if kind == CUSTOM or kind not in KINDS:
+        if kind not in _TYPES:
             raise BetonError(
                 f"{self.path}: its field {name!r} has a custom type, which only the code that "
                 "wrote it can read."
@@ -192,9 +188,7 @@ class BetonFile:
         samples = np.arange(self.samples)
         # A sample without content has the address of the next one.
         wrong = (allocations["ptr"] != pointers) | ((allocations["size"] != sizes) & (sizes > 0))
-        self._require_none(
-            samples, wrong, f"has no {KINDS[field.type_id]} where {field.name!r} should be"
-        )
+        self._require_none(samples, wrong, f"has no {field.kind} where {field.name!r} should be")
 
     def _require_none(self, samples: npt.NDArray[Any], bad: npt.NDArray[Any], problem: str) -> None:
         if bad.any():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, JPEG, KINDS, BetonFile
+from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, JPEG, BetonFile
 
 
 def summary(file: BetonFile) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def summary(file: BetonFile) -> dict[str, Any]:
 
 def _field_summary(file: BetonFile, index: int) -> dict[str, Any]:
     field = file.fields[index]
-    values: dict[str, Any] = {"name": field.name, "kind": KINDS[field.type_id]}
+    values: dict[str, Any] = {"name": field.name, "kind": field.kind}
     column = file.metadata[f"f{index}"]
     if field.type_id == IMAGE:
         heights, widths = file.image_sides(index)

@@ -15,32 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from ffcv.fields.basics import FloatDecoder, IntDecoder
-from ffcv.fields.bytes import BytesDecoder
-from ffcv.fields.ndarray import NDArrayDecoder
 from ffcv.transforms import Squeeze, ToDevice, ToTensor, ToTorchImage
+from ffcv.types import TYPE_ID_HANDLER
 
-from ltui.training.data.ffcv.beton_file import (
-    ARRAY,
-    BYTES,
-    FLOAT,
-    IMAGE,
-    INT,
-    JSON,
-    TENSOR,
-    BetonFile,
-)
+from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, BetonFile
 from ltui.training.data.ffcv.image_transform import ImageTransformConfig
 from ltui.training.data.ffcv.pipeline_operations import Augment, DecodeImages, Normalize
-
-_DECODERS = {
-    FLOAT: FloatDecoder,
-    INT: IntDecoder,
-    BYTES: BytesDecoder,
-    JSON: BytesDecoder,
-    ARRAY: NDArrayDecoder,
-    TENSOR: NDArrayDecoder,
-}
 
 
 def image_pipelines(
@@ -69,7 +49,8 @@ def image_pipelines(
 def value_pipeline(type_id: int, device: torch.device) -> list[Any]:
     """Return the pipeline of a field that is no image."""
     squeeze = [Squeeze(1)] if type_id in (FLOAT, INT) else []
-    return [_DECODERS[type_id](), ToTensor(), *_to_device(device), *squeeze]
+    decoder = TYPE_ID_HANDLER[type_id].get_decoder_class(None)  # equal for all fields of the type
+    return [decoder(), ToTensor(), *_to_device(device), *squeeze]
 
 
 def _image_pipeline(

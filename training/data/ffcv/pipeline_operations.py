@@ -9,7 +9,7 @@ that can't be saved. Imports FFCV, which takes seconds, so import this module lo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numba
@@ -54,25 +54,18 @@ class Failed(AllocationQuery):  # type: ignore[misc]
         super().__init__((), np.dtype("<i4"))
 
 
+@dataclass(eq=False)
 class DecodeImages(Operation):  # type: ignore[misc]
     """Decodes images of any size to ``side`` x ``side`` pixels.
 
     It takes a random crop if ``scale`` is given, else a centre crop.
     """
 
-    def __init__(
-        self,
-        side: int,
-        *,
-        scale: tuple[float, float] | None = None,
-        aspect: tuple[float, float] = (3 / 4, 4 / 3),
-        center_ratio: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.side = side
-        self.scale = scale
-        self.aspect = aspect
-        self.center_ratio = center_ratio
+    side: int
+    _: KW_ONLY
+    scale: tuple[float, float] | None = None
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    center_ratio: float = 1.0
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, Any]:
         shape = (self.side, self.side, 3)
@@ -121,21 +114,17 @@ class DecodeImages(Operation):  # type: ignore[misc]
         return decode
 
 
+@dataclass(eq=False, kw_only=True)
 class Augment(Operation):  # type: ignore[misc]
     """Flips and shifts uint8 images (n, height, width, 3) and blanks a square."""
 
-    def __init__(
-        self,
-        *,
-        flip: bool = False,
-        shift: int = 0,
-        cutout: int = 0,
-        fill: tuple[int, int, int] = (0, 0, 0),
-    ) -> None:
-        """``flip``: flip every second image on average. ``shift``: maximum shift in pixels; blank
-        areas are set to ``fill``. ``cutout``: side of the square that is set to ``fill``."""
-        super().__init__()
-        self.flip, self.shift, self.cutout, self.fill = flip, shift, cutout, fill
+    flip: bool = False
+    """Flip every second image on average."""
+    shift: int = 0
+    """Maximum shift in pixels. Blank areas are set to ``fill``."""
+    cutout: int = 0
+    """Side of the square that is set to ``fill``."""
+    fill: tuple[int, int, int] = (0, 0, 0)
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, Any]:
         query = AllocationQuery(previous_state.shape, previous_state.dtype)

@@ -195,15 +195,15 @@ def find_files(
     for name in entries:
         path = Path(os.path.expanduser(os.fspath(name)))
         if path.is_dir():
-            more = sorted({p.with_suffix(DATA_SUFFIX) for p in path.glob(f"*{INDEX_SUFFIX}")})
+            matches: Iterable[Path] = path.glob(f"*{INDEX_SUFFIX}")
         elif glob.has_magic(str(path)):
-            matches = (Path(p).with_suffix(DATA_SUFFIX) for p in glob.glob(str(path)))
-            more = sorted(set(matches))
+            matches = map(Path, glob.glob(str(path)))
+        elif path.with_suffix(INDEX_SUFFIX).exists():
+            matches = [path]
         else:
-            more = [path.with_suffix(DATA_SUFFIX)]
-            if not more[0].with_suffix(INDEX_SUFFIX).exists():
-                shards = path.parent.glob(f"{glob.escape(path.stem)}-[0-9]*{INDEX_SUFFIX}")
-                more = sorted(p.with_suffix(DATA_SUFFIX) for p in shards) or more
+            shards = path.parent.glob(f"{glob.escape(path.stem)}-[0-9]*{INDEX_SUFFIX}")
+            matches = list(shards) or [path]
+        more = sorted({match.with_suffix(DATA_SUFFIX) for match in matches})
         if not more:
             raise SequenceError(path, f"there is no {DATA_SUFFIX} file with an index")
         paths += more
