@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import secrets
 from collections.abc import Iterator
@@ -43,27 +44,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 def remove_abandoned(path: Path) -> None:
     """Remove temporary files of ``path`` that killed writers left."""
-    prefix = f".{path.name}."
-    for entry in _list_folder(path.parent):
-        if entry.name.startswith(prefix) and entry.name.endswith(_SUFFIX):
-            with contextlib.suppress(OSError):  # of another user, or in use
-                _remove_unlocked(entry)
-
-
-def _list_folder(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:  # creating the file will report the problem
-        return []
-
-
-def _remove_unlocked(part: Path) -> None:
-    descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        part.unlink()
-    finally:
-        os.close(descriptor)
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*{_SUFFIX}"):
+        with contextlib.suppress(OSError):  # of another user, or in use
+            descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _create_locked(part: Path) -> int:

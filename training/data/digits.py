@@ -55,6 +55,9 @@ class Digits(RankData):
         self.folder = folder
         self._batches: OpenBatches | None = None
         self.images, self.labels = load_images()
+        self.samples = len(self.labels) - 1
+        self.held_out = int(self.samples * VALIDATION_FRACTION)
+        """Number of samples for validation, which are the first."""
 
     def prepare_data(self) -> None:
         # Lightning calls this on one rank of each machine while the other ranks wait.
@@ -62,12 +65,11 @@ class Digits(RankData):
             write_beton(data_folder(self.folder) / _BETON, self.images, self.labels)
 
     def train_dataloader(self) -> RankLoader:
-        first = self._validation_samples()
-        order = RankOrder(self._samples() - first, **self.ranks(), shuffle=True)
-        return self.open_loader(order, self._open(first))
+        order = RankOrder(self.samples - self.held_out, **self.ranks(), shuffle=True)
+        return self.open_loader(order, self._open(self.held_out))
 
     def val_dataloader(self) -> RankLoader:
-        order = RankOrder(self._validation_samples(), **self.ranks(), filler=self._samples())
+        order = RankOrder(self.held_out, **self.ranks(), filler=self.samples)
         return self.open_loader(order, self._open(0))
 
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
@@ -86,12 +88,6 @@ class Digits(RankData):
         if has_ffcv():
             variants.insert(0, with_loader(Variant("FFCV", 1, self.train_dataloader), ffcv=True))
         return variants
-
-    def _samples(self) -> int:
-        return len(self.labels) - 1
-
-    def _validation_samples(self) -> int:
-        return int(self._samples() * VALIDATION_FRACTION)
 
     def _open(self, first: int) -> OpenBatches:
         """Return a function that opens batches of samples, numbered from ``first``."""

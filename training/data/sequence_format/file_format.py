@@ -51,7 +51,7 @@ ENTRY = np.dtype(
 class SequenceError(ValueError):
     """A sequence file is not valid. The text is one sentence that names the file and the sample."""
 
-    def __init__(self, path: Path, what: str, *, sample: int | None = None) -> None:
+    def __init__(self, path: Path, what: str, sample: int | None = None) -> None:
         sample_text = "" if sample is None else f"sample {sample}: "
         super().__init__(f"{path}: {sample_text}{what}.")
         self.path = path
@@ -61,11 +61,7 @@ class SequenceError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker of a DataLoader pickles the error to send it to the rank.
-        return _restore_error, (self.path, self.what, self.sample)
-
-
-def _restore_error(path: Path, what: str, sample: int | None) -> SequenceError:
-    return SequenceError(path, what, sample=sample)
+        return SequenceError, (self.path, self.what, self.sample)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,11 +179,8 @@ class _Shard:
             self._map = None  # it is unmapped when its last view is deleted
             os.close(self._fd)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        _Shard.__init__(self, state["path"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Shard, (self.path,)
 
 
 def find_files(
