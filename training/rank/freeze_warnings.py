@@ -9,7 +9,7 @@ the supervisor checks what needs the data of all ranks, such as different batch 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -170,7 +170,7 @@ def _check_batch_size(trainer: Any, batch: Any, stage: str) -> Iterator[FreezeWa
         return
     sizes = sorted({t.shape[0] if t.ndim else 1 for t in _tensors_of(batch)})
     if len(sizes) > 1:
-        names = sorted({r.meta.name for r in results.values() if r.is_tensor and r.meta.on_epoch})
+        names = _epoch_means(_logged_results(trainer))
         yield FreezeWarning(
             f"Lightning guesses the batch size in {stage}: the batch contains tensors of length "
             f"{', '.join(str(s) for s in sizes[:4])}, and the mean of {_list_names(names)} over an "
@@ -180,14 +180,7 @@ def _check_batch_size(trainer: Any, batch: Any, stage: str) -> Iterator[FreezeWa
 
 
 def _check_unsynchronised_logging(trainer: Any) -> Iterator[FreezeWarning]:
-    results = active_results(trainer)
-    names = sorted(
-        {
-            r.meta.name
-            for r in (results.values() if results is not None else ())
-            if r.is_tensor and r.meta.on_epoch and not is_synchronised(r.meta)
-        }
-    )
+    names = _epoch_means(r for r in _logged_results(trainer) if not is_synchronised(r.meta))
     if names:
         yield FreezeWarning(
             f"{_list_names(names)} {'is' if len(names) == 1 else 'are'} logged in validation "
@@ -199,14 +192,23 @@ def _check_unsynchronised_logging(trainer: Any) -> Iterator[FreezeWarning]:
 
 
 def _check_contradictory_logging(trainer: Any) -> Iterator[FreezeWarning]:
-    results = active_results(trainer)
-    for result in results.values() if results is not None else ():
+    for result in _logged_results(trainer):
         if is_synchronised(result.meta) and result.meta.sync.rank_zero_only:
             yield FreezeWarning(
                 f"{result.meta.name} is logged with both sync_dist=True and rank_zero_only=True: "
                 "it is not synchronised.",
                 "Remove rank_zero_only=True: Lightning writes the value only once anyway.",
             )
+
+
+def _logged_results(trainer: Any) -> list[Any]:
+    results = active_results(trainer)
+    return [] if results is None else list(results.values())
+
+
+def _epoch_means(results: Iterable[Any]) -> list[str]:
+    """Return the names of the tensors among ``results`` that are averaged over the epoch."""
+    return sorted({r.meta.name for r in results if r.is_tensor and r.meta.on_epoch})
 
 
 def _list_names(names: list[str]) -> str:

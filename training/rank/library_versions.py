@@ -12,12 +12,9 @@ if TYPE_CHECKING:
 
 def lightning_version(trainer: Any) -> str:
     """Return ``2.6.6`` for ``lightning``, or ``2.6.6 (pytorch_lightning)``."""
-    package = type(trainer).__mro__[-2].__module__.partition(".")[0]
-    for cls in type(trainer).__mro__:
-        root = cls.__module__.partition(".")[0]
-        if root in ("lightning", "pytorch_lightning"):
-            package = root
-            break
+    packages = [cls.__module__.partition(".")[0] for cls in type(trainer).__mro__[:-1]]
+    lightning = [name for name in packages if name in ("lightning", "pytorch_lightning")]
+    package = (lightning or packages[-1:])[0]
     version = getattr(sys.modules.get(package), "__version__", "unknown")
     return version if package == "lightning" else f"{version} ({package})"
 

@@ -20,11 +20,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.config_errors import ConfigError, to_config_error
+from ltui.training.rank.config_errors import to_config_error
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.log_call_check import find_log_call_warnings
 
-AFTER_FIT = ("validate", "test")
 _PR_SET_PDEATHSIG = 1
 _TRAINER_DEFAULTS = {
     "logger": False,
@@ -51,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         document = json.loads(Path(paths[0]).read_text())
         sys.path[:0] = document.get("python_path") or []
         cli = build_cli(document["config"], train=not check)
-        after = check_after_fit(document.get("after_fit") or [])
+        after = document.get("after_fit") or []
     except (Exception, SystemExit) as error:  # everything before fit is configuration
         problem = to_config_error(error)
         if check:
@@ -136,18 +135,6 @@ def resolve_devices(devices: Any, local_world_size: int) -> Any:
     if isinstance(devices, list) and len(devices) == local_world_size:
         return devices
     return local_world_size
-
-
-def check_after_fit(names: list[str]) -> list[str]:
-    """Return ``names``, or raise ``ConfigError`` if one can't be run after ``fit``."""
-    for name in names:
-        if name not in AFTER_FIT:
-            raise ConfigError(
-                where="after_fit",
-                what=f"{name!r} can't be run after fit.",
-                remedy=f"Use {' or '.join(AFTER_FIT)}.",
-            )
-    return names
 
 
 def run(cli: Any, after: list[str]) -> None:

@@ -81,13 +81,14 @@ class ExactState:
         self._trainer = trainer
         self._report = report
         self._loaders = LoaderPositions(lambda: trainer.fit_loop.epoch_progress.current.processed)
+        self._inexact = self._loaders.inexact
+        """What is not exact, as middles of sentences, until it is reported."""
         self._buckets = DdpBuckets(trainer)
         self._before_validation: tuple[States, dict[str, Any]] | None = None
         """Random states and metric states from when the last validation began."""
         self._weights = TrainedWeightsCheck(trainer)
         self._saved: dict[str, Any] | None = None
         """The loaded state, until all of it is restored."""
-        self._inexact: list[str] = []
         self._positions_restored = False
         """True if the loaders were prepared for the loaded state."""
         self._epoch_resumes = False
@@ -219,7 +220,8 @@ class ExactState:
 
     def load(self, checkpoint: Path) -> None:
         """Load this rank's file next to ``checkpoint``. It is restored when training begins."""
-        self._saved, self._positions_restored, self._inexact = None, False, []
+        self._saved, self._positions_restored = None, False
+        self._inexact.clear()
         trainer = self._trainer
         ranks = len(list(checkpoint.parent.glob(f"{checkpoint.name}.rank-*")))
         if not ranks:
@@ -228,19 +230,21 @@ class ExactState:
             )
             self._report_inexact()
             return
-        saved = _load_file(rank_file(checkpoint, trainer.global_rank % ranks))
-        if saved.get("version") != VERSION:
+        # The files of all ranks, because all ranks must restore their states or none.
+        files = [rank_file(checkpoint, rank) for rank in range(ranks)]
+        versions = {_load_file(file, mmap=True).get("version") for file in files}
+        if versions != {VERSION}:
             self._inexact.append(
                 "its exact state could not be read when it was saved"
-                if saved.get("version") == _NO_STATE
+                if _NO_STATE in versions
                 else "it was saved by another version of ltui"
             )
             self._report_inexact()
             return
-        self._saved = saved
+        saved = self._saved = _load_file(files[trainer.global_rank % ranks])
         if ranks != trainer.world_size:
             # All ranks must reshard the same order, so they use that of rank 0.
-            first = _load_file(rank_file(checkpoint, 0))
+            first = _load_file(files[0])
             for key in ("loaders", "batches", "over"):
                 saved[key] = first[key]
             saved["logged"]["means"], saved["metrics"] = {}, {}
@@ -331,24 +335,23 @@ class ExactState:
         """Return what changed with the number of ranks, as the middle of a sentence."""
         before, now = saved["world_size"], self._trainer.world_size
         text = f"it was saved by {before} rank{'s' * (before != 1)} and continues with {now}"
-        if not saved["over"] and self._trainer.fit_loop.restarting and not self._loaders.inexact:
+        if not saved["over"] and self._trainer.fit_loop.restarting and not self._inexact:
             text += ", which share the rest of this epoch so that each sample is used once"
         return f"{text}; batches, random draws and means of this epoch are not those of {before}"
 
     def _report_inexact(self) -> None:
-        """Report what is not exact, in one sentence, and clear the lists."""
-        parts, self._loaders.inexact = self._inexact + self._loaders.inexact, []
-        self._inexact = []
-        if parts:
-            self._report(f"Not exact from here: {'; '.join(dict.fromkeys(parts))}.")
+        """Report what is not exact, in one sentence, and clear the list."""
+        if self._inexact:
+            self._report(f"Not exact from here: {'; '.join(dict.fromkeys(self._inexact))}.")
+        self._inexact.clear()
 
     def detach(self) -> None:
         """Give the user's loaders their own methods back when ``fit`` ends."""
         self._loaders.detach()
 
 
-def _load_file(path: Path) -> dict[str, Any]:
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+def _load_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     return saved
 
 
