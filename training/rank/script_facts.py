@@ -59,7 +59,7 @@ def report_saved_checkpoints(trainer: Any, channel: Channel) -> None:
     def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if is_tuner_checkpoint(filepath):
             return save(filepath, *args, **kwargs)
-        phase_before = pulse.current_phase
+        phase_before = pulse.phase
         pulse.set(phase=Phase.CHECKPOINT)
         try:
             saved = save(filepath, *args, **kwargs)

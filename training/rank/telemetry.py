@@ -199,7 +199,7 @@ class Telemetry:
             phases.since = phases.step_began = now
             phases.next_batch = batch_idx + 1
             mark[1] = now
-            mark[0] = phases.doing = pulse.current_phase = BATCH_END
+            mark[0] = phases.doing = pulse.phase = BATCH_END
         except Exception as error:  # noqa: BLE001
             self.stepped = True  # unknown: then the boundary must not be skipped
             self._failed(error)

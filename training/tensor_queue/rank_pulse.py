@@ -19,51 +19,29 @@ from typing import Final
 from ltui.training.tensor_queue.file_layout import PULSE_AT
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
-_HOT = Struct("<QHB?xxxxqqqqdqqqq")
-"""Counter, phase, outcome, telemetry on, epoch, batch, global step, changed_ns, changed_wall_s,
-heartbeat_ns, decision done, two unused numbers."""
-_UNUSED = (-1, -1)
-_HOT_FIELDS = (
+_FIELDS = (
     *("phase", "outcome", "telemetry_ok", "epoch", "batch", "global_step", "changed_ns"),
-    *("changed_wall_s", "heartbeat_ns", "decision_done"),
+    *("changed_wall_s", "heartbeat_ns", "decision_done", "pid", "start_ticks", "rank"),
+    *("local_rank", "world_size", "restarts"),
 )
-"""Names in ``PulseState`` of the fields after the counter."""
-_IDENTITY = Struct("<qqiiii")
-"""Pid, start ticks, rank, local rank, world size, restarts."""
+"""Fields of ``PulseState`` in the order in which a slot contains them."""
+_BODY = Struct("<QHB?4xqqqqdqq16xqqiiii")
+"""A counter, then the fields."""
 _CRC = Struct("<I")
-_BODY_BYTES = _HOT.size + _IDENTITY.size
+_BODY_BYTES = _BODY.size
 _SLOT_BYTES = 512
 """Size of a slot, with space for future fields. The rest of the page is unused."""
 _MARK_AT = 2 * _SLOT_BYTES
 _MARK = Struct("<qqqq")
 PULSE_BYTES = _MARK_AT + 64
 
-_PROGRESS_FIELDS = frozenset({"phase", "epoch", "batch", "global_step"})
-_STATUS_FIELDS = frozenset({"outcome", "decision_done", "telemetry_ok"})
-_IDENTITY_FIELDS = ("pid", "start_ticks", "rank", "local_rank", "world_size", "restarts")
+_SETTABLE_FIELDS = frozenset(_FIELDS) - {"changed_ns", "changed_wall_s", "heartbeat_ns"}
 
 
 class PulseWriter:
     """The rank's writer of its pulse. One thread at a time; it never blocks, locks or does I/O."""
 
-    __slots__ = (
-        "_checks",
-        "_counter",
-        "_identity",
-        "_identity_slots",
-        "_muted",
-        "_slots",
-        "batch",
-        "changed_ns",
-        "changed_wall_s",
-        "current_phase",
-        "decision_done",
-        "epoch",
-        "global_step",
-        "mark",
-        "outcome",
-        "telemetry_ok",
-    )
+    __slots__ = ("_checks", "_counter", "_muted", "_slots", "mark", *_FIELDS)
 
     def __init__(self, view: memoryview) -> None:
         """``view`` is the complete queue file, mapped and writable."""
@@ -78,81 +56,45 @@ class PulseWriter:
         self._checks: Final = tuple(view[at : at + _CRC.size].cast("I") for at in ends)
         self._muted = False
         self._counter = 0
-        self.current_phase: int = Phase.UNKNOWN
+        self.phase: int = Phase.UNKNOWN
         self.outcome: int = Outcome.RUNNING
         self.telemetry_ok = True
-        self.epoch = self.batch = self.global_step = 0
-        self.changed_ns = 0
+        self.epoch = self.batch = self.global_step = self.decision_done = 0
+        self.changed_ns = self.heartbeat_ns = 0
         self.changed_wall_s = 0.0
-        self.decision_done = 0
-        self._identity = {**dict.fromkeys(_IDENTITY_FIELDS, 0), "world_size": 1}
-        self._identity_slots = 0
-        """Number of slots that contain the current identity, including the last written one."""
+        self.pid = self.start_ticks = self.rank = self.local_rank = self.restarts = 0
+        self.world_size = 1
 
     def set(self, **changes: int) -> None:
         """Change fields of ``PulseState`` by name and publish them together.
 
         ``changed_ns`` is updated if phase, epoch, batch or global step change their value.
         """
-        now_ns = time.monotonic_ns()
-        moved = False
-        renamed = False
+        if unknown := changes.keys() - _SETTABLE_FIELDS:
+            raise TypeError(f"the pulse has no field {min(unknown)!r} to set")
+        before = self.phase, self.epoch, self.batch, self.global_step
         for name, value in changes.items():
-            if name in _PROGRESS_FIELDS:
-                attribute = "current_phase" if name == "phase" else name
-                moved = moved or getattr(self, attribute) != value
-                setattr(self, attribute, value)
-            elif name in _STATUS_FIELDS:
-                setattr(self, name, value)
-            elif name in self._identity:
-                self._identity[name] = value
-                renamed = True
-            else:
-                raise TypeError(f"the pulse has no field {name!r} to set")
-        if renamed:
-            self._identity_slots = 0
-        if moved:
-            self.changed_ns = now_ns
+            setattr(self, name, value)
+        if before != (self.phase, self.epoch, self.batch, self.global_step):
+            self.changed_ns = time.monotonic_ns()
             self.changed_wall_s = time.time()
-        self._publish(now_ns)
+        self.beat()
 
     def beat(self) -> None:
-        """Renew only ``heartbeat_ns``: the rank is alive and has not advanced, for example because
-        it is paused."""
-        self._publish(time.monotonic_ns())
+        """Renew ``heartbeat_ns``, and publish. The rank is alive, but need not have advanced."""
+        self.heartbeat_ns = time.monotonic_ns()
+        if self._muted:
+            return
+        counter = self._counter = self._counter + 1
+        slot = self._slots[counter & 1]
+        _BODY.pack_into(slot, 0, counter, *(getattr(self, name) for name in _FIELDS))
+        self._checks[counter & 1][0] = zlib.crc32(slot)
 
     def mute(self) -> None:
         """Disable all writes, because this process is a forked child of the rank."""
         self._muted = True
         for view in (self.mark, *self._checks, *self._slots):
             view.release()
-
-    def _publish(self, now_ns: int) -> None:
-        if self._muted:
-            return
-        counter = self._counter = self._counter + 1
-        turn = counter & 1
-        slot = self._slots[turn]
-        _HOT.pack_into(
-            slot,
-            0,
-            counter,
-            self.current_phase,
-            self.outcome,
-            self.telemetry_ok,
-            self.epoch,
-            self.batch,
-            self.global_step,
-            self.changed_ns,
-            self.changed_wall_s,
-            now_ns,
-            self.decision_done,
-            *_UNUSED,
-        )
-        if self._identity_slots < 2:
-            slot[_HOT.size :] = _IDENTITY.pack(*self._identity.values())
-            self._identity_slots += 1
-        self._checks[turn][0] = zlib.crc32(slot)
 
 
 def parse_pulse(block: bytes) -> PulseState | None:
@@ -181,11 +123,10 @@ def _apply_mark(state: PulseState, block: bytes) -> PulseState:
 def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:
     body = block[at : at + _BODY_BYTES]
     (crc,) = _CRC.unpack_from(block, at + _BODY_BYTES)
-    counter, *values = _HOT.unpack_from(body)[: -len(_UNUSED)]
+    counter, *values = _BODY.unpack(body)
     if counter == 0 or zlib.crc32(body) != crc:
         return None
-    fields = dict(zip(_HOT_FIELDS, values, strict=True))
-    fields |= zip(_IDENTITY_FIELDS, _IDENTITY.unpack_from(body, _HOT.size), strict=True)
+    fields = dict(zip(_FIELDS, values, strict=True))
     # A newer rank package may write a phase or an outcome that this reader does not have.
     phase, outcome = fields["phase"], fields["outcome"]
     fields["phase"] = Phase(phase) if phase in set(Phase) else Phase.UNKNOWN

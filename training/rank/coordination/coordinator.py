@@ -238,7 +238,7 @@ class RankCoordinator:
         self._done = number << 4 | action
         if self._leader is not None:
             self._leader.answer(action, control_id, trainer.global_step)
-        phase = Phase(pulse.current_phase)
+        phase = Phase(pulse.phase)
         evaluating, path = boundary is BoundaryKind.EVALUATION, None
         if action in _SAVE_REASONS and not evaluating:
             path = self._save(trainer, fit, _SAVE_REASONS[action], boundary)
