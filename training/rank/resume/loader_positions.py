@@ -2,7 +2,7 @@
 
 There are four kinds of loaders: a DataLoader whose sampler is tracked
 (``dataloader_position.py``), a stateful loader and a loader without a position
-(``stateful_loader.py``), and FFCV's ``Loader`` (``ffcv_position.py``).
+(``stateful_loader_position.py``), and FFCV's ``Loader`` (``ffcv_position.py``).
 """
 
 from __future__ import annotations
