@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002  (the arguments are Lightning's)
+# ruff: noqa: ARG001, ARG002  (the arguments are Lightning's)
 """The Lightning callback of a rank. It passes each hook on to telemetry and to the coordinator.
 
 Neither may harm training. If telemetry fails, it is switched off. If the coordinator fails, this
@@ -52,6 +52,16 @@ def guarded(hook: Hook) -> Hook:
             self.telemetry_failed(error)
 
     return guard  # type: ignore[return-value]
+
+
+def _phase_hook(phase: Phase) -> Callable[..., None]:
+    """Return a hook that enters ``phase``."""
+
+    @guarded
+    def hook(self: RankHooks, trainer: Any, pl_module: Any) -> None:
+        self._enter(phase)
+
+    return hook
 
 
 class RankHooks:
@@ -177,13 +187,7 @@ class RankHooks:
             self.channel.pulse.set(phase=Phase.SETUP, batch=batch)
             self._tuner.batch_ended(finder)
 
-    @guarded
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        self._enter(Phase.SANITY)
-
-    @guarded
-    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        self._enter(Phase.SETUP)
+    on_sanity_check_start, on_sanity_check_end = _phase_hook(Phase.SANITY), _phase_hook(Phase.SETUP)
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -221,11 +225,7 @@ class RankHooks:
             self._enter(Phase.VALIDATION)
             self._send_phase_event("Validation began.")
 
-    @guarded
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._enter(Phase.TEST)
-
-    on_predict_start = on_test_start
+    on_test_start = on_predict_start = _phase_hook(Phase.TEST)
 
     def on_validation_batch_end(
         self,
@@ -300,8 +300,8 @@ class RankHooks:
     # Used by several hooks.
 
     def _enter(self, phase: Phase) -> None:
-        if self.telemetry is not None:
-            self.telemetry.set_phase(phase)
+        if self.telemetry is not None and self.channel is not None:
+            self.channel.pulse.set(phase=phase)
 
     def _send_phase_event(self, text: str) -> None:
         if self.channel is not None:

@@ -34,7 +34,7 @@ from ltui.training.rank.phase_clock import (
     clock,
 )
 from ltui.training.rank.rank_queue import Channel
-from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
+from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 _NAN = math.nan
 _PERIODIC_NS = 100_000_000
@@ -251,12 +251,6 @@ class Telemetry:
     def forget_metrics(self) -> None:
         """Treat all of the user's metrics as new."""
         self._metrics.forget()
-
-    # Longer phases.
-
-    def set_phase(self, phase: Phase) -> None:
-        """Enter a phase that is longer than a batch."""
-        self._pulse.set(phase=phase)
 
     def switch_off(self, error: BaseException) -> None:
         """Report that telemetry failed, as far as that is still possible."""
