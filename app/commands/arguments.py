@@ -13,7 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ltui.app.commands.data_arguments import add_bench, add_data
+from ltui.app.commands.data_arguments import (
+    add_bench,
+    add_command,
+    add_data,
+    add_flag,
+    add_json_option,
+)
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
@@ -45,14 +51,15 @@ def _explain(message: str) -> str:
     choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
     if choice is None:
         return message.rstrip(".") + "."
-    word, choices = choice[1], re.findall(r"[\w-]+", choice[2])
+    choices = re.findall(r"[\w-]+", choice[2])
+    hint = _choice_hint(choice[1], choices, ", ".join(choices))
+    return f"`{choice[1]}` is not a valid choice. {hint}"
+
+
+def _choice_hint(word: str, choices: Sequence[str], listed: str) -> str:
+    """Return a sentence with the choice that is nearest to ``word``, or with all ``listed``."""
     close_matches = difflib.get_close_matches(word, choices, n=1)
-    hint = (
-        f"Did you mean `{close_matches[0]}`?"
-        if close_matches
-        else f"Choose from: {', '.join(choices)}."
-    )
-    return f"`{word}` is not a valid choice. {hint}"
+    return f"Did you mean `{close_matches[0]}`?" if close_matches else f"Choose from: {listed}."
 
 
 def seconds(text: str) -> float:
@@ -75,7 +82,7 @@ def whole_number(text: str) -> int:
     return int(plain)
 
 
-AddCommand = Callable[..., Parser]
+AddCommand = Callable[..., Any]
 
 
 def build_parser() -> Parser:
@@ -87,12 +94,8 @@ def build_parser() -> Parser:
     parser.set_defaults(do="dashboard:open_dashboard", run=None)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", prog="ltui")
 
-    def add(name: str, do: str, about: str, examples: str = "") -> Parser:
-        command = commands.add_parser(
-            name, help=about, description=about[0].upper() + about[1:] + ".", epilog=examples
-        )
-        command.set_defaults(do=do)
-        return command
+    def add(name: str, do: str, about: str, examples: str = "") -> Any:
+        return add_command(commands, name, about, examples, do)
 
     _add_launch_commands(add)
     _add_inspection_commands(add)
@@ -120,19 +123,11 @@ class _Version(argparse.Action):
 
 
 def _add_readonly_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--readonly", action="store_true", help="open the dashboard without any control over runs"
-    )
+    add_flag(parser, "--readonly", "open the dashboard without any control over runs")
 
 
 def _add_run_argument(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-
-
-def _add_json_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
-    )
 
 
 def _add_launch_options(parser: Parser) -> None:
@@ -151,12 +146,8 @@ def stall_action(text: str) -> tuple[str, int | None]:
     counted = word == "restart" and bool(colon) and count.isdecimal()
     if word in ("nothing", "stop", "restart") and (not colon or counted):
         return word, int(count) if counted else None
-    close_matches = difflib.get_close_matches(word, ("nothing", "stop", "restart"), n=1)
-    hint = (
-        f"Did you mean `{close_matches[0]}`?"
-        if close_matches
-        else "Choose from: nothing, stop, restart, restart:N."
-    )
+    listed = "nothing, stop, restart, restart:N"
+    hint = _choice_hint(word, ("nothing", "stop", "restart"), listed)
     raise argparse.ArgumentTypeError(f"`{text}` is not a valid choice. {hint}")
 
 
@@ -177,14 +168,8 @@ def _add_stall_options(parser: Parser) -> None:
 
 
 def _add_detach_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--detach",
-        action="store_true",
-        help="start the run, print how to watch it, and return at once",
-    )
-    parser.add_argument(
-        "--plain", action="store_true", help="print lines instead of opening the dashboard"
-    )
+    add_flag(parser, "--detach", "start the run, print how to watch it, and return at once")
+    add_flag(parser, "--plain", "print lines instead of opening the dashboard")
 
 
 def _add_set_option(parser: Parser) -> None:
@@ -266,10 +251,10 @@ def _add_launch_commands(add: AddCommand) -> None:
 
 
 def _add_inspection_commands(add: AddCommand) -> None:
-    _add_json_option(add("runs", "runs:list_all", "list the runs, newest first"))
+    add_json_option(add("runs", "runs:list_all", "list the runs, newest first"))
     show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
     _add_run_argument(show)
-    _add_json_option(show)
+    add_json_option(show)
     diagnose = add(
         "diagnose",
         "diagnose:diagnose",
@@ -277,7 +262,7 @@ def _add_inspection_commands(add: AddCommand) -> None:
         _DIAGNOSE_EPILOG,
     )
     _add_run_argument(diagnose)
-    _add_json_option(diagnose)
+    add_json_option(diagnose)
     diagnose.add_argument(
         "-o",
         dest="output",
@@ -293,7 +278,7 @@ def _add_inspection_commands(add: AddCommand) -> None:
         metavar="N",
         help="the logs of attempt N (default: the latest attempt)",
     )
-    logs.add_argument("--follow", action="store_true", help="keep printing until the run ends")
+    add_flag(logs, "--follow", "keep printing until the run ends")
     export = add("export", "export:export", "write a run's metrics as a table", _EXPORT_EPILOG)
     _add_run_argument(export)
     export.add_argument(
@@ -327,14 +312,12 @@ def _add_control_commands(add: AddCommand) -> None:
         help="seconds for the ranks to save a checkpoint and exit; after that they are "
         f"interrupted, then killed (default: {STOP_TIMEOUT_S:g})",
     )
-    stop.add_argument("--kill", action="store_true", help="kill at once, without a checkpoint")
+    add_flag(stop, "--kill", "kill at once, without a checkpoint")
     later = stop.add_argument_group(
         "schedule a stop and return at once (the first condition that is met stops the run)"
     )
     later.add_argument("--at-step", type=whole_number, metavar="N", help="at exactly step N")
-    later.add_argument(
-        "--at-epoch-end", action="store_true", help="at the end of the current epoch"
-    )
+    add_flag(later, "--at-epoch-end", "at the end of the current epoch")
     later.add_argument(
         "--when",
         metavar="METRIC<VALUE",
@@ -345,7 +328,7 @@ def _add_control_commands(add: AddCommand) -> None:
     later.add_argument(
         "--at", metavar="TIME", help="at a time such as 18:30, or after +90s, +20min, +2h, +1d"
     )
-    later.add_argument("--cancel", action="store_true", help="cancel every scheduled stop")
+    add_flag(later, "--cancel", "cancel every scheduled stop")
     _add_run_argument(add("pause", "stop_and_pause:pause", "pause a run between two steps"))
     _add_run_argument(add("continue", "stop_and_pause:continue_run", "continue a paused run"))
     _add_run_argument(
@@ -357,7 +340,7 @@ def _add_control_commands(add: AddCommand) -> None:
 
 
 def _add_setup_commands(add: AddCommand) -> None:
-    _add_json_option(add("presets", "presets:list_all", "list the presets"))
+    add_json_option(add("presets", "presets:list_all", "list the presets"))
     check = add(
         "check", "presets:check", "check a configuration without starting a run", _CHECK_EPILOG
     )
@@ -368,10 +351,8 @@ def _add_setup_commands(add: AddCommand) -> None:
         metavar="PATH",
         help="the Python interpreter that loads the model and data classes",
     )
-    check.add_argument(
-        "--quick", action="store_true", help="only the checks that do not import torch"
-    )
-    _add_json_option(
+    add_flag(check, "--quick", "only the checks that do not import torch")
+    add_json_option(
         add(
             "doctor",
             "doctor:examine",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import find_run, ltui_home
 
 if TYPE_CHECKING:
@@ -23,12 +23,10 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     Raises ``ProblemError`` without a terminal, and if there is no such run.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ProblemError(
-            Problem(
-                where="ltui",
-                what="the dashboard needs a terminal.",
-                remedy="Without one, use `ltui runs`, `ltui show RUN` or `ltui run PRESET`.",
-            )
+        raise ProblemError.of(
+            where="ltui",
+            what="the dashboard needs a terminal.",
+            remedy="Without one, use `ltui runs`, `ltui show RUN` or `ltui run PRESET`.",
         )
     home = ltui_home(to_write=False)
     run = None if name is None else find_run(home, name)

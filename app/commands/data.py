@@ -19,7 +19,7 @@ from ltui.app.launch.training_interpreter import (
     pip_names,
     probe_interpreter,
 )
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.widgets.formats import count, duration, percent, size
 from ltui.widgets.sanitise import clean_line
 
@@ -63,12 +63,12 @@ def _output_path(options: Namespace) -> Path:
     if output.is_dir() or (output.exists() and not options.force):
         message = "this is a folder." if output.is_dir() else "the file exists already."
         remedy = None if output.is_dir() else "Replace it with --force."
-        raise ProblemError(Problem(where=str(output), what=message, remedy=remedy))
+        raise ProblemError.of(where=str(output), what=message, remedy=remedy)
     if not output.parent.is_dir():
-        raise ProblemError(Problem(where=str(output.parent), what="the folder does not exist."))
+        raise ProblemError.of(where=str(output.parent), what="the folder does not exist.")
     if options.page_size & (options.page_size - 1) or not 2 <= options.page_size <= 2048:
         message = "the page size must be 2, 4, 8, ... or 2048 MiB."
-        raise ProblemError(Problem(where=f"--page-size {options.page_size}", what=message))
+        raise ProblemError.of(where=f"--page-size {options.page_size}", what=message)
     return output
 
 
@@ -170,7 +170,7 @@ def _open_file(path: Path) -> Any:
         return BetonFile(path)
     except BetonError as error:
         where, _, message = str(error).partition(": ")
-        raise ProblemError(Problem(where=where, what=message)) from error
+        raise ProblemError.of(where=where, what=message) from error
 
 
 def _print_list(title: str, lines: list[str]) -> None:

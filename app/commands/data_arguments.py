@@ -32,7 +32,7 @@ def add_data(commands: Any) -> None:
     build.add_argument(
         "-o", dest="output", metavar="FILE.beton", required=True, help="the file to write"
     )
-    build.add_argument("--force", action="store_true", help="replace the file if it exists")
+    add_flag(build, "--force", "replace the file if it exists")
     build.add_argument(
         "--images",
         choices=("jpeg", "raw", "mixed"),
@@ -56,15 +56,11 @@ def add_data(commands: Any) -> None:
         default=8,
         help="page size in MiB; a sample must fit into one page (default: 8)",
     )
-    build.add_argument(
-        "--skip-bad", action="store_true", help="leave out samples that cannot be read"
-    )
+    add_flag(build, "--skip-bad", "leave out samples that cannot be read")
     _add_common(build)
     info = add("info", "data:info", "show what a .beton file contains")
     info.add_argument("file", metavar="FILE")
-    info.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
-    )
+    add_json_option(info)
     verify = add("verify", "data:verify", "decode every sample and name the damaged ones")
     verify.add_argument("file", metavar="FILE")
     _add_common(verify)
@@ -94,10 +90,8 @@ def add_bench(commands: Any) -> Any:
         default=3,
         help="the number of rounds (default: 3)",
     )
-    bench.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
-    )
-    bench.add_argument("--python", metavar="PATH", help="the Python interpreter that trains")
+    add_json_option(bench)
+    _add_python_option(bench)
     return bench
 
 
@@ -108,24 +102,39 @@ def _add_common(parser: Any) -> None:
         metavar="N",
         help="the number of workers (default: one per core)",
     )
+    _add_python_option(parser)
+    add_json_option(parser)
+
+
+def _add_python_option(parser: Any) -> None:
     parser.add_argument("--python", metavar="PATH", help="the Python interpreter that trains")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
-    )
+
+
+def add_json_option(parser: Any) -> None:
+    """Add ``--json``."""
+    add_flag(parser, "--json", "print one JSON document and nothing else")
+
+
+def add_flag(parser: Any, name: str, about: str) -> None:
+    """Add an option that takes no value."""
+    parser.add_argument(name, action="store_true", help=about)
+
+
+def add_command(commands: Any, name: str, about: str, epilog: str, do: str | None = None) -> Any:
+    """Add a command, and return its parser. ``do`` is ``module:function``; None for a group."""
+    description = f"{about[0].upper()}{about[1:]}."
+    command = commands.add_parser(name, help=about, description=description, epilog=epilog)
+    if do is not None:
+        command.set_defaults(do=do)
+    return command
 
 
 def _group(commands: Any, name: str, group_about: str, epilog: str) -> Callable[..., Any]:
-    group_description = group_about[0].upper() + group_about[1:] + "."
-    group = commands.add_parser(
-        name, help=group_about, description=group_description, epilog=epilog
-    )
+    group = add_command(commands, name, group_about, epilog)
     inner = group.add_subparsers(metavar="COMMAND", title="commands", required=True)
 
     def add(word: str, do: str, about: str, examples: str = "") -> Any:
-        description = about[0].upper() + about[1:] + "."
-        command = inner.add_parser(word, help=about, description=description, epilog=examples)
-        command.set_defaults(do=do)
-        return command
+        return add_command(inner, word, about, examples, do)
 
     return add
 

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.launch.freeze_warnings import SHARED_MEMORY
 from ltui.app.launch.local_machine import DRIVER_TIMEOUT_S, call_with_timeout, usable_cores
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,
@@ -37,7 +38,6 @@ _USEFUL = {
     "ffcv": "the FFCV presets",
 }
 """Module to its purpose, for modules that not every run needs."""
-SHM = "/dev/shm"  # noqa: S108 - only its size is read
 SHM_NEEDED_BYTES = 1 << 30
 """Free shared memory below which a note is printed."""
 DISK_NEEDED_BYTES = 5 << 30
@@ -196,13 +196,13 @@ def _decode(value: str | bytes) -> str:
 
 def _check_machine() -> list[Finding]:
     rows = [Finding("processors", f"{usable_cores()} usable")]
-    if Path(SHM).is_dir():
-        total, _, free = shutil.disk_usage(SHM)
+    if Path(SHARED_MEMORY).is_dir():
+        total, _, free = shutil.disk_usage(SHARED_MEMORY)
         remedy = "DataLoader workers may crash. In a container, start it with --shm-size=8g."
         text = f"{size(free)} of {size(total)} free"
-        rows.append(Finding(SHM, text, free >= SHM_NEEDED_BYTES, remedy))
+        rows.append(Finding(SHARED_MEMORY, text, free >= SHM_NEEDED_BYTES, remedy))
     else:
-        rows.append(Finding(SHM, "missing", False, "DataLoader workers need it."))
+        rows.append(Finding(SHARED_MEMORY, "missing", False, "DataLoader workers need it."))
     return rows
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_run_id
 
 
@@ -58,12 +58,10 @@ def execute(options: Namespace) -> int:
 def _command_spec(options: Namespace, home: Path) -> RunSpec:
     command = tuple(options.command)
     if not command:
-        raise ProblemError(
-            Problem(
-                where="ltui exec",
-                what="the command is missing.",
-                remedy="Put it after two dashes: ltui exec -- python train.py",
-            )
+        raise ProblemError.of(
+            where="ltui exec",
+            what="the command is missing.",
+            remedy="Put it after two dashes: ltui exec -- python train.py",
         )
     path = os.environ.get("PATH", os.defpath)
     python = sys.executable
@@ -73,12 +71,10 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         python = choose_python(options.python, os.environ)
         path = f"{Path(python).parent}{os.pathsep}{path}"
     if shutil.which(command[0], path=path) is None:
-        raise ProblemError(
-            Problem(
-                where=f"ltui exec -- {command[0]}",
-                what="no executable program of that name was found.",
-                remedy="Give its path, or activate the environment that contains it.",
-            )
+        raise ProblemError.of(
+            where=f"ltui exec -- {command[0]}",
+            what="no executable program of that name was found.",
+            remedy="Give its path, or activate the environment that contains it.",
         )
     gpus = None if options.gpus is None else _free_gpus(options.gpus)
     run_id, name = new_run_id(home, options.name)
@@ -118,15 +114,15 @@ def _verdict_hook(text: str) -> tuple[str, ...] | str:
     where = f"--on-verdict {text}"
     if "://" in text.split(" ", 1)[0]:
         if (fault := on_verdict_fault(text)) is not None:
-            raise ProblemError(Problem(where=where, what=fault))
+            raise ProblemError.of(where=where, what=fault)
         return text
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
         message = f"the command cannot be split into words ({error})."
-        raise ProblemError(Problem(where=where, what=message)) from error
+        raise ProblemError.of(where=where, what=message) from error
     if not words:
-        raise ProblemError(Problem(where="--on-verdict", what="the command is empty."))
+        raise ProblemError.of(where="--on-verdict", what="the command is empty.")
     return words
 
 
@@ -138,12 +134,10 @@ def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
     mode = options.pop(0) if options and options[0] in ("min", "max") else "min"
     number = options.pop(0) if options else "1"
     if not metric or options or not number.isdecimal() or int(number) < 1:
-        raise ProblemError(
-            Problem(
-                where=f"--keep-best {text}",
-                what="invalid value.",
-                remedy="Use METRIC[:max][:N], such as val/acc:max:3",
-            )
+        raise ProblemError.of(
+            where=f"--keep-best {text}",
+            what="invalid value.",
+            remedy="Use METRIC[:max][:N], such as val/acc:max:3",
         )
     return CheckpointPolicy(best=metric, mode=mode, keep_best=int(number))
 
@@ -154,12 +148,10 @@ def _free_gpus(text: str) -> str:
 
     count = free_count(text)
     if count is None:
-        raise ProblemError(
-            Problem(
-                where=f"--gpus {text}",
-                what="the value must be free:N, such as free:2.",
-                remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
-            )
+        raise ProblemError.of(
+            where=f"--gpus {text}",
+            what="the value must be free:N, such as free:2.",
+            remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
         )
     return f"free:{count}"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.live.log_tail import rank_of_log
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
@@ -63,9 +63,7 @@ def _find_attempt(run_dir: RunDir, requested: int | None) -> int:
         if attempts
         else "Nothing was started yet."
     )
-    raise ProblemError(
-        Problem(where=place, what="there are no logs of this attempt.", remedy=remedy)
-    )
+    raise ProblemError.of(where=place, what="there are no logs of this attempt.", remedy=remedy)
 
 
 def _require_rank(folder: Path, rank: int | None) -> None:
@@ -77,8 +75,8 @@ def _require_rank(folder: Path, rank: int | None) -> None:
         if ranks
         else "The run has no logs per rank: omit --rank."
     )
-    raise ProblemError(
-        Problem(where=f"--rank {rank}", what="there is no log of this rank.", remedy=remedy)
+    raise ProblemError.of(
+        where=f"--rank {rank}", what="there is no log of this rank.", remedy=remedy
     )
 
 

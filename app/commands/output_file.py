@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 
 
 @contextmanager
@@ -36,12 +36,10 @@ def output(path: str | None) -> Iterator[TextIO]:
 
 
 def _unwritable(path: str, error: OSError) -> ProblemError:
-    return ProblemError(
-        Problem(
-            where=f"-o {path}",
-            what=f"the file cannot be written ({error.strerror or error}).",
-            remedy="Choose a directory that you can write to.",
-        )
+    return ProblemError.of(
+        where=f"-o {path}",
+        what=f"the file cannot be written ({error.strerror or error}).",
+        remedy="Choose a directory that you can write to.",
     )
 
 

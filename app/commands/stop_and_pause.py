@@ -11,7 +11,7 @@ from ltui.app.live.run_requests import require_live, send_request, wait_until
 from ltui.app.presentation.run_summary import state_line
 from ltui.app.presentation.snapshot_text import checkpoint_text
 from ltui.app.state_words import state_word
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
@@ -35,12 +35,10 @@ def stop(options: Namespace) -> int:
     """Run ``ltui stop RUN``."""
     later = _stop_conditions(options)
     if options.cancel and later:
-        raise ProblemError(
-            Problem(
-                where="--cancel",
-                what="it cancels every scheduled stop, so it cannot be combined with a condition.",
-                remedy="Use --cancel alone, then schedule the stops that you still want.",
-            )
+        raise ProblemError.of(
+            where="--cancel",
+            what="it cancels every scheduled stop, so it cannot be combined with a condition.",
+            remedy="Use --cancel alone, then schedule the stops that you still want.",
         )
     run_dir = find_run(ltui_home(), options.run)
     before = require_live(run_dir)

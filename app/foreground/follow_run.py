@@ -15,13 +15,12 @@ from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
-from ltui.app.foreground.progress_display import Display, terminal_display
+from ltui.app.foreground.progress_display import Display, display_for
 from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.notifications import started_line
 from ltui.app.presentation.run_summary import end_report
 from ltui.app.presentation.verdict_text import warning_line
 from ltui.app.state_words import FAILED
-from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import is_resumable
@@ -80,7 +79,7 @@ def follow_run(run_dir: RunDir, signals: ReceivedSignals, *, plain: bool) -> int
         code = _watch_in_dashboard(run_dir, signals)
         if code is not None:
             return code
-    display = terminal_display()
+    display = display_for(sys.stdout, os.environ)
     try:
         return RunFollower(run_dir, display, signals).until_end()
     except BrokenPipeError:
@@ -124,7 +123,6 @@ class RunFollower:
         self._run_dir = run_dir
         self._display = display
         self._signals = signals
-        self._handled_interrupts = 0
         self._last_event = 0
         self._printed_warnings: set[tuple[int, FreezeWarning]] = set()
         self._printed_notes: set[tuple[int, str, str]] = set()
@@ -161,17 +159,14 @@ class RunFollower:
                 time.sleep(POLL_INTERVAL_S)
 
     def _hint(self) -> str:
-        return (_HINT, _STOPPING, _KILLING)[min(self._handled_interrupts, 2)]
+        return (_HINT, _STOPPING, _KILLING)[self._signals.handled_interrupts]
 
     def _handle_interrupts(self) -> None:
-        """Carry out the next Ctrl-C: the first one stops the run, the second one kills it."""
-        interrupts = min(self._signals.interrupts, 2)
-        if interrupts <= self._handled_interrupts:
+        request = self._signals.next_request()
+        if request is None:
             return
-        self._handled_interrupts = interrupts
-        killing = interrupts == 2
+        killing = request["cmd"] == "kill"
         self._display.print_line("Ctrl-C: killing the run." if killing else f"Ctrl-C: {_STOPPING}.")
-        request = {"cmd": "kill"} if killing else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
         try:
             send_request(self._run_dir, request)
         except ProblemError as error:

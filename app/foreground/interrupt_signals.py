@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from ltui.training.config.defaults import STOP_TIMEOUT_S
+
 
 class ReceivedSignals:
     """Counts the received signals. The handlers only count; the command's loop acts."""
@@ -15,8 +17,21 @@ class ReceivedSignals:
     def __init__(self) -> None:
         self.interrupts = 0
         """Number of received SIGINT."""
+        self.handled_interrupts = 0
+        """Number of interrupts that became requests: 0, 1 or 2."""
         self.leave: int | None = None
         """The signal that asks this process, not the run, to end; None before one arrives."""
+
+    def next_request(self) -> dict[str, Any] | None:
+        """Return the request of the next Ctrl-C, or None if there is none.
+
+        The first one stops the run with a checkpoint, and the second one kills it.
+        """
+        interrupts = min(self.interrupts, 2)
+        if interrupts <= self.handled_interrupts:
+            return None
+        self.handled_interrupts = interrupts
+        return {"cmd": "kill"} if interrupts == 2 else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
 
     def _interrupt(self, *_: Any) -> None:
         self.interrupts += 1

@@ -7,9 +7,7 @@ A display only draws the snapshots that it gets. Clocks, signals and commands ar
 from __future__ import annotations
 
 import math
-import os
 import re
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -216,8 +214,3 @@ def bar(fraction: float, cells: int) -> str:
     """Return a progress bar: ``▮▮▮▮▯▯▯▯▯▯``."""
     full = min(cells, max(0, int(fraction * cells)))
     return "▮" * full + "▯" * (cells - full)
-
-
-def terminal_display() -> Display:
-    """Return the display for this process's standard output."""
-    return display_for(sys.stdout, os.environ)

@@ -19,7 +19,6 @@ from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.live.run_requests import send_request
 from ltui.app.open_dashboard import open_app
 from ltui.app.textual_app import LtuiApp
-from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir, ltui_home
@@ -56,7 +55,6 @@ class ForegroundApp(LtuiApp):
         super().__init__(ltui_home(), run=run_dir)
         self._run_dir, self._signals, self._request = run_dir, signals, request
         self._close_after_s = close_after_s
-        self._handled_interrupts = 0
         self._input_at = -math.inf
         self._closes_at: float | None = None
         self._run_screen: Screen[None] | None = None
@@ -90,16 +88,15 @@ class ForegroundApp(LtuiApp):
         if self._signals.leave is not None:
             self.exit()
             return
-        interrupts = min(self._signals.interrupts, 2)
-        if interrupts > self._handled_interrupts:
-            self._handled_interrupts = interrupts
-            self._send(kill=interrupts == 2)
+        request = self._signals.next_request()
+        if request is not None:
+            self._send(request)
         self._close_after_the_end()
 
     @work(thread=True, exit_on_error=False)
-    def _send(self, *, kill: bool) -> None:
-        request = {"cmd": "kill"} if kill else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
-        message = "killing the run" if kill else "stopping with a checkpoint; Ctrl-C again kills"
+    def _send(self, request: dict[str, Any]) -> None:
+        killing = request["cmd"] == "kill"
+        message = "killing the run" if killing else "stopping with a checkpoint; Ctrl-C again kills"
         try:
             self._request(self._run_dir, request)
         except ProblemError as error:

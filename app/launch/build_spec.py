@@ -128,12 +128,10 @@ def _reject_ltui_section(keys: Sequence[str]) -> None:
     """
     for key in keys:
         if key.split(".")[0] == "ltui":
-            raise ProblemError(
-                Problem(
-                    where=f"--set {key}",
-                    what="keys of the section `ltui` cannot be set on the command line.",
-                    remedy="Change them in the file, or in a copy of it.",
-                )
+            raise ProblemError.of(
+                where=f"--set {key}",
+                what="keys of the section `ltui` cannot be set on the command line.",
+                remedy="Change them in the file, or in a copy of it.",
             )
 
 
@@ -148,12 +146,10 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
     """Return the specification of a run's next attempt. Raises ``ProblemError`` with every
     problem found."""
     if spec.config is None:
-        raise ProblemError(
-            Problem(
-                where="--set",
-                what="this run was started with `ltui exec`, so it has no configuration to change.",
-                remedy="Resume it without --set, or start the changed command with `ltui exec`.",
-            )
+        raise ProblemError.of(
+            where="--set",
+            what="this run was started with `ltui exec`, so it has no configuration to change.",
+            remedy="Resume it without --set, or start the changed command with `ltui exec`.",
         )
     configured = Preset(
         name=spec.preset or spec.id, document=dict(spec.config), cpu_ranks=spec.nproc

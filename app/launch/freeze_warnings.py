@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 
 from ltui.app.launch.local_machine import usable_cores
@@ -11,7 +11,7 @@ from ltui.training.problem import Problem
 from ltui.training.state.freeze_warnings import precheck
 from ltui.widgets.sanitise import clean_line
 
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108  (asked for its size alone)
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - only its size is read
 
 
 def freeze_warnings(spec: RunSpec) -> list[Problem]:
@@ -22,21 +22,17 @@ def freeze_warnings(spec: RunSpec) -> list[Problem]:
         spec.config,
         ranks=spec.nproc,
         cores=usable_cores(),
-        shared_memory_bytes=shared_memory_bytes(),
+        shared_memory_bytes=_shared_memory_bytes(),
     )
     return [Problem(where=path, what=c.what, remedy=c.remedy) for path, c in warnings]
 
 
-def shared_memory_bytes() -> int | None:
-    """Return the size of the file system through which loader workers pass batches.
-
-    Returns None if the machine has none.
-    """
+def _shared_memory_bytes() -> int | None:
+    """Return the size of the file system through which loader workers pass batches, if any."""
     try:
-        status = os.statvfs(_SHARED_MEMORY)
+        return shutil.disk_usage(SHARED_MEMORY).total
     except OSError:
         return None
-    return status.f_frsize * status.f_blocks
 
 
 def print_warnings(warnings: list[Problem]) -> None:

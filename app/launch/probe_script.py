@@ -6,15 +6,14 @@ and parsed, never executed.
 
 The program reads one JSON document from standard input and prints one. The input is ``{"packages":
 [module], "distributions": {module: distribution}, "class_paths": {place: path}, "folders": [path],
-"rooms": {module: folder}}``. ``rooms`` gives the folders of packages that ltui itself provides to
-ranks.
+"provided": {module: folder}}``. ``provided`` gives the folders of packages that ltui itself
+provides to ranks.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -90,7 +89,7 @@ def missing_imports(
         if name in visited:
             continue
         visited.add(name)
-        if any(name == room or name.startswith(room + ".") for room in provided):
+        if any(name == package or name.startswith(f"{package}.") for package in provided):
             spec = find_module(name, provided)
             if not isinstance(spec, str) and (spec.origin or "").endswith(".py"):
                 with open(str(spec.origin), "rb") as file:
@@ -178,12 +177,9 @@ def main() -> None:
     question = json.load(sys.stdin)
     # Ranks search the folders that the run adds first, not the folder of this file.
     sys.path[0:1] = question.get("folders", [])
-    provided = question.get("rooms", {})
+    provided = question.get("provided", {})
     answer = {
         "python": ".".join(str(n) for n in sys.version_info[:3]),
-        "executable": sys.executable,
-        "prefix": sys.prefix,
-        "cpus": len(os.sched_getaffinity(0)),
         "packages": versions(question.get("packages", []), question.get("distributions", {})),
         "classes": {
             place: inspect_class(path, provided)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from ltui.app.launch.build_spec import LaunchRequest
+from ltui.app.launch.run_in_interpreter import rank_environment
 from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault
-from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import to_json
-from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
 
 CHECK_S = 300.0
@@ -35,7 +33,7 @@ def check_with_classes(request: LaunchRequest) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
-        process = _run_check(spec, config, install_rank_package(ltui_home()))
+        process = _run_check(spec, config)
     if process.returncode != 0:
         raise ProblemError(*_reported_problems(process, request))
     return [
@@ -58,14 +56,12 @@ def _rank_config(spec: RunSpec, folder: str) -> object:
     )
 
 
-def _run_check(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.CompletedProcess[str]:
-    paths = [str(rank_side), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+def _run_check(spec: RunSpec, config: Path) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             [spec.python, "-m", "ltui.training.rank.train_preset", "--check", str(config)],
             cwd=spec.cwd,
-            env=environment,
+            env=rank_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -75,7 +71,7 @@ def _run_check(spec: RunSpec, config: Path, rank_side: Path) -> subprocess.Compl
         )
     except subprocess.TimeoutExpired as error:
         message_text = f"the classes were not loaded within {CHECK_S:.0f} s."
-        raise ProblemError(Problem(where=spec.python, what=message_text)) from error
+        raise ProblemError.of(where=spec.python, what=message_text) from error
 
 
 def _reported_problems(

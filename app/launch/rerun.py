@@ -160,12 +160,12 @@ def _other_overrides(past: PastRun, text: str) -> list[str]:
         return []
     if past.spec.config is None:
         message = "a command has no configuration to change."
-        raise ProblemError(Problem(where=OTHER_CHANGES, what=message))
+        raise ProblemError.of(where=OTHER_CHANGES, what=message)
     try:
         overrides = shlex.split(text)
     except ValueError as error:
-        raise ProblemError(
-            Problem(where=OTHER_CHANGES, what=f"the text cannot be split into words: {error}.")
+        raise ProblemError.of(
+            where=OTHER_CHANGES, what=f"the text cannot be split into words: {error}."
         ) from error
     return overrides
 

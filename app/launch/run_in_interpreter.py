@@ -31,11 +31,9 @@ def run_program(
     Raises ``ProblemError`` with the problems that the program reports, or with its last line of
     errors if it fails. Ctrl-C ends the program and waits for it, because it has files to remove.
     """
-    paths = [str(install_rank_package(ltui_home())), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     process = subprocess.Popen(
         [python, "-m", module, json.dumps(request)],
-        env=environment,
+        env=rank_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -66,8 +64,14 @@ def run_program(
         raise ProblemError(*problems)
     if result is None:
         text = last or f"the program failed with exit code {process.returncode}."
-        raise ProblemError(Problem(where=python, what=clean_line(text, 500)))
+        raise ProblemError.of(where=python, what=clean_line(text, 500))
     return result
+
+
+def rank_environment() -> dict[str, str]:
+    """Return the environment of this process with the rank package on ``PYTHONPATH``."""
+    paths = [str(install_rank_package(ltui_home())), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
 
 
 class _Tail:

@@ -68,12 +68,10 @@ def _resolve_python(text: str) -> str:
         path = path / "bin" / "python"
     executable = shutil.which(str(path))
     if executable is None:
-        raise ProblemError(
-            Problem(
-                where=f"--python {text}",
-                what="no executable program was found there.",
-                remedy="Give the path of a Python interpreter, such as .venv/bin/python.",
-            )
+        raise ProblemError.of(
+            where=f"--python {text}",
+            what="no executable program was found there.",
+            remedy="Give the path of a Python interpreter, such as .venv/bin/python.",
         )
     return os.path.abspath(executable)
 
@@ -81,12 +79,10 @@ def _resolve_python(text: str) -> str:
 def _environment_python(active: str) -> str:
     path = Path(active) / "bin" / "python"
     if not os.access(path, os.X_OK):
-        raise ProblemError(
-            Problem(
-                where=f"VIRTUAL_ENV={active}",
-                what="this virtual environment has no bin/python.",
-                remedy="Activate another one, or give the interpreter with --python.",
-            )
+        raise ProblemError.of(
+            where=f"VIRTUAL_ENV={active}",
+            what="this virtual environment has no bin/python.",
+            remedy="Activate another one, or give the interpreter with --python.",
         )
     return str(path.absolute())
 
@@ -105,7 +101,7 @@ def probe_interpreter(
         "class_paths": dict(class_paths or {}),
         "folders": list(folders),
         # Ranks get these from ltui itself, even if the interpreter has no ltui.
-        "rooms": {"ltui.training": str(Path(next(iter(ltui.training.__path__))))},
+        "provided": {"ltui.training": str(Path(next(iter(ltui.training.__path__))))},
     }
     errors = ""
     try:
@@ -127,12 +123,10 @@ def probe_interpreter(
         )
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
         reason = errors.strip().splitlines()[-1][:200] if errors.strip() else type(error).__name__
-        raise ProblemError(
-            Problem(
-                where=python,
-                what=f"this is not a working Python 3.10 or newer ({reason}).",
-                remedy="Give another interpreter with --python.",
-            )
+        raise ProblemError.of(
+            where=python,
+            what=f"this is not a working Python 3.10 or newer ({reason}).",
+            remedy="Give another interpreter with --python.",
         ) from error
 
 

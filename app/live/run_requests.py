@@ -14,7 +14,7 @@ from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
@@ -52,7 +52,7 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
         elif snapshot.state is not RunState.FINISHED:
             remedy = "It saved no good checkpoint, so it cannot be resumed."
         message = f"it is not running ({ended_sentence(snapshot)})."
-        raise ProblemError(Problem(where=run_dir.id, what=message, remedy=remedy))
+        raise ProblemError.of(where=run_dir.id, what=message, remedy=remedy)
     return snapshot
 
 
