@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
 from argparse import Namespace
 
-from ltui.app.commands.output_file import output
+from ltui.app.commands.output_file import output, print_json
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagnosis
 from ltui.app.diagnosis.text_report import WIDTH, report
@@ -25,8 +24,7 @@ def diagnose(options: Namespace) -> int:
     result = request_diagnosis(find_run(ltui_home(), options.run))
     with output(options.output) as stream:
         if options.json:
-            json.dump(to_document(result), stream, indent=1, allow_nan=False)
-            stream.write("\n")
+            print_json(to_document(result), stream)
         else:
             stream.write(report_text(result, time.time(), to_file=stream is not sys.stdout))
     if options.output not in (None, "-"):

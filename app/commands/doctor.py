@@ -3,7 +3,6 @@ missing."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from ltui.app.commands.output_file import print_json
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.freeze_warnings import SHARED_MEMORY
 from ltui.app.launch.local_machine import DRIVER_TIMEOUT_S, call_with_timeout, usable_cores
@@ -74,8 +74,7 @@ def examine(options: Namespace) -> int:
             "ok": healthy,
             "findings": [{name: getattr(f, name) for name in fields} for f in findings],
         }
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        print_json(document)
     else:
         print("\n".join(_report_lines(findings)))
     return EXIT_DONE
@@ -133,13 +132,8 @@ def _check_interpreter() -> list[Finding]:
         return [Finding("Python", str(problem), False, problem.remedy, needed=True)]
     rows = [Finding("Python", f"{python}, Python {report.version}")]
     rows += [
-        _check_package(report, module, REQUIRED_PACKAGES[module], None)
-        for module in REQUIRED_PACKAGES
-    ]
-    pip_name_of = pip_names(list(_USEFUL))
-    rows += [
-        _check_package(report, name, pip_name_of[name], purpose)
-        for name, purpose in _USEFUL.items()
+        _check_package(report, module, pip_name, _USEFUL.get(module))
+        for module, pip_name in pip_names([*REQUIRED_PACKAGES, *_USEFUL]).items()
     ]
     rows += [
         Finding("lightning", problem.what, False, problem.remedy, needed=True, danger=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -33,6 +34,12 @@ def output(path: str | None) -> Iterator[TextIO]:
         raise _unwritable(path, error) from error
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def print_json(document: object, stream: TextIO | None = None) -> None:
+    """Print one JSON document, by default on standard output."""
+    json.dump(document, stream or sys.stdout, indent=1, allow_nan=False)
+    print(file=stream)
 
 
 def _unwritable(path: str, error: OSError) -> ProblemError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import Namespace
 from pathlib import Path
 
+from ltui.app.commands.output_file import print_json
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
@@ -30,8 +30,7 @@ def list_all(options: Namespace) -> int:
             # One damaged preset must not hide the others.
             sys.stderr.write(f"{error}\n")
     if options.json:
-        json.dump([_to_document(preset) for preset in presets], sys.stdout, indent=1)
-        print()
+        print_json([_to_document(preset) for preset in presets])
     else:
         rows = [
             (clean_name(p.name), clean_name(", ".join(p.tags)), clean_line(p.title))

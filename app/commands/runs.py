@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import Namespace
 from typing import Any
 
+from ltui.app.commands.output_file import print_json
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.presentation.run_summary import runs_lines, show_lines
 from ltui.app.state_words import state_words
@@ -28,7 +28,7 @@ def list_all(options: Namespace) -> int:
             # One unreadable run must not hide the others.
             sys.stderr.write(f"{error}\n")
     if options.json:
-        _print_json([_with_word(head_json(snapshot), snapshot) for snapshot in snapshots])
+        print_json([_with_word(head_json(snapshot), snapshot) for snapshot in snapshots])
     elif snapshots:
         print("\n".join(runs_lines(snapshots, time.time())))
     else:
@@ -40,7 +40,7 @@ def show(options: Namespace) -> int:
     """Run ``ltui show RUN``."""
     snapshot = current_snapshot(find_run(ltui_home(to_write=False), options.run))
     if options.json:
-        _print_json(_with_word(to_json(snapshot), snapshot))
+        print_json(_with_word(to_json(snapshot), snapshot))
     else:
         print("\n".join(show_lines(snapshot, time.time())))
     return EXIT_DONE
@@ -57,8 +57,3 @@ def delete(options: Namespace) -> int:
 def _with_word(document: dict[str, Any], snapshot: RunSnapshot) -> dict[str, Any]:
     """Add the state's word, which is also ``"STALLED"`` for a live run with a stalled rank."""
     return {**document, "state_word": state_words(snapshot)}
-
-
-def _print_json(document: object) -> None:
-    json.dump(document, sys.stdout, indent=1, allow_nan=False)
-    sys.stdout.write("\n")

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from ltui.training.gpu import throttle_reasons
 from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid
 from ltui.training.gpu.sampler import GpuView
@@ -173,12 +175,5 @@ def _wave(mean: float, amplitude: float, period_s: float, seconds: float) -> flo
 
 def _line(points: tuple[tuple[float, float], ...], seconds: float) -> float:
     """Interpolate linearly between (seconds, value) points; constant outside."""
-    previous_s, previous = points[0]
-    for at_s, value in points:
-        if seconds <= at_s:
-            if at_s == previous_s:
-                return value
-            fraction = (seconds - previous_s) / (at_s - previous_s)
-            return previous + fraction * (value - previous)
-        previous_s, previous = at_s, value
-    return previous
+    times, values = np.transpose(points)
+    return float(np.interp(seconds, times, values))

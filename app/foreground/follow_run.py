@@ -103,16 +103,14 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
     # Local: plain lines do not need Textual.
     from ltui.app.foreground.run_in_dashboard import show_dashboard
 
-    sys.stdout.write(f"{started_line(run_dir.id)}\n")
-    sys.stdout.flush()
+    print(started_line(run_dir.id), flush=True)
     if not show_dashboard(run_dir, signals):
         return None
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
         _print_still_running(run_dir)
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
-    lines = [*failure_lines(run_dir, snapshot), *end_report(snapshot)]
-    sys.stdout.write("\n".join(lines) + "\n")
+    print("\n".join([*failure_lines(run_dir, snapshot), *end_report(snapshot)]))
     return exit_code(snapshot)
 
 
@@ -292,8 +290,8 @@ def _last_lines(text: str) -> list[str]:
 
 def _print_still_running(run_dir: RunDir) -> None:
     try:
-        sys.stderr.write(f"{run_dir.id} keeps running. To watch it: ltui attach {run_dir.id}\n")
-        sys.stderr.flush()
+        keeps_running = f"{run_dir.id} keeps running. To watch it: ltui attach {run_dir.id}"
+        print(keeps_running, file=sys.stderr, flush=True)
     except OSError:
         # The terminal is closed, which is the reason for leaving.
         return

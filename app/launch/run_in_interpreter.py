@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,35 +32,35 @@ def run_program(
     Raises ``ProblemError`` with the problems that the program reports, or with its last line of
     errors if it fails. Ctrl-C ends the program and waits for it, because it has files to remove.
     """
-    process = subprocess.Popen(
-        [python, "-m", module, json.dumps(request)],
-        env=rank_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        # In its own session, so that Ctrl-C reaches it once, through this process.
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
     problems: list[Problem] = []
     result: dict[str, Any] | None = None
-    errors = _Tail(process.stderr)
-    try:
-        for line in process.stdout:
-            message = _decode_line(line)
-            if "problem" in message:
-                problems.append(_parse_problem(message["problem"]))
-            elif "result" in message:
-                result = message["result"]
-            else:
-                on_line(message)
-        process.wait()
-    finally:
-        _terminate(process)
-        last = errors.last_line()
+    # A file, because a program that fills a pipe waits until it is read.
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(
+            [python, "-m", module, json.dumps(request)],
+            env=rank_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+            # In its own session, so that Ctrl-C reaches it once, through this process.
+            start_new_session=True,
+        )
+        try:
+            for line in process.stdout or ():
+                message = _decode_line(line)
+                if "problem" in message:
+                    problems.append(_parse_problem(message["problem"]))
+                elif "result" in message:
+                    result = message["result"]
+                else:
+                    on_line(message)
+            process.wait()
+        finally:
+            _terminate(process)
+        errors.seek(0)
+        last = next((line.strip() for line in reversed(list(errors)) if line.strip()), "")
     if problems:
         raise ProblemError(*problems)
     if result is None:
@@ -72,27 +73,6 @@ def rank_environment() -> dict[str, str]:
     """Return the environment of this process with the rank package on ``PYTHONPATH``."""
     paths = [str(install_rank_package(ltui_home())), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-
-
-class _Tail:
-    """Reads a pipe to its end in a thread and keeps its last line."""
-
-    def __init__(self, stream: Any) -> None:
-        # Local: no other command needs a thread.
-        from threading import Thread
-
-        self._stream, self._last = stream, ""
-        self._thread = Thread(target=self._read, name="program-errors", daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        for line in self._stream:
-            self._last = line.strip() or self._last
-
-    def last_line(self) -> str:
-        self._thread.join(1.0)
-        self._stream.close()
-        return self._last
 
 
 def _terminate(process: subprocess.Popen[str]) -> None:

@@ -25,15 +25,7 @@ def empty_curve() -> Curve:
 def curve_from_rows(rows: FloatArray) -> Curve:
     """Return a curve with one point per row of (step, epoch, time, value)."""
     steps, epochs, times, values = rows.T.copy()
-    return Curve(
-        steps=steps,
-        epochs=epochs,
-        times=times,
-        mean=values,
-        low=values,
-        high=values,
-        count=np.ones(len(values)),
-    )
+    return Curve(steps, epochs, times, values, values, values, np.ones(len(values)))
 
 
 class GrowingCurve:
@@ -57,10 +49,7 @@ class GrowingCurve:
 
     def append(self, step: float, epoch: float, time: float, value: float) -> None:
         """Append one point."""
-        if self._length == len(self._rows):
-            self._merge_older()
-        self._rows[self._length] = (step, epoch, time, value)
-        self._length += 1
+        self.extend(np.array([(step, epoch, time, value)]))
 
     def extend(self, rows: FloatArray) -> None:
         """Append ``rows`` of (step, epoch, time, value)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,10 +61,20 @@ class Axis:
         self._reference = reference_curve(frame)
         self._steps_per_epoch = _steps_per_epoch(frame)
         self._origin = _time_origin(frame, self._reference)
-        self.label = self._kind
-        self.is_time = self._kind == "time"
-        self.ends = self._ends([*frame.curves.values(), *frame.rates.values()])
+        self._chart_ends = self._ends([*frame.curves.values(), *frame.rates.values()])
         """Start and end of the axis, the same for every chart."""
+
+    def chart(self, title: str, series: Sequence[ChartSeries], note: str | None) -> ChartViewModel:
+        """Return a chart over this axis. ``note`` is shown in place of missing series."""
+        return ChartViewModel(
+            title=title,
+            series=tuple(series),
+            x_label=self._kind,
+            x_time=self._kind == "time",
+            x_whole=self._kind == "step",
+            x_ends=self._chart_ends,
+            note=note,
+        )
 
     def _ends(self, curves: Sequence[Curve]) -> tuple[float, float] | None:
         ends_of_curves = [self.positions(select_points(c, [0, -1])) for c in curves if len(c)]
@@ -146,16 +156,8 @@ def _metric_chart(
             smoothing = settings.smoothing if is_smoothed(name) else 0.0
             series += _metric_series(name, curve, axis, smoothing, colour)
     title = metric_quantity(named[0][0]) if named else "metrics"
-    return ChartViewModel(
-        title=clean_name(title),
-        series=tuple(series),
-        x_label=axis.label,
-        x_time=axis.is_time,
-        x_whole=axis.label == "step",
-        x_ends=axis.ends,
-        cut_outliers=True,
-        note=None if series else _empty_chart_note(frame, "no training step yet"),
-    )
+    note = None if series else _empty_chart_note(frame, "no training step yet")
+    return replace(axis.chart(clean_name(title), series, note), cut_outliers=True)
 
 
 def is_smoothed(name: str) -> bool:
@@ -226,16 +228,9 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     if total is not None and len(total):
         series += _rank_series(frame.rates, axis)
         series.append(_series("total", axis.positions(total), total, colour=2))
-    return ChartViewModel(
-        title="throughput, samples/s",
-        subtitle=throughput_subtitle(frame),
-        series=tuple(series),
-        x_label=axis.label,
-        x_time=axis.is_time,
-        x_whole=axis.label == "step",
-        x_ends=axis.ends,
-        note=None if series else _empty_chart_note(frame, "no throughput yet"),
-    )
+    note = None if series else _empty_chart_note(frame, "no throughput yet")
+    chart = axis.chart("throughput, samples/s", series, note)
+    return replace(chart, subtitle=throughput_subtitle(frame))
 
 
 def _rank_series(rates: Mapping[int | None, Curve], axis: Axis) -> list[ChartSeries]:

@@ -22,16 +22,16 @@ class RunRow:
     id: str
     sign: Cell
     name: str
-    preset: str
     state: Cell
-    share: float | None
-    progress: str
-    metric: str
-    """The value of ``metric_name``. Both are empty before a metric is logged."""
-    metric_name: str
-    created: str
-    """Time since the run was launched."""
     note: Cell
+    preset: str = ""
+    share: float | None = None
+    progress: str = ""
+    metric: str = ""
+    """The value of ``metric_name``. Both are empty before a metric is logged."""
+    metric_name: str = ""
+    created: str = ""
+    """Time since the run was launched."""
 
 
 def run_row(line: RunListEntry, now: float) -> RunRow:
@@ -42,13 +42,7 @@ def run_row(line: RunListEntry, now: float) -> RunRow:
             id=line.id,
             sign=Cell(text="?", tone=Tone.WARN),
             name=clean_name(line.id),
-            preset="",
             state=Cell(text="unreadable", tone=Tone.WARN),
-            share=None,
-            progress="",
-            metric="",
-            metric_name="",
-            created="",
             note=Cell(text=clean_line(line.problem or ""), tone=Tone.WARN),
         )
     sign, word, tone = state_sign(run)
