@@ -360,7 +360,9 @@ def _add_setup_commands(add: AddCommand) -> None:
             _DOCTOR_EPILOG,
         )
     )
-    demo = add("demo", "demo:show", "show the GPU panels with simulated GPUs", _DEMO_EPILOG)
+    demo = add(
+        "demo", "dashboard:show_demo", "show the GPU panels with simulated GPUs", _DEMO_EPILOG
+    )
     demo.add_argument(
         "what", choices=("gpus",), metavar="gpus", help="the GPU panels (the only demo)"
     )

@@ -1,4 +1,5 @@
-"""``ltui`` and ``ltui attach``: open the dashboard."""
+"""``ltui``, ``ltui attach`` and ``ltui demo``: open the dashboard, or its panels with simulated
+GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
 
     Raises ``ProblemError`` without a terminal, and if there is no such run.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _has_terminal():
         raise ProblemError.of(
             where="ltui",
             what="the dashboard needs a terminal.",
@@ -34,3 +35,19 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     from ltui.app.open_dashboard import run_dashboard
 
     return run_dashboard(home, run=run, readonly=readonly)
+
+
+def show_demo(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
+    """Run ``ltui demo gpus``."""
+    if not _has_terminal():
+        raise ProblemError.of(where="ltui demo gpus", what="the demo needs a terminal.")
+    # Local: a refused demo does not need Textual.
+    from ltui.app.demo.gpu_demo import DemoApp
+
+    app = DemoApp()
+    app.run()
+    return app.return_code or 0
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()

@@ -13,6 +13,7 @@ from ltui.app.diagnosis import collective_rows
 from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
 from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
 from ltui.app.presentation.snapshot_text import program_text
+from ltui.app.presentation.verdict_text import level_word
 from ltui.app.state_words import state_word
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
@@ -116,10 +117,10 @@ def _is_active(verdict: Verdict, context: DiagnosisContext) -> bool:
 # -- verdicts --------------------------------------------------------------------------------------
 
 
-def level_word(verdict: Verdict, until: float) -> str:
+def level_and_age(verdict: Verdict, until: float) -> str:
     """Return ``STALLED for 12 s``: its whole duration, or its duration up to ``until`` if it is
     active."""
-    word = verdict.level.upper()
+    word = level_word(verdict)
     if verdict.began is None:
         return word
     until = until if verdict.ended is None else verdict.ended
@@ -135,7 +136,9 @@ def _headline(diagnosis: Diagnosis, active: Sequence[Verdict], context: Diagnosi
     if not active:
         return Cell(text=clean_line(diagnosis.headline, MAX_SENTENCE_CHARS))
     first = active[0]
-    text = f"{level_word(first, _end_time(context))}: {clean_line(first.cause, MAX_SENTENCE_CHARS)}"
+    text = (
+        f"{level_and_age(first, _end_time(context))}: {clean_line(first.cause, MAX_SENTENCE_CHARS)}"
+    )
     if context.snapshot.state not in LIVE:
         text = clean_line(diagnosis.headline, MAX_SENTENCE_CHARS)
     more = f"  (+{len(active) - 1} more)" if len(active) > 1 else ""
@@ -172,7 +175,7 @@ def _verdict_view_model(verdict: Verdict, context: DiagnosisContext) -> VerdictV
     facts.append(("certainty", certainty(verdict.confidence)))
     return VerdictViewModel(
         title=Cell(
-            text=level_word(verdict, _end_time(context)),
+            text=level_and_age(verdict, _end_time(context)),
             tone=LEVEL_TONES.get(verdict.level, Tone.WARN),
         ),
         sentence=clean_line(verdict.cause, MAX_SENTENCE_CHARS),
@@ -206,7 +209,9 @@ def _ended_verdicts(diagnosis: Diagnosis, context: DiagnosisContext) -> list[Ver
 
 def _earlier_line(verdict: Verdict) -> str:
     ranks = f" ({formats.rank_words(verdict.culprits)})" if verdict.culprits else ""
-    return f"{level_word(verdict, verdict.ended or 0.0)}{ranks}: {clean_line(verdict.cause, 200)}"
+    return (
+        f"{level_and_age(verdict, verdict.ended or 0.0)}{ranks}: {clean_line(verdict.cause, 200)}"
+    )
 
 
 def _evidence_entries(verdict: Verdict) -> list[tuple[str, str]]:

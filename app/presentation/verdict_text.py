@@ -21,7 +21,13 @@ _DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
 def verdict_line(verdict: Verdict) -> str:
     """Return ``STALLED: rank 2 waits for its DataLoader``, with the remedy if there is one."""
     remedy = f"  {clean_line(verdict.remedy, 200)}" if verdict.remedy else ""
-    return f"{verdict.level.upper()}: {clean_line(verdict.cause, 300)}{remedy}"
+    return f"{level_word(verdict)}: {clean_line(verdict.cause, 300)}{remedy}"
+
+
+def level_word(verdict: Verdict) -> str:
+    """Return the level of a verdict. Only levels that block a run are in capitals."""
+    level: str = verdict.level
+    return level.upper() if level in BLOCKING_LEVELS else level.capitalize()
 
 
 def verdict_banner_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
@@ -35,10 +41,8 @@ def verdict_banner_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
     lasting = ""
     if aged and verdict.began is not None and not _DURATION.search(cause):
         lasting = f" for {formats.age(now - verdict.began)}"
-    # Only levels that block a run are in capitals.
-    word = verdict.level.upper() if verdict.level in BLOCKING_LEVELS else verdict.level.capitalize()
     others = f" (+{more} more, d)" if more else ""
-    text = f"{word}{lasting}{others}: "
+    text = f"{level_word(verdict)}{lasting}{others}: "
     if not verdict.remedy:
         return text + cause
     return f"{text}{_with_full_stop(cause)} {clean_line(verdict.remedy)}"
