@@ -76,7 +76,7 @@ def test_several_verdicts_stand_with_the_gravest_first() -> None:
     two = replace(stalled(), verdicts=(nan, *stalled().verdicts, dead))
     view_model = view_model_of(two)
     assert view_model.headline.text.startswith("! DEAD for 0 s: rank 0 was killed  (+2 more)")
-    assert [v.title.text.split()[0] for v in view_model.verdicts] == ["DEAD", "STALLED", "WARNING"]
+    assert [v.title.text.split()[0] for v in view_model.verdicts] == ["DEAD", "STALLED", "Warning"]
 
 
 def test_a_verdict_that_is_over_is_told_with_its_duration() -> None:
