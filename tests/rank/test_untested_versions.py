@@ -224,3 +224,16 @@ def test_fallbacks_for_missing_attributes() -> None:
     assert lightning_internals.is_resuming(loop) is True
     assert lightning_internals.setup_model(object()) is None
     torch_internals.restore_get_iterator(loop)
+
+
+def test_no_rank_restores_its_state_if_one_rank_has_none(run: RunFolder, fit: Any) -> None:
+    with pytest.raises(RunStopped):
+        fit(model_that_stops(run, 3), loader(5), max_epochs=1)
+    (path,) = run.checkpoints
+    torch.save({"version": 0}, path.with_name(f"{path.name}.rank-00001"))
+    run.attempt, run.requests = 2, 0
+    model = Linear()
+    fit(model, loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": str(path)})
+    assert model.order[0] == "train 3"
+    (note,) = run.events("note")
+    assert "could not be read when it was saved" in note["text"]
