@@ -12,8 +12,9 @@ from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.state.record_fold import FoldState, fold_many
 from ltui.training.state.stop_conditions import parse_metric_condition
 from ltui.training.store.run_directory import RunDir
+from ltui.training.tensor_queue.queue_reader import Poll
 from ltui.training.tensor_queue.record_types import RecordKind
-from tests.state.records import Poll, labelled, step
+from tests.state.records import labelled, step
 
 
 def logged(name: str, values: list[float], first_step: int) -> Poll:
@@ -21,7 +22,8 @@ def logged(name: str, values: list[float], first_step: int) -> Poll:
         tuple(
             labelled(RecordKind.METRICS, {"names": [name], "step": number}, [value])
             for number, value in enumerate(values, first_step)
-        )
+        ),
+        0,
     )
 
 
@@ -52,7 +54,7 @@ def test_every_loss_of_the_step_records_is_checked(store: PendingStopStore) -> N
     store.add([parse_metric_condition("train/loss<0.2")])
     losses = [0.9, 0.15, math.nan, 0.8]
     records = tuple(step(n, float(n), loss=loss) for n, loss in enumerate(losses, 1))
-    polls = {0: Poll(records)}
+    polls = {0: Poll(records, 0)}
     store.check_metrics(fold_many(FoldState(), polls), polls)
     assert store.pop_due(0.0, 0.0) == "because train/loss is 0.15 (< 0.2) at step 2"
 

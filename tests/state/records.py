@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,6 @@ from ltui.training.tensor_queue.record_types import (
 )
 
 SECOND = 1_000_000_000
-
-
-@dataclass(frozen=True)
-class Poll:
-    records: tuple[Record, ...]
-    missed: int = 0
 
 
 def step(  # noqa: PLR0913  (the columns of a record)

@@ -22,8 +22,9 @@ from ltui.training.state.record_fold import (
 from ltui.training.state.run_snapshot import MetricValue, RankState
 from ltui.training.state.snapshot_from_fold import metrics, progress, rank_snapshots
 from ltui.training.state.throughput import throughput
+from ltui.training.tensor_queue.queue_reader import Poll
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
-from tests.state.records import SECOND, Poll, labelled, pulse, step, steps
+from tests.state.records import SECOND, labelled, pulse, step, steps
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=64)
 gaps = st.floats(min_value=1e-4, max_value=30.0)
@@ -94,7 +95,7 @@ def test_folding_leaves_the_old_value_alone() -> None:
 
 
 def test_rates_of_ranks_add_up() -> None:
-    polls = {rank: Poll(tuple(steps(101, 0.1, fetch_s=0.02))) for rank in range(4)}
+    polls = {rank: Poll(tuple(steps(101, 0.1, fetch_s=0.02)), 0) for rank in range(4)}
     state = fold_many(FoldState(), polls)
     found = throughput(state, 10 * SECOND)
     assert found.samples_per_s == pytest.approx(4 * 320)

@@ -23,7 +23,8 @@ from ltui.training.state.stop_conditions import (
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 if TYPE_CHECKING:
-    from ltui.training.state.record_fold import FoldState, PollLike
+    from ltui.training.state.record_fold import FoldState
+    from ltui.training.tensor_queue.queue_reader import Poll
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +109,7 @@ class PendingStopStore:
         if escalation != self.pending.escalation:
             self._write(replace(self.pending, escalation=escalation, attempt=self._attempt))
 
-    def check_metrics(self, fold: FoldState, polls: Mapping[int, PollLike]) -> None:
+    def check_metrics(self, fold: FoldState, polls: Mapping[int, Poll]) -> None:
         """Check the conditions on metrics against every value in the polls that were folded last.
 
         A value that meets a condition counts even if a later value of the same poll does not.

@@ -15,12 +15,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ltui.training.state.freeze_warnings import add_warnings
 from ltui.training.state.run_snapshot import FreezeWarning, MetricValue
+from ltui.training.tensor_queue.queue_reader import Poll, Record
 from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RECENT_STEPS = 32
@@ -39,6 +40,8 @@ WINDOW_S = 10.0
 """Seconds of training steps that a throughput figure covers (see ``throughput.py``)."""
 MIN_WINDOW_S = 1.0
 """Seconds below which a window gives no throughput figure."""
+_ERRORS = {"telemetry_off": "telemetry_error", "steering_off": "steering_error"}
+"""kind of event -> field of ``RankFold`` that holds its reason."""
 _STEP_WIDTH = len(StepField)
 _GLOBAL_STEP, _EPOCH, _SAMPLES, _STEP_S = (
     int(field)
@@ -50,29 +53,6 @@ _FETCH_S, _FORWARD_S, _BACKWARD_S, _OPTIMIZER_S = (
         StepField.FETCH_S, StepField.FORWARD_S, StepField.BACKWARD_S, StepField.OPTIMIZER_S,
     )
 )  # fmt: skip
-
-
-class RecordLike(Protocol):
-    """The part of ``tensor_queue/queue_reader.py``'s ``Record`` that the fold needs."""
-
-    @property
-    def kind(self) -> int: ...
-    @property
-    def t_ns(self) -> int: ...
-    @property
-    def label(self) -> bytes: ...
-    @property
-    def array(self) -> Any: ...
-
-
-class PollLike(Protocol):
-    """The new records of one rank's queue."""
-
-    @property
-    def records(self) -> Sequence[RecordLike]: ...
-    @property
-    def missed(self) -> int:
-        """Number of records that were overwritten before they were read."""
 
 
 class RunningTotals(NamedTuple):
@@ -90,6 +70,31 @@ class RunningTotals(NamedTuple):
     optimizer_s: float
     pauses_s: float
     """Time between epochs: validation, checkpoints, start of DataLoader workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Batches of one rank between ``begin`` and ``end``; their steps took ``seconds``."""
+
+    begin: RunningTotals
+    end: RunningTotals
+    seconds: float
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second; None if the sizes of the batches are unknown."""
+        samples = self.end.samples - self.begin.samples
+        return samples / self.seconds if samples > 0 else None
+
+    @property
+    def steps_per_s(self) -> float:
+        """Optimizer steps per second."""
+        return max(0.0, self.end.global_step - self.begin.global_step) / self.seconds
+
+    def fraction(self, part: str) -> float:
+        """Return the fraction (0 to 1) of the step spent in ``fetch``, ``forward`` and so on."""
+        spent: float = getattr(self.end, f"{part}_s") - getattr(self.begin, f"{part}_s")
+        return min(1.0, max(0.0, spent / self.seconds))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,27 +173,19 @@ class FoldState:
         return None if lowest is None else self.ranks[lowest]
 
 
-def fold(state: FoldState, rank: int, records: Sequence[RecordLike], missed: int = 0) -> FoldState:
+def fold(state: FoldState, rank: int, records: Sequence[Record], missed: int = 0) -> FoldState:
     """Return ``state`` extended by new records of one rank; see ``fold_many`` for several ranks."""
-    return _fold(state, ((rank, records, missed),))
+    return fold_many(state, {rank: Poll(tuple(records), missed)})
 
 
-def fold_many(state: FoldState, polls: Mapping[int, PollLike]) -> FoldState:
+def fold_many(state: FoldState, polls: Mapping[int, Poll]) -> FoldState:
     """Return ``state`` extended by the records that each rank's queue delivered."""
-    return _fold(state, ((rank, poll.records, poll.missed) for rank, poll in polls.items()))
-
-
-def _fold(state: FoldState, batches: Iterable[tuple[int, Sequence[RecordLike], int]]) -> FoldState:
-    ranks: dict[int, RankFold] | None = None
-    events: list[FoldedEvent] = []
-    for rank, records, missed in batches:
-        if not records and not missed:
-            continue
-        if ranks is None:
-            ranks = dict(state.ranks)
-        ranks[rank] = _fold_rank(ranks.get(rank) or RankFold(rank=rank), records, missed, events)
-    if ranks is None:
+    polls = {rank: poll for rank, poll in polls.items() if poll.records or poll.missed}
+    if not polls:
         return state
+    ranks, events = dict(state.ranks), list[FoldedEvent]()
+    for rank, poll in polls.items():
+        ranks[rank] = _fold_rank(ranks.get(rank) or RankFold(rank=rank), poll, events)
     return FoldState(
         ranks=ranks,
         events=(*state.events, *events)[-EVENTS_KEPT:],
@@ -213,31 +210,26 @@ def _highest_rate(best: float | None, ranks: Mapping[int, RankFold]) -> float | 
     return best if total <= (best or 0.0) else total
 
 
-def _fold_rank(
-    rank: RankFold, records: Sequence[RecordLike], missed: int, events: list[FoldedEvent]
-) -> RankFold:
-    changes: dict[str, Any] = {}
-    if missed:
-        changes["missed"] = rank.missed + missed
-    steps = [r for r in records if r.kind == RecordKind.STEP]
-    if len(steps) < len(records):
-        _fold_labels(rank, [r for r in records if r.kind != RecordKind.STEP], changes, events)
+def _fold_rank(rank: RankFold, poll: Poll, events: list[FoldedEvent]) -> RankFold:
+    changes: dict[str, Any] = {"missed": rank.missed + poll.missed}
+    steps = [r for r in poll.records if r.kind == RecordKind.STEP]
+    if len(steps) < len(poll.records):
+        _fold_labels(rank, [r for r in poll.records if r.kind != RecordKind.STEP], changes, events)
     if steps:
         times, rows = step_rows(steps)
         _fold_steps(rank, times, rows, changes)
-    return replace(rank, **changes) if changes else rank
+    return replace(rank, **changes)
 
 
-def step_rows(records: Iterable[RecordLike]) -> tuple[list[int], np.ndarray[Any, Any]]:
+def step_rows(records: Iterable[Record]) -> tuple[list[int], np.ndarray[Any, Any]]:
     """Return the times and float64 rows ``(n, len(StepField))`` of the STEP records.
 
     Rows of an older layout are padded with NaN, rows of a newer layout are cut.
     """
-    steps = [(r.t_ns, r.array) for r in records if r.kind == RecordKind.STEP]
-    times = [t for t, _ in steps]
+    steps = [r for r in records if r.kind == RecordKind.STEP]
+    times, arrays = [r.t_ns for r in steps], list[Any](r.array for r in steps)
     if not steps:
         return times, np.empty((0, _STEP_WIDTH))
-    arrays = [a for _, a in steps]
     if all(a.size == _STEP_WIDTH for a in arrays):
         return times, np.concatenate(arrays).reshape(-1, _STEP_WIDTH)
     rows = np.full((len(arrays), _STEP_WIDTH), math.nan)
@@ -254,6 +246,7 @@ def _fold_steps(
     recent_totals = list(rank.recent_totals)
     step_times = list(rank.recent_step_s)
     epoch, between_epochs_s = rank.epoch, rank.between_epochs_s
+    last_batches: dict[int, float] = {}
     # One pass over plain floats is cheaper than one NumPy call per column, because a poll usually
     # has only a few rows. A backlog of 20,000 rows still takes only some tens of milliseconds.
     # ``x == x`` is False for NaN and faster than a call of ``math.isnan``.
@@ -263,14 +256,14 @@ def _fold_steps(
         new_epoch = totals is not None and row_epoch is not None and row_epoch != epoch
         pause = 0.0
         if new_epoch and elapsed is not None:
-            usual_s = _usual_step_s(step_times)
-            pause = max(0.0, elapsed - (usual_s or 0.0))
-            between_epochs_s = pause
+            usual_s = median(step_times[-8:]) if step_times else 0.0
+            between_epochs_s = pause = max(0.0, elapsed - usual_s)
         totals = _add_batch(totals, t_ns, row, pause)
         if not recent_totals or t_ns - recent_totals[-1].t_ns >= TOTALS_SPACING_NS:
             recent_totals.append(totals)
         if row_epoch is not None:
             epoch = row_epoch
+            last_batches[epoch] = row[StepField.BATCH]
         if not new_epoch:
             if step_s == step_s:
                 step_times.append(step_s)
@@ -279,8 +272,11 @@ def _fold_steps(
     if len(recent_totals) > _TOTALS_MAX:
         recent_totals = recent_totals[-_TOTALS_KEPT:]
     last = rows[-1].tolist()
-    _fold_epochs(rank, rows, changes)
+    # The batch index counts from 0.
+    completed = {e: int(batch) + 1 for e, batch in last_batches.items() if math.isfinite(batch)}
+    window = window_before(recent_totals, totals) if totals is not None else None
     changes.update(
+        epoch_batches=dict(sorted({**rank.epoch_batches, **completed}.items())[-EPOCHS_KEPT:]),
         totals=totals,
         recent_totals=tuple(recent_totals),
         epoch=epoch,
@@ -290,27 +286,9 @@ def _fold_steps(
         last_step=tuple(last),
         recent_step_s=tuple(step_times[-RECENT_STEPS:]),
         between_epochs_s=between_epochs_s,
-        samples_per_s=_rate(recent_totals, totals),
+        samples_per_s=window.samples_per_s if window is not None else None,
     )
     _fold_losses(rank, rows, changes)
-
-
-def _fold_epochs(rank: RankFold, rows: np.ndarray[Any, Any], changes: dict[str, Any]) -> None:
-    """Update the number of completed batches of each epoch, which is its last batch index + 1."""
-    epochs = dict(rank.epoch_batches)
-    for row in (rows[i] for i in _last_rows_of_epochs(rows[:, StepField.EPOCH])):
-        epoch, batch = (
-            _int_or_none(float(row[StepField.EPOCH])),
-            _int_or_none(float(row[StepField.BATCH])),
-        )
-        if epoch is not None and batch is not None:
-            epochs[epoch] = batch + 1
-    changes["epoch_batches"] = dict(sorted(epochs.items())[-EPOCHS_KEPT:])
-
-
-def _last_rows_of_epochs(epochs: np.ndarray[Any, Any]) -> list[int]:
-    """Return the index of each epoch's last row."""
-    return [*np.flatnonzero(epochs[1:] != epochs[:-1]).tolist(), len(epochs) - 1]
 
 
 def _add_batch(
@@ -338,22 +316,13 @@ def _add_batch(
     )
 
 
-def window_start(
-    recent_totals: Sequence[RunningTotals], end: RunningTotals
-) -> RunningTotals | None:
-    """Return where the throughput window begins that ends at ``end``; None if it is too short."""
+def window_before(recent_totals: Sequence[RunningTotals], end: RunningTotals) -> Window | None:
+    """Return the throughput window that ends at ``end``; None if it is too short."""
     begin = next((t for t in recent_totals if end.timed_s - t.timed_s <= WINDOW_S), None)
     if begin is None or begin.batches == end.batches:
         begin = recent_totals[-4] if len(recent_totals) >= 4 else recent_totals[0]
-    return begin if end.timed_s - begin.timed_s >= MIN_WINDOW_S else None
-
-
-def _rate(recent_totals: Sequence[RunningTotals], end: RunningTotals | None) -> float | None:
-    """Return the samples per second of the window that ends with the last batch."""
-    begin = window_start(recent_totals, end) if end is not None and recent_totals else None
-    if end is None or begin is None or end.samples <= begin.samples:
-        return None
-    return (end.samples - begin.samples) / (end.timed_s - begin.timed_s)
+    seconds = end.timed_s - begin.timed_s
+    return Window(begin, end, seconds) if seconds >= MIN_WINDOW_S else None
 
 
 def _fold_losses(rank: RankFold, rows: np.ndarray[Any, Any], changes: dict[str, Any]) -> None:
@@ -399,7 +368,7 @@ def _updated_metric(
 
 def _fold_labels(
     rank: RankFold,
-    records: Sequence[RecordLike],
+    records: Sequence[Record],
     changes: dict[str, Any],
     events: list[FoldedEvent],
 ) -> None:
@@ -422,10 +391,8 @@ def _fold_labels(
             events.append(event)
             if event.kind == "exception":
                 changes["exception"] = event
-            elif event.kind == "telemetry_off":
-                changes["telemetry_error"] = str(label.get("error") or event.text or "unknown")
-            elif event.kind == "steering_off":
-                changes["steering_error"] = str(label.get("error") or event.text or "unknown")
+            elif event.kind in _ERRORS:
+                changes[_ERRORS[event.kind]] = str(label.get("error") or event.text or "unknown")
     if metrics is not None:
         changes["metrics"] = metrics
 
@@ -435,13 +402,13 @@ def _event(rank: int, t_ns: int, label: Mapping[str, Any]) -> FoldedEvent:
     return FoldedEvent(rank=rank, t_ns=t_ns, kind=kind, text=text, fields=label)
 
 
-def _fold_metrics(metrics: dict[str, MetricValue], record: RecordLike) -> None:
+def _fold_metrics(metrics: dict[str, MetricValue], record: Record) -> None:
     for name, step, value in metric_values(record):
         bound = value if math.isfinite(value) else None
         metrics[name] = _updated_metric(metrics.get(name), value, step, bound, bound)
 
 
-def metric_values(record: RecordLike) -> list[tuple[str, int, float]]:
+def metric_values(record: Record) -> list[tuple[str, int, float]]:
     """Return the name, step and value of each metric in a METRICS record."""
     label = _json_label(record)
     names = label.get("names") if label else None
@@ -452,17 +419,13 @@ def metric_values(record: RecordLike) -> list[tuple[str, int, float]]:
     return [(str(name), step, value) for name, value in zip(names, values, strict=False)]
 
 
-def _json_label(record: RecordLike) -> Mapping[str, Any] | None:
+def _json_label(record: Record) -> Mapping[str, Any] | None:
     """Return the label's JSON object; None if it is not one (a writer of another version)."""
     try:
         value = json.loads(record.label)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _usual_step_s(step_times: Sequence[float]) -> float | None:
-    return median(step_times[-8:]) if step_times else None
 
 
 def _int_or_previous(value: float, previous: int | None) -> int | None:

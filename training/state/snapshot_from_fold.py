@@ -13,13 +13,13 @@ from typing import Any
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import (
     FoldState,
-    PollLike,
     RankFold,
     metric_values,
     step_rows,
 )
 from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState
 from ltui.training.state.throughput import current_window, median_step_s
+from ltui.training.tensor_queue.queue_reader import Poll
 from ltui.training.tensor_queue.record_types import (
     Outcome,
     Phase,
@@ -72,9 +72,7 @@ def metrics(fold: FoldState) -> dict[str, MetricValue]:
     return newest
 
 
-def logged_values(
-    fold: FoldState, polls: Mapping[int, PollLike], name: str
-) -> list[tuple[int, float]]:
+def logged_values(fold: FoldState, polls: Mapping[int, Poll], name: str) -> list[tuple[int, float]]:
     """Return the steps and values of a metric: those in ``polls``, then its newest one.
 
     ``polls`` are the polls that were folded last. The values are from the rank whose newest value

@@ -14,45 +14,20 @@ A figure is a measurement and does not decay: it does not change until the next 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 
 from ltui.training.state.record_fold import (
     WINDOW_S,
     FoldState,
     RankFold,
-    RunningTotals,
-    window_start,
+    Window,
+    window_before,
 )
 from ltui.training.state.run_snapshot import Throughput
 
 _STEPS_IN_WINDOW = 4
 """Median steps without a batch after which a window is out of date, if that is longer."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """Batches of one rank between ``begin`` and ``end``; their steps took ``seconds``."""
-
-    begin: RunningTotals
-    end: RunningTotals
-    seconds: float
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Samples per second; None if the sizes of the batches are unknown."""
-        samples = self.end.samples - self.begin.samples
-        return samples / self.seconds if samples > 0 else None
-
-    @property
-    def steps_per_s(self) -> float:
-        """Optimizer steps per second."""
-        return max(0.0, self.end.global_step - self.begin.global_step) / self.seconds
-
-    def fraction(self, part: str) -> float:
-        """Return the fraction (0 to 1) of the step spent in ``fetch``, ``forward`` and so on."""
-        spent: float = getattr(self.end, f"{part}_s") - getattr(self.begin, f"{part}_s")
-        return min(1.0, max(0.0, spent / self.seconds))
 
 
 def median_step_s(rank: RankFold) -> float | None:
@@ -71,10 +46,7 @@ def current_window(rank: RankFold, now_ns: int) -> Window | None:
     idle_s = (now_ns - end.t_ns) / 1e9
     if idle_s > max(WINDOW_S, _STEPS_IN_WINDOW * (median_step_s(rank) or 0.0)):
         return None
-    begin = window_start(rank.recent_totals, end)
-    if begin is None:
-        return None
-    return Window(begin=begin, end=end, seconds=end.timed_s - begin.timed_s)
+    return window_before(rank.recent_totals, end)
 
 
 def throughput(fold: FoldState, now_ns: int) -> Throughput:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Frame, ThreadStack
@@ -27,7 +27,7 @@ _RENDEZVOUS = frozenset(
     _create_c10d_store _env_rendezvous_handler setup_distributed _init_dist_connection
     new_group""".split()  # noqa: SIM905
 )
-_CHILD_FILES = frozenset({"subprocess.py", "popen_fork.py"})
+_CHILD_FILES = ("/subprocess.py", "/popen_fork.py")
 _CHILD_WAITS = frozenset({"wait", "_wait", "communicate", "_communicate", "poll"})
 _LOADER_WAIT = frozenset({"_try_get_data", "_get_data"})
 """Functions of torch's ``dataloader.py`` in which a rank waits for a worker."""
@@ -69,54 +69,46 @@ def _is_outside_fit(stack: ThreadStack, frame: Frame) -> bool:
 
 def collective_in(stack: ThreadStack | None) -> str | None:
     """Return the name of the collective that the thread is in, by its frames, or None."""
-    return _distributed_call_in(stack, _COLLECTIVES)
+    return _call_in(stack, _COLLECTIVES, "distributed_c10d.py")
 
 
 def point_to_point_call_in(stack: ThreadStack | None) -> str | None:
     """Return the name of the send or receive call that the thread is in, or None."""
-    return _distributed_call_in(stack, _POINT_TO_POINT_CALLS)
-
-
-def _distributed_call_in(stack: ThreadStack | None, names: frozenset[str]) -> str | None:
-    for frame in stack.frames if stack else ():
-        if frame.file.endswith("distributed_c10d.py") and frame.function in names:
-            return frame.function
-    return None
-
-
-def has_frame(stack: ThreadStack | None, function: str, file: str = "") -> bool:
-    """Return True if the stack contains a call of ``function``, in a file that ends so."""
-    return stack is not None and any(
-        f.function == function and f.file.endswith(file) for f in stack.frames
-    )
+    return _call_in(stack, _POINT_TO_POINT_CALLS, "distributed_c10d.py")
 
 
 def in_rendezvous(stack: ThreadStack | None) -> bool:
     """Return True if the thread waits for other ranks to join a process group."""
-    return stack is not None and any(
-        f.function in _RENDEZVOUS and "/torch/distributed/" in f.file for f in stack.frames
-    )
+    return _call_in(stack, _RENDEZVOUS, "/torch/distributed/") is not None
 
 
 def waits_for_loader(stack: ThreadStack | None) -> bool:
     """Return True if the rank waits for the workers of its DataLoader."""
-    return stack is not None and any(
-        f.file.endswith("utils/data/dataloader.py") and f.function in _LOADER_WAIT
-        for f in stack.frames
-    )
+    return _call_in(stack, _LOADER_WAIT, "utils/data/dataloader.py") is not None
 
 
 def waits_for_child(stack: ThreadStack | None) -> bool:
     """Return True if the thread waits for a child process to end or to write."""
-    return stack is not None and any(
-        f.file.rpartition("/")[2] in _CHILD_FILES and f.function in _CHILD_WAITS
-        for f in stack.frames
-    )
+    return any(_call_in(stack, _CHILD_WAITS, file) is not None for file in _CHILD_FILES)
 
 
 def in_backward(stack: ThreadStack | None) -> bool:
     """Return True if the thread runs autograd's backward pass."""
     return has_frame(stack, "_engine_run_backward")
+
+
+def has_frame(stack: ThreadStack | None, *functions: str) -> bool:
+    """Return True if the stack contains a call of one of ``functions``."""
+    return _call_in(stack, functions, "") is not None
+
+
+def _call_in(stack: ThreadStack | None, functions: Collection[str], file: str) -> str | None:
+    """Return the innermost of ``functions`` that is called in a file whose path contains ``file``.
+
+    Return None if the thread calls none of them.
+    """
+    frames = stack.frames if stack is not None else ()
+    return next((f.function for f in frames if f.function in functions and file in f.file), None)
 
 
 def frame_text(frame: Frame | None) -> str | None:

@@ -177,7 +177,7 @@ def _gil_held(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallRe
 
 def _checkpoint(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
     stack, process = rank_evidence.main_stack, rank_evidence.process
-    saves = has_frame(stack, "save_checkpoint") or has_frame(stack, "_save_checkpoint")
+    saves = has_frame(stack, "save_checkpoint", "_save_checkpoint")
     if not saves and (pulse is None or pulse.phase is not Phase.CHECKPOINT):
         return None
     line = user_frame(stack)
