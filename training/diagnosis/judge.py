@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS, VerdictLevel, severity
 from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
-    STEP_PHASES,
     HealthHistory,
     JudgeInput,
     PreparedInput,
@@ -35,7 +34,7 @@ from ltui.training.diagnosis.stalls.find_stalls import Stalls, find_stalls
 from ltui.training.diagnosis.thresholds import slowest_step_s
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Phase
+from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
 
 _STRAGGLING_S = 2.0
 """Seconds that a rank must straggle before it is reported."""
@@ -270,9 +269,9 @@ def _next_history(
         if pulse.changed_ns > since_ns and phase not in STEP_PHASES | BEFORE_TRAINING:
             took_s = (pulse.changed_ns - max(since_ns, history.forgiven_ns)) / 1e9
             longest_s[phase] = max(longest_s.get(phase, 0.0), took_s)
-    return HealthHistory(
+    return replace(
+        history,
         judged_ns=inputs.now_ns,
-        forgiven_ns=history.forgiven_ns,
         active=active,
         places=places,
         longest_s=longest_s,

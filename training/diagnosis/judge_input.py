@@ -14,19 +14,8 @@ from ltui.training.diagnosis.evidence import Evidence, Frame, HostEvidence, Rank
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+from ltui.training.tensor_queue.record_types import STEP_PHASES, Outcome, Phase, PulseState
 
-STEP_PHASES = frozenset(
-    {
-        Phase.FETCH,
-        Phase.TRANSFER,
-        Phase.FORWARD,
-        Phase.BACKWARD,
-        Phase.OPTIMIZER,
-        Phase.BATCH_END,
-    }
-)
-"""Phases of a training step."""
 BEFORE_TRAINING = frozenset({Phase.UNKNOWN, Phase.STARTING, Phase.SETUP, Phase.SANITY})
 """Phases before the first training step."""
 LIVE_STATES = frozenset({RankState.OK, RankState.STARTING})

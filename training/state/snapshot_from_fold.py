@@ -21,6 +21,7 @@ from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankStat
 from ltui.training.state.throughput import current_window, median_step_s
 from ltui.training.tensor_queue.queue_reader import Poll
 from ltui.training.tensor_queue.record_types import (
+    STEP_PHASES,
     Outcome,
     Phase,
     PulseState,
@@ -31,7 +32,6 @@ from ltui.training.tensor_queue.record_types import (
 _PAUSES = frozenset({Phase.SANITY, Phase.VALIDATION, Phase.CHECKPOINT, Phase.EPOCH_END, Phase.TEST})
 _AT_REST = frozenset({RankState.PAUSED, RankState.STALLED, RankState.WAITING, RankState.DEAD})
 """States in which a rank has no current rate."""
-_STEP_PHASES = frozenset(range(Phase.FETCH, Phase.BATCH_END + 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class Progress:
 def training_has_started(pulses: Iterable[PulseState | None]) -> bool:
     """Return True if some rank has reached its first step; until then a run is starting."""
     return any(
-        p.phase in _STEP_PHASES or p.global_step > 0 or p.outcome is not Outcome.RUNNING
+        p.phase in STEP_PHASES or p.global_step > 0 or p.outcome is not Outcome.RUNNING
         for p in pulses
         if p is not None
     )
@@ -97,22 +97,15 @@ def logged_values(fold: FoldState, polls: Mapping[int, Poll], name: str) -> list
 def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: int) -> Progress:
     """Return the progress of the lowest active rank and the time to the end at its recent pace."""
     lowest_rank, pulse = fold.lowest_active_rank, _lowest_pulse(pulses)
-    plan: Mapping[str, Any] = _plan(fold)
-    max_epochs, per_epoch = (
-        _positive_int(plan.get("max_epochs")),
-        _positive_int(plan.get("batches_per_epoch")),
-    )
-    step = (
-        pulse.global_step
-        if pulse
-        else _first_int(lowest_rank and lowest_rank.global_step, plan.get("global_step"))
-    )
+    plan = next((f.plan for _, f in sorted(fold.ranks.items()) if f.plan is not None), {})
+    max_epochs = _positive_int(plan.get("max_epochs"))
+    per_epoch = _positive_int(plan.get("batches_per_epoch"))
     max_steps = _max_steps(plan, lowest_rank, max_epochs, per_epoch)
+    position = pulse or lowest_rank
+    step = _first_int(position and position.global_step, plan.get("global_step"))
     return Progress(
         world_size=_world_size(fold, pulse),
-        epoch=pulse.epoch
-        if pulse
-        else _first_int(lowest_rank and lowest_rank.epoch, plan.get("epoch")),
+        epoch=_first_int(position and position.epoch, plan.get("epoch")),
         global_step=step,
         max_steps=max_steps,
         max_epochs=max_epochs,
@@ -144,7 +137,6 @@ def rank_snapshots(
     now_ns: int,
 ) -> tuple[RankSnapshot, ...]:
     """Return all known ranks in order. The caller adds process usage and exit codes."""
-    ranks = sorted({*fold.ranks, *pulses, *states})
     return tuple(
         rank_snapshot(
             fold.ranks.get(rank) or RankFold(rank=rank),
@@ -152,7 +144,7 @@ def rank_snapshots(
             states.get(rank, RankState.UNKNOWN),
             now_ns,
         )
-        for rank in ranks
+        for rank in sorted({*fold.ranks, *pulses, *states})
     )
 
 
@@ -174,7 +166,7 @@ def rank_snapshot(
         epoch=pulse.epoch if pulse else rank.epoch,
         batch=pulse.batch if pulse else rank.batch,
         global_step=pulse.global_step if pulse else rank.global_step,
-        age_s=_age_s(pulse, now_ns),
+        age_s=None if pulse is None else max(0.0, (now_ns - pulse.changed_ns) / 1e9),
         samples_per_s=current.samples_per_s if current else None,
         step_s=median_step_s(rank),
         data_wait_share=current.fraction("fetch") if current else None,
@@ -192,30 +184,16 @@ def _note(rank: RankFold) -> str | None:
     return None
 
 
-def _age_s(pulse: PulseState | None, now_ns: int) -> float | None:
-    return None if pulse is None else max(0.0, (now_ns - pulse.changed_ns) / 1e9)
-
-
 def _lowest_pulse(pulses: Mapping[int, PulseState | None]) -> PulseState | None:
     valid = {r: p for r, p in pulses.items() if p is not None and p.phase is not Phase.UNKNOWN}
     return valid[min(valid)] if valid else None
 
 
-def _plan(fold: FoldState) -> Mapping[str, Any]:
-    for rank in sorted(fold.ranks):
-        plan = fold.ranks[rank].plan
-        if plan is not None:
-            return plan
-    return {}
-
-
 def _world_size(fold: FoldState, pulse: PulseState | None) -> int | None:
     if pulse is not None and pulse.world_size > 0:
         return pulse.world_size
-    for rank in fold.ranks.values():
-        if rank.hello is not None:
-            return _positive_int(rank.hello.get("world_size"))
-    return None
+    hello = next((f.hello for f in fold.ranks.values() if f.hello is not None), {})
+    return _positive_int(hello.get("world_size"))
 
 
 def _max_steps(
@@ -264,7 +242,8 @@ def _first_int(*values: Any) -> int | None:
 
 
 def _positive_int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    number = _first_int(value)
+    return number if number is not None and number > 0 else None
 
 
 def _text_or_none(value: Any) -> str | None:

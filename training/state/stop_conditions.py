@@ -18,7 +18,6 @@ from ltui.training.config.digit_grouping import strip_digit_grouping
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 
-CONDITION_KINDS = ("step", "epoch", "metric", "clock", "wait")
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _METRIC = re.compile(r"\s*(?P<name>[^<>=\s]+)\s*(?P<op><=|>=|<|>)\s*(?P<value>\S+)\s*")
 _CLOCK = re.compile(r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}))?")
@@ -28,7 +27,7 @@ _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopCondition:
-    """One condition, of one of the ``CONDITION_KINDS``.
+    """One condition. Its ``kind`` is ``step``, ``epoch``, ``metric``, ``clock`` or ``wait``.
 
     A condition may refer to the present ("this epoch"). ``resolve_condition`` replaces such a
     reference when the supervisor accepts the condition. Field names are stored in ``orders.json``.

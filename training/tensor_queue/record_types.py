@@ -94,6 +94,10 @@ _PHASE_LABELS = {
 }
 
 
+STEP_PHASES = frozenset(Phase(n) for n in range(Phase.FETCH, Phase.BATCH_END + 1))
+"""Phases of a training step."""
+
+
 class Outcome(IntEnum):
     """How a rank's training loop ended, as published in its pulse."""
 

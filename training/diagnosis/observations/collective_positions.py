@@ -8,7 +8,7 @@ complete on some rank, and what each rank did at N shows which rank is at fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Frame, RankEvidence
@@ -55,6 +55,14 @@ class UnfinishedCollective:
     def waiting(self) -> tuple[int, ...]:
         waiting_here = (r for r, entry in self.at.items() if not entry.retired)
         return tuple(sorted({*waiting_here, *self.elsewhere}))
+
+    def others(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Return the ranks that take part in the collective, without ``ranks``.
+
+        Ranks whose entry is retired count too, because gloo reports a collective as done although
+        the rank has only sent its data.
+        """
+        return tuple(sorted({*self.at, *self.absent} - {*ranks}))
 
     @property
     def mismatched(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
-from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput, position_facts
+from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
 from ltui.training.diagnosis.observations.stack_frames import frame_text
 from ltui.training.diagnosis.stalls import left_early
@@ -15,6 +15,7 @@ from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import STEP_PHASES
 
 BAD_LOSSES = 3
 """Batches in a row without a finite loss before it is reported (one may be a skipped batch)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import find_mismatch_by_stacks
 from ltui.training.diagnosis.stalls.collective_mismatch import mismatch_verdict
 from ltui.training.diagnosis.stalls.stall_case import StallCase
@@ -17,7 +17,7 @@ from ltui.training.diagnosis.stalls.uneven_batches import (
 )
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Phase
+from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
 
 
 def mismatched_collective(case: StallCase) -> list[Verdict] | None:

@@ -44,14 +44,14 @@ def _sigterm(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict
     for rank in unfinished.at:
         if has_frame(inputs.settled[rank].main_stack, "_sigterm_notifier_fn"):
             reason = explain_rank(inputs, rank)
-            others = _other_ranks(unfinished, (rank,))
+            others = unfinished.others((rank,))
             return stall_verdict(inputs, (rank,), reason, others, unfinished)
     return None
 
 
 def _uneven_batches(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict | None:
     """Detect ranks that have left an epoch or a validation."""
-    uneven = find_uneven_ranks(inputs, {*unfinished.at, *unfinished.absent})
+    uneven = find_uneven_ranks(inputs, set(unfinished.others(())))
     return uneven_verdict(inputs, uneven, unfinished) if uneven is not None else None
 
 
@@ -103,8 +103,7 @@ def _earlier_divergence(inputs: PreparedInput, unfinished: UnfinishedCollective)
         confidence=0.7,
         facts={"diverged": {"seq": divergence.seq, "op": divergence.op}},
     )
-    others = _other_ranks(unfinished, culprits)
-    return stall_verdict(inputs, culprits, reason, others, unfinished)
+    return stall_verdict(inputs, culprits, reason, unfinished.others(culprits), unfinished)
 
 
 def _different_calls(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict:
@@ -136,8 +135,7 @@ def _different_calls(inputs: PreparedInput, unfinished: UnfinishedCollective) ->
         remedy="Every rank must call the same collectives in the same order; check that line.",
         confidence=0.85 if recorded and culprit_known else 0.5,
     )
-    others = _other_ranks(unfinished, culprits)
-    return stall_verdict(inputs, culprits, reason, others, unfinished)
+    return stall_verdict(inputs, culprits, reason, unfinished.others(culprits), unfinished)
 
 
 def crossed_groups_verdict(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict:
@@ -167,15 +165,5 @@ def crossed_groups_verdict(inputs: PreparedInput, unfinished: UnfinishedCollecti
         remedy="Every rank must use its process groups in the same order; check those lines.",
         confidence=0.8 if culprit_known else 0.5,
     )
-    others = _other_ranks(unfinished, culprits)
-    verdict = stall_verdict(inputs, culprits, reason, others, unfinished)
+    verdict = stall_verdict(inputs, culprits, reason, unfinished.others(culprits), unfinished)
     return replace(verdict, cause=f"{ranks_text(culprits)} {reason.text}")
-
-
-def _other_ranks(unfinished: UnfinishedCollective, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the other ranks that take part in the collective.
-
-    Ranks whose entry is retired count too, because gloo reports a collective as done although the
-    rank has only sent its data.
-    """
-    return tuple(sorted({*unfinished.at, *unfinished.absent} - {*ranks}))

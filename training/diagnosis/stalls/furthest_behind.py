@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput, progress_key
+from ltui.training.diagnosis.judge_input import PreparedInput, progress_key
 from ltui.training.diagnosis.stalls.stall_case import StallCase
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.diagnosis.verdict_words import activity_text, ranks_text, verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Phase
+from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
 
 
 def furthest_behind(case: StallCase) -> list[Verdict] | None:

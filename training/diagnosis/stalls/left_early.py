@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
 from ltui.training.diagnosis.verdict_words import ranks_text, verb
 from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import STEP_PHASES
 
 REMEDY = (
     "Set trainer.should_stop on all ranks together (reduce the decision over ranks first), return"

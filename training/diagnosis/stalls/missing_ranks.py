@@ -7,7 +7,6 @@ from dataclasses import replace
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.evidence import Frame
-from ltui.training.diagnosis.judge_input import STEP_PHASES
 from ltui.training.diagnosis.observations.collective_positions import collective_on_stack
 from ltui.training.diagnosis.observations.stack_frames import has_frame
 from ltui.training.diagnosis.stalls.collective_mismatch import crossed_groups_verdict
@@ -22,7 +21,7 @@ from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, 
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Phase
+from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
 
 
 def missing_ranks(case: StallCase) -> list[Verdict] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
@@ -14,6 +14,7 @@ from ltui.training.diagnosis.observations.collective_positions import (
 )
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
 from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import STEP_PHASES
 
 STOPPED_WORKER_SETTLE_S = 1.0
 """Seconds without progress after which a stopped DataLoader worker is reported."""

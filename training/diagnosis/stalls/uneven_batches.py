@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ltui.training.diagnosis.judge_input import STEP_PHASES, PreparedInput
+from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls import left_early
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.verdict_words import place_text, ranks_text, verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Phase, PulseState
+from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase, PulseState
 
 _EVALUATION = frozenset({Phase.VALIDATION, Phase.TEST, Phase.SANITY})
 
@@ -127,9 +127,7 @@ def uneven_verdict(
     """
     ranks = uneven.ranks
     place = place_text(inputs.pulses.get(ranks[0]))
-    others: tuple[int, ...] = ()
-    if unfinished is not None:
-        others = tuple(sorted({*unfinished.at, *unfinished.absent} - {*ranks}))
+    others = unfinished.others(ranks) if unfinished is not None else ()
     departure = left_early.find_departure(inputs, ranks)
     if departure is not None and not uneven.left_validation:
         still_in_epoch = others or tuple(sorted(r for r in inputs.alive if r not in ranks))
