@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ltui.training.store.run_directory import write_atomically
+from ltui.training.store.run_directory import read_json, write_atomically
 
 
 def read_preferences(home: Path) -> dict[str, Any]:
     """Return the remembered settings; empty if the file is missing or damaged."""
-    try:
-        document = json.loads((home / "preferences.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+    return read_json(home / "preferences.json") or {}
 
 
 def write_preference(home: Path, key: str, value: Any) -> None:

@@ -49,7 +49,11 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     recover_run(run_dir, START_S)
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
-        raise ProblemError(_still_live(run_dir, snapshot.state))
+        raise ProblemError.of(
+            where=run_dir.id,
+            what=f"the run is {snapshot.state.value}, so it cannot be resumed.",
+            remedy=f"ltui attach {run_dir.id} shows it.",
+        )
     before = run_dir.read_spec()
     same_overrides = spec is None or spec.overrides == before.overrides
     if snapshot.state is RunState.FINISHED and same_overrides and checkpoint is None:
@@ -145,14 +149,6 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
         else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skipped)})."
     )
     return Problem(where=run_dir.id, what=sentence, remedy="Start it again as a new run.")
-
-
-def _still_live(run_dir: RunDir, state: RunState) -> Problem:
-    return Problem(
-        where=run_dir.id,
-        what=f"the run is {state.value}, so it cannot be resumed.",
-        remedy=f"ltui attach {run_dir.id} shows it.",
-    )
 
 
 def _wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None:

@@ -201,6 +201,10 @@ def _waits_to_start(run_dir: RunDir, current: RunSnapshot, attempt: int) -> bool
     return not begun or (waiting is not None and waiting.attempt == attempt)
 
 
+_POSITION_FIELDS = ("pid", "state", "phase", "epoch", "batch", "global_step", "age_s")
+"""Fields of a rank that its pulse shows."""
+
+
 def _merged_ranks(
     stored: RunSnapshot, pulses: Mapping[int, PulseState | None], alive: set[int]
 ) -> tuple[RankSnapshot, ...]:
@@ -212,28 +216,13 @@ def _merged_ranks(
     }
     current = {r.rank: r for r in rank_snapshots(FoldState(), pulses, states, time.monotonic_ns())}
     previous = {r.rank: r for r in stored.ranks}
-    merged = []
-    for rank in sorted({*current, *previous}):
-        old, new = previous.get(rank), current.get(rank)
-        if old is None or new is None:
-            merged.append(old or new)
-            continue
-        merged.append(
-            replace(
-                old,
-                pid=new.pid,
-                state=new.state,
-                phase=new.phase,
-                epoch=new.epoch,
-                batch=new.batch,
-                global_step=new.global_step,
-                age_s=new.age_s,
-                cpu_percent=None,
-                rss_bytes=None,
-                samples_per_s=None,
-            )
+    merged = {**current, **previous}
+    for rank in current.keys() & previous.keys():
+        position = {name: getattr(current[rank], name) for name in _POSITION_FIELDS}
+        merged[rank] = replace(
+            previous[rank], **position, cpu_percent=None, rss_bytes=None, samples_per_s=None
         )
-    return tuple(rank for rank in merged if rank is not None)
+    return tuple(merged[rank] for rank in sorted(merged))
 
 
 def _final_state(rank: RankSnapshot) -> RankState:

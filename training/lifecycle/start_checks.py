@@ -43,9 +43,7 @@ def _verdict_hook_problems(spec: RunSpec) -> list[Problem]:
     target = spec.stall.on_verdict
     if target is None or isinstance(target, str):
         return []
-    search = spec.env.get("PATH", os.environ.get("PATH"))
-    program = os.path.join(spec.cwd, target[0]) if os.sep in target[0] else target[0]
-    if shutil.which(program, path=search) is not None:
+    if _can_run(spec, target[0]):
         return []
     return [
         Problem(
@@ -56,16 +54,16 @@ def _verdict_hook_problems(spec: RunSpec) -> list[Problem]:
     ]
 
 
+def _can_run(spec: RunSpec, program: str) -> bool:
+    """Return True if ``program`` is an executable file, as the run would find it."""
+    # A relative path is relative to the run's working directory, as in a shell.
+    path = os.path.join(spec.cwd, program) if os.sep in program else program
+    return shutil.which(path, path=spec.env.get("PATH", os.environ.get("PATH"))) is not None
+
+
 def _command_problems(spec: RunSpec) -> list[Problem]:
     name = spec.command[0] if spec.command else ""
-    search = spec.env.get("PATH", os.environ.get("PATH"))
-    # A relative path is relative to the run's working directory, as in a shell.
-    executable = (
-        os.access(Path(spec.cwd) / name, os.X_OK) and not (Path(spec.cwd) / name).is_dir()
-        if os.sep in name
-        else shutil.which(name, path=search) is not None
-    )
-    if name and executable:
+    if _can_run(spec, name):
         return []
     return [
         Problem(

@@ -6,7 +6,7 @@ This needs no special rights and does not disturb the process.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ltui.training.diagnosis.evidence import ProcessActivity
 from ltui.training.process.proc_files import (
@@ -78,23 +78,23 @@ def activity_between(
     if entry is None or entry.state == "X":
         return ProcessActivity(pid=pid)
     status = read_pairs(f"/proc/{pid}/status")
-    common = {
-        "pid": pid,
-        "name": entry.name,
-        "state": entry.state,
-        "wait_channel": read_text(f"/proc/{pid}/wchan").strip("0\n") or None,
-        "rss_bytes": entry.rss_bytes,
-        "signals_caught": _signal_names(status.get("SigCgt")),
-        "signals_pending": (
+    activity = ProcessActivity(
+        pid=pid,
+        name=entry.name,
+        state=entry.state,
+        wait_channel=read_text(f"/proc/{pid}/wchan").strip("0\n") or None,
+        rss_bytes=entry.rss_bytes,
+        signals_caught=_signal_names(status.get("SigCgt")),
+        signals_pending=(
             *_signal_names(status.get("SigPnd")),
             *_signal_names(status.get("ShdPnd")),
         ),
-    }
+    )
     if before is None or after is None or after.at_s <= before.at_s:
-        return ProcessActivity(**common)  # type: ignore[arg-type]
+        return activity
     seconds = after.at_s - before.at_s
-    return ProcessActivity(
-        **common,  # type: ignore[arg-type]
+    return replace(
+        activity,
         interval_s=seconds,
         cpu_share=max(0, after.ran_ns - before.ran_ns) / 1e9 / seconds,
         switches=max(0, after.switches - before.switches),

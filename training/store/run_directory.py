@@ -13,6 +13,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -76,21 +77,15 @@ def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
     )
 
 
+@dataclass(frozen=True)
 class RunDir:
     """Paths of one run. Creating a ``RunDir`` touches no file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self.id = self.path.name
+    path: Path
 
-    def __repr__(self) -> str:
-        return f"RunDir({str(self.path)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunDir) and other.path == self.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
+    @property
+    def id(self) -> str:
+        return self.path.name
 
     @property
     def home(self) -> Path:

@@ -42,7 +42,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart
 
     report = _Report(arguments.report_to)
-    run_dir = RunDir(arguments.run_dir)
+    run_dir = RunDir(Path(arguments.run_dir))
     plan = AttemptPlan(
         recover=arguments.adopt,
         resume_from=arguments.resume_from,

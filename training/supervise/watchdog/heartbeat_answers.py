@@ -6,7 +6,6 @@ contains a few of these facts for ranks that do not answer.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from ltui.training.diagnosis.evidence import Collective, Frame, ThreadStack
 from ltui.training.diagnosis.observations.stack_frames import call_site
+from ltui.training.store.run_directory import read_json
 from ltui.training.tensor_queue.heartbeat_table import HeartbeatState
 
 _HEARTBEAT_LATE_S = 1.6
@@ -29,11 +29,8 @@ def read_answer(folder: Path, rank: int, number: int, heartbeat: HeartbeatState 
     """Return the rank's answer to request ``number``; empty if there is none."""
     if heartbeat is None or heartbeat.answered < number:
         return {}
-    try:
-        document = json.loads((folder / f"rank-{rank:05d}.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) and document.get("question") else {}
+    document = read_json(folder / f"rank-{rank:05d}.json") or {}
+    return document if document.get("question") else {}
 
 
 def is_running(heartbeat: HeartbeatState | None) -> bool:
