@@ -14,12 +14,12 @@ import yaml
 
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
-from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses
 from tests.faults.fault import GRAVE, SCRIPTS, Fault, line_of, one
 from tests.faults.run import FaultRun, fault_environment
 from tests.faults.verdicts import active_verdicts
 from tests.live_processes import wait_until_gone
 from tests.store.histories import stored_rows
+from tests.supervise.conftest import read_diagnoses
 
 pytestmark = [
     pytest.mark.skipif("LTUI_POLICY" not in os.environ, reason="minutes: LTUI_POLICY=all"),

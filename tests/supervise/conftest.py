@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -12,12 +13,14 @@ import psutil
 import pytest
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
+from ltui.training.supervise.watchdog.stored_diagnoses import evidence_dir
 from tests.live_processes import processes_with, wait_until_gone
 from tests.waiting import wait_for
 
@@ -90,6 +93,12 @@ class Runs:
     def steps(self, run: RunDir, rank: int = 0) -> list[int]:
         with RunStore(run) as store:
             return [row.step for row in store.export(["train/loss"]) if row.rank == rank]
+
+
+def read_diagnoses(run: RunDir, attempt: int) -> list[Diagnosis]:
+    """Return the stored diagnoses of an attempt, the oldest first."""
+    paths = sorted(evidence_dir(run, attempt).glob("[0-9]*.json"))
+    return [Diagnosis.from_document(json.loads(path.read_bytes())) for path in paths]
 
 
 @pytest.fixture

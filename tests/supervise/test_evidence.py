@@ -24,9 +24,9 @@ from ltui.training.supervise.watchdog.gather_evidence import (
     RankTarget,
     collect_evidence,
 )
-from ltui.training.supervise.watchdog.stored_diagnoses import read_diagnoses, write_diagnosis
+from ltui.training.supervise.watchdog.stored_diagnoses import write_diagnosis
 from tests.required import required
-from tests.supervise.conftest import Runs
+from tests.supervise.conftest import Runs, read_diagnoses
 from tests.waiting import wait_for
 
 SCRIPT = Path(__file__).with_name("stuck_rank.py")

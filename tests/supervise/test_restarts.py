@@ -129,7 +129,9 @@ def test_the_wait_survives_the_supervisor_and_can_be_stopped(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
-    run = start(runs, "--save-every", "10", restarts=3)
+    # The ranks wait at step 15, so no checkpoint is being written when they are killed.
+    gate = ("--gate", str(runs.cwd / "gate"), "--gate-at", "15")
+    run = start(runs, "--save-every", "10", *gate, restarts=3)
     kill_a_rank(training(runs, run, 1, 15))
     waiting = runs.until(run, lambda s: (s.detail or "").startswith("restart 1 of 3 in "))
     assert waiting.state is RunState.QUEUED
@@ -187,7 +189,9 @@ def test_a_kill_is_followed_by_nothing(runs: Runs) -> None:
 
 def test_no_whole_checkpoint_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
-    run = start(runs, "--save-every", "10", restarts=3)
+    # The ranks wait at step 15, so no checkpoint is being written when they are killed.
+    gate = ("--gate", str(runs.cwd / "gate"), "--gate-at", "15")
+    run = start(runs, "--save-every", "10", *gate, restarts=3)
     kill_a_rank(training(runs, run, 1, 15))
     waiting = runs.until(run, lambda s: s.state is RunState.QUEUED)
     for path in Path(run.checkpoints_dir).glob("*.ckpt"):

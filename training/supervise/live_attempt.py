@@ -80,7 +80,7 @@ class LiveAttempt:
         self.script_checkpoints = ScriptCheckpoints(previous)
         self.flops: BatchFlops | None = None
         self.evidence = EvidenceCollector(run_dir, number, wake.set)
-        self._health = HealthMonitor(spec.stall, self.evidence)
+        self._health = HealthMonitor()
         self._engine: ProcessIdentity | None = None
         self.pulses: Mapping[int, PulseState | None] = {}
         self.state = RunState.STARTING
@@ -220,14 +220,16 @@ class LiveAttempt:
 
     def judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the judgement on the health of the ranks."""
-        return self._health.judge(
+        inputs = self.evidence.judge_input(
             poll,
             self.fold,
-            end_requested=self.stops.escalation is not None,
+            policy=self.spec.stall,
+            history=self._health.history,
             failures=failures,
             gpu_verdicts=self.machine.gpu_verdicts,
             cpu_delays=self.machine.cpu_delays(),
         )
+        return self._health.judge(inputs, end_requested=self.stops.escalation is not None)
 
     def judge_ended(self, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the last judgement, after all processes of the attempt have exited."""

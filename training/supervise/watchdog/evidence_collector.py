@@ -41,7 +41,7 @@ from ltui.training.supervise.watchdog.gather_evidence import (
     EvidenceRequest,
     RankTarget,
 )
-from ltui.training.supervise.watchdog.stored_diagnoses import DiagnosisWriter
+from ltui.training.supervise.watchdog.stored_diagnoses import DiagnosisWriter, shortened
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 _STILL_NS = 800_000_000
@@ -121,9 +121,9 @@ class EvidenceCollector:
         *,
         policy: StallPolicy,
         history: HealthHistory,
-        failures: Iterable[WorkerFailure] = (),
-        gpu_verdicts: Sequence[Verdict] = (),
-        cpu_delays: Mapping[int, float] | None = None,
+        failures: Iterable[WorkerFailure],
+        gpu_verdicts: Sequence[Verdict],
+        cpu_delays: Mapping[int, float],
     ) -> JudgeInput:
         """Return the input of the next judgement."""
         self._observe_deaths(poll, failures)
@@ -144,7 +144,7 @@ class EvidenceCollector:
             stopped_workers=self._stopped_workers(poll.pulses),
             silent_s=silent_s,
             oom_kills=self._recent_oom_kills() if self._rank_is_dying else None,
-            cpu_delays=cpu_delays or {},
+            cpu_delays=cpu_delays,
             evidence=self._thread.evidence,
             evidence_expected=self._thread.error is None,
             host=self._host,
@@ -234,13 +234,17 @@ class EvidenceCollector:
             training=trains and len(live) > 1,
             make_request=lambda: self._request(poll, fold, snapshot),
         )
-        self._writer.update(
-            judgement,
-            self._thread.evidence,
-            lambda verdict, evidence: self._diagnosis_of(verdict, evidence, snapshot),
-        )
+
+        evidence = self._thread.evidence
+
+        def diagnose(verdict: Verdict) -> Diagnosis:
+            """Return the diagnosis of one verdict, followed by the others."""
+            others = (v for v in snapshot.verdicts if verdict_key(v) != verdict_key(verdict))
+            return self._diagnose((verdict, *others), shortened(evidence), snapshot)
+
+        self._writer.update(judgement, evidence, diagnose)
         self._thread.answer(
-            lambda: {"ok": True, "diagnosis": self._current_diagnosis(snapshot).to_document()}
+            lambda: self._diagnose(snapshot.verdicts, self._thread.evidence, snapshot)
         )
 
     def request_diagnosis(self) -> Future[dict[str, Any]]:
@@ -251,30 +255,11 @@ class EvidenceCollector:
         self._thread.close()
         self._exits.close()
 
-    def _current_diagnosis(self, snapshot: RunSnapshot) -> Diagnosis:
-        """Return the diagnosis of all active verdicts, with the last evidence."""
-        return build_diagnosis(
-            self._run_dir.id,
-            self._attempt,
-            time.time(),
-            snapshot.verdicts,
-            self._thread.evidence,
-            snapshot.ranks,
-        )
-
-    def _diagnosis_of(
-        self, verdict: Verdict, evidence: Evidence | None, snapshot: RunSnapshot
+    def _diagnose(
+        self, verdicts: Sequence[Verdict], evidence: Evidence | None, snapshot: RunSnapshot
     ) -> Diagnosis:
-        """Return the diagnosis of one verdict, followed by the others."""
-        others = (v for v in snapshot.verdicts if verdict_key(v) != verdict_key(verdict))
-        return build_diagnosis(
-            self._run_dir.id,
-            self._attempt,
-            time.time(),
-            (verdict, *others),
-            evidence,
-            snapshot.ranks,
-        )
+        now_s, ranks = time.time(), snapshot.ranks
+        return build_diagnosis(self._run_dir.id, self._attempt, now_s, verdicts, evidence, ranks)
 
     def _request(self, poll: QueuePoll, fold: FoldState, snapshot: RunSnapshot) -> EvidenceRequest:
         """Return a request for evidence of all ranks."""

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ltui.training.diagnosis.evidence import Evidence
+from ltui.training.diagnosis.evidence import Diagnosis, Evidence
 from ltui.training.supervise.watchdog.gather_evidence import EvidenceRequest, collect_evidence
 
-_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds between the end of a round and the next one, while the run is suspicious."""
+_PAUSES_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds between the end of a round and the next one, by the number of rounds so far in which the
+run was suspicious."""
 _FIRST_HEALTHY_ROUND_S, _HEALTHY_ROUND_PERIOD_S = 20.0, 300.0
 """Seconds of training before the first round of a healthy run, and between two such rounds."""
 
@@ -26,8 +27,10 @@ class EvidenceThread:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._evidence: Evidence | None = None
-        self._error: str | None = None
+        self.evidence: Evidence | None = None
+        """The evidence of the last complete round."""
+        self.error: str | None = None
+        """The exception of a round that failed; verdicts then do without evidence."""
         self._suspicious_rounds = 0
         self._ended_s = 0.0
         self._began_s = 0.0
@@ -38,16 +41,6 @@ class EvidenceThread:
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def evidence(self) -> Evidence | None:
-        """The evidence of the last complete round."""
-        return self._evidence
-
-    @property
-    def error(self) -> str | None:
-        """The exception of a round that failed; verdicts then do without evidence."""
-        return self._error
 
     def request_diagnosis(self) -> Future[dict[str, Any]]:
         """Return a future that ``answer`` fulfils after a round that begins from now on."""
@@ -66,7 +59,8 @@ class EvidenceThread:
             return
         due = any(requested_s > self._began_s for requested_s, _ in self._requests)
         if suspicious:
-            due = due or now_s - self._ended_s >= self._pause_s()
+            rounds = min(self._suspicious_rounds, len(_PAUSES_S) - 1)
+            due = due or now_s - self._ended_s >= _PAUSES_S[rounds]
         elif training:
             if self._healthy_due_s is None:
                 self._healthy_due_s = now_s + _FIRST_HEALTHY_ROUND_S
@@ -75,16 +69,20 @@ class EvidenceThread:
             return
         self._suspicious_rounds += suspicious
         self._healthy_due_s = now_s + _HEALTHY_ROUND_PERIOD_S
-        self._start(make_request())
+        self._began_s = now_s
+        self._thread = threading.Thread(
+            target=self._collect, args=(make_request(),), name="evidence", daemon=True
+        )
+        self._thread.start()
 
-    def answer(self, make_answer: Callable[[], dict[str, Any]]) -> None:
+    def answer(self, make_diagnosis: Callable[[], Diagnosis]) -> None:
         """Fulfil the requests that are older than the last complete round."""
         if self.busy or not self._requests:
             return
         due = [future for requested_s, future in self._requests if requested_s <= self._began_s]
         self._requests = [entry for entry in self._requests if entry[0] > self._began_s]
         if due:
-            answer = make_answer()
+            answer = {"ok": True, "diagnosis": make_diagnosis().to_document()}
             for future in due:
                 future.set_result(answer)
 
@@ -94,22 +92,9 @@ class EvidenceThread:
         for _, future in requests:
             future.set_exception(ValueError("the run has just ended."))
 
-    def _pause_s(self) -> float:
-        """Return the seconds to wait since the last round of a suspicious run."""
-        if not self._suspicious_rounds:
-            return 0.0
-        return _PAUSES_S[min(self._suspicious_rounds, len(_PAUSES_S)) - 1]
-
-    def _start(self, request: EvidenceRequest) -> None:
-        self._began_s = time.monotonic()
-        self._thread = threading.Thread(
-            target=self._collect, args=(request,), name="evidence", daemon=True
-        )
-        self._thread.start()
-
     def _collect(self, request: EvidenceRequest) -> None:
         try:
-            self._evidence = collect_evidence(request)
+            self.evidence = collect_evidence(request)
         except Exception as error:  # noqa: BLE001  (the top of the thread: verdicts do without)
-            self._error = f"{type(error).__name__}: {error}"
+            self.error = f"{type(error).__name__}: {error}"
         self._ended_s = time.monotonic()

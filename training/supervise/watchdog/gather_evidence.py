@@ -9,7 +9,6 @@ It needs no permissions beyond the user's. ``missing`` lists what could not be c
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
+from ltui.training.lifecycle.elastic_log import log_tail
 from ltui.training.process.host_evidence import read_host, unacknowledged_tcp
 from ltui.training.process.proc_files import ProcessEntry
 from ltui.training.process.process_activity import (
@@ -53,7 +53,6 @@ _STACKS_TIMEOUT_S = 0.8
 """Seconds for which stacks are read in one round."""
 _TAIL_LINES = 12
 """Number of lines that are kept of a rank's log."""
-_TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -346,13 +345,7 @@ class _Round:
 
     def _log_tail(self, rank: int) -> tuple[str, ...]:
         path = self.request.run_dir.rank_log_path(self.request.attempt, rank)
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return ()
-        return tuple(text.splitlines()[-_TAIL_LINES:])
+        return tuple(log_tail(path).splitlines()[-_TAIL_LINES:])
 
 
 def _sample(threads: Mapping[int, int | None]) -> dict[int, ProcessCounters | None]:

@@ -4,59 +4,31 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ltui.training.config.run_spec import StallPolicy
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
-from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.rank_queue_poller import QueuePoll
-from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import Verdict
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 
 
 class HealthMonitor:
     """Judges one attempt, and keeps the history that the next judgement needs."""
 
-    def __init__(self, policy: StallPolicy, evidence: EvidenceCollector) -> None:
-        self._policy = policy
-        self._evidence = evidence
-        self._history = HealthHistory()
+    def __init__(self) -> None:
+        self.history = HealthHistory()
+        """The history of the last judgement, which is part of the next input."""
         self._last_error: str | None = None
         """The last exception of the judge, so that each is logged once."""
         self._dead_before_end: set[int] = set()
         """Ranks that were dead before the run was asked to end."""
 
-    def judge(
-        self,
-        poll: QueuePoll,
-        fold: FoldState,
-        *,
-        end_requested: bool,
-        failures: Sequence[WorkerFailure] = (),
-        gpu_verdicts: Sequence[Verdict] = (),
-        cpu_delays: Mapping[int, float] | None = None,
-    ) -> Judgement:
-        """Judge the ranks with the results of the last poll.
+    def judge(self, inputs: JudgeInput, *, end_requested: bool) -> Judgement:
+        """Judge the ranks.
 
         ``end_requested`` means that the run was asked to end: ranks that die now are not reported.
-        ``gpu_verdicts`` are active findings about the run's GPUs. ``cpu_delays`` are the fractions
-        of time for which ranks wait for a processor.
         """
-        inputs = self._evidence.judge_input(
-            poll,
-            fold,
-            policy=self._policy,
-            history=self._history,
-            failures=failures,
-            gpu_verdicts=gpu_verdicts,
-            cpu_delays=cpu_delays,
-        )
         judgement = self._judge_safely(inputs)
-        self._history = judgement.history
+        self.history = judgement.history
         return self._without_requested_deaths(judgement, end_requested)
 
     def _judge_safely(self, inputs: JudgeInput) -> Judgement:

@@ -1,4 +1,4 @@
-"""Diagnoses in the run directory: written while a severe verdict is active, and read later."""
+"""Diagnoses in the run directory, which are written while a severe verdict is active."""
 
 from __future__ import annotations
 
@@ -43,39 +43,29 @@ class DiagnosisWriter:
         self,
         judgement: Judgement,
         evidence: Evidence | None,
-        diagnose: Callable[[Verdict, Evidence | None], Diagnosis],
+        diagnose: Callable[[Verdict], Diagnosis],
     ) -> None:
         """Write diagnoses of new and ended verdicts, and of verdicts with new evidence.
 
-        ``diagnose`` makes the diagnosis of a verdict.
+        ``diagnose`` makes the diagnosis of a verdict with this evidence.
         """
         ended = {verdict_key(v) for v in judgement.ended}
         for verdict in (*judgement.verdicts, *judgement.ended):
-            if verdict.level in BLOCKING_LEVELS:
-                has_ended = verdict_key(verdict) in ended
-                self._update_one(verdict, evidence, diagnose, has_ended=has_ended)
-
-    def _update_one(
-        self,
-        verdict: Verdict,
-        evidence: Evidence | None,
-        diagnose: Callable[[Verdict, Evidence | None], Diagnosis],
-        *,
-        has_ended: bool,
-    ) -> None:
-        key = verdict_key(verdict)
-        stored = self._stored.get(key)
-        if stored is None:
-            path = write_diagnosis(self._run_dir, diagnose(verdict, _shortened(evidence)))
-            self._stored[key] = _StoredDiagnosis(path, evidence)
-            return
-        is_new = stored.evidence is not evidence and stored.writes < _MAXIMUM_WRITES
-        if (is_new or has_ended) and stored.path is not None:
-            stored.evidence = evidence
-            stored.writes += 1
-            write_diagnosis(self._run_dir, diagnose(verdict, _shortened(evidence)), stored.path)
-        if has_ended:
-            del self._stored[key]
+            if verdict.level not in BLOCKING_LEVELS:
+                continue
+            key = verdict_key(verdict)
+            stored = self._stored.get(key)
+            if stored is None:
+                path = write_diagnosis(self._run_dir, diagnose(verdict))
+                self._stored[key] = _StoredDiagnosis(path, evidence)
+                continue
+            is_new = stored.evidence is not evidence and stored.writes < _MAXIMUM_WRITES
+            if (is_new or key in ended) and stored.path is not None:
+                stored.evidence = evidence
+                stored.writes += 1
+                write_diagnosis(self._run_dir, diagnose(verdict), stored.path)
+            if key in ended:
+                del self._stored[key]
 
 
 def evidence_dir(run_dir: RunDir, attempt: int) -> Path:
@@ -89,7 +79,8 @@ def write_diagnosis(run_dir: RunDir, diagnosis: Diagnosis, path: Path | None = N
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path is None:
-            number = max((int(p.stem) for p in _diagnosis_files(folder)), default=0) + 1
+            numbers = [int(p.stem) for p in folder.glob("*.json") if p.stem.isdigit()]
+            number = max(numbers, default=0) + 1
             if number > _MAXIMUM_FILES:
                 return None
             path = folder / f"{number:03d}.json"
@@ -101,28 +92,7 @@ def write_diagnosis(run_dir: RunDir, diagnosis: Diagnosis, path: Path | None = N
     return path
 
 
-def read_diagnoses(run_dir: RunDir, attempt: int | None = None) -> list[Diagnosis]:
-    """Return the stored diagnoses of an attempt, or of all attempts, the oldest first."""
-    if attempt is not None:
-        folders = [evidence_dir(run_dir, attempt)]
-    else:
-        numbered = (p for p in (run_dir.path / "evidence").glob("*") if p.name.isdigit())
-        folders = sorted(numbered, key=lambda p: int(p.name))
-    diagnoses = []
-    for folder in folders:
-        for path in _diagnosis_files(folder):
-            try:
-                diagnoses.append(Diagnosis.from_document(json.loads(path.read_bytes())))
-            except (OSError, ValueError):
-                continue
-    return diagnoses
-
-
-def _diagnosis_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("*.json") if p.stem.isdigit())
-
-
-def _shortened(evidence: Evidence | None) -> Evidence | None:
+def shortened(evidence: Evidence | None) -> Evidence | None:
     """Remove old collectives, which the judge needs but a reader does not."""
     if evidence is None:
         return None
