@@ -28,7 +28,11 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
-from ltui.training.supervise.previous_attempt import restore_fold, starting_progress
+from ltui.training.supervise.previous_attempt import (
+    restore_fold,
+    starting_progress,
+    stored_snapshot,
+)
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.untracked_program import Program
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
@@ -141,4 +145,4 @@ def test_the_best_rate_is_of_the_whole_run(tmp_path: Path) -> None:
     begin(store)
     store.write_snapshot(snapshot(attempt=1, throughput=Throughput(best_samples_per_s=900.0)))
     store.close()
-    assert restore_fold(run, 2).best_samples_per_s == 900.0
+    assert restore_fold(run, 2, stored_snapshot(run)).best_samples_per_s == 900.0

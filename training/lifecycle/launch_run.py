@@ -46,13 +46,12 @@ def launch(
     try:
         install_rank_package(home)
         _create_run_directory(run_dir, spec)
-        arguments = ["--attempt", "1"]
+        arguments: list[str] = []
         if start_from is not None:
             from ltui.training.store.checkpoint_manifest import import_checkpoint
 
             brought = import_checkpoint(start_from, run_dir.checkpoints_dir)
-            arguments += ["--resume-from", brought.path]
-            arguments += ["--resume-step", str(brought.global_step)]
+            arguments = ["--resume-from", brought.path, "--resume-step", str(brought.global_step)]
     except (OSError, ValueError) as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)
         failure = error if isinstance(error, OSError) else OSError(str(error))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.run_directory import RunDir
 
@@ -31,34 +31,26 @@ _AGENT = {
 _TO_RANK_LOG = 'exec "$@" >>"$LTUI_LOG_DIR/rank-$(printf %05d "$RANK").log" 2>&1'
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStart:
-    """How to start the engine. ``env`` is added to the environment; None removes a variable."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str | None]
-    cwd: str
-    log: str
-
-
 def engine_start(
     run_dir: RunDir,
     spec: RunSpec,
     attempt: int,
-    *,
-    rank_package: Path,
     resume_from: Path | None,
-    environ: Mapping[str, str],
-    changes: tuple[str, ...] = (),
-) -> EngineStart:
-    """Return how to start the engine of ``attempt``.
+    changes: tuple[str, ...],
+) -> dict[str, Any]:
+    """Return how the shim starts the engine of ``attempt``.
 
-    ``environ`` is the environment to which ``env`` of the result will be added.
+    ``env`` is added to the environment of this process; None removes a variable.
     """
-    env = _environment(run_dir, spec, attempt, rank_package, resume_from, environ)
-    env["LTUI_CHANGED"] = json.dumps(list(changes)) if changes else None
-    argv = _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command
-    return EngineStart(argv, env, spec.cwd, str(run_dir.engine_log_path(attempt)))
+    return {
+        "argv": _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command,
+        "env": {
+            **_environment(run_dir, spec, attempt, resume_from),
+            "LTUI_CHANGED": json.dumps(list(changes)) if changes else None,
+        },
+        "cwd": spec.cwd,
+        "log": str(run_dir.engine_log_path(attempt)),
+    }
 
 
 def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
@@ -107,25 +99,21 @@ def _rendezvous(run_dir: RunDir, nodes: Nodes | None) -> tuple[str, ...]:
 
 
 def _environment(
-    run_dir: RunDir,
-    spec: RunSpec,
-    attempt: int,
-    rank_package: Path,
-    resume_from: Path | None,
-    environ: Mapping[str, str],
+    run_dir: RunDir, spec: RunSpec, attempt: int, resume_from: Path | None
 ) -> dict[str, str | None]:
-    python_path = spec.env.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
+    rank_package = install_rank_package(run_dir.home)
+    python_path = spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     env: dict[str, str | None] = {
         "PYTHONUNBUFFERED": "1",
         # Otherwise restarted workers read the addresses of their predecessors from the store.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        **{name: environ.get(name, value) for name, value in _AGENT.items()},
+        **{name: os.environ.get(name, value) for name, value in _AGENT.items()},
         **spec.env,
         "LTUI_RUN_DIR": str(run_dir.path),
         "LTUI_RUN_ID": run_dir.id,
         "LTUI_ATTEMPT": str(attempt),
         "LTUI_LOG_DIR": str(run_dir.logs_dir(attempt)),
-        "LTUI_QUEUE_BYTES": environ.get("LTUI_QUEUE_BYTES", str(DEFAULT_QUEUE_BYTES)),
+        "LTUI_QUEUE_BYTES": os.environ.get("LTUI_QUEUE_BYTES", str(DEFAULT_QUEUE_BYTES)),
         "LTUI_CHECKPOINT_EVERY_S": f"{spec.checkpoint.every_s:g}",
         "LTUI_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
         "LTUI_CHECKPOINT_BEST": spec.checkpoint.best,
@@ -134,7 +122,7 @@ def _environment(
         "LTUI_RESUME_FROM": None if resume_from is None else str(resume_from),
         "PYTHONPATH": os.pathsep.join(p for p in (str(rank_package), python_path) if p),
     }
-    if spec.command is None and "OMP_NUM_THREADS" not in {**environ, **spec.env}:
+    if spec.command is None and "OMP_NUM_THREADS" not in {**os.environ, **spec.env}:
         # Torch elastic would always set 1. Divide the processors among the ranks instead.
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(1, spec.nproc)))
     return env

@@ -167,10 +167,7 @@ class AttemptFinisher:
         while not self._write_end(end) and time.monotonic() < deadline:
             time.sleep(1.0)
         for verdict in gpu_verdicts:
-            attempt.recorder.write(
-                lambda v=verdict: attempt.store.write_verdict(attempt.number, v),  # type: ignore[misc]
-                ended_at,
-            )
+            attempt.recorder.write(attempt.store.write_verdict, attempt.number, verdict)
         self._record_last_events(judgement, ended_at)
         if waiting is None:
             delete_pending_stops(attempt.run_dir)

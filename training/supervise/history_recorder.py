@@ -69,14 +69,12 @@ class HistoryRecorder:
         else:
             self._advance(batch, lost)
 
-    def write(self, write: Callable[[], None], now_s: float) -> bool:
-        """Call ``write``, which writes to the store. Return True if it succeeded."""
+    def write(self, write: Callable[..., None], *values: object) -> None:
+        """Call ``write(*values)``, a method of the store, and note it if the store fails."""
         try:
-            write()
+            write(*values)
         except sqlite3.Error as error:
-            self._fail(error, now_s)
-            return False
-        return True
+            self._fail(error, time.time())
 
     @property
     def note(self) -> str | None:

@@ -21,7 +21,7 @@ from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.state.record_fold import FoldedEvent, FoldState, fold_many
+from ltui.training.state.record_fold import FoldedEvent, fold_many
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.snapshot_from_fold import training_has_started
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -66,14 +66,15 @@ class LiveAttempt:
         self.number = number
         self.recovered = plan.recover
         self.changes, self.restarted_because = store.start_reason(number)
-        previous = stored_snapshot(run_dir)
+        self.previous = previous = stored_snapshot(run_dir)
+        """The snapshot that the previous supervisor or attempt stored."""
         self.start = starting_progress(plan, previous)
         self.restarts = RestartPolicy(run_dir, spec, number)
         self.pending_stops = PendingStopStore(run_dir, number)
         self.started_at = store.started_at(number) or time.time()
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
         self.recorder = HistoryRecorder(store, number, self.queues)
-        self.fold = restore_fold(run_dir, number) if store.last_attempt() else FoldState()
+        self.fold = restore_fold(run_dir, number, previous)
         self.stops = StopController(run_dir.queue_dir(number) / "control.bin")
         self.machine = MachineMonitor(run_dir.id, user_command=spec.command is not None)
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir)
@@ -148,7 +149,7 @@ class LiveAttempt:
     def _record_resumed_step(self, step: Any) -> None:
         """Record the step at which the ranks actually resumed."""
         if isinstance(step, int):
-            self.recorder.write(lambda: self.store.set_resumed_step(self.number, step), time.time())
+            self.recorder.write(self.store.set_resumed_step, self.number, step)
 
     def set_planned_stop(self) -> None:
         """Pass the step or epoch of the pending stop conditions on to the ranks."""

@@ -1,6 +1,6 @@
 """Entry point of the supervisor process.
 
-``python -m ltui.training.supervise.main RUN_DIR [--attempt N | --resume-from PATH | --adopt]``
+``python -m ltui.training.supervise.main RUN_DIR [--resume-from PATH | --adopt]``
 detaches, acquires the run lock, reports that it has started, and supervises the run. Heavier
 imports come after the fork, so that the parent process exits within milliseconds.
 """
@@ -121,7 +121,6 @@ class _Report:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ltui-supervisor")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--attempt", type=int)
     parser.add_argument("--adopt", action="store_true")
     parser.add_argument("--resume-from", type=Path)
     parser.add_argument("--resume-step", type=int)

@@ -7,6 +7,7 @@ the modules of the supervisor are imported, and this module must not import anyt
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.attempt_origin import AttemptPlan
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.pending_stops import delete_pending_stops
-from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.restart_rules import delete_restart_history
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
@@ -46,61 +46,14 @@ _SHIM_START_S = 15.0
 """Seconds within which a shim must report that it has started."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """The resources of an attempt before its supervisor exists. All of its data is on disk."""
-
-    run_dir: RunDir
-    spec: RunSpec
-    attempt: int
-    lock: int
-    store: StoreWriter
-
-    def close(self) -> None:
-        self.store.close()
-        os.close(self.lock)
-
-
 def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) -> Supervisor:
     """Open the attempt that ``plan`` describes. Return its supervisor when the engine is started.
 
     ``lock`` is the run lock, if this process already holds it from the previous attempt.
     """
-    opened = _open(run_dir, plan, _acquire_lock(run_dir) if lock is None else lock)
-    shim: subprocess.Popen[bytes] | None = None
-    try:
-        if not plan.recover and opened.spec.gpus is None:
-            shim = _start_shim(opened, opened.spec, plan.resume_from, plan.changes)
-        # This import takes longer than everything above, so the engine is started before it.
-        from ltui.training.supervise.supervisor import Supervisor
-
-        supervisor = Supervisor(
-            run_dir, opened.spec, opened.store, opened.attempt, lock=opened.lock, plan=plan
-        )
-    except BaseException as error:
-        _kill_shim(run_dir, shim)
-        opened.close()
-        if isinstance(error, sqlite3.Error):
-            raise damaged_error(run_dir.db_path, error) from error
-        raise
-    try:
-        if shim is not None:
-            supervisor.shim_process = shim
-            _wait_for_shim(opened, shim)
-        else:
-            _start_engine_if_due(opened, supervisor, plan)
-        # The shim of the previous attempt waits for this file.
-        if opened.attempt > 1 and engine_exit(run_dir, opened.attempt - 1) is not None:
-            run_dir.engine_final_path(opened.attempt - 1).touch()
-    except BaseException:
-        supervisor.abort()
-        raise
-    return supervisor
-
-
-def _open(run_dir: RunDir, plan: AttemptPlan, lock: int) -> _Opened:
-    """Read the specification, open the store and record the attempt in it."""
-    try:
+    with contextlib.ExitStack() as on_error:
+        lock = _acquire_lock(run_dir) if lock is None else lock
+        on_error.callback(os.close, lock)
         if not plan.recover and plan.restarted_because is None:
             delete_restart_history(run_dir)
             delete_pending_stops(run_dir)
@@ -108,20 +61,32 @@ def _open(run_dir: RunDir, plan: AttemptPlan, lock: int) -> _Opened:
         run_dir.bound_socket_path()  # Raises an error if a socket cannot be created.
         damaged_copy = _move_damaged_history(run_dir)
         store = _open_store(run_dir)
-    except BaseException:
-        os.close(lock)
-        raise
-    try:
-        attempt = _record_attempt(run_dir, plan, store, damaged_copy)
-        return _Opened(run_dir, spec, attempt, lock, store)
-    except sqlite3.Error as error:
-        store.close()
-        os.close(lock)
-        raise damaged_error(run_dir.db_path, error) from error
-    except BaseException:
-        store.close()
-        os.close(lock)
-        raise
+        on_error.callback(store.close)
+        shim: subprocess.Popen[bytes] | None = None
+        try:
+            attempt = _record_attempt(run_dir, plan, store, damaged_copy)
+            if not plan.recover and spec.gpus is None:
+                shim = _start_shim(run_dir, spec, attempt, plan.resume_from, plan.changes)
+                on_error.callback(_kill_shim, run_dir, shim)
+            # This import takes longer than everything above, so the engine is started before it.
+            from ltui.training.supervise.supervisor import Supervisor
+
+            supervisor = Supervisor(run_dir, spec, store, attempt, lock=lock, plan=plan)
+        except sqlite3.Error as error:
+            raise damaged_error(run_dir.db_path, error) from error
+        # From here on the supervisor closes the store and the lock.
+        on_error.pop_all()
+        on_error.callback(supervisor.abort)
+        if shim is not None:
+            supervisor.shim_process = shim
+            _wait_for_shim(run_dir, attempt, shim)
+        else:
+            _start_engine_if_due(run_dir, spec, store, supervisor, plan)
+        # The shim of the previous attempt waits for this file.
+        if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
+            run_dir.engine_final_path(attempt - 1).touch()
+        on_error.pop_all()
+        return supervisor
 
 
 def _record_attempt(
@@ -159,23 +124,25 @@ def _record_attempt(
     return attempt
 
 
-def _start_engine_if_due(opened: _Opened, supervisor: Supervisor, plan: AttemptPlan) -> None:
+def _start_engine_if_due(
+    run_dir: RunDir, spec: RunSpec, store: StoreWriter, supervisor: Supervisor, plan: AttemptPlan
+) -> None:
     """Start the engine if it has not been started yet.
 
     This is the case for a recovered attempt whose supervisor died too early. If the run waits for
     GPUs, the supervisor starts the engine later.
     """
-    run_dir, spec, attempt = opened.run_dir, opened.spec, opened.attempt
+    attempt = supervisor.attempt
     started = shim_identity(run_dir, attempt) is not None or supervisor.restart_waits
     start_due = not plan.recover or (not started and _start_was_interrupted(run_dir, attempt))
     # The start file is written when the GPUs are chosen, so with it the run no longer waits.
     waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
-    changes, _ = opened.store.start_reason(attempt)
-    resume_from = plan.resume_from or (opened.store.resumed_path(attempt) if plan.recover else None)
+    changes, _ = store.start_reason(attempt)
+    resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.recover else None)
 
     def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
-        shim = _start_shim(opened, chosen, resume_from, changes)
-        _wait_for_shim(opened, shim)
+        shim = _start_shim(run_dir, chosen, attempt, resume_from, changes)
+        _wait_for_shim(run_dir, attempt, shim)
         return shim
 
     if spec.gpus is not None and (start_due or waits):
@@ -289,26 +256,17 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
 
 
 def _start_shim(
-    opened: _Opened, spec: RunSpec, resume_from: Path | None, changes: tuple[str, ...]
+    run_dir: RunDir,
+    spec: RunSpec,
+    attempt: int,
+    resume_from: Path | None,
+    changes: tuple[str, ...],
 ) -> subprocess.Popen[bytes]:
     """Start the shim, which starts the engine of ``spec``."""
-    run_dir, attempt = opened.run_dir, opened.attempt
     if spec.command is None:
         write_rank_config(run_dir, spec, attempt)
-    start = engine_start(
-        run_dir,
-        spec,
-        attempt,
-        rank_package=install_rank_package(run_dir.home),
-        resume_from=resume_from,
-        environ=os.environ,
-        changes=changes,
-    )
     document = {
-        "argv": start.argv,
-        "env": dict(start.env),
-        "cwd": start.cwd,
-        "log": start.log,
+        **engine_start(run_dir, spec, attempt, resume_from, changes),
         "supervisor": supervisor_argv(run_dir, "--adopt"),
         "boot_id": boot_id(),
     }
@@ -326,11 +284,10 @@ def _start_shim(
         )
 
 
-def _wait_for_shim(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
+def _wait_for_shim(run_dir: RunDir, attempt: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until the shim reports that it has started. Raises ``ProblemError`` if it does not."""
-    run_dir = opened.run_dir
     deadline = time.monotonic() + _SHIM_START_S
-    while shim_identity(run_dir, opened.attempt) is None:
+    while shim_identity(run_dir, attempt) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise ProblemError(
@@ -342,9 +299,8 @@ def _wait_for_shim(opened: _Opened, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def _kill_shim(run_dir: RunDir, process: subprocess.Popen[bytes] | None) -> None:
+def _kill_shim(run_dir: RunDir, process: subprocess.Popen[bytes]) -> None:
     """Kill the shim of an attempt that has no supervisor, and all processes of the run."""
-    if process is not None:
-        process.kill()
-        process.wait()
-        kill_run_processes(run_dir)
+    process.kill()
+    process.wait()
+    kill_run_processes(run_dir)

@@ -45,15 +45,16 @@ def starting_progress(plan: AttemptPlan, before: RunSnapshot | None) -> Progress
     )
 
 
-def restore_fold(run_dir: RunDir, attempt: int) -> FoldState:
+def restore_fold(run_dir: RunDir, attempt: int, before: RunSnapshot | None) -> FoldState:
     """Return the fold state of ``attempt``, or of the previous attempt, from the store.
 
     The records with the identity of the ranks and the length of the run may have been overwritten
-    in the queues, so they cannot be read there again.
+    in the queues, so they cannot be read there again. ``before`` is the stored snapshot.
     """
+    if before is None:
+        return FoldState()
     try:
         with RunStore(run_dir) as store:
-            snapshot = store.snapshot()
             records = store.hello_and_plan(attempt)
     except (ProblemError, sqlite3.Error):
         return FoldState()
@@ -61,12 +62,12 @@ def restore_fold(run_dir: RunDir, attempt: int) -> FoldState:
         rank: RankFold(rank=rank, hello=kinds.get("hello"), plan=kinds.get("plan"))
         for rank, kinds in records.items()
     }
-    logged: dict[str, MetricValue] = dict(snapshot.metrics)
+    logged: dict[str, MetricValue] = dict(before.metrics)
     loss = logged.pop(TRAIN_LOSS, None)
     if logged or loss is not None:
         first = ranks.get(0) or RankFold(rank=0)
         ranks[0] = replace(first, metrics=logged, loss=loss)
     # The best throughput is that of the whole run, so it survives a resume.
-    best = snapshot.throughput.best_samples_per_s
-    earlier_warnings = snapshot.cautions if snapshot.attempt == attempt else ()
+    best = before.throughput.best_samples_per_s
+    earlier_warnings = before.cautions if before.attempt == attempt else ()
     return FoldState(ranks=ranks, best_samples_per_s=best, warnings=earlier_warnings)

@@ -87,12 +87,8 @@ class Shim:
 
     def start_engine(self) -> str | None:
         """Start the engine. Return a sentence with the reason if it cannot be started."""
-        environment = dict(os.environ)
-        for name, value in self.start["env"].items():
-            if value is None:
-                environment.pop(name, None)
-            else:
-                environment[name] = value
+        merged = {**os.environ, **self.start["env"]}
+        environment = {name: value for name, value in merged.items() if value is not None}
         log = os.open(self.start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         shim_pid = os.getpid()
 
@@ -164,13 +160,11 @@ class Shim:
 
     def kill_descendants(self) -> list[int]:
         """Terminate, then kill, all descendants except the supervisor. Return their pids."""
-        signalled_pids: set[int] = set()
         begun = time.monotonic()
         signalled: dict[int, int] = {}
         status = self.engine_status
-        stop_signal = status is not None and os.WIFSIGNALED(status)
-        stop_signal = stop_signal and os.WTERMSIG(status or 0) in _STOP_SIGNALS
-        grace_s = _STOP_GRACE_S if stop_signal else _GRACE_S
+        stopped = status is not None and -os.waitstatus_to_exitcode(status) in _STOP_SIGNALS
+        grace_s = _STOP_GRACE_S if stopped else _GRACE_S
         while time.monotonic() - begun < grace_s + _KILL_TIMEOUT_S:
             self._reap()
             remaining = self._descendants()
@@ -178,13 +172,12 @@ class Shim:
                 break
             number = signal.SIGTERM if time.monotonic() - begun < grace_s else signal.SIGKILL
             for pid in remaining:
-                signalled_pids.add(pid)
                 if signalled.get(pid) != number:
                     signalled[pid] = number
                     _kill(pid, number)
                     _kill(pid, signal.SIGCONT)
             time.sleep(0.05)
-        return sorted(signalled_pids)
+        return sorted(signalled)
 
     def _descendants(self) -> list[int]:
         children: dict[int, list[int]] = {}
@@ -235,13 +228,17 @@ class Shim:
         stat = _stat(pid)
         return pid if stat and stat[0] not in "ZX" and stat[2] == ticks else None
 
+    def _supervised(self) -> bool:
+        """Return True if there is a supervisor. One that was started may not have the lock yet."""
+        if self._supervisor() is not None:
+            return True
+        return self.supervisor_pid is not None and _alive(self.supervisor_pid)
+
     def _restart_supervisor(self) -> None:
         """Start another supervisor if the last one is dead. The delay doubles each time."""
-        if self._supervisor() is not None or self.end_recorded():
+        if self._supervised() or self.end_recorded():
             return
         now = time.monotonic()
-        if self.supervisor_pid is not None and _alive(self.supervisor_pid):
-            return  # it has not acquired the lock yet
         if now - self.restarted_at > _STABLE_S:
             self.restarts = 0
         delay_s = 0.5 * 2**self.restarts - 0.5
@@ -275,10 +272,7 @@ class Shim:
         """Return when a supervisor has recorded the end of the run, or if none can be started."""
         while not self.end_recorded():
             self._restart_supervisor()
-            no_supervisor = self._supervisor() is None and not (
-                self.supervisor_pid and _alive(self.supervisor_pid)
-            )
-            if no_supervisor and self.restarts >= _MAX_RESTARTS:
+            if self.restarts >= _MAX_RESTARTS and not self._supervised():
                 return
             signal.sigtimedwait({signal.SIGCHLD}, 0.2)
             self._reap()
@@ -312,15 +306,13 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
     if error is None:
         shim.wait_for_engine()
     killed = shim.kill_descendants()
-    status = shim.engine_status
+    code = 127 if error else None
+    if shim.engine_status is not None:
+        code = os.waitstatus_to_exitcode(shim.engine_status)  # negative for a signal
     shim.record_end(
         {
-            "exit_code": os.WEXITSTATUS(status)
-            if status is not None and os.WIFEXITED(status)
-            else (127 if error else None),
-            "signal": os.WTERMSIG(status)
-            if status is not None and os.WIFSIGNALED(status)
-            else None,
+            "exit_code": code if code is not None and code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
             "killed": killed,
             "error": error,
         }

@@ -33,10 +33,7 @@ from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
 from ltui.training.supervise.previous_attempt import stored_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
-from ltui.training.supervise.watchdog.verdict_events import (
-    VerdictNotifier,
-    read_stored_verdicts,
-)
+from ltui.training.supervise.watchdog.verdict_events import VerdictNotifier
 
 TICK_S = 0.25
 """Seconds between two ticks of the loop."""
@@ -76,14 +73,14 @@ class Supervisor:
         self._requests = RequestHandler(live, self._notifier, self._wake)
         events: list[Event] = []
         if plan.recover:
-            verdicts = read_stored_verdicts(run_dir)
-            self._notifier.restore(verdicts, time.time(), time.monotonic())
+            reported = live.previous.verdicts if live.previous is not None else ()
+            self._notifier.restore(reported, time.time(), time.monotonic())
         else:
             text, fields = plan.event_text(attempt), plan.event_fields()
             events.append(Event(time.time(), "attempt", text, fields))
         now_s = time.time()
         poll = live.begin(now_s)
-        live.recorder.write(self._write_first, now_s)
+        live.recorder.write(self._write_first)
         live.recorder.record(poll.polls, Batch(events=events), None, now_s)
         self._server = ControlServer(
             run_dir.bound_socket_path(), run_dir.socket_path, self._requests.accept
@@ -175,20 +172,15 @@ class Supervisor:
         if due:
             self._saved_at = time.monotonic()
         if changed and not live.recorder.failing:
+            detail = live.snapshot.detail
             live.recorder.write(
-                lambda: self._store.set_state(
-                    self.attempt, now_s, live.state, live.snapshot.detail, None
-                ),
-                now_s,
+                self._store.set_state, self.attempt, now_s, live.state, detail, None
             )
         ended = (*judgement.ended, *live.machine.take_ended_verdicts())
         if due or ended:
             for verdict in (*judgement.verdicts, *live.machine.gpu_verdicts, *ended):
                 if not live.recorder.failing:
-                    live.recorder.write(
-                        lambda v=verdict: self._store.write_verdict(self.attempt, v),  # type: ignore[misc]
-                        now_s,
-                    )
+                    live.recorder.write(self._store.write_verdict, self.attempt, verdict)
 
     def _shim_alive(self) -> bool:
         if self.shim_process is not None:

@@ -5,18 +5,14 @@ Only the supervisor's loop uses it. Hooks run in a thread of their own.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.problem import ProblemError
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import Verdict, to_json
 from ltui.training.state.verdict_tracker import VerdictTracker, headline, triggers_hook
-from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
 
 SETTLE_S = 1.5
@@ -49,7 +45,7 @@ class VerdictNotifier:
         )
         events = [self._report(verdict, now_s) for verdict in begun]
         events += [_event(now_s, "verdict_over", _recovered_text(v), v) for v in ended]
-        return events + self._hook_events()
+        return events + self._hooks.take_events()
 
     def verdict_to_act_on(self, monotonic_s: float) -> Verdict | None:
         """Return the verdict that the policy acts on now: at most one in an attempt."""
@@ -67,30 +63,18 @@ class VerdictNotifier:
             verdict = replace(entry.verdict, ended=max(now_s, entry.verdict.began or now_s))
             text = f"Active until the run ended: {headline(verdict)}"
             events.append(_event(now_s, "verdict_over", text, verdict))
-        return events + self._hook_events()
+        return events + self._hooks.take_events()
 
     def wait_for_hooks(self, timeout_s: float) -> list[Event]:
         """Wait for hooks in progress, at most ``timeout_s``, and return events with the results."""
         self._hooks.close(timeout_s)
-        return self._hook_events()
+        return self._hooks.take_events()
 
     def _report(self, verdict: Verdict, now_s: float) -> Event:
         """Return the event of a new verdict, and start its hook."""
         if triggers_hook(verdict, self._policy):
             self._hooks.call(verdict)
         return _event(now_s, "verdict", headline(verdict), verdict)
-
-    def _hook_events(self) -> list[Event]:
-        return self._hooks.take_events()
-
-
-def read_stored_verdicts(run_dir: RunDir) -> tuple[Verdict, ...]:
-    """Return the verdicts that were active when a supervisor last wrote; empty if unreadable."""
-    try:
-        with RunStore(run_dir) as store:
-            return store.snapshot().verdicts
-    except (ProblemError, sqlite3.Error):
-        return ()
 
 
 def _event(now_s: float, kind: str, text: str, verdict: Verdict) -> Event:

@@ -22,7 +22,6 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import IO, Any
 
 from ltui.training.config.run_spec import RunSpec
@@ -47,27 +46,18 @@ _MAXIMUM_EVENTS = 64
 """Maximum number of events that wait to be taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of the hook."""
-
-    document: dict[str, Any]
-    headline: str
-
-
 class VerdictHooks:
     """Calls the hook of one attempt. Every method except ``close`` returns at once."""
 
     def __init__(self, spec: RunSpec, attempt: int, run_dir: str) -> None:
         self._spec, self._attempt, self._run_dir = spec, attempt, run_dir
-        self._calls: queue.Queue[_Call | None] = queue.Queue(MAXIMUM_WAITING)
-        """Calls to make. None ends the thread."""
+        self._calls: queue.Queue[Verdict | None] = queue.Queue(MAXIMUM_WAITING)
+        """Verdicts to call the hook for. None ends the thread."""
         self._events: deque[Event] = deque(maxlen=_MAXIMUM_EVENTS)
         self._started_s: deque[float] = deque()
         """Monotonic seconds of the calls within the window."""
         self._left_out = 0
         self._thread: threading.Thread | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def call(self, verdict: Verdict) -> None:
@@ -89,14 +79,11 @@ class VerdictHooks:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="on_verdict", daemon=True)
             self._thread.start()
-        self._calls.put_nowait(_Call(self._document(verdict), headline(verdict)))
+        self._calls.put_nowait(verdict)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call of this method."""
-        events = []
-        while self._events:
-            events.append(self._events.popleft())
-        return events
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self, timeout_s: float) -> bool:
         """Accept no more calls, and wait up to ``timeout_s`` for the calls in progress.
@@ -141,18 +128,15 @@ class VerdictHooks:
     # -- in the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
-            call = self._calls.get()
-            if call is None:
-                return
+        while (verdict := self._calls.get()) is not None:
             began_s = time.monotonic()
             try:
-                failure = self._make_call(call)
+                failure = self._make_call(self._document(verdict))
             except Exception as error:  # noqa: BLE001 - the thread's top: it becomes an event
                 failure = f"failed: {type(error).__name__}: {error}"
             self._add_event(
                 f"on_verdict ({self._target_name()}) {failure or 'was called'}",
-                about=call.headline,
+                about=headline(verdict),
                 seconds=time.monotonic() - began_s,
                 failed=bool(failure),
             )
@@ -164,29 +148,29 @@ class VerdictHooks:
             return urllib.request.Request(target).host  # noqa: S310 - checked to be http(s)
         return target[0] if target else ""
 
-    def _make_call(self, call: _Call) -> str | None:
+    def _make_call(self, document: dict[str, Any]) -> str | None:
         """Call the hook. Return why it failed, as the end of a sentence, or None."""
         target = self._spec.stall.on_verdict
-        timeout_s = self._spec.stall.on_verdict_timeout_s
         if isinstance(target, str):
-            return _post(target, call.document, timeout_s)
-        return self._run_command(list(target or ()), call, timeout_s)
+            return _post(target, document, self._spec.stall.on_verdict_timeout_s)
+        return self._run_command(list(target or ()), document)
 
-    def _run_command(self, command: list[str], call: _Call, timeout_s: float) -> str | None:
+    def _run_command(self, command: list[str], document: dict[str, Any]) -> str | None:
         """Run the command. Return why it failed, as the end of a sentence, or None."""
+        timeout_s = self._spec.stall.on_verdict_timeout_s
         # Files, not pipes: neither a command that does not read nor a child that keeps its output
         # open can block this thread.
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
-            stdin.write(json.dumps(call.document).encode())
+            stdin.write(json.dumps(document).encode())
             stdin.seek(0)
             try:
-                process = self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     command,
                     stdin=stdin,
                     stdout=output,
                     stderr=output,
                     cwd=self._spec.cwd,
-                    env=_environment(self._spec.env, call.document),
+                    env=_environment(self._spec.env, document),
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:
@@ -194,26 +178,17 @@ class VerdictHooks:
             try:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                self._kill()
+                # Kill also the processes that it started and that are still in its session.
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
                 return f"took longer than {timeout_s:g} s and was killed"
-            finally:
-                self._process = None
-            return None if code == 0 else _failure_text(code, _last_line(output))
-
-    def _kill(self) -> None:
-        """Kill the command and the processes that it started and that are still in its session."""
-        process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-
-
-def _failure_text(code: int, last_line: str) -> str:
-    how = f"failed with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-    return f"{how}: {last_line}" if last_line else how
+            if code == 0:
+                return None
+            how = f"failed with exit code {code}" if code > 0 else f"was ended by signal {-code}"
+            last_line = _last_line(output)
+            return f"{how}: {last_line}" if last_line else how
 
 
 def _last_line(file: IO[bytes]) -> str:
@@ -256,15 +231,11 @@ def _post(url: str, document: Mapping[str, Any], timeout_s: float) -> str | None
             return None
     except urllib.error.HTTPError as error:
         return f"was answered with HTTP {error.code} {error.reason}"
-    except TimeoutError:
-        return f"gave no answer within {timeout_s:g} s"
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, TimeoutError):
-            return f"gave no answer within {timeout_s:g} s"
-        reason = error.reason
-        return f"cannot be reached: {getattr(reason, 'strerror', None) or reason}"
     except (OSError, http.client.HTTPException) as error:
-        return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, TimeoutError):
+            return f"gave no answer within {timeout_s:g} s"
+        return f"cannot be reached: {getattr(reason, 'strerror', None) or reason}"
 
 
 def _opener() -> urllib.request.OpenerDirector:
