@@ -77,10 +77,6 @@ def write_pending_stops(run_dir: RunDir, pending: PendingStops) -> None:
     write_json(run_dir.requests_path, document)
 
 
-def delete_pending_stops(run_dir: RunDir) -> None:
-    run_dir.requests_path.unlink(missing_ok=True)
-
-
 class PendingStopStore:
     """The pending stops of the run that this process supervises. Changes are written to disk."""
 

@@ -122,7 +122,3 @@ def read_restart_history(run_dir: RunDir) -> RestartHistory:
 def write_restart_history(run_dir: RunDir, history: RestartHistory) -> None:
     """Store the restart history. Raises ``OSError`` if it cannot be written."""
     write_json(run_dir.restarts_path, asdict(history))
-
-
-def delete_restart_history(run_dir: RunDir) -> None:
-    run_dir.restarts_path.unlink(missing_ok=True)

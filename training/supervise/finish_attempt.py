@@ -25,7 +25,6 @@ from ltui.training.lifecycle.elastic_log import (
     worker_failures,
 )
 from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.pending_stops import delete_pending_stops
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunState
@@ -170,7 +169,7 @@ class AttemptFinisher:
             attempt.recorder.write(attempt.store.write_verdict, attempt.number, verdict)
         self._record_last_events(judgement, ended_at)
         if waiting is None:
-            delete_pending_stops(attempt.run_dir)
+            attempt.run_dir.requests_path.unlink(missing_ok=True)
             self._release_shim()
         else:
             event = Event(time.time(), "restart", f"{waiting.describe()}.", asdict(waiting))

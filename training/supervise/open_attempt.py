@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.attempt_origin import AttemptPlan
 from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.pending_stops import delete_pending_stops
-from ltui.training.lifecycle.restart_rules import delete_restart_history
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
 from ltui.training.problem import Problem, ProblemError
@@ -55,8 +53,8 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
         lock = _acquire_lock(run_dir) if lock is None else lock
         on_error.callback(os.close, lock)
         if not plan.recover and plan.restarted_because is None:
-            delete_restart_history(run_dir)
-            delete_pending_stops(run_dir)
+            run_dir.restarts_path.unlink(missing_ok=True)
+            run_dir.requests_path.unlink(missing_ok=True)
         spec = _install_spec(run_dir, plan)
         run_dir.bound_socket_path()  # Raises an error if a socket cannot be created.
         damaged_copy = _move_damaged_history(run_dir)
