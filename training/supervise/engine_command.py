@@ -13,7 +13,7 @@ from typing import Any
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.state.run_snapshot import to_json
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, write_json
 
 DEFAULT_QUEUE_BYTES = 4 << 20
 """Size of each rank's queue file."""
@@ -62,9 +62,7 @@ def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
         "checkpoints_dir": str(run_dir.checkpoints_dir),
         "cwd": spec.cwd,
     }
-    path = run_dir.config_path(attempt)
-    path.write_text(json.dumps(to_json(document)), encoding="utf-8")
-    path.chmod(0o600)
+    write_json(run_dir.config_path(attempt), to_json(document))
 
 
 def _preset_argv(run_dir: RunDir, spec: RunSpec, attempt: int) -> tuple[str, ...]:

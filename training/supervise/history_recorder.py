@@ -95,7 +95,8 @@ class HistoryRecorder:
         if self._failing_since is None:
             self._failing_since = now_s
             self._rows_waiting = 0
-        self._failure = _reason(error)
+        text = str(error)
+        self._failure = "disk full" if "full" in text else f"history not written ({text})"
         self._retry_at = time.monotonic() + RETRY_S
 
     def _recover(self, now_s: float) -> None:
@@ -150,15 +151,8 @@ class HistoryRecorder:
                 if record.seq > expected:
                     missed = record.seq - expected
                     lost += missed
-                    extra.gaps.append(
-                        (
-                            rank,
-                            record.seq,
-                            missed,
-                            now_s,
-                            "the queue was overwritten before it was read",
-                        )
-                    )
+                    reason = "the queue was overwritten before it was read"
+                    extra.gaps.append((rank, record.seq, missed, now_s, reason))
                 expected = record.seq + 1
                 _add_record(extra, rank, record, now_s)
             if expected != self._next.get(rank, 0):
@@ -212,10 +206,3 @@ def _number(value: Any) -> float | None:
 def _integer(value: Any) -> int | None:
     number = _number(value)
     return int(number) if number is not None and math.isfinite(number) else None
-
-
-def _reason(error: sqlite3.Error) -> str:
-    text = str(error)
-    if "full" in text:
-        return "disk full"
-    return f"history not written ({text})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltui.training.problem import ProblemError
     from ltui.training.supervise.supervisor import Supervisor
 
 
@@ -41,7 +41,6 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from ltui.training.store.run_directory import RunDir
     from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart
 
-    report = _Report(arguments.report_to)
     run_dir = RunDir(Path(arguments.run_dir))
     plan = AttemptPlan(
         recover=arguments.adopt,
@@ -55,14 +54,15 @@ def _supervise(arguments: argparse.Namespace) -> int:
     try:
         supervisor = open_attempt(run_dir, plan)
         stop_signals.attach(supervisor)
-    except ProblemError as error:
-        report.failed(error)
+    except (ProblemError, OSError) as error:
+        if isinstance(error, OSError):
+            problem = Problem(where=run_dir.id, what=f"its supervisor cannot start ({error}).")
+            error = ProblemError(problem)
+        print(error, file=sys.stderr, flush=True)
+        problems = [dataclasses.asdict(problem) for problem in error.problems]
+        _report(arguments.report_to, {"ok": False, "problems": problems})
         return 2
-    except OSError as error:
-        problem = Problem(where=run_dir.id, what=f"its supervisor cannot start ({error}).")
-        report.failed(ProblemError(problem))
-        return 2
-    report.ready()
+    _report(arguments.report_to, {"ok": True, "pid": os.getpid()})
     while (following := supervisor.run()) is not None:
         try:
             supervisor = open_attempt(run_dir, following, supervisor.lock)
@@ -95,27 +95,13 @@ class _StopSignals:
             self._supervisor.request_stop(number)
 
 
-class _Report:
-    """Reports success or failure once, through the pipe to the process that started this one."""
-
-    def __init__(self, handle: int | None) -> None:
-        self._handle = handle
-
-    def ready(self) -> None:
-        self._send({"ok": True, "pid": os.getpid()})
-
-    def failed(self, error: ProblemError) -> None:
-        print(error, file=sys.stderr, flush=True)
-        problems = [{"where": p.where, "what": p.what, "remedy": p.remedy} for p in error.problems]
-        self._send({"ok": False, "problems": problems})
-
-    def _send(self, document: dict[str, Any]) -> None:
-        if self._handle is None:
-            return
-        with contextlib.suppress(OSError):  # the launcher was killed; the run continues
-            os.write(self._handle, json.dumps(document).encode() + b"\n")
-        os.close(self._handle)
-        self._handle = None
+def _report(handle: int | None, document: dict[str, Any]) -> None:
+    """Report success or failure through the pipe to the process that started this one."""
+    if handle is None:
+        return
+    with contextlib.suppress(OSError):  # the launcher was killed; the run continues
+        os.write(handle, json.dumps(document).encode() + b"\n")
+    os.close(handle)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

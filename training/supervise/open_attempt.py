@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import sqlite3
@@ -31,7 +30,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.checkpoint_manifest import remove_unfinished
 from ltui.training.store.database_schema import damaged_error, find_damage, rename_damaged
 from ltui.training.store.history_writer import StoreWriter
-from ltui.training.store.run_directory import RunDir, open_private_log, write_atomically
+from ltui.training.store.run_directory import RunDir, open_private_log, write_json
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 
 if TYPE_CHECKING:
@@ -268,8 +267,7 @@ def _start_shim(
         "supervisor": supervisor_argv(run_dir, "--adopt"),
         "boot_id": boot_id(),
     }
-    path = run_dir.engine_start_path(attempt)
-    write_atomically(path, json.dumps(document).encode())
+    write_json(run_dir.engine_start_path(attempt), document)
     run_dir.environment_path.unlink(missing_ok=True)
     program = [sys.executable, "-I", "-S", SHIM_PATH]
     with open_private_log(run_dir.path / "logs" / "keeper.log") as log:

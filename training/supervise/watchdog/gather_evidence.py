@@ -119,10 +119,8 @@ class _Round:
         requested_s = time.monotonic()
         table = ProcessTable()
         workers = self._find_workers(table)
-        heartbeats = self.heartbeats.read()
-        threads = {
-            t.pid: _heartbeat_thread(_heartbeat_of(t, heartbeats)) for t in self.request.targets
-        }
+        heartbeats = self._read_heartbeats()
+        threads = {t.pid: _heartbeat_thread(heartbeats[t.rank]) for t in self.request.targets}
         threads |= {e.pid: None for entries in workers.values() for e in entries}
         self._read_stacks(table.entries, workers, heartbeats)
         before = self._with_earlier_samples(_sample(threads), workers)
@@ -130,12 +128,10 @@ class _Round:
         after = _sample(threads)
         activities = {pid: activity_between(pid, before[pid], after[pid]) for pid in threads}
         self._wait_for_answers(number, requested_s)
-        heartbeats = self.heartbeats.read()
+        heartbeats = self._read_heartbeats()
         ranks = {
-            target.rank: self._rank_evidence(
-                target, number, _heartbeat_of(target, heartbeats), activities, workers
-            )
-            for target in self.request.targets
+            t.rank: self._rank_evidence(t, number, heartbeats[t.rank], activities, workers)
+            for t in self.request.targets
         }
         living_pid = next((t.pid for t in self.request.targets if t.pid in table.entries), None)
         return Evidence(
@@ -179,7 +175,7 @@ class _Round:
         self,
         table: Mapping[int, ProcessEntry],
         workers: Mapping[int, Sequence[ProcessEntry]],
-        heartbeats: Mapping[int, HeartbeatState],
+        heartbeats: Mapping[int, HeartbeatState | None],
     ) -> None:
         """Read stacks of workers and of ranks whose heartbeat thread does not run.
 
@@ -196,7 +192,7 @@ class _Round:
         for target in self.request.targets:
             loaders = [e for e in workers[target.rank] if e.name == LOADER_NAME]
             entries = (loaders or workers[target.rank])[:_MAXIMUM_WORKERS]
-            heartbeat = _heartbeat_of(target, heartbeats)
+            heartbeat = heartbeats[target.rank]
             if target.pid in table and not heartbeat_answers.is_running(heartbeat):
                 entries = [table[target.pid], *entries]
             for entry in entries:
@@ -212,16 +208,23 @@ class _Round:
     def _wait_for_answers(self, number: int, requested_s: float) -> None:
         """Wait until all running heartbeat threads have answered, or the timeout."""
         deadline = requested_s + _ANSWER_TIMEOUT_S
-        pids = {t.rank: t.pid for t in self.request.targets}
         while time.monotonic() < deadline:
             if not any(
-                heartbeat.answered < number
-                and pids.get(rank) == heartbeat.pid
+                heartbeat is not None
+                and heartbeat.answered < number
                 and heartbeat_answers.is_running(heartbeat)
-                for rank, heartbeat in self.heartbeats.read().items()
+                for heartbeat in self._read_heartbeats().values()
             ):
                 return
             time.sleep(_ANSWER_POLL_S)
+
+    def _read_heartbeats(self) -> dict[int, HeartbeatState | None]:
+        """Return rank -> the heartbeat of its process, not of the process before a restart."""
+        heartbeats = self.heartbeats.read()
+        return {
+            t.rank: h if (h := heartbeats.get(t.rank)) is not None and h.pid == t.pid else None
+            for t in self.request.targets
+        }
 
     def _rank_evidence(
         self,
@@ -252,18 +255,10 @@ class _Round:
             how_ended=target.how_ended,
             **_pulse_facts(target.pulse),
             epoch_batches=dict(target.epoch_batches),
-            barrier=heartbeat.barrier if heartbeat is not None else None,
-            beat_age_s=heartbeat_answers.heartbeat_age_s(heartbeat)
-            if heartbeat is not None
-            else None,
-            joined=heartbeat_answers.has_joined(answer, heartbeat),
+            **heartbeat_answers.answered_facts(answer, heartbeat),
             process=process,
             stacks=stacks,
-            earlier_stacks=heartbeat_answers.earlier_main_stack(answer),
             workers=self._worker_evidence(workers[target.rank], known_workers, activities),
-            last_enqueued=heartbeat_answers.last_enqueued(answer, heartbeat),
-            groups=heartbeat_answers.groups(answer),
-            collectives=heartbeat_answers.collectives(answer),
             exception=target.exception,
             unacknowledged_bytes=sockets[0] if sockets else None,
             retransmits=sockets[1] if sockets else None,
@@ -356,14 +351,6 @@ def _sample(threads: Mapping[int, int | None]) -> dict[int, ProcessCounters | No
 def _changed_s(target: RankTarget) -> float:
     """Return the monotonic second at which the rank last made progress."""
     return target.pulse.changed_ns / 1e9 if target.pulse is not None else 0.0
-
-
-def _heartbeat_of(
-    target: RankTarget, heartbeats: Mapping[int, HeartbeatState]
-) -> HeartbeatState | None:
-    """Return the heartbeat of the rank's process, not of the process before a restart."""
-    heartbeat = heartbeats.get(target.rank)
-    return heartbeat if heartbeat is not None and heartbeat.pid == target.pid else None
 
 
 def _heartbeat_thread(heartbeat: HeartbeatState | None) -> int | None:

@@ -43,28 +43,6 @@ def heartbeat_age_s(heartbeat: HeartbeatState) -> float:
     return max(0.0, (time.monotonic_ns() - heartbeat.beat_ns) / 1e9)
 
 
-def has_joined(answer: Answer, heartbeat: HeartbeatState | None) -> bool | None:
-    """Return whether the rank has joined the process group; None if unknown."""
-    if "joined" in answer:
-        return bool(answer["joined"])
-    return heartbeat.joined if heartbeat is not None else None
-
-
-def last_enqueued(answer: Answer, heartbeat: HeartbeatState | None) -> dict[str, int]:
-    """Return group -> number of the last collective that the rank enqueued."""
-    by_group = answer.get("last_enqueued")
-    if by_group:
-        return {str(group): int(number) for group, number in by_group.items()}
-    if heartbeat is not None and heartbeat.enqueued >= 0 and heartbeat.recorded:
-        return {"0": heartbeat.enqueued}
-    return {}
-
-
-def groups(answer: Answer) -> dict[str, tuple[int, ...]]:
-    """Return group -> ranks of the process groups of which the rank is a member."""
-    return {str(g): tuple(ranks) for g, ranks in (answer.get("groups") or {}).items()}
-
-
 def stacks(answer: Answer) -> tuple[ThreadStack, ...]:
     """Return the stacks of the rank's threads."""
     return tuple(
@@ -78,15 +56,24 @@ def stacks(answer: Answer) -> tuple[ThreadStack, ...]:
     )
 
 
-def earlier_main_stack(answer: Answer) -> tuple[ThreadStack, ...]:
-    """Return the stack of the main thread shortly before the answer."""
-    rows = answer.get("earlier_main")
-    return (ThreadStack(name="MainThread", main=True, frames=_frames(rows)),) if rows else ()
-
-
-def collectives(answer: Answer) -> tuple[Collective, ...]:
-    """Return the last collectives that the rank enqueued, the oldest first."""
-    return tuple(_collective(entry) for entry in answer.get("collectives") or ())
+def answered_facts(answer: Answer, heartbeat: HeartbeatState | None) -> dict[str, Any]:
+    """Return the fields of ``RankEvidence`` that come from the answer or from the heartbeat."""
+    joined = answer.get("joined", heartbeat.joined if heartbeat is not None else None)
+    last_enqueued = answer.get("last_enqueued") or {}
+    if not last_enqueued and heartbeat is not None and heartbeat.recorded:
+        last_enqueued = {"0": heartbeat.enqueued} if heartbeat.enqueued >= 0 else {}
+    earlier = answer.get("earlier_main")
+    return {
+        "barrier": heartbeat.barrier if heartbeat is not None else None,
+        "beat_age_s": heartbeat_age_s(heartbeat) if heartbeat is not None else None,
+        "joined": None if joined is None else bool(joined),
+        "earlier_stacks": (ThreadStack(name="MainThread", main=True, frames=_frames(earlier)),)
+        if earlier
+        else (),
+        "last_enqueued": {str(group): int(number) for group, number in last_enqueued.items()},
+        "groups": {str(g): tuple(ranks) for g, ranks in (answer.get("groups") or {}).items()},
+        "collectives": tuple(_collective(entry) for entry in answer.get("collectives") or ()),
+    }
 
 
 def _collective(entry: Mapping[str, Any]) -> Collective:
