@@ -129,9 +129,7 @@ def test_the_wait_survives_the_supervisor_and_can_be_stopped(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
-    # The ranks wait at step 15, so no checkpoint is being written when they are killed.
-    gate = ("--gate", str(runs.cwd / "gate"), "--gate-at", "15")
-    run = start(runs, "--save-every", "10", *gate, restarts=3)
+    run = start(runs, "--save-every", "10", restarts=3)
     kill_a_rank(training(runs, run, 1, 15))
     waiting = runs.until(run, lambda s: (s.detail or "").startswith("restart 1 of 3 in "))
     assert waiting.state is RunState.QUEUED
