@@ -217,8 +217,10 @@ class RequestHandler:
             return []
         policy, cause = attempt.spec.stall, headline(verdict)
         if policy.then == "restart":
-            refusal = self._restart(f"its stall policy ended it ({cause})", policy.restarts)
+            reason, step = f"its stall policy ended it ({cause})", attempt.furthest_step()
+            refusal = attempt.restarts.request(reason, of=policy.restarts, step=step)
             if refusal is None:
+                attempt.stops.kill(time.monotonic())
                 text = (
                     f"the stall policy restarts the run from its last good checkpoint after {cause}"
                 )
@@ -228,15 +230,3 @@ class RequestHandler:
         self.stopped_because = f"stopped by its stall policy ({cause})"
         text = f"the stall policy stops the run after {cause}"
         return [Event(now_s, "stall_policy", text, {"then": "stop"})]
-
-    def _restart(self, reason: str, max_restarts: int) -> str | None:
-        """Kill this attempt, so that the next one starts from the last good checkpoint.
-
-        ``max_restarts`` counts from the last time a person started the run. Return why there is no
-        restart, in which case nothing was done, or None.
-        """
-        attempt = self._attempt
-        refusal = attempt.restarts.request(reason, of=max_restarts, step=attempt.furthest_step())
-        if refusal is None:
-            attempt.stops.kill(time.monotonic())
-        return refusal

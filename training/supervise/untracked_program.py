@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.process.proc_files import environment
+from ltui.training.process.proc_files import environment, read_text
 from ltui.training.process.process_table import ProcessTable
 
 _MAX_PROCESSES = 64
@@ -70,7 +70,11 @@ class ProgramReader:
         processes = [table.identity(pid) for pid in table.tree(engine.pid)[:_MAX_PROCESSES]]
         live = {process for process in processes if process is not None}
         self._torch &= live
-        self._torch |= {process for process in live - self._torch if _has_torch(process.pid)}
+        self._torch |= {
+            process
+            for process in live - self._torch
+            if "/libtorch" in read_text(f"/proc/{process.pid}/maps")
+        }
         environments = [
             environment(process.pid) for process in rank_processes.values() if process != engine
         ]
@@ -81,14 +85,6 @@ class ProgramReader:
             ranks=len(environments),
             world_size=max(map(int, sizes), default=None),
         )
-
-
-def _has_torch(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            return any("/libtorch" in line for line in file)
-    except OSError:
-        return False
 
 
 def _is_python(pid: int) -> bool:
